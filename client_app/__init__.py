@@ -1,0 +1,5 @@
+"""A site."""
+
+from client_app.app import app
+
+__all__ = ["app"]

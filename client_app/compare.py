@@ -1,0 +1,74 @@
+"""What the paper compares with, on the whole data of a simulation: all test records, oracle, ensemble, average of heads.
+
+Runs at one simulated site, because data and backbone are rooms of the site and every simulated site can read all of the
+run's data. A hospital's own data never comes here: `whole` refuses unless the site is a share of the run's data.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from client_app.partition import share, whole
+from client_app.settings import NodeConfig
+from client_app.site import dataset_features, in_simulation, usable
+from common.config import RunConfig
+from common.errors import DataError
+from common.heads import train_on_features
+from common.surrogates import Head
+from common.wire import Info
+
+PICTURE_POINTS = 1500
+
+
+def compare(head: Head, run: RunConfig, node: NodeConfig) -> Info:
+    """Accuracy of `head` on all test records of the run's data and points for a picture; with `run.compare` also
+
+    - oracle: a head trained on all sites' real features together,
+    - ensemble: mean of the class probabilities of the sites' own heads,
+    - average: mean of the sites' own heads,
+    and the bytes each would send at 16 bits. Raises DataError at a site that has data of its own.
+    """
+    if not share(run, node, in_simulation()).simulated:
+        raise DataError("a comparison needs the data of all sites; it is possible in a simulation only")
+    names = head.header.classes
+    parts: list[tuple[Tensor, Tensor]] = []
+    tests: list[tuple[Tensor, Tensor]] = []
+    for dataset, rows in whole(run, node.num_partitions):
+        found = dataset_features(dataset, run, node)
+        index = torch.tensor([names.index(name) if name in names else -1 for name in dataset.classes])
+        for part in rows:
+            train = usable(dataset, found, part)
+            parts.append((train.features, index[train.labels]))
+        test = usable(dataset, found, (~dataset.is_train).nonzero().squeeze(1))
+        tests.append((test.features, index[test.labels]))
+    features, labels = (torch.cat(column) for column in zip(*tests, strict=True))
+    info: Info = {"accuracy.model": _accuracy(features @ head.weight.T + head.bias, labels)}
+    if run.compare:
+        info |= _baselines(parts, features, labels, len(names), run)
+    some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(run.seed))[:PICTURE_POINTS]
+    x, y = (features[some] @ head.plane()).T.tolist()
+    return info | {"points.x": x, "points.y": y, "points.label": labels[some].tolist()}
+
+
+def _baselines(parts: list[tuple[Tensor, Tensor]], features: Tensor, labels: Tensor, classes: int, run: RunConfig) -> Info:
+    parts = [(x[y >= 0], y[y >= 0]) for x, y in parts]
+    pooled = [torch.cat(column) for column in zip(*parts, strict=True)]
+    weight, bias = train_on_features(pooled[0], pooled[1], classes, run.head, run.seed)
+    heads = [train_on_features(x, y, classes, run.head, run.seed) for x, y in parts]
+    logits = torch.stack([features @ w.T + b for w, b in heads])
+    mean_weight, mean_bias = (torch.stack(tensors).mean(0) for tensors in zip(*heads, strict=True))
+    dimension = features.shape[1]
+    head_bytes = 2 * classes * (dimension + 1) * len(heads)
+    return {
+        "accuracy.oracle": _accuracy(features @ weight.T + bias, labels),
+        "accuracy.ensemble": _accuracy(logits.softmax(2).mean(0), labels),
+        "accuracy.average": _accuracy(features @ mean_weight.T + mean_bias, labels),
+        "bytes.oracle": 2 * pooled[0].numel(),
+        "bytes.ensemble": head_bytes,
+        "bytes.average": head_bytes,
+    }
+
+
+def _accuracy(scores: Tensor, labels: Tensor) -> float:
+    return float((scores.argmax(1) == labels).float().mean())

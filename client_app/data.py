@@ -1,0 +1,199 @@
+"""Where records come from: labels, classes, a train/test split, and images or precomputed features."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from client_app.image_folders import read_imagefolder
+from client_app.readers import Opener, Records, read_digits, read_parquet, read_safetensors
+from client_app.settings import NodeConfig
+from common.config import DataKind, RunConfig
+from common.errors import DataError
+
+LOG = logging.getLogger("fedsurrogate.site")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where data lies and how it is read. Empty `names` means the one data set that the folder holds."""
+
+    kind: DataKind
+    folder: str = ""
+    names: tuple[str, ...] = ()
+    label_column: str = "label"
+    site_column: str = ""
+    test_fraction: float = 0.2
+    classes: tuple[str, ...] = ()
+
+    @classmethod
+    def of_run(cls, run: RunConfig) -> Source:
+        """Return the run's own data, for simulation."""
+        column = run.site_column if run.partition == "column" else ""
+        return cls(run.data, run.data_dir, run.dataset, run.label_column, column, run.test_fraction, run.classes)
+
+    @classmethod
+    def of_node(cls, node: NodeConfig, run: RunConfig) -> Source:
+        """Return the site's own data. The run says which classes count and how much is held out, nothing of files."""
+        if not node.data:
+            raise DataError("data is not set in this site's node-config; set data and data-dir there")
+        column = run.site_column if run.partition == "column" and node.num_partitions > 1 else ""
+        return cls(node.data, node.data_dir, node.dataset, node.label_column, column, run.test_fraction, run.classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Records of one source. Either `features` (n, d) are there, or `open_image` opens them one by one.
+
+    labels: (n,) int64, indices into `classes`. is_train: (n,) bool. origin: value of the site column per record.
+    key: names the content and order of the records; equal keys may share cached features.
+    fingerprint: of the backbone that made `features`, where their file tells.
+    """
+
+    name: str
+    labels: Tensor
+    classes: tuple[str, ...]
+    is_train: Tensor
+    key: str
+    origin: tuple[str, ...] | None = None
+    features: Tensor | None = None
+    fingerprint: str = ""
+    opener: Opener | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def open_image(self, index: int, shortest: int = 0) -> Image.Image:
+        """Return record `index` as an RGB image; safe in threads.
+
+        `shortest` > 0 lets a large JPEG be decoded smaller, but never below twice that many pixels on its shorter side.
+        Raises what Pillow raises for a broken image.
+        """
+        if self.opener is None:
+            raise DataError(
+                f"data set {self.name!r} holds precomputed features, no images; use a backbone on images instead"
+            )
+        return self.opener(index, shortest)
+
+
+def load(source: Source, seed: int) -> Dataset:
+    """Load a source of one data set. Raises DataError for several names (see `load_all`) and for unusable data."""
+    if len(source.names) > 1:
+        raise DataError(f"dataset = {', '.join(source.names)!r} names {len(source.names)} data sets where one is needed")
+    return load_all(source, seed)[0]
+
+
+def load_all(source: Source, seed: int) -> list[Dataset]:
+    """Load every data set that `source` names, over one common tuple of classes.
+
+    A split that the files make is kept; otherwise it is drawn per class from `seed`. Raises DataError.
+    """
+    names = source.names or ("",)
+    found = [_read(source, name) for name in names]
+    classes = source.classes or _common_classes(found)
+    return [
+        _assemble(source, name or source.kind, records, classes, seed) for name, records in zip(names, found, strict=True)
+    ]
+
+
+def class_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return distinct class names sorted, as numbers where all are integers."""
+    distinct = set(names)
+    try:
+        return tuple(sorted(distinct, key=lambda name: (int(name), name)))
+    except ValueError:
+        return tuple(sorted(distinct))
+
+
+def stratified_split(labels: Tensor, test_fraction: float, seed: int) -> Tensor:
+    """Return (n,) bool, True for training: of every class the same share is held out, but never its last record."""
+    generator = torch.Generator().manual_seed(seed)
+    is_train = torch.ones(len(labels), dtype=torch.bool)
+    for label in labels.bincount().nonzero().flatten():
+        members = (labels == label).nonzero().flatten()
+        held_out = min(int(len(members) * test_fraction + 0.5), len(members) - 1)
+        is_train[members[torch.randperm(len(members), generator=generator)[:held_out]]] = False
+    return is_train
+
+
+def _read(source: Source, name: str) -> Records:
+    if source.kind == "digits":
+        if source.site_column:
+            raise DataError(f"site-column = {source.site_column!r}: the digits have no columns; use another partition")
+        return read_digits()
+    folder = Path(source.folder).expanduser()
+    if not source.folder or not folder.is_dir():
+        raise DataError(f"data-dir = {source.folder!r}: no such folder; give the folder that holds the {source.kind} data")
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise DataError(f"dataset = {name!r} leaves data-dir; give names of files or folders inside '{folder}'")
+    try:
+        if source.kind == "safetensors":
+            if source.site_column:
+                raise DataError(
+                    f"site-column = {source.site_column!r}: safetensors files have no columns; use another partition"
+                )
+            return read_safetensors(folder, name)
+        reader = read_parquet if source.kind == "parquet" else read_imagefolder
+        return reader(folder, name, source.label_column, source.site_column)
+    except OSError as error:
+        raise DataError(f"data in '{folder}' cannot be read ({error}); check the files and who may read them") from error
+
+
+def _common_classes(found: list[Records]) -> tuple[str, ...]:
+    """An order that the files declare is kept; with none, or with several that differ, classes are sorted."""
+    declared = {records.classes for records in found}
+    first = found[0].classes
+    if first is not None and len(declared) == 1:
+        return first
+    return class_order(name for records in found for name in (records.classes or records.labels))
+
+
+def _assemble(source: Source, name: str, records: Records, classes: tuple[str, ...], seed: int) -> Dataset:
+    index = {class_name: i for i, class_name in enumerate(classes)}
+    labels = torch.tensor([index.get(label, -1) for label in records.labels], dtype=torch.int64)
+    kept = (labels >= 0).nonzero().flatten()
+    if not len(kept):
+        present = ", ".join(class_order(records.labels)[:5]) or "none"
+        raise DataError(
+            f"data set {name!r} has no record of the classes {', '.join(classes) or '(none)'}; it has {len(labels)} "
+            f"records of the classes {present}; correct classes, or the data"
+        )
+    if source.classes:
+        key = hashlib.sha256(repr((records.key, classes)).encode()).hexdigest()
+        LOG.info("%s: %d of %d records left out, their class is not asked for", name, len(labels) - len(kept), len(labels))
+        records = _select(replace(records, key=key), kept)
+        labels = labels[kept]
+    is_train = records.is_train
+    if is_train is None:
+        is_train = stratified_split(labels, source.test_fraction, seed)
+    return Dataset(
+        name,
+        labels,
+        classes,
+        is_train,
+        records.key,
+        records.origin,
+        records.features,
+        records.fingerprint,
+        records.opener,
+    )
+
+
+def _select(records: Records, kept: Tensor) -> Records:
+    positions: list[int] = kept.tolist()
+    opener, origin = records.opener, records.origin
+    return replace(
+        records,
+        labels=[records.labels[i] for i in positions],
+        is_train=None if records.is_train is None else records.is_train[kept],
+        origin=None if origin is None else tuple(origin[i] for i in positions),
+        features=None if records.features is None else records.features[kept],
+        opener=None if opener is None else lambda i, shortest: opener(positions[i], shortest),
+    )

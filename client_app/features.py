@@ -1,0 +1,264 @@
+"""Images through a frozen backbone, once: features are kept on disk and memory-mapped from then on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from client_app.data import Dataset
+from common.backbones import Backbone
+from common.errors import BackboneError, DataError
+
+LOG = logging.getLogger("fedsurrogate.site")
+DECODE_TOGETHER = 32
+LOG_EVERY_SECONDS = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Features `x` (n, d) of every record, float16 from images; rows where `ok` (n,) is False are broken images, zeros.
+
+    `seconds` is what getting them took this time; `cached` tells that they were on disk already.
+    """
+
+    x: Tensor
+    ok: Tensor
+    fingerprint: str
+    seconds: float
+    cached: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Decoded:
+    rows: list[int]
+    images: Tensor | None
+    broken: list[tuple[int, str]]
+
+
+def extract(dataset: Dataset, backbone: Backbone | Callable[[], Backbone], cache: Path, batch_size: int = 64) -> Features:
+    """Return the features of every record, from `cache` where they were computed before.
+
+    `backbone` may be a function that loads it; precomputed features never call it. Processes that share `cache` compute
+    an entry once. Raises DataError when no image can be read or `cache` cannot be written, BackboneError when features
+    are not finite or images differ in size.
+    """
+    start = time.perf_counter()
+    if dataset.features is not None:
+        ok = torch.ones(len(dataset), dtype=torch.bool)
+        fingerprint = dataset.fingerprint or f"features-{dataset.features.shape[1]}"
+        return Features(dataset.features, ok, fingerprint, time.perf_counter() - start, cached=False)
+    from filelock import FileLock
+
+    model = backbone if isinstance(backbone, Backbone) else backbone()
+    entry = cache / "features" / hashlib.sha256(f"{dataset.key} {model.fingerprint}".encode()).hexdigest()[:32]
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{entry}.lock"):
+            found = _read(entry, len(dataset))
+            cached = found is not None
+            if found is None:
+                _write(entry, dataset, model, batch_size)
+                found = _read(entry, len(dataset))
+    except OSError as error:
+        raise DataError(
+            f"cache '{cache}' cannot be used ({error}); name another folder in cache-dir of the node-config"
+        ) from error
+    if found is None:
+        raise DataError(
+            f"features written to '{entry}' do not read back; check the disk, or name another folder in cache-dir"
+        )
+    x, ok = found
+    return Features(x, ok, model.fingerprint, time.perf_counter() - start, cached)
+
+
+def _read(entry: Path, count: int) -> tuple[Tensor, Tensor] | None:
+    """Return a complete and undamaged entry, else None."""
+    try:
+        digests = json.loads((entry / "digests.json").read_text())
+        if any(_digest(entry / name) != digests[name] for name in ("x.npy", "ok.npy")):
+            raise ValueError("content differs from its digest")
+        # Copy on write: torch wants writable memory, and the file must never change.
+        x, ok = np.load(entry / "x.npy", mmap_mode="c"), np.load(entry / "ok.npy")
+        if len(x) != count or len(ok) != count:
+            raise ValueError(f"{len(x)} rows for {count} records")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        LOG.warning("cached features in %s are damaged (%s) and are computed again", entry, error)
+        return None
+    return torch.from_numpy(x), torch.from_numpy(ok)
+
+
+def _write(entry: Path, dataset: Dataset, backbone: Backbone, batch_size: int) -> None:
+    """Compute into a temporary folder and rename it when complete. Only the holder of the entry's lock comes here."""
+    for stale in entry.parent.glob(f"{entry.name}.tmp-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{entry.name}.tmp-", dir=entry.parent))
+    try:
+        np.save(folder / "ok.npy", _compute(folder / "x.npy", dataset, backbone, batch_size))
+        digests = {name: _digest(folder / name) for name in ("x.npy", "ok.npy")}
+        (folder / "digests.json").write_text(json.dumps(digests))
+        if entry.exists():
+            shutil.rmtree(entry)
+        folder.rename(entry)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _compute(
+    path: Path, dataset: Dataset, backbone: Backbone, batch_size: int
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Fill `path` with features (n, d) float16 and return which rows are real, (n,) bool."""
+    ok = np.zeros(len(dataset), dtype=np.bool_)
+    x: np.memmap[tuple[int, ...], np.dtype[np.float16]] | None = None
+    broken: list[tuple[int, str]] = []
+    start = time.perf_counter()
+    with _progress(dataset.name, len(dataset)) as advance:
+        for part in _batches(dataset, backbone, batch_size):
+            broken += part.broken
+            if part.images is not None:
+                features = backbone.forward(part.images).to("cpu", torch.float16)
+                if x is None:
+                    shape = (len(dataset), features.shape[1])
+                    x = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
+                _check_finite(features, part.rows, backbone)
+                x[part.rows] = features.numpy()
+                ok[part.rows] = True
+            advance(len(part.rows) + len(part.broken))
+    for row, reason in broken[:20]:
+        LOG.warning("%s: image %d is broken and skipped (%s)", dataset.name, row, reason)
+    if x is None:
+        reason = broken[0][1] if broken else "it is empty"
+        raise DataError(f"none of the {len(dataset)} images of {dataset.name!r} can be read, the first because: {reason}")
+    x.flush()
+    seconds = time.perf_counter() - start
+    LOG.info(
+        "%s: features of %d images in %.1f s (%.0f images/s), %d broken images skipped",
+        *(dataset.name, int(ok.sum()), seconds, len(dataset) / seconds, len(broken)),
+    )
+    return ok
+
+
+def _batches(dataset: Dataset, backbone: Backbone, batch_size: int) -> Iterator[_Decoded]:
+    """Decode in threads, a few batches ahead of the model at most, and hand on batches in the order of the records."""
+    workers = min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    together = min(DECODE_TOGETHER, batch_size)
+    ahead = workers + 1 + -(-batch_size // together)
+    starts = iter(range(0, len(dataset), together))
+    waiting: deque[Future[_Decoded]] = deque()
+    parts: list[_Decoded] = []
+    with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:
+        try:
+            while True:
+                for start in islice(starts, ahead - len(waiting)):
+                    stop = min(start + together, len(dataset))
+                    waiting.append(pool.submit(_decode, dataset, backbone, range(start, stop)))
+                if waiting:
+                    parts.append(waiting.popleft().result())
+                if parts and (not waiting or sum(len(part.rows) for part in parts) >= batch_size):
+                    yield _join(parts)
+                    parts = []
+                elif not waiting:
+                    return
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _decode(dataset: Dataset, backbone: Backbone, indices: range) -> _Decoded:
+    rows: list[int] = []
+    broken: list[tuple[int, str]] = []
+    images: Tensor | None = None
+    for index in indices:
+        try:
+            image = backbone.preprocess(dataset.open_image(index, backbone.preprocess.resize))
+        except Exception as error:  # Decoders raise nearly anything on a damaged file.
+            broken.append((index, f"{type(error).__name__}: {error}"))
+            continue
+        if images is None:
+            images = torch.empty((len(indices), *image.shape)).contiguous(memory_format=torch.channels_last)
+        _check_same_size(images, image)
+        images[len(rows)] = image
+        rows.append(index)
+    return _Decoded(rows, None if images is None else images[: len(rows)], broken)
+
+
+def _join(parts: list[_Decoded]) -> _Decoded:
+    images = [part.images for part in parts if part.images is not None]
+    for part in images:
+        _check_same_size(images[0], part[0])
+    joined = None if not images else images[0] if len(images) == 1 else torch.cat(images)
+    return _Decoded([row for part in parts for row in part.rows], joined, [b for part in parts for b in part.broken])
+
+
+def _check_same_size(images: Tensor, image: Tensor) -> None:
+    if images.shape[1:] != image.shape:
+        (height, width), (other_height, other_width) = images.shape[2:], image.shape[1:]
+        raise BackboneError(
+            f"images of {width}x{height} and of {other_width}x{other_height} px give features of different lengths; "
+            "set image-size, and all are brought to that size"
+        )
+
+
+def _check_finite(features: Tensor, rows: list[int], backbone: Backbone) -> None:
+    finite = torch.isfinite(features).all(dim=1)
+    if not finite.all():
+        row = rows[int((~finite).nonzero()[0])]
+        raise BackboneError(
+            f"backbone {backbone.name!r} gives features that are NaN or beyond +-65504 for image {row}; "
+            "check weights-path, or use another backbone"
+        )
+
+
+@contextmanager
+def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that counts finished images: a bar on a terminal, now and then a log line elsewhere."""
+    start = reported = time.perf_counter()
+    done = 0
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:.0f} images/s"))
+        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+            task = bar.add_task(name, total=total, rate=0.0)
+
+            def draw(count: int) -> None:
+                nonlocal done
+                done += count
+                bar.update(task, completed=done, rate=done / (time.perf_counter() - start))
+
+            yield draw
+        return
+
+    def log(count: int) -> None:
+        nonlocal done, reported
+        done += count
+        now = time.perf_counter()
+        if now - reported >= LOG_EVERY_SECONDS:
+            reported = now
+            rate = done / (now - start)
+            LOG.info("%s: %d of %d images, %.0f images/s, %.0f s left", name, done, total, rate, (total - done) / rate)
+
+    yield log

@@ -1,0 +1,50 @@
+"""What a site decides for itself: its node-config. The coordinator can neither see nor change it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from common.config import DataKind, Names, Scalar, Settings, parse_settings
+
+
+class NodeConfig(Settings):
+    """Keys of `flower-supernode --node-config`. Without `data` the site is a share of the run's own data (simulation)."""
+
+    site: str = Field("", max_length=64, pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")
+    partition_id: int = Field(0, ge=0)
+    num_partitions: int = Field(1, ge=1)
+    data: DataKind | Literal[""] = ""
+    data_dir: str = ""
+    dataset: Names = ()
+    label_column: str = "label"
+    weights_path: str = ""
+    device: str = Field("", pattern=r"^(|auto|cpu|cuda(:\d+)?)$")
+    cache_dir: str = ""
+    state_dir: str = ""
+    max_components: int = Field(0, ge=0)
+    max_rank: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _partition_exists(self) -> Self:
+        if self.partition_id >= self.num_partitions:
+            raise ValueError(f"partition-id = {self.partition_id} must be below num-partitions = {self.num_partitions}")
+        return self
+
+    @property
+    def cache(self) -> Path:
+        """Folder for computed features."""
+        return Path(self.cache_dir).expanduser() if self.cache_dir else Path.home() / ".cache" / "fedsurrogate"
+
+    @property
+    def state(self) -> Path:
+        """Folder for the site's own log."""
+        return Path(self.state_dir).expanduser() if self.state_dir else Path.home() / ".local/state/fedsurrogate"
+
+
+def parse_node_config(flat: Mapping[str, Scalar]) -> NodeConfig:
+    """Parse a node-config. Raises ConfigError in one line."""
+    return parse_settings(NodeConfig, flat)

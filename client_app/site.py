@@ -1,0 +1,75 @@
+"""A site's features: its data and its backbone brought together, and its name."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from client_app.data import Dataset
+from client_app.features import Features, extract
+from client_app.partition import share
+from client_app.settings import NodeConfig
+from common.backbones import load_backbone
+from common.config import RunConfig, pick_device
+from common.errors import DataError
+
+
+@dataclass(frozen=True)
+class LabelledFeatures:
+    """Features (n, d) and labels (n,), indices into the site's classes."""
+
+    features: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class SiteFeatures:
+    """Everything a method needs of a site. `simulated`: the data is a share of the run's own, not a hospital's."""
+
+    train: LabelledFeatures
+    test: LabelledFeatures
+    classes: tuple[str, ...]
+    fingerprint: str
+    seconds: float
+    simulated: bool
+
+
+def site_name(node: NodeConfig, node_id: int) -> str:
+    """What the site is called in the run: its own choice, its partition, or Flower's number for it."""
+    if node.site:
+        return node.site
+    return str(node.partition_id) if node.num_partitions > 1 else f"node-{node_id}"
+
+
+def in_simulation() -> bool:
+    """Whether this process is a worker of Flower's simulation. Only the site's own process can tell, never a message."""
+    ray = sys.modules.get("ray")
+    return bool(ray and ray.is_initialized())
+
+
+def load_site(run: RunConfig, node: NodeConfig) -> SiteFeatures:
+    """Features of this site's train and test records. Raises DataError, BackboneError or ConfigError."""
+    part = share(run, node, in_simulation())
+    found = dataset_features(part.dataset, run, node)
+    train, test = (usable(part.dataset, found, rows) for rows in (part.train, part.test))
+    if not len(train.labels):
+        raise DataError(f"no usable training record among {len(part.train)} in {part.dataset.name!r}")
+    return SiteFeatures(train, test, part.dataset.classes, found.fingerprint, found.seconds, part.simulated)
+
+
+def dataset_features(dataset: Dataset, run: RunConfig, node: NodeConfig) -> Features:
+    """Features of every record of a dataset, from the cache where they are."""
+    device = pick_device(node.device or run.device)
+    weights = node.weights_path or run.weights_path
+    load = partial(load_backbone, run.backbone, weights, run.image_size, device)
+    return extract(dataset, load, node.cache)
+
+
+def usable(dataset: Dataset, found: Features, rows: Tensor) -> LabelledFeatures:
+    """The features of some rows, without the records whose image is broken."""
+    rows = rows[torch.as_tensor(found.ok)[rows]]
+    return LabelledFeatures(torch.as_tensor(found.x[rows]).float(), dataset.labels[rows])

@@ -1,0 +1,1 @@
+"""What sites and coordinator share. Knows nothing of either."""

@@ -1,0 +1,206 @@
+"""The run configuration: one flat Flower run-config, parsed once into frozen models."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from common.errors import ConfigError
+
+Scalar = str | int | float | bool
+M = TypeVar("M", bound="Settings")
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def split_names(value: object) -> object:
+    """Turn "a, b" into ("a", "b"); an empty string means "not set" and gives ().
+
+    Raises ValueError for a list that holds no name at all, such as ",".
+    """
+    if not isinstance(value, str):
+        return value
+    names = tuple(part.strip() for part in value.split(",") if part.strip())
+    if value and not names:
+        raise ValueError(f"an empty list {value!r}; name at least one, separated by commas")
+    if len(set(names)) < len(names):
+        raise ValueError(f"a name stands twice in {value!r}")
+    return names
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(split_names)]
+Covariance = Literal["full", "diag", "spherical", "lowrank"]
+DataKind = Literal["digits", "imagefolder", "parquet", "safetensors"]
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, strict types, dashes in keys, nothing unknown."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=_kebab, populate_by_name=True)
+
+
+class FedPFTConfig(Settings):
+    """What a FedPFT site fits to its features (section `fedpft.`)."""
+
+    covariance: Covariance = "lowrank"
+    components: int = Field(1, ge=1, le=1000)
+    rank: int = Field(16, ge=1, le=4096)
+    samples_per_component: int = Field(10, ge=1)
+    privacy: Literal["none"] = "none"
+    topology: Literal["star"] = "star"
+
+
+class HeadConfig(Settings):
+    """How a linear head is trained (section `head.`)."""
+
+    epochs: int = Field(20, ge=1, le=10_000)
+    min_steps: int = Field(1000, ge=0)
+    batch_size: int = Field(256, ge=1)
+    learning_rate: float = Field(5e-4, gt=0, le=10)
+    max_samples: int = Field(1_000_000, ge=1)
+
+    def passes(self, batches: int) -> int:
+        """Passes over data of so many batches: `epochs`, more where these would be fewer than `min_steps` steps."""
+        return max(self.epochs, -(-self.min_steps // batches))
+
+
+class RunConfig(Settings):
+    """Everything a run is told. Keys are those of `[tool.flwr.app.config]` in pyproject.toml."""
+
+    method: Literal["fedpft"] = "fedpft"
+    seed: int = Field(0, ge=0, lt=2**31)
+    output_dir: str = Field("runs", min_length=1)
+    compare: bool = False
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    data: DataKind = "digits"
+    data_dir: str = ""
+    dataset: Names = ()
+    label_column: str = "label"
+    classes: Names = ()
+    partition: Literal["iid", "dirichlet", "classes", "column"] = "dirichlet"
+    alpha: float = Field(0.5, gt=0, le=1e6)
+    classes_per_site: int = Field(2, ge=1)
+    site_column: str = ""
+    test_fraction: float = Field(0.2, gt=0, lt=1)
+    backbone: str = Field("pixels", min_length=1)
+    weights_path: str = ""
+    image_size: int = Field(0, ge=0, le=4096)
+    fingerprint: str = ""
+    sites: int = Field(0, ge=0)
+    quorum: float = Field(0.5, gt=0, le=1)
+    deadline: float = Field(3600.0, gt=0)
+    max_payload_mib: int = Field(256, ge=1)
+    epsilon: float = Field(0.0, ge=0)
+    delta: float = Field(0.0, ge=0, lt=1)
+    fedpft: FedPFTConfig = FedPFTConfig()
+    head: HeadConfig = HeadConfig()
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_be_kept(self) -> Self:
+        if self.epsilon or self.delta:
+            raise ValueError(
+                f"epsilon = {self.epsilon:g}, delta = {self.delta:g}: no method here keeps a privacy budget yet, so none is "
+                "promised; leave both out (0) to run without differential privacy"
+            )
+        if self.partition == "column" and not self.site_column:
+            raise ValueError("partition = 'column' needs site-column, the column that names each record's site")
+        return self
+
+
+def parse_run_config(flat: Mapping[str, Scalar]) -> RunConfig:
+    """Parse a flat run-config such as {"method": "fedpft", "fedpft.rank": 64}.
+
+    Raises ConfigError with one line that names key, value and what is allowed.
+    """
+    return parse_settings(RunConfig, flat)
+
+
+def parse_settings(model: type[M], flat: Mapping[str, Scalar]) -> M:
+    """Parse flat dotted keys into `model`. Raises ConfigError in one line."""
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        section, _, name = key.rpartition(".")
+        target = nested.setdefault(section, {}) if section else nested
+        target[name] = value
+    try:
+        return model.model_validate(nested)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(model, e) for e in error.errors())) from None
+
+
+def known_keys(model: type[Settings]) -> list[str]:
+    """Return all flat keys of `model`, sections dotted."""
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            keys += [f"{_kebab(name)}.{key}" for key in known_keys(field.annotation)]
+        else:
+            keys.append(_kebab(name))
+    return keys
+
+
+def _explain(model: type[Settings], error: Any) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(key, known_keys(model), n=1)
+        return f"unknown key {key!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be")
+    return f"{key} = {error['input']!r}: {message}" if key else message
+
+
+def run_digest(config: RunConfig) -> str:
+    """Digest of the settings a surrogate depends on: equal digests mean comparable surrogates, whatever the machine.
+
+    Where the data lies, the device and the coordinator's own settings do not enter, so a simulation and a deployment
+    of the same federation agree.
+    """
+    chosen = {
+        "method": config.method,
+        "seed": config.seed,
+        "classes": config.classes,
+        "backbone": config.backbone,
+        "image-size": config.image_size,
+        config.method: getattr(config, config.method).model_dump(),
+    }
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def pick_device(wanted: str) -> str:
+    """Resolve "auto"; raises ConfigError for a GPU this machine does not have."""
+    import torch
+
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted.startswith("cuda") and int(wanted.partition(":")[2] or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device = {wanted!r}: this machine has {torch.cuda.device_count()} GPUs; use 'cpu' or 'auto'")
+    return wanted
+
+
+def parse_overrides(texts: Sequence[str]) -> dict[str, Scalar]:
+    """Parse 'key="value" other=3' as `flwr run --run-config` writes it. Raises ConfigError naming what it cannot read."""
+    flat: dict[str, Scalar] = {}
+    for text in texts:
+        rest = re.sub(_PAIR, "", text).strip()
+        if rest:
+            raise ConfigError(
+                f"cannot read {rest!r} in {text!r}; write key=value pairs, strings in quotes: 'method=\"fedpft\" seed=1'"
+            )
+        for key, value in re.findall(_PAIR, text):
+            try:
+                parsed = tomllib.loads(f"value = {value}")["value"]
+            except tomllib.TOMLDecodeError:
+                raise ConfigError(f'cannot read {key}={value}; a string needs quotes: {key}="{value}"') from None
+            flat[key] = parsed
+    return flat
+
+
+_PAIR = r"""([A-Za-z0-9_.-]+)=('[^']*'|"[^"]*"|\S+)"""

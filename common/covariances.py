@@ -1,0 +1,265 @@
+"""The four covariance families of a table of Gaussian components: estimation, density, sampling.
+
+Every family is a frozen table over M components in d dimensions and knows four things: how it is estimated from
+responsibilities, the log-density of points, how standard normals become its noise, and its variance per dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One class during a fit: points (n, d), responsibilities (n, K), and the means (K, d) and sizes (K,) they imply."""
+
+    points: Tensor
+    responsibilities: Tensor
+    means: Tensor
+    sizes: Tensor
+
+
+class CovarianceModel(Protocol):
+    """What every family offers. `width` is the number of standard normals one sample needs."""
+
+    shared: ClassVar[bool]
+
+    @classmethod
+    def estimate(cls, clusters: Sequence[Cluster], floor: float, previous: CovarianceModel | None, rank: int) -> Self:
+        """M-step (lowrank: one step that never lowers the likelihood). `floor` bounds variances from below."""
+
+    def log_density(self, points: Tensor, means: Tensor) -> Tensor:
+        """Log-density of points (n, d) under each component: (n, M)."""
+
+    def colour(self, normals: Tensor, component: Tensor) -> Tensor:
+        """Turn standard normals (n, width) into zero-mean noise (n, d) of the components (n,)."""
+
+    def variances_per_dimension(self) -> Tensor:
+        """Variance of every dimension, broadcastable to (M, d)."""
+
+    def scaled(self, factor: float) -> Self:
+        """The same family after all points are multiplied by `factor`."""
+
+    def width(self, dimension: int) -> int:
+        """Standard normals needed a sample."""
+
+
+def _weighted_squares(cluster: Cluster, floor: float) -> Tensor:
+    """Per component and dimension, the responsibility-weighted variance (K, d)."""
+    squares = cluster.responsibilities.T @ cluster.points.square() / cluster.sizes[:, None]
+    return (squares - cluster.means.square()).clamp_min(floor)
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """variances: (M, d)."""
+
+    variances: Tensor
+    shared: ClassVar[bool] = False
+
+    @classmethod
+    def estimate(cls, clusters: Sequence[Cluster], floor: float, previous: CovarianceModel | None, rank: int) -> Self:
+        """Weighted variance of each dimension."""
+        return cls(torch.cat([_weighted_squares(cluster, floor) for cluster in clusters]))
+
+    def log_density(self, points: Tensor, means: Tensor) -> Tensor:
+        """(n, M); the square is expanded so that the cost is two matrix products."""
+        precision = 1 / self.variances
+        squares = points.square() @ precision.T - 2 * points @ (means * precision).T + (means.square() * precision).sum(1)
+        return -0.5 * (squares.clamp_min(0) + self.variances.log().sum(1) + points.shape[1] * LOG_2PI)
+
+    def colour(self, normals: Tensor, component: Tensor) -> Tensor:
+        """(n, d) -> (n, d)."""
+        return normals * self.variances.sqrt()[component]
+
+    def variances_per_dimension(self) -> Tensor:
+        """(M, d)."""
+        return self.variances
+
+    def scaled(self, factor: float) -> Self:
+        """Variances scale with the square."""
+        return type(self)(self.variances * factor**2)
+
+    def width(self, dimension: int) -> int:
+        """One normal a dimension."""
+        return dimension
+
+
+@dataclass(frozen=True)
+class Spherical:
+    """variances: (M,), one for all dimensions of a component."""
+
+    variances: Tensor
+    shared: ClassVar[bool] = False
+
+    @classmethod
+    def estimate(cls, clusters: Sequence[Cluster], floor: float, previous: CovarianceModel | None, rank: int) -> Self:
+        """Mean over dimensions of the weighted variances."""
+        return cls(torch.cat([_weighted_squares(cluster, floor).mean(1) for cluster in clusters]))
+
+    def log_density(self, points: Tensor, means: Tensor) -> Tensor:
+        """(n, M)."""
+        dimension = points.shape[1]
+        squares = points.square().sum(1, keepdim=True) - 2 * points @ means.T + means.square().sum(1)
+        return -0.5 * (squares.clamp_min(0) / self.variances + dimension * (self.variances.log() + LOG_2PI))
+
+    def colour(self, normals: Tensor, component: Tensor) -> Tensor:
+        """(n, d) -> (n, d)."""
+        return normals * self.variances.sqrt()[component, None]
+
+    def variances_per_dimension(self) -> Tensor:
+        """(M, 1)."""
+        return self.variances[:, None]
+
+    def scaled(self, factor: float) -> Self:
+        """Variances scale with the square."""
+        return type(self)(self.variances * factor**2)
+
+    def width(self, dimension: int) -> int:
+        """One normal a dimension."""
+        return dimension
+
+
+@dataclass(frozen=True)
+class Full:
+    """cholesky: (M, d, d), lower triangular, float64 while fitting because class scatters are nearly singular."""
+
+    cholesky: Tensor
+    shared: ClassVar[bool] = False
+
+    @classmethod
+    def estimate(cls, clusters: Sequence[Cluster], floor: float, previous: CovarianceModel | None, rank: int) -> Self:
+        """Weighted scatter about each mean; `floor` is added to its diagonal as in scikit-learn's reg_covar."""
+        factors = []
+        for cluster in clusters:
+            points, means = cluster.points.double(), cluster.means.double()
+            for mean, weight, size in zip(means, cluster.responsibilities.double().T, cluster.sizes.double(), strict=True):
+                centred = points - mean
+                scatter = (centred * weight[:, None]).T @ centred / size
+                factors.append(_cholesky(scatter, floor))
+        return cls(torch.stack(factors))
+
+    def log_density(self, points: Tensor, means: Tensor) -> Tensor:
+        """(n, M)."""
+        columns = []
+        for factor, mean in zip(self.cholesky.double(), means.double(), strict=True):
+            whitened = torch.linalg.solve_triangular(factor, (points.double() - mean).T, upper=False)
+            log_determinant = 2 * factor.diagonal().log().sum()
+            columns.append(-0.5 * (whitened.square().sum(0) + log_determinant + points.shape[1] * LOG_2PI))
+        return torch.stack(columns, 1).to(points.dtype)
+
+    def colour(self, normals: Tensor, component: Tensor) -> Tensor:
+        """(n, d) -> (n, d), one matrix product a component that occurs."""
+        noise = torch.empty_like(normals)
+        for index in component.unique().tolist():
+            rows = component == index
+            noise[rows] = normals[rows] @ self.cholesky[index].T.to(normals.dtype)
+        return noise
+
+    def variances_per_dimension(self) -> Tensor:
+        """(M, d)."""
+        return self.cholesky.square().sum(2)
+
+    def scaled(self, factor: float) -> Self:
+        """Factors scale linearly."""
+        return type(self)(self.cholesky * factor)
+
+    def width(self, dimension: int) -> int:
+        """One normal a dimension."""
+        return dimension
+
+
+def _cholesky(scatter: Tensor, floor: float) -> Tensor:
+    """Cholesky of scatter + floor I; the floor grows tenfold until rounding no longer makes it indefinite."""
+    while True:
+        factor, failed = torch.linalg.cholesky_ex(
+            scatter + floor * torch.eye(len(scatter), dtype=scatter.dtype, device=scatter.device)
+        )
+        if not failed:
+            return factor
+        floor *= 10
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """One covariance W W^T + diag(variances) for ALL components: factor W (d, r), variances (d,).
+
+    Differs from the paper (FedPFT has full, diag and spherical only): a covariance tied across a site's classes costs
+    d (r + 1) numbers once and keeps the directions in which features really vary.
+    """
+
+    factor: Tensor
+    variances: Tensor
+    shared: ClassVar[bool] = True
+
+    @classmethod
+    def estimate(cls, clusters: Sequence[Cluster], floor: float, previous: CovarianceModel | None, rank: int) -> Self:
+        """Start from principal components; then EM steps of factor analysis (Rubin & Thayer 1982) on the pooled scatter."""
+        scatter = _pooled_scatter(clusters)
+        total = scatter.diagonal()
+        if not isinstance(previous, LowRank):
+            values, vectors = torch.linalg.eigh(scatter)
+            factor = vectors[:, -rank:] * values[-rank:].clamp_min(0).sqrt()
+            return cls(factor, (total - factor.square().sum(1)).clamp_min(floor))
+        whitened = previous.factor / previous.variances[:, None]
+        posterior = torch.linalg.inv(torch.eye(rank, dtype=total.dtype, device=total.device) + previous.factor.T @ whitened)
+        projection = whitened @ posterior
+        cross = scatter @ projection
+        factor = torch.linalg.solve(posterior + projection.T @ cross, cross, left=False)
+        return cls(factor, (total - (factor * cross).sum(1)).clamp_min(floor))
+
+    def log_density(self, points: Tensor, means: Tensor) -> Tensor:
+        """(n, M) by the Woodbury identity."""
+        scale = self.variances.rsqrt()
+        loadings = self.factor * scale[:, None]
+        core = torch.linalg.cholesky(
+            torch.eye(loadings.shape[1], dtype=points.dtype, device=points.device) + loadings.T @ loadings
+        )
+        whiten = torch.linalg.solve_triangular(core, loadings.T, upper=False)
+
+        def squared(left: Tensor, right: Tensor) -> Tensor:
+            return left.square().sum(1, keepdim=True) - 2 * left @ right.T + right.square().sum(1)
+
+        x, m = points * scale, means * scale
+        squares = squared(x, m) - squared(x @ whiten.T, m @ whiten.T)
+        log_determinant = self.variances.log().sum() + 2 * core.diagonal().log().sum()
+        return -0.5 * (squares.clamp_min(0) + log_determinant + points.shape[1] * LOG_2PI)
+
+    def colour(self, normals: Tensor, component: Tensor) -> Tensor:
+        """(n, r + d) -> (n, d)."""
+        rank = self.factor.shape[1]
+        return torch.addmm(normals[:, rank:] * self.variances.sqrt(), normals[:, :rank], self.factor.T)
+
+    def variances_per_dimension(self) -> Tensor:
+        """(1, d)."""
+        return (self.factor.square().sum(1) + self.variances)[None]
+
+    def scaled(self, factor: float) -> Self:
+        """The factor scales linearly, variances with the square."""
+        return type(self)(self.factor * factor, self.variances * factor**2)
+
+    def width(self, dimension: int) -> int:
+        """One normal a dimension and one a factor."""
+        return dimension + self.factor.shape[1]
+
+
+def _pooled_scatter(clusters: Sequence[Cluster]) -> Tensor:
+    """Scatter about the component means, over all classes, divided by the number of points: (d, d)."""
+    total = sum((c.points.T @ c.points - (c.means * c.sizes[:, None]).T @ c.means for c in clusters), torch.zeros(()))
+    return torch.as_tensor(total) / sum(len(c.points) for c in clusters)
+
+
+FAMILIES: dict[str, type[Full] | type[Diagonal] | type[Spherical] | type[LowRank]] = {
+    "full": Full,
+    "diag": Diagonal,
+    "spherical": Spherical,
+    "lowrank": LowRank,
+}

@@ -1,0 +1,47 @@
+"""The errors a person can cause or meet, and the little of them that may leave a site."""
+
+
+class FedSurrogateError(Exception):
+    """Base of all expected errors. The text is for the machine it happened on; only `code` may leave a site."""
+
+    code = "internal"
+
+
+class ConfigError(FedSurrogateError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+    code = "config"
+
+
+class DataError(FedSurrogateError):
+    """The data a site was told to use is missing, empty or unreadable."""
+
+    code = "data"
+
+
+class BackboneError(FedSurrogateError):
+    """The foundation model cannot be built, or its weights do not fit."""
+
+    code = "backbone"
+
+
+class SurrogateError(FedSurrogateError):
+    """A surrogate or a model that arrived is not what was asked for."""
+
+    code = "surrogate"
+
+
+class RunError(FedSurrogateError):
+    """The federation as a whole cannot go on: no sites, or too few of them."""
+
+    code = "run"
+
+
+# What the coordinator is told when a site fails. Fixed sentences: nothing of the site's data, paths or names can slip in.
+PUBLIC_SENTENCES = {
+    "config": "the site cannot work with these settings",
+    "data": "the site has no usable data for this run",
+    "backbone": "the site cannot load the backbone, or its weights do not fit",
+    "surrogate": "the site was sent something it cannot read",
+    "internal": "the site failed; its own log says why",
+}

@@ -1,0 +1,54 @@
+"""A linear head trained by Adam and cross-entropy on batches that come in a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from common.config import HeadConfig
+
+Batch = tuple[Tensor, Tensor]
+
+
+def train_head(
+    batches: Iterable[Batch], steps: int, mean: Tensor, variance: Tensor, classes: int, settings: HeadConfig
+) -> tuple[Tensor, Tensor]:
+    """Train softmax regression on features standardised by `mean` and `variance` (d,): weight (classes, d), bias (classes,).
+
+    The standardisation is folded into the result, so the scale of the features does not matter. Adam starts from zero
+    at `settings.learning_rate` and anneals it to zero over `steps` batches by a cosine.
+    """
+    deviation = variance.sqrt()
+    deviation = deviation.clamp_min(1e-6 * float(deviation.max()) or 1.0)
+    weight = torch.zeros(classes, len(mean), device=mean.device, requires_grad=True)
+    bias = torch.zeros(classes, device=mean.device, requires_grad=True)
+    optimiser = torch.optim.Adam([weight, bias], lr=settings.learning_rate, fused=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(1, steps))
+    for features, labels in batches:
+        logits = torch.addmm(bias, (features - mean) / deviation, weight.T)
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(logits, labels).backward()
+        optimiser.step()
+        schedule.step()
+    final = (weight / deviation).detach()
+    return final, bias.detach() - final @ mean
+
+
+def shuffled_batches(features: Tensor, labels: Tensor, size: int, generator: torch.Generator) -> Iterator[Batch]:
+    """One pass over (n, d) features in random order."""
+    for rows in torch.randperm(len(labels), generator=generator).to(labels.device).split(size):
+        yield features[rows], labels[rows]
+
+
+def train_on_features(
+    features: Tensor, labels: Tensor, classes: int, settings: HeadConfig, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Train the same head on real features (n, d) held in memory: the oracle and the local heads of the comparison."""
+    generator = torch.Generator().manual_seed(seed)
+    features = features.float()
+    per_pass = -(-len(labels) // settings.batch_size)
+    passes = settings.passes(per_pass)
+    batches = (batch for _ in range(passes) for batch in shuffled_batches(features, labels, settings.batch_size, generator))
+    return train_head(batches, passes * per_pass, features.mean(0), features.var(0, correction=0), classes, settings)

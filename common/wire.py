@@ -1,0 +1,190 @@
+"""Surrogates and heads as canonical bytes, and those bytes as one array of a Flower record. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from google.protobuf.message import DecodeError
+from torch import Tensor
+
+from common import surrogate_pb2 as pb
+from common.covariances import Diagonal, Full, LowRank, Spherical
+from common.errors import SurrogateError
+from common.halves import LARGEST_HALF, pack, unpack
+from common.mixtures import AnyCovariance, Mixtures
+from common.surrogates import LARGEST_COUNT, Head, Header, Surrogate
+
+Info = dict[str, str | int | float | bool | list[int] | list[float]]
+
+SCHEMA = 1
+PAYLOAD = "payload"
+INFO = "info"
+
+
+def pack_surrogate(surrogate: Surrogate) -> bytes:
+    """Canonical bytes: the same surrogate always gives the same."""
+    mixtures = surrogate.mixtures
+    body = pb.Mixtures(
+        covariance=mixtures.family,
+        counts=mixtures.counts.tolist(),
+        components=mixtures.components.tolist(),
+        weights=pack(mixtures.weights),
+        means=pack(mixtures.means),
+        spread=_pack_covariance(mixtures.covariance),
+    )
+    message = pb.Surrogate(header=_pack_header(surrogate.header), mixtures=body)
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_surrogate(payload: bytes) -> Surrogate:
+    """Parse and check the structure; raises SurrogateError. Whether it fits a run: `surrogates.check_surrogate`."""
+    message = pb.Surrogate()
+    _parse(message, payload)
+    body = message.mixtures
+    classes = len(message.header.classes)
+    counts, components = list(body.counts), list(body.components)
+    if not classes or len(counts) != classes or len(components) != classes:
+        raise SurrogateError(f"{classes} classes with {len(counts)} counts and {len(components)} numbers of components")
+    if not all(1 <= count <= LARGEST_COUNT for count in counts):
+        raise SurrogateError(f"a class of {max(counts)} records; 1 to {LARGEST_COUNT} are allowed")
+    total = sum(components)
+    if min(components) < 1 or len(body.means.shape) != 2 or body.means.shape[1] < 1:
+        raise SurrogateError(f"means of shape {tuple(body.means.shape)[:4]} for {total} components")
+    dimension = body.means.shape[1]
+    weights = unpack(body.weights, "mixture weights", (total,))
+    means = unpack(body.means, "means", (total, dimension))
+    mixtures = Mixtures(
+        counts=torch.tensor(counts),
+        labels=torch.arange(classes).repeat_interleave(torch.tensor(components)),
+        weights=weights,
+        means=means,
+        covariance=_unpack_covariance(body, total, dimension),
+    )
+    return Surrogate(_unpack_header(message.header), mixtures)
+
+
+def pack_head(head: Head) -> bytes:
+    """Canonical bytes of a linear head, at 16 bits."""
+    message = pb.Head(header=_pack_header(head.header), weight=pack(head.weight), bias=pack(head.bias))
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_head(payload: bytes) -> Head:
+    """Parse a head; raises SurrogateError."""
+    message = pb.Head()
+    _parse(message, payload)
+    classes = len(message.header.classes)
+    if not classes or len(message.weight.shape) != 2:
+        raise SurrogateError(f"a head for {classes} classes with weights of shape {tuple(message.weight.shape)[:4]}")
+    weight = unpack(message.weight, "head weights", (classes, message.weight.shape[1]))
+    head = Head(_unpack_header(message.header), weight, unpack(message.bias, "head bias", (classes,)))
+    if not (head.weight.isfinite().all() and head.bias.isfinite().all()):
+        raise SurrogateError("the head holds a number that is not finite")
+    return head
+
+
+def to_record(payload: bytes | None, info: Info) -> RecordDict:
+    """Wrap canonical bytes (or none) and a few numbers for Flower. Empty values are left out: they break its counters."""
+    record = RecordDict({INFO: ConfigRecord({key: value for key, value in info.items() if value not in ("", [])})})
+    if payload is not None:
+        record[PAYLOAD] = ArrayRecord({PAYLOAD: Array("uint8", (len(payload),), "fedsurrogate.protobuf", payload)})
+    return record
+
+
+def from_record(record: RecordDict, largest: int) -> tuple[bytes | None, Info]:
+    """Undo `to_record`. Raises SurrogateError when the payload is larger than `largest` or than it was announced."""
+    info = cast(Info, dict(record.config_records.get(INFO, ConfigRecord())))
+    arrays = record.array_records.get(PAYLOAD)
+    payload = arrays[PAYLOAD].data if arrays is not None and PAYLOAD in arrays else None
+    if payload is not None:
+        announced = info.get("bytes")
+        if len(payload) > largest:
+            raise SurrogateError(f"a payload of {len(payload)} bytes; at most {largest} are allowed")
+        if announced != len(payload):
+            raise SurrogateError(f"a payload of {len(payload)} bytes where {announced} were announced")
+    return payload, info
+
+
+def record_bytes(record: RecordDict) -> int:
+    """Bytes a record occupies in messages, its headers included."""
+    return sum(array_record.count_bytes() for array_record in record.array_records.values()) + sum(
+        config.count_bytes() for config in record.config_records.values()
+    )
+
+
+def _parse(message: pb.Surrogate | pb.Head, payload: bytes) -> None:
+    try:
+        message.ParseFromString(payload)
+    except DecodeError:
+        raise SurrogateError(f"{len(payload)} bytes that are no {type(message).__name__.lower()}") from None
+    if message.header.schema != SCHEMA:
+        raise SurrogateError(f"schema version {message.header.schema}; this program reads version {SCHEMA}")
+
+
+def _pack_header(header: Header) -> pb.Header:
+    return pb.Header(
+        schema=SCHEMA,
+        method=header.method,
+        run=header.run,
+        site=header.site,
+        fingerprint=header.fingerprint,
+        classes=header.classes,
+    )
+
+
+def _unpack_header(header: pb.Header) -> Header:
+    return Header(header.method, header.run, header.site, header.fingerprint, tuple(header.classes))
+
+
+def _pack_covariance(covariance: AnyCovariance) -> list[pb.Halves]:
+    """Variances as logarithms; factors relative to what is left of their own dimension, so no entry can underflow."""
+    match covariance:
+        case Spherical() | Diagonal():
+            return [pack(covariance.variances, logarithm=True)]
+        case LowRank():
+            largest = covariance.factor.abs().amax(1)
+            variances = covariance.variances.maximum((largest / LARGEST_HALF).square())
+            return [pack(variances, logarithm=True), pack(covariance.factor / variances.sqrt()[:, None])]
+        case Full():
+            rows, columns = _below_diagonal(covariance.cholesky.shape[1])
+            below = covariance.cholesky.tril(-1)
+            pivots = covariance.cholesky.diagonal(dim1=1, dim2=2).maximum(below.abs().amax(2) / LARGEST_HALF)
+            ratios = (below / pivots[:, :, None])[:, rows, columns]
+            return [pack(pivots, logarithm=True), pack(ratios)] if ratios.numel() else [pack(pivots, logarithm=True)]
+
+
+def _unpack_covariance(body: pb.Mixtures, total: int, dimension: int) -> AnyCovariance:
+    spread = list(body.spread)
+    wanted = 2 if body.covariance == "lowrank" or (body.covariance == "full" and dimension > 1) else 1
+    if len(spread) != wanted:
+        raise SurrogateError(f"covariance {body.covariance[:20]!r} with {len(spread)} tables, expected {wanted}")
+    if not spread[0].logarithm:
+        raise SurrogateError("variances must travel as logarithms")
+    match body.covariance:
+        case "spherical":
+            return Spherical(unpack(spread[0], "variances", (total,)))
+        case "diag":
+            return Diagonal(unpack(spread[0], "variances", (total, dimension)))
+        case "lowrank":
+            variances = unpack(spread[0], "variances", (dimension,))
+            rank = spread[1].shape[1] if len(spread[1].shape) == 2 else 0
+            if rank < 1:
+                raise SurrogateError(f"loadings of shape {tuple(spread[1].shape)[:4]}; (d, rank) is expected")
+            loadings = unpack(spread[1], "loadings", (dimension, rank))
+            return LowRank(loadings * variances.sqrt()[:, None], variances)
+        case "full":
+            pivots = unpack(spread[0], "pivots", (total, dimension))
+            cholesky = torch.diag_embed(pivots)
+            if dimension > 1:
+                rows, columns = _below_diagonal(dimension)
+                ratios = unpack(spread[1], "ratios", (total, len(rows)))
+                cholesky[:, rows, columns] = ratios * pivots[:, rows]
+            return Full(cholesky)
+    raise SurrogateError(f"unknown covariance {body.covariance[:20]!r}")
+
+
+def _below_diagonal(dimension: int) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.tril_indices(dimension, dimension, offset=-1)
+    return rows, columns

@@ -1,0 +1,5 @@
+"""The coordinator."""
+
+from server_app.app import app
+
+__all__ = ["app"]

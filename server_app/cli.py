@@ -1,0 +1,159 @@
+"""The `coordinator` command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from common.config import parse_overrides, parse_run_config
+from common.errors import FedSurrogateError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+console = Console(highlight=False)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-c",
+        "--run-config",
+        metavar="'key=value ...'",
+        help="Settings of the run, as in `flwr run`; strings in quotes.",
+    ),
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", exists=True, file_okay=False)]
+
+
+@app.command()
+def simulate(
+    sites: Annotated[int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")] = 3,
+    run_config: Overrides = None,
+    gpus: Annotated[float, typer.Option(min=0, help="Share of a GPU each simulated site gets.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json instead of a table.")] = False,
+) -> None:
+    """Run a whole federation on this machine.
+
+    Example: coordinator simulate --sites 10 -c 'fedpft.covariance="lowrank" fedpft.rank=16 compare=true'
+    """
+    from server_app.simulate import simulate as run
+
+    overrides = parse_overrides(run_config or [])
+    config = parse_run_config(overrides)
+    output = Path(config.output_dir).expanduser().absolute()
+    # The run happens in other processes, which stand elsewhere.
+    for key in ("data-dir", "weights-path"):
+        if overrides.get(key):
+            overrides[key] = str(Path(str(overrides[key])).expanduser().absolute())
+    progress = Console(stderr=True, highlight=False)
+    with progress.status(f"starting {sites} simulated sites") as status:
+
+        def show(event: dict[str, Any]) -> None:
+            line = " ".join(f"{k}={_short(v)}" for k, v in event.items() if k not in ("time", "event", "counts"))
+            progress.print(f"[dim]{event['time'][11:19]}[/dim] {event['event']} {line}", markup=True)
+            status.update(f"{event['event']} ...")
+
+        folder = run(sites, overrides | {"output-dir": str(output)}, output, gpus, show)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    if as_json:
+        typer.echo(json.dumps(metrics, indent=2))
+    else:
+        console.print(result_table(metrics))
+        console.print(f"report {folder / 'report.html'}", soft_wrap=True)
+    console.print(str(folder), soft_wrap=True)
+
+
+@app.command()
+def plan(
+    run_config: Overrides = None,
+    classes: Annotated[int, typer.Option(min=1, help="Classes a site holds.")] = 10,
+    records: Annotated[int, typer.Option(min=1, help="Training records a site holds.")] = 1000,
+    dimension: Annotated[int, typer.Option(min=0, help="Feature dimension; 0 finds it out where it can.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds FedAvg would take.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Tell what a run will cost each site, before it starts: bytes, rounds and messages, beside the alternatives."""
+    from dataclasses import asdict
+
+    from server_app.plan import find_dimension
+    from server_app.plan import plan as costs
+    from server_app.plots import human_bytes
+
+    config = parse_run_config(parse_overrides(run_config or []))
+    rows = costs(config, dimension or find_dimension(config), classes, records, rounds)
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    table = Table("a site", "up", "down", "rounds", "messages")
+    for row in rows:
+        table.add_row(row.name, human_bytes(row.up), human_bytes(row.down), str(row.rounds), str(row.messages))
+    console.print(table)
+
+
+@app.command()
+def report(run: RunArgument) -> None:
+    """Write RUN/report.html again from what the run left."""
+    from server_app.report import write_report
+
+    console.print(str(write_report(run)), soft_wrap=True)
+
+
+@app.command()
+def relearn(
+    run: RunArgument,
+    without: Annotated[list[str] | None, typer.Option(help="Leave this site out; may be given several times.")] = None,
+    classes: Annotated[str, typer.Option(help="Only these classes, comma-separated.")] = "",
+) -> None:
+    """Learn a new head from the stored surrogates, without going back to the sites.
+
+    Leaving a site out removes what it contributed exactly. Prints the folder of the new head.
+    """
+    from common.config import split_names
+    from common.errors import ConfigError
+    from server_app.relearn import relearn as learn_again
+
+    try:
+        names = split_names(classes)
+    except ValueError as error:
+        raise ConfigError(f"classes: {error}") from None
+    folder, head = learn_again(run, without or (), names)
+    console.print(f"{len(head.header.classes)} classes: {', '.join(head.header.classes)}", soft_wrap=True)
+    console.print(str(folder), soft_wrap=True)
+
+
+def result_table(metrics: dict[str, Any]) -> Table:
+    """What people look for first: accuracies beside bytes."""
+    from server_app.plots import human_bytes
+
+    table = Table(
+        "",
+        "accuracy",
+        "uplink",
+        title=f"{metrics['method']}, {metrics['sites']['used']} of {metrics['sites']['invited']} sites",
+    )
+    accuracy, sent = metrics["accuracy"], metrics["bytes"]
+    rows = [("this run", "model", sent["up"])]
+    rows += [(name, name, sent["compare"].get(name)) for name in ("oracle", "ensemble", "average")]
+    for label, key, count in rows:
+        if key in accuracy:
+            table.add_row(label, f"{accuracy[key]:.2%}", human_bytes(count) if count else "")
+    for site, value in sorted(accuracy["per_site"].items(), key=lambda item: (len(item[0]), item[0]))[:20]:
+        table.add_row(f"at site {site}", f"{value:.2%}", human_bytes(sent["up_per_site"].get(site, 0)))
+    return table
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def main() -> None:
+    """Entry point: every expected error is one line on stderr and exit code 1."""
+    try:
+        app()
+    except FedSurrogateError as error:
+        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(1)

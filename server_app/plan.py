@@ -1,0 +1,76 @@
+"""Before a run: what it will cost each site, beside FedAvg of the same head and beside sending the features."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.config import RunConfig
+from common.errors import ConfigError
+
+# Envelope of one surrogate: header, class names and the table's frame, as measured on real messages.
+ENVELOPE_BYTES = 1024
+KNOWN_DIMENSIONS = {"torchvision:mobilenet_v2": 1280, "torchvision:resnet50": 2048, "torchvision:resnet18": 512}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one site sends and receives, in bytes, and in how many rounds and messages."""
+
+    name: str
+    up: int
+    down: int
+    rounds: int
+    messages: int
+
+
+def numbers(config: RunConfig, dimension: int, classes: int, records: int) -> int:
+    """Numbers in one site's surrogate: equations 9 to 11 of FedPFT, and d (r + 1) + (d + 1) K C for lowrank."""
+    capped = max(1, min(config.fedpft.components, records // classes // config.fedpft.samples_per_component))
+    components = capped * classes
+    match config.fedpft.covariance:
+        case "full":
+            return (2 * dimension + (dimension**2 - dimension) // 2 + 1) * components
+        case "diag":
+            return (2 * dimension + 1) * components
+        case "spherical":
+            return (dimension + 2) * components
+        case "lowrank":
+            rank = max(1, min(config.fedpft.rank, records // config.fedpft.samples_per_component, dimension))
+            return (dimension + 1) * components + dimension * (rank + 1)
+
+
+def plan(config: RunConfig, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
+    """Costs a site: this run, FedAvg of the same linear head at 16 bits, and raw features at 16 bits."""
+    head = 2 * classes * (dimension + 1)
+    surrogate = 2 * numbers(config, dimension, classes, records) + ENVELOPE_BYTES
+    return [
+        Cost(f"fedpft {config.fedpft.covariance}", surrogate, head + ENVELOPE_BYTES, 1, 2),
+        Cost(
+            f"FedAvg of the head, {fedavg_rounds} rounds",
+            fedavg_rounds * head,
+            fedavg_rounds * head,
+            fedavg_rounds,
+            fedavg_rounds,
+        ),
+        Cost("raw features", 2 * records * dimension, head, 1, 1),
+    ]
+
+
+def find_dimension(config: RunConfig) -> int:
+    """Feature dimension where it can be known without loading a model. Raises ConfigError where it cannot."""
+    if config.data == "safetensors" and config.dataset:
+        path = Path(config.data_dir).expanduser() / f"{config.dataset[0]}-train.safetensors"
+        try:
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                return int(json.loads(file.read(length))["x"]["shape"][1])
+        except (OSError, ValueError, KeyError, struct.error):
+            raise ConfigError(f"cannot read the feature dimension from {path}; give --dimension") from None
+    if config.backbone == "pixels" and config.data == "digits":
+        return 64
+    if config.backbone in KNOWN_DIMENSIONS:
+        return KNOWN_DIMENSIONS[config.backbone]
+    raise ConfigError(f"the feature dimension of backbone {config.backbone!r} is not known here; give --dimension")

@@ -1,0 +1,48 @@
+"""Learn a new head from a run's stored surrogates, without going back to the sites."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from common.config import parse_run_config, pick_device
+from common.errors import RunError
+from common.surrogates import Head, without_classes
+from server_app.run_folder import read_json, read_surrogates, save_head
+from strategies.sampling import class_order, learn
+
+
+def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Path, Head]:
+    """Learn from all stored surrogates but those of `without`, for `classes` only if given.
+
+    Since every site and class has a sampling stream of its own, the head is exactly the one the run would have learned
+    had these sites never taken part: their contribution is removed, not merely reduced. Writes
+    `relearned/<UTC time>/` into the run folder. Raises RunError for an unknown site or class.
+    """
+    config = parse_run_config(read_json(run, "manifest.json")["config"])
+    stored = read_surrogates(run)
+    sites = [surrogate.header.site for surrogate in stored]
+    if missing := set(without) - set(sites):
+        raise RunError(f"site {sorted(missing)[0]!r} is not in this run; it has {', '.join(sites)}")
+    kept = [surrogate for surrogate in stored if surrogate.header.site not in without]
+    known = config.classes or class_order(kept)
+    if missing := set(classes) - set(known):
+        raise RunError(f"class {sorted(missing)[0]!r} is not in this run; it has {', '.join(known)}")
+    wanted = tuple(name for name in known if name in classes) if classes else config.classes
+    if classes:
+        kept = [part for surrogate in kept if (part := without_classes(surrogate, classes)) is not None]
+    if not kept:
+        raise RunError("no surrogate is left to learn from")
+    head = learn(kept, config.head, config.seed, wanted, pick_device(config.device))
+    folder = run / "relearned" / f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
+    folder.mkdir(parents=True)
+    save_head(head, folder / "model.safetensors")
+    facts = {
+        "sites": [surrogate.header.site for surrogate in kept],
+        "without": list(without),
+        "classes": list(head.header.classes),
+    }
+    (folder / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n")
+    return folder, head

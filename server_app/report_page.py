@@ -1,0 +1,277 @@
+"""The report page, as a Jinja template. A Python file because Flower's app bundle carries no other kind of text."""
+
+PAGE = """\
+{% set run_ok = run.failure is none %}
+{% set model = run.number("accuracy", "model") %}
+{% set oracle = run.number("accuracy", "oracle") %}
+{% set sent = run.number("bytes", "up") %}
+{% set private = run.number("privacy", "epsilon") is not none or private_sites %}
+{% macro sites_of(used, invited) %}{{ used }} of {{ invited }} {{ "site" if invited == 1 else "sites" }}{% endmacro %}
+{% macro or_dash(value, kind="") %}
+{% if value is none %}<span class="quiet">–</span>{% elif kind == "bytes" %}{{ value | bytes }}{% elif kind == "seconds" %}{{ value | seconds }}{% elif kind == "percent" %}{{ value | percent }}{% else %}{{ "{:,.0f}".format(value) }}{% endif %}
+{% endmacro %}
+{% macro tile(name, value, note) %}
+<div class="tile"><dt>{{ name }}</dt><dd>{{ value }}</dd><dd class="quiet">{{ note }}</dd></div>
+{% endmacro %}
+{% macro picture(key, title, wide=false) %}
+{% if key in pictures %}
+<figure class="card{{ ' wide' if wide }}">
+<h2>{{ title }}</h2>
+<div class="plots" role="img" aria-label="{{ title }}">{% for svg in pictures[key] %}{% if titles.get(key) %}<div><h3>{{ titles[key][loop.index0] }}</h3>{{ svg }}</div>{% else %}{{ svg }}{% endif %}{% endfor %}</div>
+<figcaption>{{ caller() }}</figcaption>
+</figure>
+{% endif %}
+{% endmacro %}
+{% set titles = {"features": ["Real, held by the sites", "Synthetic, sampled from surrogates"]} %}
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{{ run.method }} · {{ folder }}</title>
+<style>
+:root { color-scheme: light dark; --page: #f4f6f9; --card: #ffffff; --ink: #1c2430; --quiet: #5d6878; --line: #dde2ea;
+  --good: #00704f; --bad: #b3261e; --bad-back: #fdeceb; --mark: #fff4d6; --accent: #0072b2; }
+@media (prefers-color-scheme: dark) { :root { --page: #11161d; --card: #1a212b; --ink: #e6eaf0; --quiet: #9aa6b6;
+  --line: #2e3846; --good: #5fd0a8; --bad: #ff9a91; --bad-back: #3a1d1c; --mark: #3d3314; --accent: #6cb8e6; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto,
+  "Helvetica Neue", Arial, sans-serif; overflow-wrap: anywhere; -webkit-text-size-adjust: 100%; }
+main { max-width: 1100px; margin: 0 auto; padding: 40px 24px 56px; }
+h1 { font-size: clamp(21px, 3.2vw, 30px); line-height: 1.28; font-weight: 650; letter-spacing: -.012em; margin: 6px 0 24px;
+  text-wrap: balance; }
+h2 { font-size: 17px; font-weight: 650; margin: 0 0 10px; }
+h3 { font-size: 13px; font-weight: 600; margin: 0 0 6px; color: #5d6878; text-align: center; }
+p { margin: 0 0 10px; max-width: 76ch; }
+.quiet, .eyebrow { color: var(--quiet); }
+.eyebrow { font-size: 13px; margin: 0; }
+.banner { border: 1px solid var(--bad); border-left-width: 5px; border-radius: 8px; background: var(--bad-back);
+  padding: 14px 18px; margin: 0 0 24px; }
+.banner h2 { color: var(--bad); margin: 0 0 4px; }
+.banner ul { margin: 6px 0 0; padding-left: 20px; }
+.tiles { display: flex; flex-wrap: wrap; gap: 1px; margin: 0 0 24px;
+  background: var(--line); border: 1px solid var(--line); border-radius: 10px; overflow: hidden; }
+.tile { flex: 1 1 150px; background: var(--card); padding: 14px 18px; }
+.tile dt { font-size: 13px; color: var(--quiet); }
+.tile dd { margin: 0; font-size: 22px; white-space: nowrap; font-weight: 650; line-height: 1.3; font-variant-numeric: tabular-nums; }
+.tile dd.quiet { font-size: 13px; white-space: normal; font-weight: 400; }
+.grid { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 20px; }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px; margin: 0; min-width: 0; }
+.wide { grid-column: 1 / -1; }
+.wide .plots { grid-template-columns: repeat(auto-fit, minmax(min(320px, 100%), 1fr)); }
+.plots { display: grid; gap: 16px; background: #fff; color: #1c2430; border-radius: 6px; padding: 8px; margin: 0 -8px; }
+.plots svg { display: block; width: 100%; max-width: 600px; height: auto; margin: 0 auto; }
+.plots svg * { stroke-linejoin: round; stroke-linecap: butt; }
+.plots text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif !important; }
+figcaption { font-size: 14px; color: var(--quiet); margin-top: 10px; }
+section.card, footer.card { margin-top: 20px; }
+.rest { columns: 3 260px; column-gap: 28px; margin: 14px 0 0; padding: 0; list-style: none; font-size: 13px; }
+.rest li { break-inside: avoid; padding: 2px 0; }
+.scroll { overflow: auto; max-height: 640px; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
+th { text-align: left; font-weight: 600; color: var(--quiet); position: sticky; top: 0; background: var(--card);
+  box-shadow: inset 0 -1px var(--line); white-space: nowrap; }
+th, td { padding: 6px 18px 6px 0; vertical-align: top; }
+td { border-bottom: 1px solid var(--line); }
+tbody tr:last-child td { border-bottom: 0; }
+.number { text-align: right; white-space: nowrap; }
+.name { min-width: 9ch; }
+.reason { min-width: 20ch; width: 45%; }
+.bad { color: var(--bad); font-weight: 600; }
+.good { color: var(--good); }
+.good, .bad { white-space: nowrap; }
+code { font-size: 13px; font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+.changed td { background: var(--mark); }
+.changed td:first-child, th:first-child, td:first-child { padding-left: 8px; }
+.changed td:nth-child(2) { font-weight: 700; }
+footer { font-size: 13px; color: var(--quiet); }
+footer dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 0; }
+footer dd { margin: 0; }
+@media screen and (max-width: 760px) {
+  main { padding: 24px 14px 40px; }
+  .grid { grid-template-columns: minmax(0, 1fr); }
+  .card { padding: 14px; }
+  .tile { padding: 12px 14px; }
+  .tile dd { font-size: 20px; }
+}
+@media print {
+  :root { color-scheme: light; --page: #fff; --card: #fff; --ink: #000; --quiet: #444; --line: #bbb; --bad: #b3261e;
+    --bad-back: #fff; --good: #00704f; --mark: #f3efe0; }
+  body { font-size: 12px; }
+  main { padding: 0; max-width: none; }
+  .scroll { max-height: none; overflow: visible; }
+  .card, .banner, .tiles { break-inside: avoid; }
+  section.card { break-inside: auto; }
+  th { position: static; }
+  tr { break-inside: avoid; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+}
+</style>
+</head>
+<body>
+<main>
+<header>
+<p class="eyebrow">Federated run · {{ folder }}{% if run.manifest.get("started") %} · started {{ run.manifest.started }}{% endif %}</p>
+<h1>
+{%- if not run_ok -%}
+{{ run.method }} did not finish: {{ sites_of(run.used, run.invited) }} had replied
+{%- if sent %}, {{ sent | bytes }} received{% endif %}.
+{%- else -%}
+{{ run.method }} on the surrogates of {{ sites_of(run.used, run.invited) }}
+{%- if model is not none %} reaches {{ model | percent }} accuracy
+{%- if oracle is not none %}, against {{ oracle | percent }} with all real features in one place{% endif %}
+{%- elif run.accuracy is not none %} reaches {{ run.accuracy | percent }} accuracy {{ "on the site's own" if run.used == 1 else "averaged over the sites' own" }} test data
+{%- else %} finished; its accuracy was not measured{% endif %}
+{%- if sent is not none %}; {{ "it" if run.used == 1 else "they" }} sent {{ sent | bytes }} in total{% endif %}.
+{%- endif -%}
+</h1>
+</header>
+
+{% if not run_ok or troubles or run.notes or run.used < run.invited %}
+<div class="banner" role="alert">
+{% if not run_ok %}<h2>The run failed</h2> <p>{{ run.failure }}</p>
+{% elif run.used < run.invited %}<h2>{{ run.invited - run.used }} of {{ run.invited }} sites {{ "is" if run.invited - run.used == 1 else "are" }} not in this result</h2>
+{% elif troubles %}<h2>Not every site answered as it should</h2>
+{% else %}<h2>This report is incomplete</h2>{% endif %}
+{% if troubles or run.notes %}
+<ul>
+{% for who, what, why in troubles %}
+<li><strong>{{ who }}</strong>: {{ what }}, {{ why }}</li>
+{% endfor %}
+{% for note in run.notes %}
+<li>{{ note }}; what it would have told is left out below.</li>
+{% endfor %}
+</ul>
+{% endif %}
+</div>
+{% endif %}
+
+<dl class="tiles">
+{% if model is not none %}
+{{ tile("Accuracy", model | percent, "%.1f points %s pooled features" | format(100 * (model - oracle) | abs, "below" if model < oracle else "above") if oracle is not none else "on the test split") }}
+{% elif run.accuracy is not none %}
+{{ tile("Accuracy", run.accuracy | percent, "on the site's own data" if run.used == 1 else "mean over the sites") }}
+{% endif %}
+{{ tile("Sites", run.used ~ " of " ~ run.invited, "used of invited" if run_ok else "replied of invited") }}
+{% if sent is not none %}
+{{ tile("Sent up", sent | bytes, (run.number("bytes", "down") | bytes) ~ " sent down" if run.number("bytes", "down") is not none else "by all sites") }}
+{% endif %}
+{% if run.number("seconds", "total") is not none %}
+{{ tile("Duration", run.number("seconds", "total") | seconds, "from start to end") }}
+{% endif %}
+{% if run.metrics %}
+{% if run.number("privacy", "epsilon") is not none %}
+{{ tile("Privacy", "ε = %g" | format(run.number("privacy", "epsilon")), "differentially private") }}
+{% elif not private %}
+{{ tile("Privacy", "none added", "not differentially private") }}
+{% endif %}
+{% endif %}
+</dl>
+
+<div class="grid">
+{% call picture("outcomes", "Accuracy against traffic") %}
+Higher is better, further left is cheaper. The accuracy axis is zoomed to the values.
+{% if model is none and run.numbers("accuracy", "per_site") | length > 1 %}The dot is the mean of the sites, the line spans the worst and the best.{% endif %}
+{% if run.numbers("accuracy") | length > 1 %}
+<em>Pooled real features</em>: one head trained on everything in one place, the ceiling.
+<em>Ensemble</em> and <em>average of heads</em>: every site trains its own head and sends that.
+{% endif %}
+{% endcall %}
+{% call picture("time", "Where the time went") %}
+{% if run.number("seconds", "total") is not none %}The whole run took {{ run.number("seconds", "total") | seconds }}.{% endif %}
+{% endcall %}
+{% call picture("accuracy", "How the model does at each site") %}
+Dashed: {{ "the global model on the common test split" if model is not none else "the mean of the sites" }}.
+{% if lowest %}Lowest: {% for site in lowest %}{{ site.label }} ({{ site.accuracy | percent }}){{ ", " if not loop.last }}{% endfor %}.{% endif %}
+{% endcall %}
+{% call picture("counts", "Which classes each site has") %}
+Records per site and class, darker is more{% if run.sites | length > 24 %}; sites in the same order as in the accuracy picture{% endif %}.
+{% endcall %}
+{% call picture("features", "Real against synthetic features", wide=true) %}
+Both in the same two dimensions, one colour a class{% if run.classes | length > 10 %} (the ten largest; the others are grey){% endif %}, at
+most 1,500 points each. Where the clouds agree, the surrogates stand in well for the data, as far as two dimensions can show.
+This picture exists only because the run was a simulation. In a deployment the real points never leave a hospital, and it cannot be drawn.
+{% endcall %}
+</div>
+{% if undrawn %}
+<p class="quiet" style="margin-top: 14px; font-size: 14px">Not drawn, for lack of numbers: {{ undrawn | join(", ") }}.</p>
+{% endif %}
+
+<section class="card">
+<h2>Privacy</h2>
+{% if not run.metrics %}
+<p>Not recorded: the run ended before it wrote its result. Treat what the sites sent as unprotected.</p>
+{% elif private %}
+<p>Each release is differentially private for single records: adding or removing one record at a site changes the probability
+of any release by at most a factor e<sup>ε</sup>, except with probability δ. Smaller is stronger; how strong must be judged
+with the sites.</p>
+<div class="scroll" tabindex="0"><table>
+<thead><tr><th>Site</th><th class="number">ε</th><th class="number">δ</th></tr></thead>
+<tbody>
+{% for name, budget in private_sites.items() %}
+<tr><td>{{ name }}</td><td class="number">{{ "%.3g" | format(budget.epsilon) if "epsilon" in budget else "–" }}</td><td class="number">{{ "%.2g" | format(budget.delta) if "delta" in budget else "–" }}</td></tr>
+{% else %}
+<tr><td>all sites</td><td class="number">{{ "%.3g" | format(run.number("privacy", "epsilon")) }}</td><td class="number">{{ "%.2g" | format(run.number("privacy", "delta")) if run.number("privacy", "delta") is not none else "–" }}</td></tr>
+{% endfor %}
+</tbody></table></div>
+{% if unprotected and private_sites %}
+<p style="margin-top: 10px"><strong class="bad">No budget is recorded for {{ unprotected }}:</strong> what came from there is unprotected.</p>
+{% endif %}
+{% else %}
+<p><strong>Nothing here is differentially private:</strong> no noise was added to what the sites released. Images stayed where
+they are, but a surrogate is a summary of real patients' features, and whoever holds it may learn something about the records
+behind it; the fewer records a class has, the more. Guard the surrogates and the model like the data they came from.</p>
+{% endif %}
+</section>
+
+<section class="card">
+<h2>Sites</h2>
+{% if sites %}
+<div class="scroll" tabindex="0"><table>
+<thead><tr><th>Site</th><th>Status and reason</th><th class="number">Records</th><th class="number">Sent</th><th class="number">Time</th><th class="number">Accuracy</th></tr></thead>
+<tbody>
+{% for site in sites %}
+<tr><td class="name">{{ site.name }}</td><td class="reason"><span class="{{ 'good' if site.status in ('used', 'replied') else 'bad' }}">{{ site.status }}</span>{% for what, why in site.troubles %}{{ ", " if loop.first else "; " }}{{ what ~ ": " if what != site.status }}{{ why }}{% endfor %}</td><td class="number">{{ or_dash(site.records) }}</td><td class="number">{{ or_dash(site.bytes, "bytes") }}</td><td class="number">{{ or_dash(site.seconds, "seconds") }}</td><td class="number">{{ or_dash(site.accuracy, "percent") }}</td></tr>
+{% endfor %}
+</tbody></table></div>
+{% else %}
+<p>No site is on record.</p>
+{% endif %}
+</section>
+
+<section class="card">
+<h2>Settings</h2>
+{% if changed or unchanged %}
+{% if changed %}
+<div class="scroll"><table>
+<thead><tr><th>Changed for this run</th><th>Value</th><th>Default</th></tr></thead>
+<tbody>
+{% for key, value, default in changed %}
+<tr class="changed"><td><code>{{ key }}</code></td><td><code>{{ value or "not set" }}</code></td><td><code>{{ default or "not set" }}</code></td></tr>
+{% endfor %}
+</tbody></table></div>
+{% endif %}
+<ul class="rest" aria-label="Settings at their defaults">
+{% for key, value in unchanged %}
+<li><code class="quiet">{{ key }}</code> <code>{{ value or "not set" }}</code></li>
+{% endfor %}
+</ul>
+{% else %}
+<p>Not recorded.</p>
+{% endif %}
+</section>
+
+<footer class="card">
+<h2>To repeat this run</h2>
+<dl>
+{% for key, name in (("run", "Run"), ("started", "Started"), ("seed", "Seed"), ("fingerprint", "Backbone fingerprint"), ("git_commit", "Git commit")) %}
+<dt>{{ name }}</dt><dd><code>{{ run.manifest[key] if run.manifest.get(key) not in (none, "") else "not recorded" }}</code></dd>
+{% endfor %}
+<dt>Versions</dt><dd>{% for name, version in versions %}<code>{{ name }} {{ version }}</code>{{ " · " if not loop.last }}{% else %}<code>not recorded</code>{% endfor %}</dd>
+</dl>
+</footer>
+</main>
+</body>
+</html>
+"""

@@ -1,0 +1,159 @@
+"""What a run leaves behind: one folder, complete even when the run fails half-way."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from common.config import RunConfig, run_digest
+from common.errors import RunError
+from common.surrogates import Head, Surrogate
+from common.wire import unpack_surrogate
+from strategies.outcome import Outcome
+
+PACKAGES = (
+    "fedsurrogate",
+    "flwr",
+    "torch",
+    "torchvision",
+    "open_clip_torch",
+    "timm",
+    "numpy",
+    "scikit-learn",
+    "protobuf",
+)
+
+
+class RunFolder:
+    """Writes a run's files as the run goes; implements `strategies.collect.Recorder`."""
+
+    def __init__(self, config: RunConfig, flower_run_id: int) -> None:
+        self.config = config
+        self.started = datetime.now(UTC)
+        name = f"{self.started:%Y%m%dT%H%M%SZ}-{config.method}-{secrets.token_hex(3)}"
+        self.path = Path(config.output_dir).expanduser().absolute() / name
+        (self.path / "surrogates").mkdir(parents=True)
+        self._manifest: dict[str, Any] = {
+            "config": flatten(config.model_dump(by_alias=True, mode="json")),
+            "versions": _versions(),
+            "seed": config.seed,
+            "run": run_digest(config),
+            "flower_run_id": str(flower_run_id),
+            "git_commit": _git_commit(),
+            "started": self.started.isoformat(timespec="seconds"),
+        }
+        self._write("manifest.json", self._manifest)
+        self.finish(Outcome(), "running")
+
+    def event(self, event: str, **fields: object) -> None:
+        """Append one line to events.jsonl."""
+        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event} | fields
+        with (self.path / "events.jsonl").open("a") as file:
+            file.write(json.dumps({key: value for key, value in line.items() if value is not None}) + "\n")
+
+    def surrogate(self, site: str, payload: bytes) -> None:
+        """Keep a site's surrogate as it arrived, so that a head can be learned again without the site."""
+        (self.path / "surrogates" / f"{site}.pb").write_bytes(payload)
+
+    def finish(self, outcome: Outcome, status: str, failure: str = "") -> None:
+        """Write metrics, model, manifest and picture data from what there is."""
+        total = (datetime.now(UTC) - self.started).total_seconds()
+        metrics: dict[str, Any] = {
+            "schema": 1,
+            "method": self.config.method,
+            "status": status,
+            "sites": {"invited": len(outcome.sites)}
+            | {fate: outcome.count(fate) for fate in ("used", "rejected", "dropped")},
+            "accuracy": outcome.accuracy
+            | {"per_site": {site.name: site.correct / site.tested for site in outcome.sites.values() if site.tested}},
+            "bytes": {
+                "up": sum(site.bytes_up for site in outcome.sites.values()),
+                "down": sum(site.bytes_down for site in outcome.sites.values()),
+                "up_per_site": {site.name: site.bytes_up for site in outcome.sites.values()},
+                "compare": outcome.compare_bytes,
+            },
+            "privacy": None,
+            "rounds": [],
+            "seconds": {key: round(value, 3) for key, value in outcome.seconds.items()} | {"total": round(total, 3)},
+        }
+        if failure:
+            metrics["failure"] = failure
+        if outcome.head is not None:
+            save_head(outcome.head, self.path / "model.safetensors")
+            header = outcome.head.header
+            self._manifest |= {"fingerprint": header.fingerprint, "classes": list(header.classes)}
+            self._write("manifest.json", self._manifest)
+            metrics["rounds"] = [{"round": 1, "accuracy": outcome.accuracy.get("model"), "seconds": round(total, 3)}]
+            if outcome.points:
+                points = {kind: asdict(cloud) for kind, cloud in outcome.points.items()}
+                self._write("projection.json", {"classes": header.classes} | points)
+        self._write("metrics.json", metrics)
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        """Replace a file in one step, so that a reader never sees half of it."""
+        temporary = self.path / f".{name}"
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+        temporary.replace(self.path / name)
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """Read one of a run's JSON files. Raises RunError when it is not there or is no JSON object."""
+    try:
+        content = json.loads((folder / name).read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder} is no run folder: {name} cannot be read ({type(error).__name__})") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{folder / name} does not hold a JSON object")
+    return content
+
+
+def read_surrogates(folder: Path) -> list[Surrogate]:
+    """All surrogates a run has kept, by site. Raises RunError when there is none, SurrogateError for a damaged one."""
+    files = sorted((folder / "surrogates").glob("*.pb"), key=lambda path: (len(path.name), path.name))
+    if not files:
+        raise RunError(f"{folder} holds no surrogates")
+    return [unpack_surrogate(path.read_bytes()) for path in files]
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn nested sections into the flat dotted keys of a run-config; lists become comma-separated."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = ",".join(value) if isinstance(value, list | tuple) else value
+    return flat
+
+
+def save_head(head: Head, path: Path) -> None:
+    """Write a head as 32-bit safetensors, its classes and backbone fingerprint in the file's metadata."""
+    from safetensors.torch import save_file
+
+    metadata = {"classes": json.dumps(head.header.classes), "fingerprint": head.header.fingerprint}
+    save_file({"weight": head.weight.contiguous(), "bias": head.bias.contiguous()}, path, metadata)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _git_commit() -> str:
+    """The commit of the working folder, when there is one."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,7 @@
+"""One Flower strategy per method: collection on one side, `learn` (no Flower types) on the other."""
+
+from strategies.fedpft import FedPFT
+
+STRATEGIES = {"fedpft": FedPFT}
+
+__all__ = ["STRATEGIES", "FedPFT"]

@@ -1,0 +1,72 @@
+"""Ask sites and wait for their replies until a deadline. Nobody is waited for for ever, and nobody is lost silently."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from common.errors import RunError
+
+POLL_SECONDS = 0.3
+# Sites that are not connected when a run starts are given this long, or the deadline if that is shorter.
+CONNECT_SECONDS = 60.0
+
+
+class Recorder(Protocol):
+    """Where a run's story goes, as it happens."""
+
+    def event(self, event: str, **fields: object) -> None:
+        """Write one line of the run's events."""
+
+    def surrogate(self, site: str, payload: bytes) -> None:
+        """Keep what a site sent."""
+
+
+class Collection:
+    """Replies to `messages`, iterated as they arrive until all are there or `deadline` seconds are over."""
+
+    def __init__(self, grid: Grid, messages: Iterable[Message], deadline: float) -> None:
+        self._grid = grid
+        self._end = time.monotonic() + deadline
+        self.unanswered = {message for message in grid.push_messages(list(messages)) if message}
+
+    def __iter__(self) -> Iterator[Message]:
+        while self.unanswered:
+            yield from self.arrived()
+            if not self.unanswered or time.monotonic() >= self._end:
+                break
+            time.sleep(POLL_SECONDS)
+
+    def arrived(self) -> Iterator[Message]:
+        """What has come in by now, late replies included."""
+        for reply in self._grid.pull_messages(list(self.unanswered)) if self.unanswered else ():
+            self.unanswered.discard(reply.metadata.reply_to_message_id)
+            yield reply
+
+
+def connected_nodes(grid: Grid, expected: int, deadline: float) -> list[int]:
+    """Node ids of the connected sites, waiting for `expected` of them (at least one). Raises RunError when none comes."""
+    end = time.monotonic() + min(deadline, CONNECT_SECONDS)
+    while True:
+        nodes = sorted(grid.get_node_ids())
+        if len(nodes) >= max(1, expected):
+            return nodes
+        if time.monotonic() >= end:
+            break
+        time.sleep(POLL_SECONDS)
+    if not nodes:
+        raise RunError("no site is connected; start a SuperNode at each site, then run again")
+    return nodes
+
+
+def check_quorum(used: int, invited: int, expected: int, quorum: float) -> None:
+    """Raise RunError when fewer than `quorum` of the sites (invited or expected, whichever is more) can be used."""
+    of = max(invited, expected)
+    needed = max(1, math.ceil(quorum * of - 1e-9))
+    if used < needed:
+        raise RunError(f"quorum missed: {used} of {of} sites can be used, quorum = {quorum:g} needs {needed}")
