@@ -92,7 +92,9 @@ def _head(message: Message, run: RunConfig) -> Head:
 
 def _answer(message: Message, context: Context, work: Work) -> Message:
     """Do the work; on any failure tell the coordinator a code, and keep the detail in this site's own log."""
-    payload, info, site = None, {"status": "internal"}, ""
+    payload: bytes | None = None
+    info: Info = {"status": "internal"}
+    site = ""
     try:
         node = parse_node_config(context.node_config)
         _open_log(node)

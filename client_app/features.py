@@ -133,12 +133,15 @@ def _compute(
     """Fill `path` with features (n, d) float16 and return which rows are real, (n,) bool."""
     ok = np.zeros(len(dataset), dtype=np.bool_)
     x: np.memmap[tuple[int, ...], np.dtype[np.float16]] | None = None
+    first: Tensor | None = None
     broken: list[tuple[int, str]] = []
     start = time.perf_counter()
     with _progress(dataset.name, len(dataset)) as advance:
         for part in _batches(dataset, backbone, batch_size):
             broken += part.broken
             if part.images is not None:
+                first = part.images[0].clone() if first is None else first
+                _check_same_size(part.images, first)
                 features = backbone.forward(part.images).to("cpu", torch.float16)
                 if x is None:
                     shape = (len(dataset), features.shape[1])

@@ -190,8 +190,8 @@ def _by_classes(labels: Tensor, order: Tensor, settings: RunConfig, num_sites: i
     if each > len(classes):
         raise ConfigError(f"classes-per-site = {each}, but the training data has {len(classes)} classes; use fewer")
     dealt = classes[torch.randperm(len(classes), generator=generator)]
-    places = num_sites * each
-    holders = [torch.arange(c, places, len(classes)) // each for c in range(len(classes))]
+    places = torch.arange(num_sites * each)
+    holders = [places[c :: len(classes)] // each for c in range(len(classes))]
     parts: list[list[Tensor]] = [[] for _ in range(num_sites)]
     for label, sites in zip(dealt, holders, strict=True):
         members = order[labels[order] == label]
@@ -211,8 +211,8 @@ def _by_column(origin: Sequence[str] | None, order: Tensor, settings: RunConfig,
     values = sorted(set(origin))
     if len(values) != num_sites:
         raise ConfigError(
-            f"column {settings.site_column!r} has {len(values)} values ({', '.join(values[:5])}), one a site, but there "
-            f"are {num_sites} sites; run with {len(values)} sites"
+            f"column {settings.site_column!r} has {len(values)} values ({', '.join(values[:5])}), but there "
+            f"are {num_sites} sites; run with {len(values)}"
         )
     natural = _partitioners().NaturalIdPartitioner("key")
     return _run_partitioner(natural, order, [origin[i] for i in order.tolist()], num_sites)

@@ -128,7 +128,7 @@ def open_rgb(file: io.BytesIO | Path, shortest: int) -> Image.Image:
         if image.mode.startswith("I"):
             # 16-bit greys, as radiographs are stored: converted as they are, all but the darkest would clip to white.
             return Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8)).convert("RGB")
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
 
 
 class _ParquetImages:

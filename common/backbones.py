@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
@@ -247,7 +248,7 @@ def _timm(model_name: str, *, pretrained: bool) -> _Network:
     import timm
 
     if not timm.is_model(model_name):
-        close = timm.list_models(f"*{model_name.split('.')[0].split('_')[0]}*")[:5]
+        close = difflib.get_close_matches(model_name, timm.list_models(), n=5, cutoff=0.3)
         raise BackboneError(f"timm has no model {model_name!r}; close to it are {', '.join(close) or 'none'}")
     try:
         model: nn.Module = timm.create_model(model_name, pretrained=pretrained, num_classes=0)

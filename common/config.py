@@ -22,7 +22,7 @@ def _kebab(name: str) -> str:
     return name.replace("_", "-")
 
 
-def split_names(value: object) -> object:
+def split_names(value: object) -> Any:
     """Turn "a, b" into ("a", "b"); an empty string means "not set" and gives ().
 
     Raises ValueError for a list that holds no name at all, such as ",".

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self, cast
 
 import torch
 from torch import Tensor
@@ -159,7 +159,7 @@ class Full:
     def colour(self, normals: Tensor, component: Tensor) -> Tensor:
         """(n, d) -> (n, d), one matrix product a component that occurs."""
         noise = torch.empty_like(normals)
-        for index in component.unique().tolist():
+        for index in torch.unique(component).tolist():
             rows = component == index
             noise[rows] = normals[rows] @ self.cholesky[index].T.to(normals.dtype)
         return noise
@@ -180,11 +180,10 @@ class Full:
 def _cholesky(scatter: Tensor, floor: float) -> Tensor:
     """Cholesky of scatter + floor I; the floor grows tenfold until rounding no longer makes it indefinite."""
     while True:
-        factor, failed = torch.linalg.cholesky_ex(
-            scatter + floor * torch.eye(len(scatter), dtype=scatter.dtype, device=scatter.device)
-        )
+        ridge = floor * torch.eye(len(scatter), dtype=scatter.dtype, device=scatter.device)
+        factor, failed = torch.linalg.cholesky_ex(scatter + ridge)
         if not failed:
-            return factor
+            return cast(Tensor, factor)
         floor *= 10
 
 
@@ -231,7 +230,8 @@ class LowRank:
         x, m = points * scale, means * scale
         squares = squared(x, m) - squared(x @ whiten.T, m @ whiten.T)
         log_determinant = self.variances.log().sum() + 2 * core.diagonal().log().sum()
-        return -0.5 * (squares.clamp_min(0) + log_determinant + points.shape[1] * LOG_2PI)
+        density: Tensor = -0.5 * (squares.clamp_min(0) + log_determinant + points.shape[1] * LOG_2PI)
+        return density
 
     def colour(self, normals: Tensor, component: Tensor) -> Tensor:
         """(n, r + d) -> (n, d)."""

@@ -29,7 +29,7 @@ def train_head(
     for features, labels in batches:
         logits = torch.addmm(bias, (features - mean) / deviation, weight.T)
         optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(logits, labels).backward()
+        torch.nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
     final = (weight / deviation).detach()
@@ -38,7 +38,7 @@ def train_head(
 
 def shuffled_batches(features: Tensor, labels: Tensor, size: int, generator: torch.Generator) -> Iterator[Batch]:
     """One pass over (n, d) features in random order."""
-    for rows in torch.randperm(len(labels), generator=generator).to(labels.device).split(size):
+    for rows in torch.split(torch.randperm(len(labels), generator=generator).to(labels.device), size):
         yield features[rows], labels[rows]
 
 

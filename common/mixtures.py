@@ -6,7 +6,7 @@ Source: FedPFT (Beitollahi et al. 2024), section 4.1 and algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -116,7 +116,7 @@ def fit(
     scale = float((features - centre).square().mean().sqrt()) or 1.0
     order = labels.argsort(stable=True)
     counts = torch.bincount(labels, minlength=num_classes)
-    parts = [part for part in ((features[order] - centre) / scale).split(counts.tolist()) if len(part)]
+    parts = [part for part in torch.split((features[order] - centre) / scale, counts.tolist()) if len(part)]
     family = FAMILIES[settings.family]
     rank = max(1, min(settings.rank, len(features) // settings.samples_per_component, features.shape[1]))
     groups = [parts] if family.shared else [[part] for part in parts]
@@ -136,8 +136,8 @@ def _concatenate(tables: Sequence[AnyCovariance]) -> AnyCovariance:
     first = tables[0]
     if isinstance(first, LowRank):
         return first
-    name = "cholesky" if isinstance(first, Full) else "variances"
-    return replace(first, **{name: torch.cat([getattr(table, name) for table in tables])})
+    columns = zip(*(vars(table).values() for table in tables), strict=True)
+    return type(first)(*(torch.cat(column) for column in columns))
 
 
 def _fit_group(

@@ -31,7 +31,9 @@ class Preprocessing:
             # Resizing only the box that the crop keeps gives the same pixels for three quarters of the time.
             resample = Image.Resampling[self.interpolation.upper()]
             image = image.resize((self.crop, self.crop), resample, box=self._box(*image.size), reducing_gap=3.0)
-        pixels = np.array((image.convert("L") if self.grey else image).convert("RGB"), dtype=np.float32)
+        if self.grey:
+            image = image.convert("L")
+        pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"), dtype=np.float32)
         std = np.array(self.std, dtype=np.float32)
         pixels *= 1 / (255 * std)
         pixels -= np.array(self.mean, dtype=np.float32) / std

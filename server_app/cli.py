@@ -81,7 +81,7 @@ def plan(
 
     from server_app.plan import find_dimension
     from server_app.plan import plan as costs
-    from server_app.plots import human_bytes
+    from server_app.units import human_bytes
 
     config = parse_run_config(parse_overrides(run_config or []))
     rows = costs(config, dimension or find_dimension(config), classes, records, rounds)
@@ -127,7 +127,7 @@ def relearn(
 
 def result_table(metrics: dict[str, Any]) -> Table:
     """What people look for first: accuracies beside bytes."""
-    from server_app.plots import human_bytes
+    from server_app.units import human_bytes
 
     table = Table(
         "",

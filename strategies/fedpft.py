@@ -234,8 +234,8 @@ class FedPFT(Strategy):
         features, labels = sample(self.outcome.surrogates, head.header.classes, self.config.seed, PICTURE_POINTS)
         flat = (features @ head.plane()).T.tolist()
         self.outcome.points["synthetic"] = Points(flat[0], flat[1], labels.tolist())
-        lists = [cast(list[float], info.get(f"points.{axis}", [])) for axis in ("x", "y")]
-        self.outcome.points["real"] = Points(*lists, label=cast(list[int], info.get("points.label", [])))
+        x, y = (cast(list[float], info.get(f"points.{axis}", [])) for axis in ("x", "y"))
+        self.outcome.points["real"] = Points(x, y, cast(list[int], info.get("points.label", [])))
 
 
 def _whole(info: Info, key: str) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from common.errors import RunError
-from server_app import plots
+from server_app import plots, svg, units
 from server_app.report import write_report
 
 DIGITS = [str(digit) for digit in range(10)]
@@ -270,7 +270,7 @@ def test_the_class_picture_stays_small_at_any_size(sites: int, classes: int) -> 
 
 def test_labels_never_overlap_and_stay_in_the_picture() -> None:
     size = (1.0, 0.4)
-    placed = np.array(plots._apart([(0.5, 0.5)] * 5, [size] * 5, (1.0, 3.0)))
+    placed = np.array(svg.apart([(0.5, 0.5)] * 5, [size] * 5, (1.0, 3.0)))
     assert np.diff(np.sort(placed[:, 1])).min() > 0.39
     assert placed[:, 1].min() >= 0.2
     assert placed[:, 1].max() <= 2.8
@@ -278,7 +278,7 @@ def test_labels_never_overlap_and_stay_in_the_picture() -> None:
 
 @pytest.mark.parametrize("values", [[0.5], [0.98, 1.0], [0.0, 0.01], [0.68, 0.70, 0.55], [0.1, 0.9]])
 def test_the_accuracy_axis_holds_all_values_and_never_exaggerates(values: list[float]) -> None:
-    low, high = plots._accuracy_range(values)
+    low, high = svg.accuracy_range(values)
     assert 0 <= low <= min(values)
     assert max(values) <= high <= 1.02
     assert high - low >= 0.1
@@ -289,7 +289,7 @@ def test_the_accuracy_axis_holds_all_values_and_never_exaggerates(values: list[f
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (182_000, "182 kB"), (999_999, "1 MB"), (1.82e6, "1.82 MB")],
 )
 def test_bytes_are_said_in_decimal_units(count: float, text: str) -> None:
-    assert plots.human_bytes(count) == text
+    assert units.human_bytes(count) == text
 
 
 @pytest.mark.parametrize(
@@ -297,4 +297,4 @@ def test_bytes_are_said_in_decimal_units(count: float, text: str) -> None:
     [(0.02, "20 ms"), (3.21, "3.2 s"), (59.97, "1 min"), (125, "2 min 5 s"), (3599.9, "1 h"), (4320, "1 h 12 min")],
 )
 def test_durations_are_said_in_human_units(seconds: float, text: str) -> None:
-    assert plots.human_seconds(seconds) == text
+    assert units.human_seconds(seconds) == text
