@@ -27,7 +27,9 @@ def train_head(
     optimiser = torch.optim.Adam([weight, bias], lr=settings.learning_rate, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(1, steps))
     for features, labels in batches:
-        logits = torch.addmm(bias, (features - mean) / deviation, weight.T)
+        # Standardising the weights instead of every batch gives the same logits for a hundredth of the work.
+        scaled = weight / deviation
+        logits = torch.addmm(bias - scaled @ mean, features, scaled.T)
         optimiser.zero_grad()
         torch.nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
         optimiser.step()

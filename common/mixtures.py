@@ -5,6 +5,7 @@ Source: FedPFT (Beitollahi et al. 2024), section 4.1 and algorithm 1.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -159,22 +160,23 @@ def _fit_group(
     smallest = settings.samples_per_component / 2
     covariance: AnyCovariance | None = None
     best = -torch.inf
-    for _ in range(settings.max_iterations):
+    for step in itertools.count(1):
         clusters = [_summarise(part, resp) for part, resp in zip(parts, responsibilities, strict=True)]
         covariance = family.estimate(clusters, floor, covariance, rank)
         if not family.shared and all(len(c.sizes) == 1 for c in clusters):
             break
         joints = _joint_log_densities(clusters, covariance)
         likelihood = float(sum(joint.logsumexp(1).sum() for joint in joints)) / sum(map(len, parts))
-        if likelihood - best < settings.tolerance:
+        # Small components go even when no iteration is left; each round takes away at least one, so this ends.
+        if likelihood - best < settings.tolerance or step >= settings.max_iterations:
             too_small = any(len(c.sizes) > 1 and c.sizes.min() < smallest for c in clusters)
             if not too_small:
                 break
-            joints = [_without_smallest(joint, c.sizes, smallest) for joint, c in zip(joints, clusters, strict=True)]
+            joints = [_without_small(joint, c.sizes, smallest) for joint, c in zip(joints, clusters, strict=True)]
             likelihood = -torch.inf
         best = likelihood
         responsibilities = [joint.softmax(1) for joint in joints]
-    assert covariance is not None  # max_iterations >= 1
+    assert covariance is not None  # the loop runs at least once
     weights = [c.sizes / c.sizes.sum() for c in clusters]
     return weights, [c.means + centre for c, centre in zip(clusters, centres, strict=True)], covariance
 
@@ -189,11 +191,12 @@ def _joint_log_densities(clusters: Sequence[Cluster], covariance: CovarianceMode
     return [covariance.log_density(c.points, c.means) + (c.sizes / c.sizes.sum()).log() for c in clusters]
 
 
-def _without_smallest(joint: Tensor, sizes: Tensor, smallest: float) -> Tensor:
-    """Drop the smallest component when it is below the bound; its records go to the others."""
-    if len(sizes) == 1 or sizes.min() >= smallest:
+def _without_small(joint: Tensor, sizes: Tensor, smallest: float) -> Tensor:
+    """Drop the smaller half of the components below the bound; their records go to the others."""
+    if len(sizes) == 1:
         return joint
-    return joint[:, torch.arange(len(sizes), device=sizes.device) != sizes.argmin()]
+    below = int((sizes < smallest).sum())
+    return joint[:, sizes.argsort()[(below + 1) // 2 :].sort().values]
 
 
 def k_means(points: Tensor, clusters: int, generator: torch.Generator, iterations: int = 20) -> Tensor:

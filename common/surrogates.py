@@ -15,6 +15,8 @@ from common.mixtures import Mixtures
 
 # No site has more records of one class than this; a larger count would only buy a louder voice.
 LARGEST_COUNT = 100_000_000
+# Larger features, or variances beyond its square, would overflow while learning and take every other site's part along.
+LARGEST_NUMBER = 1e15
 # A site's name becomes a file name at the coordinator.
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -122,6 +124,9 @@ def check_surrogate(surrogate: Surrogate, expected: Expectation) -> None:
     for name, table in tables.items():
         if not table.isfinite().all():
             raise SurrogateError(f"{name} hold a number that is not finite")
+    mean, variance = mixtures.moments()
+    if not (mean.abs().max() < LARGEST_NUMBER and variance.max() < LARGEST_NUMBER**2):
+        raise SurrogateError(f"means or variances that are too large; standard deviations reach {LARGEST_NUMBER:g} at most")
     totals = torch.zeros(len(mixtures.counts)).index_add_(0, mixtures.labels, mixtures.weights)
     if mixtures.weights.min() < 0 or (totals - 1).abs().max() > 0.01:
         raise SurrogateError(

@@ -47,18 +47,22 @@ def unpack_surrogate(payload: bytes) -> Surrogate:
     counts, components = list(body.counts), list(body.components)
     if not classes or len(counts) != classes or len(components) != classes:
         raise SurrogateError(f"{classes} classes with {len(counts)} counts and {len(components)} numbers of components")
-    if not all(1 <= count <= LARGEST_COUNT for count in counts):
-        raise SurrogateError(f"a class of {max(counts)} records; 1 to {LARGEST_COUNT} are allowed")
+    if wrong := [count for count in counts if not 1 <= count <= LARGEST_COUNT]:
+        raise SurrogateError(f"a class of {wrong[0]} records; 1 to {LARGEST_COUNT} are allowed")
     total = sum(components)
     if min(components) < 1 or len(body.means.shape) != 2 or body.means.shape[1] < 1:
         raise SurrogateError(f"means of shape {tuple(body.means.shape)[:4]} for {total} components")
     dimension = body.means.shape[1]
     weights = unpack(body.weights, "mixture weights", (total,))
     means = unpack(body.means, "means", (total, dimension))
+    labels = torch.arange(classes).repeat_interleave(torch.tensor(components))
+    totals = torch.zeros(classes).index_add_(0, labels, weights)
+    # Only what half precision has rounded is made good; sums further from one are refused by `check_surrogate`.
+    totals = torch.where((totals - 1).abs() < 0.01, totals, 1.0)
     mixtures = Mixtures(
         counts=torch.tensor(counts),
-        labels=torch.arange(classes).repeat_interleave(torch.tensor(components)),
-        weights=weights,
+        labels=labels,
+        weights=weights / totals[labels],
         means=means,
         covariance=_unpack_covariance(body, total, dimension),
     )
@@ -176,11 +180,13 @@ def _unpack_covariance(body: pb.Mixtures, total: int, dimension: int) -> AnyCova
             return LowRank(loadings * variances.sqrt()[:, None], variances)
         case "full":
             pivots = unpack(spread[0], "pivots", (total, dimension))
+            if dimension == 1:
+                return Full(pivots[:, :, None])
+            # First of all, so that only a payload that brings a d x d matrix gets the memory for one.
+            ratios = unpack(spread[1], "ratios", (total, dimension * (dimension - 1) // 2))
+            rows, columns = _below_diagonal(dimension)
             cholesky = torch.diag_embed(pivots)
-            if dimension > 1:
-                rows, columns = _below_diagonal(dimension)
-                ratios = unpack(spread[1], "ratios", (total, len(rows)))
-                cholesky[:, rows, columns] = ratios * pivots[:, rows]
+            cholesky[:, rows, columns] = ratios * pivots[:, rows]
             return Full(cholesky)
     raise SurrogateError(f"unknown covariance {body.covariance[:20]!r}")
 

@@ -157,3 +157,7 @@ def main() -> None:
     except FedSurrogateError as error:
         Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -61,6 +61,10 @@ class RunFolder:
         """Keep a site's surrogate as it arrived, so that a head can be learned again without the site."""
         (self.path / "surrogates" / f"{site}.pb").write_bytes(payload)
 
+    def discard(self, site: str) -> None:
+        """Drop a site's surrogate, so that nothing is ever learned from what was refused."""
+        (self.path / "surrogates" / f"{site}.pb").unlink(missing_ok=True)
+
     def finish(self, outcome: Outcome, status: str, failure: str = "") -> None:
         """Write metrics, model, manifest and picture data from what there is."""
         total = (datetime.now(UTC) - self.started).total_seconds()

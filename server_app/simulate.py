@@ -54,11 +54,12 @@ def simulate(sites: int, overrides: Mapping[str, Scalar], output: Path, gpus: fl
                 try:
                     folder = _follow(process, log, output, on_event)
                 finally:
-                    _stop(process.pid)
+                    stop_process(process.pid)
             status = _status(_run_id(log), name, environment)
         if folder is None:
             raise RunError(f"the run ended as {status} before it had a run folder:\n{_reason(log)}")
         if status != "finished:completed":
+            (folder / "flower.log").write_text(_plain(log))
             raise RunError(f"the run ended as {status}: {_failure(folder)}\nwhat it left: {folder}")
         return folder
 
@@ -77,7 +78,7 @@ def _superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
         _wait_for_port(process, port, log)
         yield "simulation"
     finally:
-        _stop(process.pid)
+        stop_process(process.pid)
 
 
 def _follow(process: subprocess.Popen[bytes], log: Path, output: Path, on_event: OnEvent) -> Path | None:
@@ -134,10 +135,13 @@ def _failure(folder: Path) -> str:
         return "no metrics were written"
 
 
+def _plain(log: Path) -> str:
+    """Flower's log without its colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
+
+
 def _reason(log: Path) -> str:
-    """The last lines of Flower's log, without its colours."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
-    return "\n".join(text.splitlines()[-15:])
+    return "\n".join(_plain(log).splitlines()[-15:])
 
 
 def _free_port() -> int:
@@ -160,7 +164,7 @@ def _wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> No
     raise RunError(f"flower-superlink did not open its port within {START_SECONDS:.0f} s:\n{_reason(log)}")
 
 
-def _stop(pid: int) -> None:
+def stop_process(pid: int) -> None:
     """End a process and all it started, by id: politely, then not."""
     try:
         parent = psutil.Process(pid)

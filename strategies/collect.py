@@ -26,6 +26,9 @@ class Recorder(Protocol):
     def surrogate(self, site: str, payload: bytes) -> None:
         """Keep what a site sent."""
 
+    def discard(self, site: str) -> None:
+        """Drop what a site sent: it turned out not to fit the other sites'."""
+
 
 class Collection:
     """Replies to `messages`, iterated as they arrive until all are there or `deadline` seconds are over."""

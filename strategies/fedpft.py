@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from common.errors import PUBLIC_SENTENCES, SurrogateError
 from common.surrogates import SITE_NAME, Expectation, Surrogate, check_surrogate
 from common.wire import Info, from_record, pack_head, record_bytes, to_record, unpack_head, unpack_surrogate
 from strategies.collect import Collection, Recorder, check_quorum, connected_nodes
-from strategies.outcome import Outcome, Points, Site
+from strategies.outcome import NO_REPLY, Outcome, Points, Site
 from strategies.sampling import learn, sample
 
 COMPARE = f"{MessageType.QUERY}.compare"
@@ -98,16 +99,24 @@ class FedPFT(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Take in each site's accuracy on its own test split; return the accuracy over all of these together."""
+        silent = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
         for reply in replies:
-            site = self.outcome.sites[self._node(reply)]
+            node = self._node(reply)
+            site = self.outcome.sites[node]
+            silent.remove(node)
             try:
                 _, info = self._read(reply, site)
+                correct, tested = _whole(info, "correct"), _whole(info, "tested")
+                if correct > tested:
+                    raise SurrogateError(f"{correct} right answers on {tested} records")
             except SurrogateError as error:
                 self.recorder.event("evaluation-failed", site=site.name, reason=str(error))
                 continue
-            site.correct, site.tested = _whole(info, "correct"), _whole(info, "tested")
+            site.correct, site.tested = correct, tested
             if site.tested:
                 self.recorder.event("evaluated", site=site.name, accuracy=site.correct / site.tested, tested=site.tested)
+        for node in silent:
+            self.recorder.event("evaluation-failed", site=self.outcome.sites[node].name, reason=NO_REPLY)
         tested = sum(site.tested for site in self.outcome.sites.values())
         correct = sum(site.correct for site in self.outcome.sites.values())
         return MetricRecord({"accuracy": correct / tested}) if tested else None
@@ -129,13 +138,26 @@ class FedPFT(Strategy):
         if reply.has_error():
             # Flower puts the text of an exception here, which may hold a path; only the number is kept.
             raise SurrogateError(f"the site's app did not answer (Flower error code {reply.error.code})")
-        site.bytes_up += record_bytes(reply.content)
+        try:
+            site.bytes_up += record_bytes(reply.content)
+        except (IndexError, ValueError):
+            # Flower's counters break on empty values; an honest site sends none.
+            raise SurrogateError("a reply with empty values, which cannot be counted") from None
         payload, info = from_record(reply.content, self.config.max_payload_mib * 2**20)
-        if isinstance(name := info.get("site"), str) and SITE_NAME.fullmatch(name):
-            site.name = name
+        self._name(site, info.get("site"))
         if (status := info.get("status")) != "ok":
             raise SurrogateError(PUBLIC_SENTENCES.get(str(status), PUBLIC_SENTENCES["internal"]))
         return payload, info
+
+    def _name(self, site: Site, name: object) -> None:
+        """Call a site what it calls itself, once and for all, unless a site that was not rejected has that name already."""
+        if site.fate == "used" or not (isinstance(name, str) and SITE_NAME.fullmatch(name)):
+            return
+        others = {node: other for node, other in self.outcome.sites.items() if other is not site and other.name == name}
+        if all(other.fate == "rejected" for other in others.values()):
+            site.name = name
+            for node, other in others.items():
+                other.name = f"node {node}"
 
     def _receive(self, reply: Message, late: bool = False) -> None:
         """Check one surrogate and keep it, or refuse it with a reason."""
@@ -148,14 +170,14 @@ class FedPFT(Strategy):
             surrogate = unpack_surrogate(payload)
             check_surrogate(surrogate, self._expectation())
             name = surrogate.header.site
-            if name != site.name or name in {s.header.site for s in self._surrogates.values()}:
+            if name != site.name:
                 raise SurrogateError(f"a surrogate in the name of {name[:64]!r}, which is another site")
         except SurrogateError as error:
             self._reject(node, str(error))
             return
         self.recorder.surrogate(name, payload)
         counts = dict(zip(surrogate.header.classes, surrogate.mixtures.counts.tolist(), strict=True))
-        facts = {"bytes": site.bytes_up, "counts": counts, "seconds": info.get("fit-seconds"), "payload": len(payload)}
+        facts = {"bytes": site.bytes_up, "counts": counts, "seconds": _seconds(info, "fit"), "payload": len(payload)}
         self.recorder.event("late" if late else "replied", site=name, **facts)
         if late:
             site.reason = "replied after the deadline; its surrogate is kept for relearn"
@@ -163,18 +185,19 @@ class FedPFT(Strategy):
         site.fate, site.reason, site.simulated = "used", "", info.get("simulated") is True
         self._surrogates[node] = surrogate
         for key in ("extract", "fit"):
-            spent = info.get(f"{key}-seconds")
-            if isinstance(spent, float):
+            if (spent := _seconds(info, key)) is not None:
                 self.outcome.seconds[key] = max(spent, self.outcome.seconds.get(key, 0.0))
 
     def _reject(self, node: int, reason: str) -> None:
         site = self.outcome.sites[node]
         site.fate, site.reason = "rejected", reason
-        self._surrogates.pop(node, None)
+        if self._surrogates.pop(node, None) is not None:
+            self.recorder.discard(site.name)
         self.recorder.event("rejected", site=site.name, reason=reason, bytes=site.bytes_up)
 
     def _expectation(self) -> Expectation:
-        config = self.config
+        """What a surrogate must look like; a late one must fit the head that was learned without it."""
+        config, head = self.config, self.outcome.head
         return Expectation(
             method=config.method,
             run=run_digest(config),
@@ -182,7 +205,8 @@ class FedPFT(Strategy):
             components=config.fedpft.components,
             rank=config.fedpft.rank,
             classes=config.classes,
-            fingerprint=config.fingerprint,
+            fingerprint=head.header.fingerprint if head else config.fingerprint,
+            dimension=head.weight.shape[1] if head else 0,
         )
 
     def _settle_backbone(self) -> None:
@@ -222,12 +246,14 @@ class FedPFT(Strategy):
                 self.recorder.event("comparison-failed", reason=str(error))
                 return
             for key, value in info.items():
-                if key.startswith("accuracy.") and isinstance(value, float):
+                if key.startswith("accuracy.") and isinstance(value, float) and math.isfinite(value):
                     self.outcome.accuracy[key.removeprefix("accuracy.")] = value
                 elif key.startswith("bytes.") and isinstance(value, int):
                     self.outcome.compare_bytes[key.removeprefix("bytes.")] = value
             self._picture(payload, info)
             self.recorder.event("compared", **self.outcome.accuracy)
+            return
+        self.recorder.event("comparison-failed", reason=NO_REPLY)
 
     def _picture(self, payload: bytes, info: Info) -> None:
         head = unpack_head(payload)
@@ -241,3 +267,8 @@ class FedPFT(Strategy):
 def _whole(info: Info, key: str) -> int:
     value = info.get(key)
     return value if isinstance(value, int) and 0 <= value < 2**40 else 0
+
+
+def _seconds(info: Info, key: str) -> float | None:
+    value = info.get(f"{key}-seconds")
+    return value if isinstance(value, float) and 0 <= value < math.inf else None

@@ -8,6 +8,7 @@ from typing import Literal
 from common.surrogates import Head, Surrogate
 
 Fate = Literal["used", "rejected", "dropped"]
+NO_REPLY = "no reply before the deadline"
 
 
 @dataclass
@@ -16,7 +17,7 @@ class Site:
 
     name: str
     fate: Fate = "dropped"
-    reason: str = "no reply before the deadline"
+    reason: str = NO_REPLY
     bytes_up: int = 0
     bytes_down: int = 0
     tested: int = 0

@@ -20,6 +20,8 @@ from common.surrogates import Head, Header, Surrogate
 
 # Samples held in memory at a time. The number of samples a run draws does not matter, only this does.
 POOL_BYTES = 64 * 2**20
+# How often a pool is trained on before fresh samples replace it: drawing them costs more than training on them.
+SWEEPS = 2
 
 
 def stream(seed: int, site: str, label: str) -> torch.Generator:
@@ -123,6 +125,8 @@ def _draw(shares: Sequence[Share], index: int, chunks: int) -> Batch:
 
 
 def _batches(shares: Sequence[Share], chunks: int, passes: int, size: int, generator: torch.Generator) -> Iterator[Batch]:
-    for _ in range(passes):
+    for start in range(0, passes, SWEEPS):
         for index in torch.randperm(chunks, generator=generator).tolist():
-            yield from shuffled_batches(*_draw(shares, index, chunks), size, generator)
+            features, labels = _draw(shares, index, chunks)
+            for _ in range(min(SWEEPS, passes - start)):
+                yield from shuffled_batches(features, labels, size, generator)

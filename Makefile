@@ -1,0 +1,38 @@
+# make demo | make test | make lint | make bench. Each sets up what it needs; VENV=/path takes an environment that exists.
+VENV ?= .venv
+PYTHON ?= python3
+RUN := PYTHONPATH="$(CURDIR)" "$(VENV)/bin/python"
+SITES ?= 5
+NEEDED := flwr flwr-datasets torch torchvision open_clip_torch timm scikit-learn pydantic safetensors protobuf pyarrow \
+	pillow filelock psutil rich typer jinja2 matplotlib pytest pytest-xdist hypothesis ruff mypy grpcio-tools \
+	types-protobuf types-psutil
+
+export FLWR_TELEMETRY_ENABLED = 0
+export FLWR_DISABLE_UPDATE_CHECK = 1
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
+export RAY_USAGE_STATS_ENABLED = 0
+
+.PHONY: setup demo test lint bench proto
+
+setup:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x "$(VENV)/bin/python" || $(PYTHON) -m venv "$(VENV)"
+	@"$(VENV)/bin/python" -c 'import sys; from importlib.metadata import version; [version(name) for name in sys.argv[1:]]' $(NEEDED) 2>/dev/null \
+		|| "$(VENV)/bin/python" -m pip install --quiet --progress-bar off -c constraints.txt -e '.[dev]'
+
+demo: setup
+	@$(RUN) -m server_app.cli simulate --sites $(SITES) -c 'compare=true'
+
+test: setup
+	$(RUN) -m pytest
+
+lint: setup
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+bench: setup
+	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(RUN) "$$script" || exit 1; done
+
+proto: setup
+	$(RUN) -m grpc_tools.protoc -I common --python_out=common --pyi_out=common common/surrogate.proto

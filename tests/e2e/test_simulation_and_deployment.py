@@ -1,0 +1,84 @@
+"""The same federation twice: simulated on Ray, and deployed as a SuperLink and three SuperNodes over gRPC."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.processes import coordinator, federation
+
+SETTINGS = 'fedpft.covariance="diag" fedpft.components=3 seed=7 alpha=1.0 head.min-steps=100 head.epochs=2'
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("simulation")
+    done = coordinator("simulate", "--sites", "3", "-c", SETTINGS + " compare=true", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three hospitals with data of their own, and a fourth whose node-config names a folder that is not there."""
+    home = tmp_path_factory.mktemp("deployment")
+    nodes = [
+        f'data="digits" partition-id={i} num-partitions=3 cache-dir="{home}/cache-{i}" state-dir="{home}/state-{i}"'
+        for i in range(3)
+    ]
+    secret = f'data="imagefolder" data-dir="/data/secret-patient-folder" site="st-mary" state-dir="{home}/state-3"'
+    output = home / "out"
+    with federation(home / "flower", [*nodes, secret]) as running:
+        status = running.run(f'{SETTINGS} compare=true sites=4 deadline=120.0 output-dir="{output}"', cwd=home)
+    assert status == "finished:completed", (home / "flower" / "flwr-run.log").read_text()
+    (folder,) = output.iterdir()
+    return folder
+
+
+def _metrics(folder: Path) -> dict[str, object]:
+    return dict(json.loads((folder / "metrics.json").read_text()))
+
+
+def test_simulation_leaves_the_run_folder_where_the_user_stands(simulated: Path) -> None:
+    assert simulated.parent.name == "runs"
+    files = {path.name for path in simulated.iterdir()}
+    assert {"metrics.json", "manifest.json", "events.jsonl", "model.safetensors", "surrogates", "report.html"} <= files
+    metrics = _metrics(simulated)
+    assert metrics["status"] == "ok"
+    assert metrics["sites"] == {"invited": 3, "used": 3, "rejected": 0, "dropped": 0}
+    assert metrics["accuracy"]["model"] > 0.85  # type: ignore[index]
+
+
+def test_deployment_gives_the_same_surrogates_bit_for_bit(simulated: Path, deployed: Path) -> None:
+    for site in ("0", "1", "2"):
+        name = f"surrogates/{site}.pb"
+        assert (simulated / name).read_bytes() == (deployed / name).read_bytes()
+
+
+def test_a_site_without_data_is_named_and_the_others_go_on(deployed: Path) -> None:
+    assert _metrics(deployed)["sites"] == {"invited": 4, "used": 3, "rejected": 1, "dropped": 0}
+    events = [json.loads(line) for line in (deployed / "events.jsonl").read_text().splitlines()]
+    (rejected,) = [event for event in events if event["event"] == "rejected"]
+    assert rejected["site"] == "st-mary"
+    assert "no usable data" in rejected["reason"]
+
+
+def test_nothing_of_a_sites_paths_reaches_the_coordinator(deployed: Path) -> None:
+    for path in deployed.rglob("*"):
+        assert path.is_dir() or b"secret-patient" not in path.read_bytes()
+    assert "secret-patient" in (deployed.parents[1] / "state-3" / "site.log").read_text()
+
+
+def test_a_deployment_has_no_global_test_split(deployed: Path) -> None:
+    accuracy = _metrics(deployed)["accuracy"]
+    assert set(accuracy["per_site"]) == {"0", "1", "2"}  # type: ignore[index, call-overload]
+    assert "model" not in accuracy  # type: ignore[operator]
+    assert not (deployed / "projection.json").exists()
+
+
+def test_a_wrong_setting_is_one_line_and_starts_nothing(tmp_path: Path) -> None:
+    done = coordinator("simulate", "-c", "fedpft.componets=3", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.strip() == "error: unknown key 'fedpft.componets'; did you mean 'fedpft.components'?"
+    assert list(tmp_path.iterdir()) == []

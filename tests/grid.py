@@ -1,0 +1,219 @@
+"""Flower without sockets: a `Grid` that calls our ClientApp in this process, message by message, with faults on demand.
+
+Leans on Flower's internals (how objects are deflated and inflated), so it stays in the tests.
+"""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.run import Run
+
+from client_app import app as client_app
+from common.wire import INFO, PAYLOAD, record_bytes
+from server_app import app as server_app
+from server_app.run_folder import flatten
+
+Scalar = str | int | float | bool
+NodeConfig = dict[str, Scalar]
+
+ROOT = Path(__file__).parents[1]
+FIRST_NODE = 1001
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong at one node. Without any field set: nothing.
+
+    offline: never replies. late: the reply is held back until a message of this type has been pushed to some node.
+    pulls: the reply is held back for so many pulls. crash: the ClientApp raises this; `kind` limits faults to one
+    message type. payload changes the bytes of the reply (announcing the new size), reply changes the whole record.
+    """
+
+    offline: bool = False
+    late: str = ""
+    pulls: int = 0
+    crash: Exception | None = None
+    payload: Callable[[bytes], bytes] | None = None
+    reply: Callable[[RecordDict], None] | None = None
+    kind: str = "train"
+
+
+class InProcessGrid(Grid):
+    """Nodes 1001, 1002, ... in this process. `sent` and `received` are the messages that crossed the wire,
+    `object_bytes` what all of their objects took, Flower's own frames included.
+    """
+
+    def __init__(self, node_configs: Sequence[NodeConfig], faults: Mapping[int, Fault] | None = None) -> None:
+        self.node_configs = {FIRST_NODE + index: dict(config) for index, config in enumerate(node_configs)}
+        self.faults = {FIRST_NODE + index: fault for index, fault in (faults or {}).items()}
+        self.run_config: dict[str, Scalar] = {}
+        self.sent: list[Message] = []
+        self.received: list[Message] = []
+        self.object_bytes: Counter[str] = Counter()
+        self._waiting: dict[str, Message] = {}
+        self._pulls: Counter[str] = Counter()
+        self._states: dict[int, RecordDict] = {node: RecordDict() for node in self.node_configs}
+        self.set_run(Run.create_empty(run_id=77))
+
+    def set_run(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        return Run(**vars(self._run))
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.node_configs)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_run_id"] = self._run.run_id
+            message.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+            message.metadata.__dict__["_message_id"] = message.object_id
+            assert message.metadata.reply_to_message_id == ""
+            assert message.metadata.ttl > 0
+            ids.append(message.metadata.message_id)
+            self.sent.append(message)
+            self._deliver(self._carried(message, "down"))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        arrived = []
+        for name in list(message_ids):
+            self._pulls[name] += 1
+            if name in self._waiting and self._may_arrive(self._waiting[name], self._pulls[name]):
+                arrived.append(self._waiting.pop(name))
+        self.received += arrived
+        return arrived
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        raise NotImplementedError("the strategies push and pull, so that late replies are not lost")
+
+    def counted(self, node: int, kinds: Sequence[str] = ("train", "evaluate")) -> tuple[int, int]:
+        """Bytes that went up from and down to the node of this index, in messages of these types."""
+        number = FIRST_NODE + node
+        up = (m for m in self.received if m.metadata.src_node_id == number and m.has_content())
+        down = (m for m in self.sent if m.metadata.dst_node_id == number)
+        totals = [sum(record_bytes(m.content) for m in way if m.metadata.message_type in kinds) for way in (up, down)]
+        return totals[0], totals[1]
+
+    def replies(self, node: int, kind: str = "train") -> list[Message]:
+        """What the node of this index answered to messages of one type."""
+        of = FIRST_NODE + node
+        return [m for m in self.received if (m.metadata.src_node_id, m.metadata.message_type) == (of, kind)]
+
+    def asked(self, kind: str) -> list[int]:
+        """Indices of the nodes that were sent messages of this type."""
+        return [m.metadata.dst_node_id - FIRST_NODE for m in self.sent if m.metadata.message_type == kind]
+
+    def _deliver(self, message: Message) -> None:
+        node, kind = message.metadata.dst_node_id, message.metadata.message_type
+        fault = self.faults.get(node, Fault())
+        if fault.kind != kind:
+            fault = Fault()
+        if fault.offline:
+            return
+        context = Context(self._run.run_id, node, dict(self.node_configs[node]), self._states[node], dict(self.run_config))
+        try:
+            if fault.crash is not None:
+                raise fault.crash
+            reply = client_app(message, context)
+        except Exception as error:
+            # As flwr.supernode.runtime.run_clientapp does.
+            reason = str(type(error)) + ":<'" + str(error) + "'>"
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        else:
+            _tamper(reply.content, fault)
+        self._waiting[message.metadata.message_id] = self._carried(reply, "up")
+
+    def _may_arrive(self, reply: Message, pulls: int) -> bool:
+        fault = self.faults.get(reply.metadata.src_node_id, Fault())
+        if fault.kind != reply.metadata.message_type:
+            return True
+        held = bool(fault.late) and not self.asked(fault.late)
+        return not held and pulls > fault.pulls
+
+    def _carried(self, message: Message, way: str) -> Message:
+        """The message as the other side gets it: taken apart into bytes and put together from them."""
+        name = message.object_id
+        contents = {key: item.deflate() for key, item in get_all_nested_objects(message).items()}
+        self.object_bytes[way] += sum(map(len, contents.values()))
+        carried = inflate_object_from_contents(name, contents)
+        assert isinstance(carried, Message)
+        carried.metadata.__dict__["_message_id"] = name
+        return carried
+
+
+def replace_payload(record: RecordDict, payload: bytes, announced: int | None = None) -> None:
+    """Put other bytes into a reply; without `announced` their true size is announced."""
+    record[PAYLOAD] = ArrayRecord({PAYLOAD: Array("uint8", (len(payload),), "fedsurrogate.protobuf", payload)})
+    info = record.config_records[INFO]
+    info["bytes"] = len(payload) if announced is None else announced
+    record[INFO] = ConfigRecord(dict(info))
+
+
+def _tamper(record: RecordDict, fault: Fault) -> None:
+    if fault.payload is not None and PAYLOAD in record:
+        replace_payload(record, fault.payload(record.array_records[PAYLOAD][PAYLOAD].data))
+    if fault.reply is not None:
+        fault.reply(record)
+
+
+def sites(count: int, **config: Scalar) -> list[NodeConfig]:
+    """Node-configs of `count` sites that share the run's data, as Flower's simulation gives them."""
+    extra = {key.replace("_", "-"): value for key, value in config.items()}
+    return [{"partition-id": index, "num-partitions": count} | extra for index in range(count)]
+
+
+def default_run_config() -> dict[str, Scalar]:
+    """What Flower hands every app without overrides: the defaults of pyproject.toml, flat."""
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    return flatten(tables["config"])
+
+
+def run_federation(tmp_path: Path, nodes: Sequence[NodeConfig] | InProcessGrid, **run_config: Any) -> Path:
+    """Run the ServerApp over an in-process grid, and return its run folder; raises what the ServerApp raises.
+
+    run_config: overrides with dots or dashes in their names (`**{"fedpft.rank": 4}`), underscores standing for dashes.
+    Each site keeps its log and its cache under `tmp_path`, beside the run folders.
+    """
+    grid = nodes if isinstance(nodes, InProcessGrid) else InProcessGrid(nodes)
+    for config in grid.node_configs.values():
+        config.setdefault("state-dir", str(tmp_path / "site-state"))
+        config.setdefault("cache-dir", str(tmp_path / "site-cache"))
+    overrides = {key.replace("_", "-"): value for key, value in run_config.items()}
+    grid.run_config = default_run_config() | {"output-dir": str(tmp_path / "runs"), "device": "cpu"} | overrides
+    output = Path(str(grid.run_config["output-dir"]))
+    before = set(output.glob("*"))
+    context = Context(grid.run.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(grid.run_config))
+    try:
+        server_app(grid, context)
+    finally:
+        _close_site_logs()
+    return next(iter(set(output.glob("*")) - before))
+
+
+def _close_site_logs() -> None:
+    """One process plays all sites of all tests here: none may write into the log of another's."""
+    log = logging.getLogger("fedsurrogate.site")
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,139 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from common.errors import RunError, SurrogateError
+from common.surrogates import Head, without_classes
+from common.wire import unpack_surrogate
+from server_app.relearn import relearn
+from server_app.run_folder import read_surrogates
+from strategies.sampling import learn
+from tests.grid import Fault, InProcessGrid, run_federation, sites
+
+SETTINGS = {"head.min-steps": 20, "head.epochs": 2, "fedpft.components": 2, "partition": "iid"}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_federation(tmp_path_factory.mktemp("run"), sites(3), **SETTINGS)
+
+
+@pytest.fixture
+def run(original: Path, tmp_path: Path) -> Path:
+    """A copy of the run folder alone: the sites, their data and their caches are gone."""
+    return Path(shutil.copytree(original, tmp_path / original.name))
+
+
+def tensors(head: Head | Path) -> dict[str, Tensor]:
+    return {"weight": head.weight, "bias": head.bias} if isinstance(head, Head) else load_file(head / "model.safetensors")
+
+
+def same(first: Head | Path, second: Head | Path) -> bool:
+    ours, theirs = tensors(first), tensors(second)
+    return set(ours) == set(theirs) and all(ours[name].equal(theirs[name]) for name in ours)
+
+
+def test_learning_again_from_all_sites_gives_the_same_head(run: Path) -> None:
+    folder, head = relearn(run)
+    assert same(head, run)
+    assert same(head, folder)
+    assert folder.parent == run / "relearned"
+
+
+def test_a_head_without_a_site_is_learned_from_the_others_alone(run: Path) -> None:
+    folder, head = relearn(run, without=["1"])
+    others = [unpack_surrogate((run / "surrogates" / f"{name}.pb").read_bytes()) for name in "02"]
+    config = json.loads((run / "manifest.json").read_text())["config"]
+    settings = {"epochs": config["head.epochs"], "min_steps": config["head.min-steps"]}
+    from common.config import HeadConfig
+
+    assert same(head, learn(others, HeadConfig(**settings), config["seed"]))
+    assert not same(head, run)
+    assert json.loads((folder / "manifest.json").read_text()) == {
+        "sites": ["0", "2"],
+        "without": ["1"],
+        "classes": [str(digit) for digit in range(10)],
+    }
+
+
+def test_a_head_without_a_site_is_the_one_of_a_run_without_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.collect.POLL_SECONDS", 0.02)
+    grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
+    assert same(relearn(run, without=["1"])[1], run_federation(tmp_path / "never", grid, deadline=0.2, **SETTINGS))
+
+
+def test_a_removed_surrogate_file_is_the_same_as_without(run: Path) -> None:
+    _, without = relearn(run, without=["1"])
+    (run / "surrogates" / "1.pb").unlink()
+    assert same(relearn(run)[1], without)
+
+
+def test_a_late_site_can_be_learned_from_later(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.collect.POLL_SECONDS", 0.02)
+    grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
+    late = run_federation(tmp_path / "late", grid, deadline=0.2, **SETTINGS)
+    assert not same(late, run)
+    assert same(relearn(late)[1], run)
+
+
+def test_a_head_can_be_learned_for_some_classes_only(run: Path) -> None:
+    folder, head = relearn(run, classes=["7", "1", "3"])
+    assert head.header.classes == ("1", "3", "7"), "in the run's own order"
+    assert head.weight.shape == (3, 64)
+    parts = [without_classes(surrogate, ["1", "3", "7"]) for surrogate in read_surrogates(run)]
+    assert [part.header.classes for part in parts if part] == [("1", "3", "7")] * 3
+    assert json.loads((folder / "manifest.json").read_text())["classes"] == ["1", "3", "7"]
+
+
+def test_sites_and_classes_can_be_left_out_together(run: Path) -> None:
+    _, head = relearn(run, without=["0", "2"], classes=["0", "9"])
+    assert head.header.classes == ("0", "9")
+
+
+def test_a_class_that_left_with_its_only_site_is_gone(tmp_path: Path) -> None:
+    run = run_federation(tmp_path, sites(5), **SETTINGS | {"partition": "classes"})
+    only = read_surrogates(run)[2].header.classes
+    _, head = relearn(run, without=["2"])
+    assert set(head.header.classes) == {str(digit) for digit in range(10)} - set(only)
+    with pytest.raises(RunError, match=f"class '{only[0]}' is not in this run"):
+        relearn(run, without=["2"], classes=[only[0]])
+
+
+def test_what_does_not_exist_is_named_beside_what_does(run: Path) -> None:
+    with pytest.raises(RunError, match="site 'clinic' is not in this run; it has 0, 1, 2"):
+        relearn(run, without=["0", "clinic"])
+    with pytest.raises(RunError, match="class 'plague' is not in this run; it has 0, 1, 2"):
+        relearn(run, classes=["1", "plague"])
+    with pytest.raises(RunError, match="no surrogate is left"):
+        relearn(run, without=["0", "1", "2"])
+    assert not (run / "relearned").exists()
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, run: Path) -> None:
+    with pytest.raises(RunError, match="is no run folder"):
+        relearn(tmp_path)
+    for file in (run / "surrogates").iterdir():
+        file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(SurrogateError, match="no surrogate"):
+        relearn(run)
+
+
+def test_a_manifest_without_a_configuration_is_refused(run: Path) -> None:
+    (run / "manifest.json").write_text("{}")
+    with pytest.raises(RunError, match="config"):
+        relearn(run)
+
+
+def test_every_head_learned_again_is_kept(run: Path) -> None:
+    folders = [relearn(run, without=[site])[0] for site in "012"]
+    assert len(set(folders)) == 3
+    assert all((folder / "model.safetensors").exists() for folder in folders)
+    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    relearn(run)
+    assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
