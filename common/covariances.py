@@ -216,20 +216,23 @@ class LowRank:
         return cls(factor, (total - (factor * cross).sum(1)).clamp_min(floor))
 
     def log_density(self, points: Tensor, means: Tensor) -> Tensor:
-        """(n, M) by the Woodbury identity."""
+        """(n, M). The squared distance is |x - L z|^2 + |z|^2 with z the factors expected for x: in the Woodbury identity
+        large numbers cancel where a dimension has nearly no variance of its own, and single precision loses all digits.
+        """
         scale = self.variances.rsqrt()
         loadings = self.factor * scale[:, None]
-        core = torch.linalg.cholesky(
-            torch.eye(loadings.shape[1], dtype=points.dtype, device=points.device) + loadings.T @ loadings
-        )
-        whiten = torch.linalg.solve_triangular(core, loadings.T, upper=False)
+        wide = loadings.double()
+        core = torch.linalg.cholesky(torch.eye(wide.shape[1], dtype=wide.dtype, device=wide.device) + wide.T @ wide)
+        expected = torch.cholesky_solve(wide.T, core).T.to(points.dtype)
 
-        def squared(left: Tensor, right: Tensor) -> Tensor:
-            return left.square().sum(1, keepdim=True) - 2 * left @ right.T + right.square().sum(1)
+        def residuals_and_factors(rows: Tensor) -> Tensor:
+            scaled = rows * scale
+            factors = scaled @ expected
+            return torch.cat([torch.addmm(scaled, factors, loadings.T, alpha=-1), factors], 1)
 
-        x, m = points * scale, means * scale
-        squares = squared(x, m) - squared(x @ whiten.T, m @ whiten.T)
-        log_determinant = self.variances.log().sum() + 2 * core.diagonal().log().sum()
+        x, m = residuals_and_factors(points), residuals_and_factors(means)
+        squares = x.square().sum(1, keepdim=True) - 2 * x @ m.T + m.square().sum(1)
+        log_determinant = self.variances.log().sum() + 2 * core.diagonal().log().sum().to(points.dtype)
         density: Tensor = -0.5 * (squares.clamp_min(0) + log_determinant + points.shape[1] * LOG_2PI)
         return density
 

@@ -21,7 +21,9 @@ def train_head(
     at `settings.learning_rate` and anneals it to zero over `steps` batches by a cosine.
     """
     deviation = variance.sqrt()
-    deviation = deviation.clamp_min(1e-6 * float(deviation.max()) or 1.0)
+    # What is constant but for rounding gets no weight: Adam would make steps of full size out of the rounding.
+    constant = deviation <= 1e-6 * torch.maximum(deviation.max(), mean.abs())
+    deviation = deviation.masked_fill(constant, torch.inf)
     weight = torch.zeros(classes, len(mean), device=mean.device, requires_grad=True)
     bias = torch.zeros(classes, device=mean.device, requires_grad=True)
     optimiser = torch.optim.Adam([weight, bias], lr=settings.learning_rate, fused=True)

@@ -81,7 +81,9 @@ class Mixtures:
         """Mean and variance of every dimension over all classes, in closed form: two tensors (d,)."""
         share = self.weights * self.counts.to(self.weights)[self.labels] / self.counts.sum()
         mean = share @ self.means
-        within = (share[:, None] * self.covariance.variances_per_dimension()).sum(0).expand_as(mean)
+        # A full covariance is still in double precision after a fit.
+        variances = self.covariance.variances_per_dimension().to(share)
+        within = (share[:, None] * variances).sum(0).expand_as(mean)
         return mean, within + share @ (self.means - mean).square()
 
 

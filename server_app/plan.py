@@ -10,8 +10,11 @@ from pathlib import Path
 from common.config import RunConfig
 from common.errors import ConfigError
 
-# Envelope of one surrogate: header, class names and the table's frame, as measured on real messages.
-ENVELOPE_BYTES = 1024
+# What travels beside the numbers, as measured on real messages: a surrogate's header, the frame of its table and the
+# site's later answer; the question and the frame of the head; names and counts of each class.
+ENVELOPE_UP = 285
+ENVELOPE_DOWN = 155
+CLASS_BYTES = 5
 KNOWN_DIMENSIONS = {"torchvision:mobilenet_v2": 1280, "torchvision:resnet50": 2048, "torchvision:resnet18": 512}
 
 
@@ -45,9 +48,10 @@ def numbers(config: RunConfig, dimension: int, classes: int, records: int) -> in
 def plan(config: RunConfig, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
     """Costs a site: this run, FedAvg of the same linear head at 16 bits, and raw features at 16 bits."""
     head = 2 * classes * (dimension + 1)
-    surrogate = 2 * numbers(config, dimension, classes, records) + ENVELOPE_BYTES
+    named = CLASS_BYTES * classes
+    surrogate = 2 * numbers(config, dimension, classes, records) + ENVELOPE_UP + named
     return [
-        Cost(f"fedpft {config.fedpft.covariance}", surrogate, head + ENVELOPE_BYTES, 1, 2),
+        Cost(f"fedpft {config.fedpft.covariance}", surrogate, head + ENVELOPE_DOWN + named, 1, 2),
         Cost(
             f"FedAvg of the head, {fedavg_rounds} rounds",
             fedavg_rounds * head,
@@ -67,7 +71,7 @@ def find_dimension(config: RunConfig) -> int:
             with path.open("rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
                 return int(json.loads(file.read(length))["x"]["shape"][1])
-        except (OSError, ValueError, KeyError, struct.error):
+        except (OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError, struct.error):
             raise ConfigError(f"cannot read the feature dimension from {path}; give --dimension") from None
     if config.backbone == "pixels" and config.data == "digits":
         return 64

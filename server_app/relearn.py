@@ -21,7 +21,10 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
     had these sites never taken part: their contribution is removed, not merely reduced. Writes
     `relearned/<UTC time>/` into the run folder. Raises RunError for an unknown site or class.
     """
-    config = parse_run_config(read_json(run, "manifest.json")["config"])
+    settings = read_json(run, "manifest.json").get("config")
+    if not isinstance(settings, dict):
+        raise RunError(f"{run} is no run folder: manifest.json holds no config")
+    config = parse_run_config(settings)
     stored = read_surrogates(run)
     sites = [surrogate.header.site for surrogate in stored]
     if missing := set(without) - set(sites):

@@ -32,7 +32,13 @@ PICTURES = {
     "accuracy": "accuracy at each site",
     "counts": "classes at each site",
 }
-PHASES = {"extract": "extracting features", "fit": "fitting surrogates", "learn": "learning from surrogates"}
+PHASES = {
+    "extract": "extracting features",
+    "fit": "fitting surrogates",
+    "wait": "messages and waiting",
+    "learn": "learning from surrogates",
+    "evaluate": "evaluating the model",
+}
 NAMED_IN_BANNER = 24
 BASELINES = {"oracle": "pooled real features", "ensemble": "ensemble of heads", "average": "average of heads"}
 

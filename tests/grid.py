@@ -5,13 +5,18 @@ Leans on Flower's internals (how objects are deflated and inflated), so it stays
 
 from __future__ import annotations
 
+import json
 import logging
+import re
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -27,9 +32,14 @@ from server_app.run_folder import flatten
 
 Scalar = str | int | float | bool
 NodeConfig = dict[str, Scalar]
+Json = dict[str, Any]
 
 ROOT = Path(__file__).parents[1]
 FIRST_NODE = 1001
+# Little training, for tests in which the head need not be good.
+FAST: dict[str, Any] = {"head.min-steps": 20, "head.epochs": 1}
+# Stands in paths that a site must keep to itself.
+SECRET = "geheim7f3a"
 
 
 @dataclass(frozen=True)
@@ -189,11 +199,14 @@ def default_run_config() -> dict[str, Scalar]:
     return flatten(tables["config"])
 
 
-def run_federation(tmp_path: Path, nodes: Sequence[NodeConfig] | InProcessGrid, **run_config: Any) -> Path:
+def run_federation(
+    tmp_path: Path, nodes: Sequence[NodeConfig] | InProcessGrid, *, report: bool = True, **run_config: Any
+) -> Path:
     """Run the ServerApp over an in-process grid, and return its run folder; raises what the ServerApp raises.
 
     run_config: overrides with dots or dashes in their names (`**{"fedpft.rank": 4}`), underscores standing for dashes.
-    Each site keeps its log and its cache under `tmp_path`, beside the run folders.
+    Each site keeps its log and its cache under `tmp_path`, beside the run folders. Drawing the report takes longer than
+    the run: `report=False` leaves it out.
     """
     grid = nodes if isinstance(nodes, InProcessGrid) else InProcessGrid(nodes)
     for config in grid.node_configs.values():
@@ -204,8 +217,11 @@ def run_federation(tmp_path: Path, nodes: Sequence[NodeConfig] | InProcessGrid, 
     output = Path(str(grid.run_config["output-dir"]))
     before = set(output.glob("*"))
     context = Context(grid.run.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(grid.run_config))
+    # By the name of its module: the package's attribute of this name is the ServerApp.
+    undrawn = patch.object(sys.modules["server_app.app"], "write_report")
     try:
-        server_app(grid, context)
+        with nullcontext() if report else undrawn:
+            server_app(grid, context)
     finally:
         _close_site_logs()
     return next(iter(set(output.glob("*")) - before))
@@ -217,3 +233,34 @@ def _close_site_logs() -> None:
     for handler in list(log.handlers):
         log.removeHandler(handler)
         handler.close()
+
+
+def metrics_of(folder: Path) -> Json:
+    text = (folder / "metrics.json").read_text()
+    assert not re.search(r"\b(NaN|Infinity)\b", text), "JSON for strict readers only"
+    return json.loads(text)
+
+
+def events_of(folder: Path) -> list[Json]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def surrogates_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "surrogates").iterdir()}
+
+
+def files_with(word: str, folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and word.encode() in path.read_bytes()]
+
+
+def outcome(folder: Path, site: str, event: str) -> str:
+    """The reason of the one event of this kind; the other two sites were used and the run finished."""
+    metrics = metrics_of(folder)
+    assert metrics["status"] == "ok"
+    assert metrics["sites"] == {"invited": 3, "used": 2, "rejected": 0, "dropped": 0} | {event: 1}
+    assert (folder / "model.safetensors").exists()
+    (found,) = (e for e in events_of(folder) if e["event"] == event)
+    assert found["site"] == site
+    assert len(metrics["bytes"]["up_per_site"]) == 3
+    assert sum(metrics["bytes"]["up_per_site"].values()) == metrics["bytes"]["up"]
+    return str(found["reason"])

@@ -27,7 +27,7 @@ def head(weight: Tensor, bias: Tensor, classes: tuple[str, ...] = CLASSES) -> He
 
 def trained(factor: float = 1.0, seed: int = 0, shift: float = 0.0) -> Head:
     x, y, _, _ = digits()
-    return head(*train_on_features(x * factor + shift, y, 10, HeadConfig(), seed))
+    return head(*train_on_features(x * factor + shift, y, 10, HeadConfig(learning_rate=5e-3), seed))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_predictions_do_not_depend_on_the_scale_of_features(plain: Head, factor:
 
 def test_predictions_do_not_depend_on_the_origin_of_features(plain: Head) -> None:
     _, _, x_test, _ = digits()
-    agreed = trained(shift=100.0).predict(x_test + 100.0) == plain.predict(x_test)
+    agreed = trained(shift=1000.0).predict(x_test + 1000.0) == plain.predict(x_test)
     assert agreed.float().mean() > 0.995
 
 
@@ -64,14 +64,16 @@ def test_same_seed_gives_the_same_head(plain: Head) -> None:
     assert not torch.equal(other.weight, plain.weight)
 
 
-def test_constant_features_do_no_harm() -> None:
+def test_constant_features_get_no_weight() -> None:
     x, y, x_test, y_test = digits()
     x, x_test = (torch.cat([part, torch.full((len(part), 2), 0.1)], 1) for part in (x, x_test))
-    found = head(*train_on_features(x, y, 10, HeadConfig(min_steps=300), 0))
-    assert found.weight.isfinite().all()
+    found = head(*train_on_features(x, y, 10, HeadConfig(min_steps=300, learning_rate=0.01), 0))
+    # Rounding alone must not move them: one weight of 1e5 would cost all others their digits on the 16-bit way down.
+    assert not found.weight[:, -2:].any()
+    assert found.weight.abs().max() < 100
     assert found.accuracy(x_test, CLASSES, y_test)[0] > 0.9 * len(y_test)
     flat = head(*train_on_features(torch.ones(20, 3), torch.arange(20) % 2, 2, HeadConfig(min_steps=10), 0))
-    assert flat.weight.isfinite().all()
+    assert not flat.weight.any()
 
 
 def test_one_pass_brings_every_record_once() -> None:

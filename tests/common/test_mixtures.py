@@ -131,7 +131,9 @@ def _matrices(theirs: GaussianMixture, dimension: int) -> list[np.ndarray]:
 def test_one_component_in_single_precision_is_scikit_learns(family: str) -> None:
     x = correlated(500, 6).float()
     theirs = GaussianMixture(1, covariance_type=family, reg_covar=1e-9).fit(x.double().numpy())
-    assert likelihood(fit_one(x, family), x) == pytest.approx(theirs.score(x.double().numpy()), abs=1e-4)
+    ours = fit_one(x, family)
+    assert likelihood(ours, x) == pytest.approx(theirs.score(x.double().numpy()), abs=1e-4)
+    assert all(moment.dtype == torch.float32 for moment in ours.moments())
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -187,6 +189,22 @@ def test_log_density_is_the_multivariate_normals(family: str, dtype: torch.dtype
     matrices = covariances(Mixtures(mixtures.counts, mixtures.labels, mixtures.weights, means, covariance)).double()
     oracle = MultivariateNormal(means.double(), matrices).log_prob(x.double()[:, None])
     torch.testing.assert_close(ours.double(), oracle, rtol=1e-4 if dtype == torch.float32 else 1e-10, atol=1e-4)
+
+
+@pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-6])
+def test_lowrank_density_keeps_its_digits_without_much_noise(noise: float) -> None:
+    rng = generator()
+    # The second factor is weak, so that the two differ in scale as well.
+    factor = torch.randn(8, 2, generator=rng) * torch.tensor([1.0, 0.01])
+    narrow = LowRank(factor, torch.full((8,), noise))
+    x = torch.randn(20, 2, generator=rng) @ factor.T + torch.randn(20, 8, generator=rng) * noise**0.5
+    means = torch.randn(3, 8, generator=rng) * noise**0.5
+    ours = narrow.log_density(x, means).double()
+    oracle = LowRank(factor.double(), narrow.variances.double()).log_density(x.double(), means.double())
+    torch.testing.assert_close(ours, oracle, rtol=1e-3, atol=0.02)
+    matrix = (factor.double() @ factor.double().T) + noise * torch.eye(8)
+    exact = MultivariateNormal(means.double(), matrix).log_prob(x.double()[:, None])
+    torch.testing.assert_close(oracle, exact, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -311,7 +329,9 @@ def test_fit_is_equivariant_to_the_scale_of_features(family: str, components: in
     torch.testing.assert_close(plain.means, scaled.means / factor, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(covariances(plain), covariances(scaled) / factor**2, rtol=1e-2, atol=1e-3)
     shift = x.shape[1] * float(np.log(factor))
-    assert scaled.log_likelihood(x.float() * factor, y) + shift == pytest.approx(plain.log_likelihood(x.float(), y), abs=1e-2)
+    assert scaled.log_likelihood(x.float() * factor, y) + shift == pytest.approx(
+        plain.log_likelihood(x.float(), y), abs=1e-2
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

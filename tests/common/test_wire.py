@@ -117,7 +117,9 @@ def test_covariances_over_twelve_orders_of_magnitude_survive(family: str) -> Non
     sent = surrogate(family).mixtures
     deviations = torch.logspace(-3, 3, DIMENSION, dtype=torch.float64)
     covariance = {
-        "full": lambda: Full(deviations[:, None] * torch.linalg.cholesky(0.5 * torch.eye(8) + 0.5).double().expand(9, -1, -1)),
+        "full": lambda: Full(
+            deviations[:, None] * torch.linalg.cholesky(0.5 * torch.eye(8) + 0.5).double().expand(9, -1, -1)
+        ),
         "diag": lambda: Diagonal(deviations.square().expand(9, -1)),
         "spherical": lambda: Spherical(torch.logspace(-6, 6, 9)),
         "lowrank": lambda: LowRank(deviations[:, None] * torch.tensor([[3.0, 0.1]]), 0.01 * deviations.square()),
@@ -283,7 +285,11 @@ REFUSALS: dict[str, tuple[str, Edit, str]] = {
     "NaN among means": ("diag", lambda m: numbers(m.mixtures.means, np.nan), "means hold a number that is not finite"),
     "NaN among weights": ("diag", lambda m: numbers(m.mixtures.weights, np.nan), "weights hold a number that is not finite"),
     "infinite mean": ("diag", lambda m: numbers(m.mixtures.means, np.inf), "means hold a number that is not finite"),
-    "infinite variance": ("diag", lambda m: numbers(m.mixtures.spread[0], 6e4), "variances hold a number that is not finite"),
+    "infinite variance": (
+        "diag",
+        lambda m: numbers(m.mixtures.spread[0], 6e4),
+        "variances hold a number that is not finite",
+    ),
     "infinite loading": ("lowrank", lambda m: numbers(m.mixtures.spread[1], np.inf), "factor hold a number that is not fin"),
     "infinite ratio": ("full", lambda m: numbers(m.mixtures.spread[1], np.inf), "cholesky hold a number that is not finite"),
     "enormous means": ("diag", lambda m: setattr(m.mixtures.means, "scale", 3e38), "too large"),
@@ -293,25 +299,40 @@ REFUSALS: dict[str, tuple[str, Edit, str]] = {
     "plain variances": ("diag", lambda m: setattr(m.mixtures.spread[0], "logarithm", False), "must travel as logarithms"),
     "wrong shape": ("diag", lambda m: m.mixtures.means.shape.append(1), r"means of shape \(9, 8, 1\)"),
     "means of fewer components": ("diag", lambda m: m.mixtures.means.shape.__setitem__(0, 8), r"means of shape \(8, 8\)"),
-    "variances of another dimension": ("diag", lambda m: m.mixtures.spread[0].shape.__setitem__(1, 7), r"variances of shape"),
+    "variances of another dimension": (
+        "diag",
+        lambda m: m.mixtures.spread[0].shape.__setitem__(1, 7),
+        r"variances of shape",
+    ),
     "loadings that are no matrix": ("lowrank", lambda m: m.mixtures.spread[1].shape.pop(), r"loadings of shape \(8,\)"),
     "missing data": ("diag", lambda m: setattr(m.mixtures.means, "data", b""), "means of 0 bytes do not fill"),
     "missing table": ("lowrank", lambda m: m.mixtures.spread.pop(), "with 1 tables, expected 2"),
-    "negative count": ("diag", lambda m: m.mixtures.counts.__setitem__(0, 2**64 - 1), "a class of 18446744073709551615 records"),
+    "negative count": (
+        "diag",
+        lambda m: m.mixtures.counts.__setitem__(0, 2**64 - 1),
+        "a class of 18446744073709551615 records",
+    ),
     "zero count": ("diag", lambda m: m.mixtures.counts.__setitem__(1, 0), "a class of 0 records"),
     "huge count": ("diag", lambda m: m.mixtures.counts.__setitem__(2, 10**8 + 1), "a class of 100000001 records"),
     "missing count": ("diag", lambda m: m.mixtures.counts.pop(), "3 classes with 2 counts"),
     "class without component": ("diag", lambda m: components_of(m, [0, 3, 6]), "for 9 components"),
     "weights not summing to one": ("diag", lambda m: setattr(m.mixtures.weights, "scale", 0.1), "sum to .*, not to one"),
     "negative weight": ("diag", lambda m: numbers(m.mixtures.weights, -1.0), "not to one|negative"),
-    "unknown class": ("diag", lambda m: classes_of(m, ("cat", "dog", "yeti")), "unknown class 'yeti'; this run has cat, dog"),
+    "unknown class": (
+        "diag",
+        lambda m: classes_of(m, ("cat", "dog", "yeti")),
+        "unknown class 'yeti'; this run has cat, dog",
+    ),
     "no class": ("diag", lambda m: classes_of(m, ()), "0 classes"),
-    "nothing of any class": ("diag", lambda m: (classes_of(m, ()), m.mixtures.Clear()) and None, "0 classes"),
     "nameless class": ("diag", lambda m: classes_of(m, ("cat", "", "dog")), "without a name"),
     "class named twice": ("diag", lambda m: classes_of(m, ("cat", "dog", "cat")), "named twice"),
     "another schema": ("diag", lambda m: setattr(m.header, "schema", 2), "schema version 2; this program reads version 1"),
     "another run": ("diag", lambda m: setattr(m.header, "run", "0000"), "run '0000' is not this run's"),
-    "another method": ("diag", lambda m: setattr(m.header, "method", "fedavg"), "method 'fedavg' is not this run's 'fedpft'"),
+    "another method": (
+        "diag",
+        lambda m: setattr(m.header, "method", "fedavg"),
+        "method 'fedavg' is not this run's 'fedpft'",
+    ),
     "another backbone": ("diag", lambda m: setattr(m.header, "fingerprint", "e" * 16), "backbone fingerprint 'eeee"),
     "unknown family": ("diag", lambda m: setattr(m.mixtures, "covariance", "tied"), "unknown covariance 'tied'"),
     "no site": ("diag", lambda m: setattr(m.header, "site", ""), "site name ''"),
@@ -327,6 +348,12 @@ def test_refused_with_the_reason(case: str) -> None:
     receive(pack_surrogate(surrogate(family)), expectation(family))
     with pytest.raises(SurrogateError, match=reason):
         receive(tampered(family, edit), expectation(family))
+
+
+def test_a_surrogate_without_mixtures_is_refused() -> None:
+    for header in (pb.Header(schema=1), pb.Header(schema=1, classes=CLASSES)):
+        with pytest.raises(SurrogateError, match="classes with 0 counts"):
+            unpack_surrogate(pb.Surrogate(header=header).SerializeToString())
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,21 @@ from sklearn.datasets import load_digits
 from common import surrogate_pb2 as pb
 from common.errors import ConfigError, RunError
 from common.wire import from_record
-from tests.grid import Fault, InProcessGrid, NodeConfig, run_federation, sites
+from tests.grid import (
+    FAST,
+    SECRET,
+    Fault,
+    InProcessGrid,
+    NodeConfig,
+    events_of,
+    files_with,
+    metrics_of,
+    run_federation,
+    sites,
+    surrogates_of,
+)
 
-SECRET = "geheim7f3a"
-FAST = {"head.min-steps": 20, "head.epochs": 1}
 CONTRACT = {"metrics.json", "events.jsonl", "manifest.json", "model.safetensors", "surrogates", "report.html"}
-NOT_STRICT_JSON = re.compile(r"\b(NaN|Infinity)\b")
 
 
 @pytest.fixture(autouse=True)
@@ -36,24 +45,6 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[InProcessGrid, Path]:
     grid = InProcessGrid(sites(3))
     return grid, run_federation(tmp_path_factory.mktemp("compared"), grid, compare=True)
-
-
-def metrics_of(folder: Path) -> dict[str, Any]:
-    text = (folder / "metrics.json").read_text()
-    assert not NOT_STRICT_JSON.search(text)
-    return json.loads(text)
-
-
-def events_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-
-
-def surrogates_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (folder / "surrogates").iterdir()}
-
-
-def files_with(word: str, folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and word.encode() in path.read_bytes()]
 
 
 def image_folder(root: Path, rows: range) -> Path:
@@ -151,7 +142,9 @@ def test_the_model_file_says_what_it_is(compared: tuple[InProcessGrid, Path]) ->
 def test_the_same_seed_gives_the_same_bytes_whatever_the_folder(tmp_path: Path, family: str) -> None:
     settings = FAST | {"fedpft.covariance": family, "fedpft.components": 3}
     first, again, other = (
-        run_federation(tmp_path / name, sites(3), seed=seed, output_dir=str(tmp_path / f"out-{name}"), **settings)
+        run_federation(
+            tmp_path / name, sites(3), seed=seed, output_dir=str(tmp_path / f"out-{name}"), report=False, **settings
+        )
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
     assert surrogates_of(first) == surrogates_of(again)
@@ -161,7 +154,7 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_folder(tmp_path: Path, 
 
 
 def test_baselines_are_measured_only_when_asked(tmp_path: Path) -> None:
-    accuracy = metrics_of(run_federation(tmp_path, sites(2), **FAST))["accuracy"]
+    accuracy = metrics_of(run_federation(tmp_path, sites(2), report=False, **FAST))["accuracy"]
     assert set(accuracy) == {"model", "per_site"}
 
 
@@ -214,7 +207,9 @@ def test_a_coordinator_cannot_point_a_site_at_a_folder(tmp_path: Path) -> None:
 def test_the_run_cannot_move_a_site_from_its_own_data(tmp_path: Path) -> None:
     folders = own_data(tmp_path)
     other = image_folder(tmp_path / "elsewhere", range(400, 420))
-    folder = run_federation(tmp_path, folders, data="imagefolder", data_dir=str(other), dataset="../elsewhere", **FAST)
+    folder = run_federation(
+        tmp_path, folders, data="imagefolder", data_dir=str(other), dataset="../elsewhere", report=False, **FAST
+    )
     counts = [event["counts"] for event in events_of(folder) if event["event"] == "replied"]
     assert [sum(count.values()) for count in counts] == [120, 120]
 
@@ -258,7 +253,7 @@ NUMBERS: dict[str, Callable[[int, int, int], int]] = {
 def test_a_site_sends_two_bytes_a_number(tmp_path: Path, family: str, components: int) -> None:
     grid = InProcessGrid(sites(3))
     settings = FAST | {"fedpft.covariance": family, "fedpft.components": components, "partition": "iid"}
-    folder = run_federation(tmp_path, grid, **settings)
+    folder = run_federation(tmp_path, grid, report=False, **settings)
     for node in range(3):
         table = pb.Surrogate.FromString((folder / "surrogates" / f"{node}.pb").read_bytes()).mixtures
         total = sum(table.components)
@@ -270,7 +265,9 @@ def test_sites_may_send_less_than_the_run_asks_for(tmp_path: Path) -> None:
     nodes = sites(3)
     nodes[1] |= {"max-rank": 4}
     nodes[2] |= {"max-components": 1, "max-rank": 2}
-    folder = run_federation(tmp_path, nodes, partition="iid", **FAST, **{"fedpft.components": 3, "fedpft.rank": 8})
+    folder = run_federation(
+        tmp_path, nodes, partition="iid", report=False, **FAST, **{"fedpft.components": 3, "fedpft.rank": 8}
+    )
     assert metrics_of(folder)["sites"]["used"] == 3
     tables = [pb.Surrogate.FromString(data).mixtures for _, data in sorted(surrogates_of(folder).items())]
     assert [table.spread[1].shape[1] for table in tables] == [8, 4, 2]

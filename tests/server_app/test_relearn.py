@@ -6,6 +6,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from common.config import HeadConfig
 from common.errors import RunError, SurrogateError
 from common.surrogates import Head, without_classes
 from common.wire import unpack_surrogate
@@ -19,7 +20,7 @@ SETTINGS = {"head.min-steps": 20, "head.epochs": 2, "fedpft.components": 2, "par
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_federation(tmp_path_factory.mktemp("run"), sites(3), **SETTINGS)
+    return run_federation(tmp_path_factory.mktemp("run"), sites(3), report=False, **SETTINGS)
 
 
 @pytest.fixture
@@ -49,8 +50,6 @@ def test_a_head_without_a_site_is_learned_from_the_others_alone(run: Path) -> No
     others = [unpack_surrogate((run / "surrogates" / f"{name}.pb").read_bytes()) for name in "02"]
     config = json.loads((run / "manifest.json").read_text())["config"]
     settings = {"epochs": config["head.epochs"], "min_steps": config["head.min-steps"]}
-    from common.config import HeadConfig
-
     assert same(head, learn(others, HeadConfig(**settings), config["seed"]))
     assert not same(head, run)
     assert json.loads((folder / "manifest.json").read_text()) == {
@@ -65,7 +64,9 @@ def test_a_head_without_a_site_is_the_one_of_a_run_without_it(
 ) -> None:
     monkeypatch.setattr("strategies.collect.POLL_SECONDS", 0.02)
     grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
-    assert same(relearn(run, without=["1"])[1], run_federation(tmp_path / "never", grid, deadline=0.2, **SETTINGS))
+    assert same(
+        relearn(run, without=["1"])[1], run_federation(tmp_path / "never", grid, deadline=0.2, report=False, **SETTINGS)
+    )
 
 
 def test_a_removed_surrogate_file_is_the_same_as_without(run: Path) -> None:
@@ -77,7 +78,7 @@ def test_a_removed_surrogate_file_is_the_same_as_without(run: Path) -> None:
 def test_a_late_site_can_be_learned_from_later(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strategies.collect.POLL_SECONDS", 0.02)
     grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
-    late = run_federation(tmp_path / "late", grid, deadline=0.2, **SETTINGS)
+    late = run_federation(tmp_path / "late", grid, deadline=0.2, report=False, **SETTINGS)
     assert not same(late, run)
     assert same(relearn(late)[1], run)
 
@@ -97,7 +98,7 @@ def test_sites_and_classes_can_be_left_out_together(run: Path) -> None:
 
 
 def test_a_class_that_left_with_its_only_site_is_gone(tmp_path: Path) -> None:
-    run = run_federation(tmp_path, sites(5), **SETTINGS | {"partition": "classes"})
+    run = run_federation(tmp_path, sites(5), report=False, **SETTINGS | {"partition": "classes"})
     only = read_surrogates(run)[2].header.classes
     _, head = relearn(run, without=["2"])
     assert set(head.header.classes) == {str(digit) for digit in range(10)} - set(only)

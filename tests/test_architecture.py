@@ -1,0 +1,123 @@
+"""The rules of the house, read from the source itself."""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("common", "client_app", "strategies", "server_app")
+MAY_IMPORT = {
+    "common": {"common"},
+    "client_app": {"common", "client_app"},
+    "strategies": {"common", "strategies"},
+    "server_app": {"common", "strategies", "server_app"},
+}
+MAY_NAME_FLOWER = {"client_app/app.py", "server_app/app.py", "common/wire.py"}
+UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
+GENERATED = {"common/surrogate_pb2.py"}
+# Not ruled by the limit on lines: generated code, and a page of HTML that happens to lie in a Python file.
+LONG = GENERATED | {"server_app/report_page.py"}
+MOST_LINES = 300
+HEAVY = ("torchvision", "open_clip", "timm", "matplotlib", "sklearn", "datasets", "pyarrow")
+
+
+def sources(*folders: str) -> list[str]:
+    """Python files below the folders, as paths from the root."""
+    return sorted(path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def tree(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(), path)
+
+
+def imported(path: str) -> Iterator[str]:
+    """Dotted names of all modules a file imports, wherever in it."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} line {node.lineno}: write out where a relative import comes from"
+            yield node.module or ""
+
+
+def packages(path: str) -> set[str]:
+    return {name.partition(".")[0] for name in imported(path)}
+
+
+def keyword(call: ast.Call, name: str) -> object:
+    """Constant value of a keyword argument; None where it is not given or not constant."""
+    return next((k.value.value for k in call.keywords if k.arg == name and isinstance(k.value, ast.Constant)), None)
+
+
+@pytest.mark.parametrize("path", sources(*ROOMS))
+def test_rooms_import_only_what_they_may(path: str) -> None:
+    room = path.partition("/")[0]
+    assert packages(path) & set(ROOMS) <= MAY_IMPORT[room]
+
+
+@pytest.mark.parametrize("path", sources(*ROOMS))
+def test_flower_is_named_only_where_it_carries(path: str) -> None:
+    assert "flwr" not in packages(path) or path in MAY_NAME_FLOWER or path.startswith("strategies/")
+
+
+@pytest.mark.parametrize("path", sources(*ROOMS, "benchmarks", "deploy"))
+def test_nothing_is_ever_unpickled(path: str) -> None:
+    assert not packages(path) & UNPICKLERS
+    for node in ast.walk(tree(path)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        assert called != "torch.load" or keyword(node, "weights_only") is True, f"line {node.lineno}"
+        assert not called.endswith("read_pickle"), f"line {node.lineno}"
+        assert keyword(node, "allow_pickle") in (None, False), f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("path", sources(*ROOMS, "benchmarks", "deploy"))
+def test_a_file_has_at_most_300_lines(path: str) -> None:
+    assert path in LONG or len((ROOT / path).read_text().splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("path", sources(*ROOMS))
+def test_a_file_says_what_it_is_for(path: str) -> None:
+    assert path in GENERATED or ast.get_docstring(tree(path))
+
+
+def test_the_rules_see_what_they_look_for() -> None:
+    """A rule that finds nothing anywhere is a rule that is not applied."""
+    assert len(sources(*ROOMS)) > 30
+    assert {"flwr", "common", "client_app"} <= packages("client_app/app.py")
+    assert "open_clip" in packages("common/backbones.py")
+
+
+def descriptor(code: str) -> bytes:
+    """The schema that generated protobuf code holds."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("AddSerializedFile"):
+            argument = node.args[0]
+            assert isinstance(argument, ast.Constant)
+            assert isinstance(argument.value, bytes)
+            return argument.value
+    raise AssertionError("no schema in the generated code")
+
+
+def test_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
+    protoc = pytest.importorskip("grpc_tools.protoc")
+    arguments = [f"-I{ROOT / 'common'}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "surrogate.proto"]
+    assert protoc.main(["protoc", *arguments]) == 0
+    fresh, committed = (descriptor((at / "surrogate_pb2.py").read_text()) for at in (tmp_path, ROOT / "common"))
+    assert fresh == committed, "run `make proto`"
+    assert (tmp_path / "surrogate_pb2.pyi").read_text() == (ROOT / "common" / "surrogate_pb2.pyi").read_text()
+
+
+@pytest.mark.parametrize("module", ["client_app.app", "server_app.app"])
+def test_apps_start_without_heavy_libraries(module: str) -> None:
+    script = f"import sys, {module}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
