@@ -13,8 +13,8 @@ from flwr.clientapp import ClientApp
 from client_app import fedpft
 from client_app.compare import compare
 from client_app.settings import NodeConfig, parse_node_config
-from client_app.site import load_site, site_name
-from common.config import RunConfig, parse_run_config, pick_device, run_digest
+from client_app.site import load_site, site_device, site_name
+from common.config import RunConfig, parse_run_config, run_digest
 from common.errors import FedSurrogateError, SurrogateError
 from common.surrogates import Head
 from common.wire import Info, from_record, pack_surrogate, to_record, unpack_head
@@ -54,7 +54,7 @@ def _surrogate(message: Message, run: RunConfig, node: NodeConfig, site: str) ->
     found = load_site(run, node)
     started = time.perf_counter()
     surrogate = METHODS[run.method](
-        found.train.features.to(pick_device(node.device or run.device)),
+        found.train.features.to(site_device(run, node)),
         found.train.labels,
         found.classes,
         found.fingerprint,

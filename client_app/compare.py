@@ -46,7 +46,8 @@ def compare(head: Head, run: RunConfig, node: NodeConfig) -> Info:
     info: Info = {"accuracy.model": _accuracy(features @ head.weight.T + head.bias, labels)}
     if run.compare:
         info |= _baselines(parts, features, labels, len(names), run)
-    some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(run.seed))[:PICTURE_POINTS]
+    some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(run.seed))
+    some = some[labels[some] >= 0][:PICTURE_POINTS]
     x, y = (features[some] @ head.plane()).T.tolist()
     return info | {"points.x": x, "points.y": y, "points.label": labels[some].tolist()}
 

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.config import DataKind, Names, Scalar, Settings, parse_settings
+from common.config import DataKind, Device, Names, Scalar, Settings, parse_settings
 
 
 class NodeConfig(Settings):
@@ -22,7 +22,7 @@ class NodeConfig(Settings):
     dataset: Names = ()
     label_column: str = "label"
     weights_path: str = ""
-    device: str = Field("", pattern=r"^(|auto|cpu|cuda(:\d+)?)$")
+    device: Device = "auto"
     cache_dir: str = ""
     state_dir: str = ""
     max_components: int = Field(0, ge=0)

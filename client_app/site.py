@@ -63,10 +63,16 @@ def load_site(run: RunConfig, node: NodeConfig) -> SiteFeatures:
 
 def dataset_features(dataset: Dataset, run: RunConfig, node: NodeConfig) -> Features:
     """Features of every record of a dataset, from the cache where they are."""
-    device = pick_device(node.device or run.device)
-    weights = node.weights_path or run.weights_path
+    # A coordinator must not name a file on a hospital's disk, so its weights-path counts in a simulation only.
+    weights = node.weights_path or ("" if node.data else run.weights_path)
+    device = site_device(run, node)
     load = partial(load_backbone, run.backbone, weights, run.image_size, device)
     return extract(dataset, load, node.cache)
+
+
+def site_device(run: RunConfig, node: NodeConfig) -> str:
+    """Where this site computes: its own choice, else the run's."""
+    return pick_device(node.device if node.device != "auto" else run.device)
 
 
 def usable(dataset: Dataset, found: Features, rows: Tensor) -> LabelledFeatures:

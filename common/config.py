@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from common.errors import ConfigError
 
@@ -38,6 +38,15 @@ def split_names(value: object) -> Any:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(split_names)]
+
+
+def _check_device(value: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+        raise ValueError("must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
+    return value
+
+
+Device = Annotated[str, AfterValidator(_check_device)]
 Covariance = Literal["full", "diag", "spherical", "lowrank"]
 DataKind = Literal["digits", "imagefolder", "parquet", "safetensors"]
 
@@ -80,7 +89,7 @@ class RunConfig(Settings):
     seed: int = Field(0, ge=0, lt=2**31)
     output_dir: str = Field("runs", min_length=1)
     compare: bool = False
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: Device = "auto"
     data: DataKind = "digits"
     data_dir: str = ""
     dataset: Names = ()
@@ -126,15 +135,23 @@ def parse_run_config(flat: Mapping[str, Scalar]) -> RunConfig:
 
 def parse_settings(model: type[M], flat: Mapping[str, Scalar]) -> M:
     """Parse flat dotted keys into `model`. Raises ConfigError in one line."""
+    known = known_keys(model)
+    complaints: list[str] = []
     nested: dict[str, Any] = {}
     for key, value in flat.items():
-        section, _, name = key.rpartition(".")
-        target = nested.setdefault(section, {}) if section else nested
-        target[name] = value
+        if key in known:
+            section, _, name = key.rpartition(".")
+            (nested.setdefault(section, {}) if section else nested)[name] = value
+            continue
+        close = difflib.get_close_matches(key, known, n=1)
+        complaints.append(f"unknown key {key!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
     try:
-        return model.model_validate(nested)
+        parsed = model.model_validate(nested)
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(model, e) for e in error.errors())) from None
+        complaints += map(_explain, error.errors())
+    if complaints:
+        raise ConfigError("; ".join(complaints))
+    return parsed
 
 
 def known_keys(model: type[Settings]) -> list[str]:
@@ -148,12 +165,20 @@ def known_keys(model: type[Settings]) -> list[str]:
     return keys
 
 
-def _explain(model: type[Settings], error: Any) -> str:
+_PLAIN = {
+    "tuple_type": "must be names in one text, separated by commas",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text in quotes",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+}
+
+
+def _explain(error: Any) -> str:
     key = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(key, known_keys(model), n=1)
-        return f"unknown key {key!r}" + (f"; did you mean {close[0]!r}?" if close else "")
-    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be")
+    said = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
+    message = _PLAIN.get(error["type"], said.replace("should", "must"))
     return f"{key} = {error['input']!r}: {message}" if key else message
 
 

@@ -234,9 +234,11 @@ class FedPFT(Strategy):
 
     def _compare(self, grid: Grid, deadline: float) -> None:
         """In a simulation, ask one site to judge the head on the whole test split, beside baselines when wanted."""
-        node = next((n for n, site in self.outcome.sites.items() if site.fate == "used" and site.simulated), None)
-        if node is None:
+        used = {node: site for node, site in self.outcome.sites.items() if site.fate == "used"}
+        # In a deployment one site could claim to be simulated; all of them would have to.
+        if not all(site.simulated for site in used.values()):
             return
+        node = next(iter(used))
         payload = self._head_payload()
         message = Message(to_record(payload, {"bytes": len(payload)}), node, COMPARE)
         for reply in Collection(grid, [message], deadline):

@@ -77,9 +77,9 @@ def test_whole_numbers_may_stand_for_fractions() -> None:
         ("method", "fedfpt", "must be 'fedpft'"),
         ("fedpft.components", 0, "greater than or equal to 1"),
         ("fedpft.components", 1001, "less than or equal to 1000"),
-        ("fedpft.components", "3", "valid integer"),
-        ("fedpft.components", 2.0, "valid integer"),
-        ("fedpft.components", True, "valid integer"),
+        ("fedpft.components", "3", "whole number"),
+        ("fedpft.components", 2.0, "whole number"),
+        ("fedpft.components", True, "whole number"),
         ("fedpft.covariance", "tied", "'full', 'diag', 'spherical' or 'lowrank'"),
         ("fedpft.rank", 0, "greater than or equal to 1"),
         ("fedpft.samples-per-component", 0, "greater than or equal to 1"),
@@ -92,9 +92,9 @@ def test_whole_numbers_may_stand_for_fractions() -> None:
         ("alpha", float("inf"), "less than or equal to 1000000"),
         ("quorum", 1.5, "less than or equal to 1"),
         ("deadline", float("nan"), "greater than 0"),
-        ("compare", 1, "valid boolean"),
-        ("compare", "true", "valid boolean"),
-        ("device", "gpu", "auto|cpu|cuda"),
+        ("compare", 1, "true or false"),
+        ("compare", "true", "true or false"),
+        ("device", "gpu", "'auto', 'cpu', 'cuda'"),
         ("data", "jpeg", "'digits', 'imagefolder', 'parquet' or 'safetensors'"),
         ("partition", "random", "'iid', 'dirichlet', 'classes' or 'column'"),
         ("partition", "column", "needs site-column"),
@@ -226,3 +226,12 @@ def test_device_is_one_this_machine_has() -> None:
     missing = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(ConfigError, match=f"device = '{missing}'"):
         pick_device(missing)
+
+
+def test_a_misspelt_section_is_named_with_a_suggestion() -> None:
+    assert message({"fedptf.rank": 3}) == "unknown key 'fedptf.rank'; did you mean 'fedpft.rank'?"
+
+
+def test_keys_are_spelt_one_way_only() -> None:
+    assert message({"output_dir": "x"}) == "unknown key 'output_dir'; did you mean 'output-dir'?"
+    assert message({"fedpft": "x", "fedpft.rank": 3}).startswith("unknown key 'fedpft'")
