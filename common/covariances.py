@@ -27,14 +27,23 @@ class Cluster:
     sizes: Tensor
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What an estimate keeps to: a lower bound of variances, and for lowrank its rank and the points' X^T X (d, d)."""
+
+    floor: float
+    rank: int = 1
+    gram: Tensor | None = None
+
+
 class CovarianceModel(Protocol):
     """What every family offers. `width` is the number of standard normals one sample needs."""
 
     shared: ClassVar[bool]
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], floor: float, previous: CovarianceModel | None, rank: int) -> Self:
-        """M-step (lowrank: one step that never lowers the likelihood). `floor` bounds variances from below."""
+    def estimate(cls, clusters: Sequence[Cluster], limits: Limits, previous: CovarianceModel | None) -> Self:
+        """M-step; for lowrank one step that never lowers the likelihood."""
 
     def log_density(self, points: Tensor, means: Tensor) -> Tensor:
         """Log-density of points (n, d) under each component: (n, M)."""
@@ -66,9 +75,9 @@ class Diagonal:
     shared: ClassVar[bool] = False
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], floor: float, previous: CovarianceModel | None, rank: int) -> Self:
+    def estimate(cls, clusters: Sequence[Cluster], limits: Limits, previous: CovarianceModel | None) -> Self:
         """Weighted variance of each dimension."""
-        return cls(torch.cat([_weighted_squares(cluster, floor) for cluster in clusters]))
+        return cls(torch.cat([_weighted_squares(cluster, limits.floor) for cluster in clusters]))
 
     def log_density(self, points: Tensor, means: Tensor) -> Tensor:
         """(n, M); the square is expanded so that the cost is two matrix products."""
@@ -101,9 +110,9 @@ class Spherical:
     shared: ClassVar[bool] = False
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], floor: float, previous: CovarianceModel | None, rank: int) -> Self:
+    def estimate(cls, clusters: Sequence[Cluster], limits: Limits, previous: CovarianceModel | None) -> Self:
         """Mean over dimensions of the weighted variances."""
-        return cls(torch.cat([_weighted_squares(cluster, floor).mean(1) for cluster in clusters]))
+        return cls(torch.cat([_weighted_squares(cluster, limits.floor).mean(1) for cluster in clusters]))
 
     def log_density(self, points: Tensor, means: Tensor) -> Tensor:
         """(n, M)."""
@@ -136,15 +145,15 @@ class Full:
     shared: ClassVar[bool] = False
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], floor: float, previous: CovarianceModel | None, rank: int) -> Self:
-        """Weighted scatter about each mean; `floor` is added to its diagonal as in scikit-learn's reg_covar."""
+    def estimate(cls, clusters: Sequence[Cluster], limits: Limits, previous: CovarianceModel | None) -> Self:
+        """Weighted scatter about each mean; the floor is added to its diagonal as in scikit-learn's reg_covar."""
         factors = []
         for cluster in clusters:
             points, means = cluster.points.double(), cluster.means.double()
             for mean, weight, size in zip(means, cluster.responsibilities.double().T, cluster.sizes.double(), strict=True):
                 centred = points - mean
                 scatter = (centred * weight[:, None]).T @ centred / size
-                factors.append(_cholesky(scatter, floor))
+                factors.append(_cholesky(scatter, limits.floor))
         return cls(torch.stack(factors))
 
     def log_density(self, points: Tensor, means: Tensor) -> Tensor:
@@ -200,20 +209,21 @@ class LowRank:
     shared: ClassVar[bool] = True
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], floor: float, previous: CovarianceModel | None, rank: int) -> Self:
+    def estimate(cls, clusters: Sequence[Cluster], limits: Limits, previous: CovarianceModel | None) -> Self:
         """Start from principal components; then EM steps of factor analysis (Rubin & Thayer 1982) on the pooled scatter."""
-        scatter = _pooled_scatter(clusters)
+        scatter = _pooled_scatter(clusters, limits.gram)
         total = scatter.diagonal()
         if not isinstance(previous, LowRank):
             values, vectors = torch.linalg.eigh(scatter)
-            factor = vectors[:, -rank:] * values[-rank:].clamp_min(0).sqrt()
-            return cls(factor, (total - factor.square().sum(1)).clamp_min(floor))
+            factor = vectors[:, -limits.rank :] * values[-limits.rank :].clamp_min(0).sqrt()
+            return cls(factor, (total - factor.square().sum(1)).clamp_min(limits.floor))
         whitened = previous.factor / previous.variances[:, None]
-        posterior = torch.linalg.inv(torch.eye(rank, dtype=total.dtype, device=total.device) + previous.factor.T @ whitened)
+        identity = torch.eye(whitened.shape[1], dtype=total.dtype, device=total.device)
+        posterior = torch.linalg.inv(identity + previous.factor.T @ whitened)
         projection = whitened @ posterior
         cross = scatter @ projection
         factor = torch.linalg.solve(posterior + projection.T @ cross, cross, left=False)
-        return cls(factor, (total - (factor * cross).sum(1)).clamp_min(floor))
+        return cls(factor, (total - (factor * cross).sum(1)).clamp_min(limits.floor))
 
     def log_density(self, points: Tensor, means: Tensor) -> Tensor:
         """(n, M). The squared distance is |x - L z|^2 + |z|^2 with z the factors expected for x: in the Woodbury identity
@@ -254,10 +264,19 @@ class LowRank:
         return dimension + self.factor.shape[1]
 
 
-def _pooled_scatter(clusters: Sequence[Cluster]) -> Tensor:
+def gram(parts: Sequence[Tensor]) -> Tensor:
+    """X^T X of all points (d, d), which no step of EM changes."""
+    points = torch.cat(list(parts))
+    return points.T @ points
+
+
+def _pooled_scatter(clusters: Sequence[Cluster], squares: Tensor | None) -> Tensor:
     """Scatter about the component means, over all classes, divided by the number of points: (d, d)."""
-    total = sum((c.points.T @ c.points - (c.means * c.sizes[:, None]).T @ c.means for c in clusters), torch.zeros(()))
-    return torch.as_tensor(total) / sum(len(c.points) for c in clusters)
+    if squares is None:
+        squares = gram([cluster.points for cluster in clusters])
+    means = torch.cat([cluster.means for cluster in clusters])
+    sizes = torch.cat([cluster.sizes for cluster in clusters])
+    return (squares - (means * sizes[:, None]).T @ means) / sum(len(cluster.points) for cluster in clusters)
 
 
 FAMILIES: dict[str, type[Full] | type[Diagonal] | type[Spherical] | type[LowRank]] = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.covariances import FAMILIES, Cluster, CovarianceModel, Diagonal, Full, LowRank, Spherical
+from common.covariances import FAMILIES, Cluster, CovarianceModel, Diagonal, Full, Limits, LowRank, Spherical, gram
 from common.errors import DataError
 
 AnyCovariance = Diagonal | Full | LowRank | Spherical
@@ -154,7 +154,7 @@ def _fit_group(
     centres = [part.mean(0) for part in parts]
     parts = [part - centre for part, centre in zip(parts, centres, strict=True)]
     spread = float(sum(part.square().sum() for part in parts)) / sum(part.numel() for part in parts)
-    floor = RELATIVE_FLOOR * (spread or 1.0)
+    limits = Limits(RELATIVE_FLOOR * (spread or 1.0), rank, gram(parts) if family.shared else None)
     responsibilities = [
         k_means(part, max(1, min(settings.components, len(part) // settings.samples_per_component)), generator)
         for part in parts
@@ -164,7 +164,7 @@ def _fit_group(
     best = -torch.inf
     for step in itertools.count(1):
         clusters = [_summarise(part, resp) for part, resp in zip(parts, responsibilities, strict=True)]
-        covariance = family.estimate(clusters, floor, covariance, rank)
+        covariance = family.estimate(clusters, limits, covariance)
         if not family.shared and all(len(c.sizes) == 1 for c in clusters):
             break
         joints = _joint_log_densities(clusters, covariance)

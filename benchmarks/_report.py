@@ -1,0 +1,71 @@
+"""What all benchmarks share: where sample data may lie, the machine in words, a printed table and a JSON file."""
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def shared(path: str) -> Path:
+    """A file of the sample data that may lie beside the checkout; ends the script, politely, where it is absent."""
+    found = SHARED / path
+    if not found.exists():
+        print(f"skipped: needs {path} in a folder 'shared' beside the checkout")
+        sys.exit(0)
+    return found
+
+
+def machine() -> dict[str, Any]:
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    return {
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "gpu": gpu,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def report(name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **facts: Any) -> None:
+    """Print rows as a table and write them to results/<name>.json."""
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row))
+    Console(width=140).print(table)
+    RESULTS.mkdir(exist_ok=True)
+    content = {"title": title, "machine": machine(), "columns": list(columns), "rows": [list(row) for row in rows], **facts}
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+    print(f"written to benchmarks/results/{name}.json")
+
+
+def paired(ours: Callable[[], Any], theirs: Callable[[], Any], repeats: int = 3) -> tuple[float, float, float]:
+    """Median seconds of both, run in turn, and the median of the ratios theirs / ours: the machine's drift cancels."""
+    times: list[tuple[float, float]] = []
+    for _ in range(repeats):
+        times.append((_seconds(ours), _seconds(theirs)))
+    return (
+        statistics.median(mine for mine, _ in times),
+        statistics.median(peer for _, peer in times),
+        statistics.median(peer / mine for mine, peer in times),
+    )
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
