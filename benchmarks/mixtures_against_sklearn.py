@@ -21,6 +21,7 @@ def main() -> None:
     data = load_file(shared("features/cifar10-train.safetensors"))
     features, labels = data["x"].float(), data["y"]
     parts = partition(labels, None, RunConfig(alpha=0.1), 10)
+    sites = [(features[part], labels[part]) for part in parts]
     rows = []
     for family, components in (("spherical", 1), ("diag", 1), ("diag", 10), ("spherical", 10)):
         ours: list[Mixtures] = []
@@ -28,19 +29,19 @@ def main() -> None:
 
         def fit_ours(family: str = family, components: int = components, fitted: list[Mixtures] = ours) -> None:
             fitted.clear()
-            for part in parts:
+            for x, y in sites:
                 generator = torch.Generator().manual_seed(0)
-                fitted.append(fit(features[part], labels[part], 10, MixtureSettings(family, components), generator))
+                fitted.append(fit(x, y, 10, MixtureSettings(family, components), generator))
 
         def fit_theirs(
             family: str = family, fitted: list[list[GaussianMixture]] = theirs, ours: list[Mixtures] = ours
         ) -> None:
             fitted.clear()
-            for part, mixture in zip(parts, ours, strict=True):
+            for (x, y), mixture in zip(sites, ours, strict=True):
                 fitted.append(
                     [
                         GaussianMixture(int(mixture.components[label]), covariance_type=family, random_state=0).fit(
-                            features[part[labels[part] == label]].numpy()
+                            x[y == label].numpy()
                         )
                         for label in range(10)
                         if mixture.counts[label] > 1

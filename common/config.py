@@ -71,10 +71,10 @@ class FedPFTConfig(Settings):
 class HeadConfig(Settings):
     """How a linear head is trained (section `head.`)."""
 
-    epochs: int = Field(20, ge=1, le=10_000)
-    min_steps: int = Field(1000, ge=0)
+    epochs: int = Field(10, ge=1, le=10_000)
+    min_steps: int = Field(400, ge=0)
     batch_size: int = Field(256, ge=1)
-    learning_rate: float = Field(5e-4, gt=0, le=10)
+    learning_rate: float = Field(1e-3, gt=0, le=10)
     max_samples: int = Field(1_000_000, ge=1)
 
     def passes(self, batches: int) -> int:

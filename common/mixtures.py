@@ -115,11 +115,10 @@ def fit(
     """
     if len(features) == 0:
         raise DataError("no records to fit mixtures to")
-    centre = features.mean(0)
-    scale = float((features - centre).square().mean().sqrt()) or 1.0
-    order = labels.argsort(stable=True)
     counts = torch.bincount(labels, minlength=num_classes)
-    parts = [part for part in torch.split((features[order] - centre) / scale, counts.tolist()) if len(part)]
+    # A copy, sorted by class, which the fit may change in place.
+    ordered = features[labels.argsort(stable=True)]
+    parts = [part for part in torch.split(ordered, counts.tolist()) if len(part)]
     family = FAMILIES[settings.family]
     rank = max(1, min(settings.rank, len(features) // settings.samples_per_component, features.shape[1]))
     groups = [parts] if family.shared else [[part] for part in parts]
@@ -130,8 +129,8 @@ def fit(
         counts=counts,
         labels=present.repeat_interleave(sizes),
         weights=torch.cat([w for weights, _, _ in fitted for w in weights]),
-        means=torch.cat([m for _, means, _ in fitted for m in means]) * scale + centre,
-        covariance=_concatenate([covariance for _, _, covariance in fitted]).scaled(scale),
+        means=torch.cat([m for _, means, _ in fitted for m in means]),
+        covariance=_concatenate([covariance for _, _, covariance in fitted]),
     )
 
 
@@ -150,11 +149,18 @@ def _fit_group(
     settings: MixtureSettings,
     generator: torch.Generator,
 ) -> tuple[list[Tensor], list[Tensor], AnyCovariance]:
-    """EM over classes that share a covariance: weights (K,) and means (K, d) a class, and the covariance."""
+    """EM over classes that share a covariance: weights (K,) and means (K, d) a class, and the covariance.
+
+    `parts` are overwritten: each class is centred, and all are scaled to unit mean variance while they are fitted.
+    """
     centres = [part.mean(0) for part in parts]
-    parts = [part - centre for part, centre in zip(parts, centres, strict=True)]
-    spread = float(sum(part.square().sum() for part in parts)) / sum(part.numel() for part in parts)
-    limits = Limits(RELATIVE_FLOOR * (spread or 1.0), rank, gram(parts) if family.shared else None)
+    for part, centre in zip(parts, centres, strict=True):
+        part.sub_(centre)
+    norms = torch.stack([torch.linalg.vector_norm(part) for part in parts])
+    scale = float(torch.linalg.vector_norm(norms)) / sum(part.numel() for part in parts) ** 0.5 or 1.0
+    for part in parts:
+        part.div_(scale)
+    limits = Limits(RELATIVE_FLOOR, rank, gram(parts) if family.shared else None)
     responsibilities = [
         k_means(part, max(1, min(settings.components, len(part) // settings.samples_per_component)), generator)
         for part in parts
@@ -180,7 +186,8 @@ def _fit_group(
         responsibilities = [joint.softmax(1) for joint in joints]
     assert covariance is not None  # the loop runs at least once
     weights = [c.sizes / c.sizes.sum() for c in clusters]
-    return weights, [c.means + centre for c, centre in zip(clusters, centres, strict=True)], covariance
+    means = [c.means * scale + centre for c, centre in zip(clusters, centres, strict=True)]
+    return weights, means, covariance.scaled(scale)
 
 
 def _summarise(points: Tensor, responsibilities: Tensor) -> Cluster:

@@ -21,7 +21,7 @@ from common.surrogates import Head, Header, Surrogate
 # Samples held in memory at a time. The number of samples a run draws does not matter, only this does.
 POOL_BYTES = 64 * 2**20
 # How often a pool is trained on before fresh samples replace it: drawing them costs more than training on them.
-SWEEPS = 2
+SWEEPS = 4
 
 
 def stream(seed: int, site: str, label: str) -> torch.Generator:
