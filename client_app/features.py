@@ -11,10 +11,11 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -28,6 +29,9 @@ from common.errors import BackboneError, DataError
 
 LOG = logging.getLogger("fedsurrogate.site")
 DECODE_TOGETHER = 32
+# On a CPU each thread decodes and forwards eight images, in pairs whose activations stay in the caches of its core. The
+# numbers are fixed: the bits of a feature depend neither on batch_size nor on how many cores there are.
+CPU_TOGETHER, CPU_FORWARD_TOGETHER = 8, 2
 LOG_EVERY_SECONDS = 10.0
 
 
@@ -46,10 +50,11 @@ class Features:
 
 
 @dataclass(frozen=True, eq=False)
-class _Decoded:
+class _Part:
     rows: list[int]
     images: Tensor | None
     broken: list[tuple[int, str]]
+    features: Tensor | None = None
 
 
 def extract(dataset: Dataset, backbone: Backbone | Callable[[], Backbone], cache: Path, batch_size: int = 64) -> Features:
@@ -136,18 +141,17 @@ def _compute(
     first: Tensor | None = None
     broken: list[tuple[int, str]] = []
     start = time.perf_counter()
-    with _progress(dataset.name, len(dataset)) as advance:
-        for part in _batches(dataset, backbone, batch_size):
+    with _progress(dataset.name, len(dataset)) as advance, closing(_parts(dataset, backbone, batch_size)) as parts:
+        for part in parts:
             broken += part.broken
-            if part.images is not None:
+            if part.images is not None and part.features is not None:
                 first = part.images[0].clone() if first is None else first
                 _check_same_size(part.images, first)
-                features = backbone.forward(part.images).to("cpu", torch.float16)
                 if x is None:
-                    shape = (len(dataset), features.shape[1])
+                    shape = (len(dataset), part.features.shape[1])
                     x = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
-                _check_finite(features, part.rows, backbone)
-                x[part.rows] = features.numpy()
+                _check_finite(part.features, part.rows, backbone)
+                x[part.rows] = part.features.numpy()
                 ok[part.rows] = True
             advance(len(part.rows) + len(part.broken))
     for row, reason in broken[:20]:
@@ -164,32 +168,60 @@ def _compute(
     return ok
 
 
-def _batches(dataset: Dataset, backbone: Backbone, batch_size: int) -> Iterator[_Decoded]:
+def _parts(dataset: Dataset, backbone: Backbone, batch_size: int) -> Generator[_Part]:
+    """Yield the records in their order with their features; on a CPU each core decodes and forwards for itself."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if backbone.device.type != "cpu":
+        for part in _batches(dataset, backbone, batch_size, min(16, cores)):
+            yield _forward(part, backbone, len(part.rows))
+        return
+
+    def work(indices: range) -> _Part:
+        # It holds for this thread alone. Threads that shared a forward pass would wait for one another at every layer.
+        torch.set_num_threads(1)
+        return _forward(_decode(dataset, backbone, indices), backbone, CPU_FORWARD_TOGETHER)
+
+    threads = torch.get_num_threads()
+    try:
+        yield from _in_order(work, len(dataset), CPU_TOGETHER, cores, ahead=4 * cores)
+    finally:
+        # A worker also set what threads started from now on begin with.
+        torch.set_num_threads(threads)
+
+
+def _batches(dataset: Dataset, backbone: Backbone, batch_size: int, workers: int) -> Iterator[_Part]:
     """Decode in threads, a few batches ahead of the model at most, and hand on batches in the order of the records."""
-    workers = min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     together = min(DECODE_TOGETHER, batch_size)
     ahead = workers + 1 + -(-batch_size // together)
-    starts = iter(range(0, len(dataset), together))
-    waiting: deque[Future[_Decoded]] = deque()
-    parts: list[_Decoded] = []
-    with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:
+    decoded = _in_order(partial(_decode, dataset, backbone), len(dataset), together, workers, ahead)
+    while parts := list(islice(decoded, -(-batch_size // together))):
+        yield _join(parts)
+
+
+def _in_order(work: Callable[[range], _Part], total: int, together: int, workers: int, ahead: int) -> Iterator[_Part]:
+    """Do `work` on `together` records at a time in threads; at most `ahead` pieces wait to be taken."""
+    starts = iter(range(0, total, together))
+    waiting: deque[Future[_Part]] = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="extract") as pool:
         try:
             while True:
                 for start in islice(starts, ahead - len(waiting)):
-                    stop = min(start + together, len(dataset))
-                    waiting.append(pool.submit(_decode, dataset, backbone, range(start, stop)))
-                if waiting:
-                    parts.append(waiting.popleft().result())
-                if parts and (not waiting or sum(len(part.rows) for part in parts) >= batch_size):
-                    yield _join(parts)
-                    parts = []
-                elif not waiting:
+                    waiting.append(pool.submit(work, range(start, min(start + together, total))))
+                if not waiting:
                     return
+                yield waiting.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _decode(dataset: Dataset, backbone: Backbone, indices: range) -> _Decoded:
+def _forward(part: _Part, backbone: Backbone, together: int) -> _Part:
+    if part.images is None:
+        return part
+    features = [backbone.forward(images).to("cpu", torch.float16) for images in torch.split(part.images, together)]
+    return replace(part, features=torch.cat(features))
+
+
+def _decode(dataset: Dataset, backbone: Backbone, indices: range) -> _Part:
     rows: list[int] = []
     broken: list[tuple[int, str]] = []
     images: Tensor | None = None
@@ -204,15 +236,15 @@ def _decode(dataset: Dataset, backbone: Backbone, indices: range) -> _Decoded:
         _check_same_size(images, image)
         images[len(rows)] = image
         rows.append(index)
-    return _Decoded(rows, None if images is None else images[: len(rows)], broken)
+    return _Part(rows, None if images is None else images[: len(rows)], broken)
 
 
-def _join(parts: list[_Decoded]) -> _Decoded:
+def _join(parts: list[_Part]) -> _Part:
     images = [part.images for part in parts if part.images is not None]
     for part in images:
         _check_same_size(images[0], part[0])
     joined = None if not images else images[0] if len(images) == 1 else torch.cat(images)
-    return _Decoded([row for part in parts for row in part.rows], joined, [b for part in parts for b in part.broken])
+    return _Part([row for part in parts for row in part.rows], joined, [b for part in parts for b in part.broken])
 
 
 def _check_same_size(images: Tensor, image: Tensor) -> None:

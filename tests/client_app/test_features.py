@@ -1,6 +1,8 @@
 import io
 import multiprocessing
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,6 +159,43 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, pixels: Backbon
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cache-dir"):
         extract(dataset_of(tmp_path / "d", [png(1)]), pixels, tmp_path / "file")
+
+
+def test_bits_do_not_depend_on_cores_threads_or_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = shared("weights/mobilenet_v2-imagenet.safetensors")
+    noise = torch.randint(0, 256, (37, 64, 64, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    files = [io.BytesIO() for _ in noise]
+    for file, pixels in zip(files, noise.numpy(), strict=True):
+        Image.fromarray(pixels).save(file, "PNG")
+    images = [file.getvalue() for file in files]
+    images[5] = b"broken"
+    dataset = dataset_of(tmp_path / "d", images)
+    backbone = load_backbone("torchvision:mobilenet_v2", str(weights), 64, "cpu")
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for cores, used, batch_size in ((1, 1, 64), (2, 2, 64), (5, 3, 7), (3, 2, 1)):
+            monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
+            torch.set_num_threads(used)
+            found.append(extract(dataset, backbone, tmp_path / f"{cores}", batch_size).x)
+            assert torch.get_num_threads() == used
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(x, found[0]) for x in found)
+    assert found[0][36].abs().sum() > 0
+
+
+def test_threads_started_afterwards_use_as_many_cores_as_before(tmp_path: Path, pixels: Backbone) -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        dataset = dataset_of(tmp_path / "d", [png(200)] * 30)
+        with pytest.raises(BackboneError):
+            extract(dataset, replace(pixels, forward=lambda batch: batch.flatten(1) * 1e6), tmp_path)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_real_images_give_the_published_features(tmp_path: Path) -> None:
