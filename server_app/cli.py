@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.config import parse_overrides, parse_run_config
-from common.errors import FedSurrogateError
+from common.errors import ConfigError, FedSurrogateError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console(highlight=False)
@@ -48,7 +48,12 @@ def simulate(
     # The run happens in other processes, which stand elsewhere.
     for key in ("data-dir", "weights-path"):
         if overrides.get(key):
-            overrides[key] = str(Path(str(overrides[key])).expanduser().absolute())
+            path = Path(str(overrides[key])).expanduser().absolute()
+            if not path.exists():
+                raise ConfigError(f"{key} = {overrides[key]!r}: there is nothing at {path}")
+            overrides[key] = str(path)
+    if config.data != "digits" and not config.data_dir:
+        raise ConfigError(f"data = {config.data!r} needs data-dir, the folder that holds it")
     progress = Console(stderr=True, highlight=False)
     with progress.status(f"starting {sites} simulated sites") as status:
 
@@ -113,7 +118,6 @@ def relearn(
     Leaving a site out removes what it contributed exactly. Prints the folder of the new head.
     """
     from common.config import split_names
-    from common.errors import ConfigError
     from server_app.relearn import relearn as learn_again
 
     try:

@@ -29,6 +29,7 @@ QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 START_SECONDS = 90.0
+SITE_LOG = "what the simulated sites say of it: ~/.local/state/fedsurrogate/site.log"
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -60,7 +61,7 @@ def simulate(sites: int, overrides: Mapping[str, Scalar], output: Path, gpus: fl
             raise RunError(f"the run ended as {status} before it had a run folder:\n{_reason(log)}")
         if status != "finished:completed":
             (folder / "flower.log").write_text(_plain(log))
-            raise RunError(f"the run ended as {status}: {_failure(folder)}\nwhat it left: {folder}")
+            raise RunError(f"the run ended as {status}: {_failure(folder)}\nwhat it left: {folder}\n{SITE_LOG}")
         return folder
 
 
