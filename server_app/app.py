@@ -1,42 +1,40 @@
-"""The coordinator's ServerApp: configuration -> strategy -> run folder. No maths in here."""
+"""The coordinator's ServerApp: configuration in, then `federate`."""
 
 from __future__ import annotations
 
-import logging
+import sys
+import time
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from common.config import parse_run_config, pick_device
-from common.errors import FedSurrogateError
-from server_app.report import write_report
-from server_app.run_folder import RunFolder
-from strategies import STRATEGIES
+from common.config import parse_run_config
 
-log = logging.getLogger("flwr")
+RAY_SECONDS = 60.0
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run one federation. A wrong setting stops it before anything starts; a failure leaves a complete run folder."""
+    """Run one federation. A wrong setting stops it before anything starts."""
     config = parse_run_config(context.run_config)
-    device = pick_device(config.device)
-    folder = RunFolder(config, context.run_id)
-    strategy = STRATEGIES[config.method](config, folder, device)
-    log.info("Run folder: %s", folder.path)
-    try:
-        strategy.start(grid)
-    except FedSurrogateError as error:
-        folder.event("failed", reason=str(error))
-        folder.finish(strategy.outcome, "failed", str(error))
-        raise
-    except BaseException as error:
-        folder.event("failed", reason=type(error).__name__)
-        folder.finish(strategy.outcome, "failed", f"stopped by {type(error).__name__}: {error}")
-        raise
-    else:
-        folder.finish(strategy.outcome, "ok")
-    finally:
-        log.info("Report: %s", write_report(folder.path))
+    if type(grid).__name__ == "InMemoryGrid":
+        _wait_for_ray()
+    from server_app.federate import federate
+
+    federate(config, grid, context.run_id)
+
+
+def _wait_for_ray() -> None:
+    """Let Flower's simulation start Ray before this thread loads torch.
+
+    Both happen in one process. A process that Ray forks while torch's libraries are being loaded inherits the loader's lock,
+    hangs, and Ray gives up with "Timed out waiting for file ... gcs_server_port": about one run in four.
+    """
+    end = time.monotonic() + RAY_SECONDS
+    while time.monotonic() < end:
+        ray = sys.modules.get("ray")
+        if ray is not None and getattr(ray, "is_initialized", bool)():
+            return
+        time.sleep(0.05)

@@ -25,6 +25,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.run import Run
 
+import server_app.federate
 from client_app import app as client_app
 from common.wire import INFO, PAYLOAD, record_bytes
 from server_app import app as server_app
@@ -218,7 +219,7 @@ def run_federation(
     before = set(output.glob("*"))
     context = Context(grid.run.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(grid.run_config))
     # By the name of its module: the package's attribute of this name is the ServerApp.
-    undrawn = patch.object(sys.modules["server_app.app"], "write_report")
+    undrawn = patch.object(sys.modules["server_app.federate"], "write_report")
     try:
         with nullcontext() if report else undrawn:
             server_app(grid, context)
