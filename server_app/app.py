@@ -27,10 +27,9 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _wait_for_ray() -> None:
-    """Let Flower's simulation start Ray before this thread loads torch.
+    """Let Flower's simulation start Ray first, which happens in this same process.
 
-    Both happen in one process. A process that Ray forks while torch's libraries are being loaded inherits the loader's lock,
-    hangs, and Ray gives up with "Timed out waiting for file ... gcs_server_port": about one run in four.
+    When Ray does not start, no half-begun run folder is left; and nobody forks while torch's libraries are being loaded.
     """
     end = time.monotonic() + RAY_SECONDS
     while time.monotonic() < end:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,36 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray forks inside a process in which Flower talks gRPC; gRPC's fork handlers can hang the child.
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 START_SECONDS = 90.0
+RAY_ATTEMPTS = 3
 SITE_LOG = "what the simulated sites say of it: ~/.local/state/fedsurrogate/site.log"
 
 OnEvent = Callable[[dict[str, Any]], None]
 
 
+class RayDidNotStartError(RunError):
+    """Flower's simulation ended before any site was asked, because Ray's server did not come up."""
+
+
 def simulate(sites: int, overrides: Mapping[str, Scalar], output: Path, gpus: float, on_event: OnEvent) -> Path:
     """Run `sites` simulated sites and return the run folder. Raises RunError when the run did not finish.
+
+    When Ray does not come up, which happens now and then and has nothing to do with the run, it is tried again.
+    """
+    for _ in range(RAY_ATTEMPTS - 1):
+        try:
+            return _simulate(sites, overrides, output, gpus, on_event)
+        except RayDidNotStartError:
+            on_event({"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": "Ray did not start, trying again"})
+    return _simulate(sites, overrides, output, gpus, on_event)
+
+
+def _simulate(sites: int, overrides: Mapping[str, Scalar], output: Path, gpus: float, on_event: OnEvent) -> Path:
+    """One attempt.
 
     Flower gets a home and ports of its own, so runs on one machine do not meet; everything started here is stopped.
     """
@@ -58,7 +79,8 @@ def simulate(sites: int, overrides: Mapping[str, Scalar], output: Path, gpus: fl
                     stop_process(process.pid)
             status = _status(_run_id(log), name, environment)
         if folder is None:
-            raise RunError(f"the run ended as {status} before it had a run folder:\n{_reason(log)}")
+            kind = RayDidNotStartError if "Timed out waiting for file" in _plain(log) else RunError
+            raise kind(f"the run ended as {status} before it had a run folder:\n{_reason(log)}")
         if status != "finished:completed":
             (folder / "flower.log").write_text(_plain(log))
             raise RunError(f"the run ended as {status}: {_failure(folder)}\nwhat it left: {folder}\n{SITE_LOG}")
