@@ -7,6 +7,7 @@ CIFAR-10 features, 10 sites, Dirichlet 0.1, three seeds. Any other data: give se
 """
 
 import argparse
+import math
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
@@ -126,7 +127,10 @@ def plot(rows: list[tuple[Any, ...]], title: str, path: Path) -> None:
     for name, accuracy, deviation, _, megabytes in rows:
         baseline = name in ("oracle", "ensemble", "average")
         axes.errorbar(megabytes, accuracy, deviation, fmt="D" if baseline else "o", color="#888" if baseline else "#0072b2")
-        axes.annotate(name, (megabytes, accuracy), textcoords="offset points", xytext=(6, 5), fontsize=8)
+        # The lower one of two neighbours is named below its point, so that names do not cover each other.
+        crowded = any(abs(math.log10(other[4] / megabytes)) < 0.4 and 0 < other[1] - accuracy < 3 for other in rows)
+        offset = (6, -12 if crowded else 5)
+        axes.annotate(name, (megabytes, accuracy), textcoords="offset points", xytext=offset, fontsize=8)
     axes.set(xscale="log", xlabel="uplink of all sites, MB", ylabel="test accuracy, %", title=title)
     axes.grid(alpha=0.3)
     axes.margins(x=0.18)
