@@ -26,7 +26,7 @@ from client_app.site import dataset_features, usable
 from common.config import RunConfig, parse_overrides, parse_run_config
 from common.surrogates import Head
 from common.wire import pack_head, pack_surrogate, unpack_head, unpack_surrogate
-from strategies.sampling import learn
+from strategies.learning import learn
 
 ROWS: dict[str, dict[str, Any]] = {
     "spherical K=1": {"fedpft.covariance": "spherical"},
@@ -61,8 +61,10 @@ def load(run: RunConfig, sites: int) -> Data:
 def federate(run: RunConfig, data: Data) -> tuple[Head, int]:
     payloads = []
     for site, (features, labels, classes) in enumerate(data.parts):
-        payloads.append(pack_surrogate(make_surrogate(features, labels, classes, data.fingerprint, str(site), run)))
-    head = learn([unpack_surrogate(payload) for payload in payloads], run.head, run.seed)
+        payloads.append(
+            pack_surrogate(make_surrogate(features, labels, classes, data.fingerprint, str(site), run).surrogate)
+        )
+    head = learn([unpack_surrogate(payload) for payload in payloads], run, "cpu").head
     return unpack_head(pack_head(head)), sum(map(len, payloads))
 
 

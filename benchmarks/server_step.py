@@ -56,10 +56,9 @@ def main() -> None:
     rows = []
     for family, components in (("spherical", 1), ("diag", 10)):
         run = parse_run_config({"alpha": 0.1, "fedpft.covariance": family, "fedpft.components": components})
-        surrogates = [
-            unpack_surrogate(pack_surrogate(make_surrogate(features[part], labels[part], names, "x", str(site), run)))
-            for site, part in enumerate(partition(labels, None, RunConfig(alpha=0.1), 10))
-        ]
+        parts = partition(labels, None, RunConfig(alpha=0.1), 10)
+        made = [make_surrogate(features[part], labels[part], names, "x", str(site), run) for site, part in enumerate(parts)]
+        surrogates = [unpack_surrogate(pack_surrogate(each.surrogate)) for each in made]
         heads: Heads = {}
 
         def ours(kept: list[Surrogate] = surrogates, run: RunConfig = run, heads: dict = heads) -> None:  # type: ignore[type-arg]

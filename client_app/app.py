@@ -1,29 +1,29 @@
-"""A site's ClientApp: message -> method -> reply. No maths in here; only numbers, codes and surrogates leave."""
+"""A site's ClientApp: message -> gate -> method -> reply. No maths in here; only numbers, codes and surrogates leave."""
 
 from __future__ import annotations
 
+import json
 import logging
-import time
 from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_app import fedpft
 from client_app.compare import compare
+from client_app.gate import open_gate
+from client_app.release import entry, prepare
 from client_app.settings import NodeConfig, parse_node_config
-from client_app.site import load_site, site_device, site_name
+from client_app.site import load_site, site_name
 from common.config import RunConfig, parse_run_config, run_digest
 from common.errors import FedSurrogateError, SurrogateError
 from common.surrogates import Head
-from common.wire import Info, from_record, pack_surrogate, to_record, unpack_head
+from common.wire import Info, from_record, to_record, unpack_head, unpack_question
 
-METHODS = {"fedpft": fedpft.make_surrogate}
 LARGEST_HEAD = 2**30
 
 Answer = tuple[bytes | None, Info]
-Work = Callable[[Message, RunConfig, NodeConfig, str], Answer]
+Work = Callable[[Message, Context, RunConfig, NodeConfig, str], Answer]
 
 log = logging.getLogger("fedsurrogate.site")
 app = ClientApp()
@@ -47,36 +47,38 @@ def query(message: Message, context: Context) -> Message:
     return _answer(message, context, _comparison)
 
 
-def _surrogate(message: Message, run: RunConfig, node: NodeConfig, site: str) -> Answer:
-    _, info = from_record(message.content, LARGEST_HEAD)
+def _surrogate(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
+    question, info = from_record(message.content, LARGEST_HEAD)
     if info.get("run") != run_digest(run):
         raise SurrogateError(f"asked for run {info.get('run')!r}, but these settings are run {run_digest(run)!r}")
-    found = load_site(run, node)
-    started = time.perf_counter()
-    surrogate = METHODS[run.method](
-        found.train.features.to(site_device(run, node)),
-        found.train.labels,
-        found.classes,
-        found.fingerprint,
-        site,
-        run,
-        node.max_components,
-        node.max_rank,
-    )
-    spent: Info = {"fit-seconds": time.perf_counter() - started, "extract-seconds": found.seconds}
-    return pack_surrogate(surrogate), spent | {"simulated": found.simulated}
+    gate = open_gate(node, run, str(context.run_id))
+    prepared = prepare(run, node, site, gate, str(context.run_id), unpack_question(question))
+    told: Info = {"simulated": prepared.found.simulated}
+    if not run.epsilon or prepared.found.simulated:
+        # How long the work took tells how many records there are; under differential privacy nothing exact leaves.
+        told |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
+    gate.let_out(prepared.release)
+    return prepared.payload, told
 
 
-def _evaluation(message: Message, run: RunConfig, node: NodeConfig, site: str) -> Answer:
+def _evaluation(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
     head = _head(message, run)
     found = load_site(run, node)
     if found.fingerprint != head.header.fingerprint:
         raise SurrogateError(f"a head for backbone {head.header.fingerprint!r}, this site has {found.fingerprint!r}")
     correct, tested = head.accuracy(found.test.features, found.classes, found.test.labels)
-    return None, {"correct": correct, "tested": tested}
+    log.info("the head of run %s is right for %d of %d test records here", head.header.run, correct, tested)
+    told: Info = {"correct": correct, "tested": tested}
+    if not found.simulated:
+        gate = open_gate(node, run, str(context.run_id))
+        if not gate.exact_numbers_may_leave(run):
+            return None, {}
+        numbers = json.dumps(told).encode()
+        gate.let_out(entry(run, str(context.run_id), numbers, None, {}))
+    return None, told
 
 
-def _comparison(message: Message, run: RunConfig, node: NodeConfig, site: str) -> Answer:
+def _comparison(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
     return None, compare(_head(message, run), run, node)
 
 
@@ -99,7 +101,7 @@ def _answer(message: Message, context: Context, work: Work) -> Message:
         node = parse_node_config(context.node_config)
         _open_log(node)
         site = site_name(node, context.node_id)
-        payload, answer = work(message, parse_run_config(context.run_config), node, site)
+        payload, answer = work(message, context, parse_run_config(context.run_config), node, site)
         info = {"status": "ok"} | answer
     except FedSurrogateError as error:
         log.error("%s: %s", error.code, error)

@@ -43,12 +43,12 @@ def compare(head: Head, run: RunConfig, node: NodeConfig) -> Info:
         test = usable(dataset, found, (~dataset.is_train).nonzero().squeeze(1))
         tests.append((test.features, index[test.labels]))
     features, labels = (torch.cat(column) for column in zip(*tests, strict=True))
-    info: Info = {"accuracy.model": _accuracy(features @ head.weight.T + head.bias, labels)}
+    info: Info = {"accuracy.model": _accuracy(head.scores(features), labels)}
     if run.compare:
         info |= _baselines(parts, features, labels, len(names), run)
     some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(run.seed))
     some = some[labels[some] >= 0][:PICTURE_POINTS]
-    x, y = (features[some] @ head.plane()).T.tolist()
+    x, y = (head.prepare(features[some]) @ head.plane()).T.tolist()
     return info | {"points.x": x, "points.y": y, "points.label": labels[some].tolist()}
 
 

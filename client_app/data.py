@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from client_app.image_folders import read_imagefolder
-from client_app.readers import Opener, Records, read_digits, read_parquet, read_safetensors
+from client_app.readers import Opener, Records, read_digits, read_parquet, read_safetensors, refuse_columns
 from client_app.settings import NodeConfig
 from common.config import DataKind, RunConfig
 from common.errors import DataError
@@ -30,6 +30,7 @@ class Source:
     names: tuple[str, ...] = ()
     label_column: str = "label"
     site_column: str = ""
+    patient_column: str = ""
     test_fraction: float = 0.2
     classes: tuple[str, ...] = ()
 
@@ -37,7 +38,16 @@ class Source:
     def of_run(cls, run: RunConfig) -> Source:
         """Return the run's own data, for simulation."""
         column = run.site_column if run.partition == "column" else ""
-        return cls(run.data, run.data_dir, run.dataset, run.label_column, column, run.test_fraction, run.classes)
+        return cls(
+            run.data,
+            run.data_dir,
+            run.dataset,
+            run.label_column,
+            column,
+            run.patient_column,
+            run.test_fraction,
+            run.classes,
+        )
 
     @classmethod
     def of_node(cls, node: NodeConfig, run: RunConfig) -> Source:
@@ -45,7 +55,16 @@ class Source:
         if not node.data:
             raise DataError("data is not set in this site's node-config; set data and data-dir there")
         column = run.site_column if run.partition == "column" and node.num_partitions > 1 else ""
-        return cls(node.data, node.data_dir, node.dataset, node.label_column, column, run.test_fraction, run.classes)
+        return cls(
+            node.data,
+            node.data_dir,
+            node.dataset,
+            node.label_column,
+            column,
+            node.patient_column,
+            run.test_fraction,
+            run.classes,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +73,8 @@ class Dataset:
 
     labels: (n,) int64, indices into `classes`. is_train: (n,) bool. origin: value of the site column per record.
     key: names the content and order of the records; equal keys may share cached features.
-    fingerprint: of the backbone that made `features`, where their file tells.
+    fingerprint: of the backbone that made `features`, where their file tells. patients: whose each record is, where told.
+    drawn: whether the split was drawn here, because the files make none.
     """
 
     name: str
@@ -66,6 +86,8 @@ class Dataset:
     features: Tensor | None = None
     fingerprint: str = ""
     opener: Opener | None = None
+    patients: tuple[str, ...] | None = None
+    drawn: bool = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -112,8 +134,14 @@ def class_order(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(distinct))
 
 
-def stratified_split(labels: Tensor, test_fraction: float, seed: int) -> Tensor:
-    """Return (n,) bool, True for training: of every class the same share is held out, but never its last record."""
+def stratified_split(labels: Tensor, test_fraction: float, seed: int, patients: Sequence[str] | None = None) -> Tensor:
+    """Return (n,) bool, True for training: of every class the same share is held out, but never its last record.
+
+    With `patients` (n,) it is patients that are held out, each with all records; one belongs to the class of the first.
+    """
+    if patients is not None:
+        first, of = group(patients)
+        return stratified_split(labels[first], test_fraction, seed)[of]
     generator = torch.Generator().manual_seed(seed)
     is_train = torch.ones(len(labels), dtype=torch.bool)
     for label in labels.bincount().nonzero().flatten():
@@ -123,10 +151,17 @@ def stratified_split(labels: Tensor, test_fraction: float, seed: int) -> Tensor:
     return is_train
 
 
+def group(names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """First record of each distinct name, and the index of every record's name among these."""
+    seen: dict[str, int] = {}
+    of = torch.tensor([seen.setdefault(name, len(seen)) for name in names], dtype=torch.int64)
+    first = torch.full((len(seen),), len(names)).scatter_reduce_(0, of, torch.arange(len(names)), "amin")
+    return first, of
+
+
 def _read(source: Source, name: str) -> Records:
     if source.kind == "digits":
-        if source.site_column:
-            raise DataError(f"site-column = {source.site_column!r}: the digits have no columns; use another partition")
+        refuse_columns("the digits have no columns; leave it out", source.site_column, source.patient_column)
         return read_digits()
     folder = Path(source.folder).expanduser()
     if not source.folder or not folder.is_dir():
@@ -139,9 +174,9 @@ def _read(source: Source, name: str) -> Records:
                 raise DataError(
                     f"site-column = {source.site_column!r}: safetensors files have no columns; use another partition"
                 )
-            return read_safetensors(folder, name)
+            return read_safetensors(folder, name, source.patient_column)
         reader = read_parquet if source.kind == "parquet" else read_imagefolder
-        return reader(folder, name, source.label_column, source.site_column)
+        return reader(folder, name, source.label_column, source.site_column, source.patient_column)
     except OSError as error:
         raise DataError(f"data in '{folder}' cannot be read ({error}); check the files and who may read them") from error
 
@@ -172,7 +207,7 @@ def _assemble(source: Source, name: str, records: Records, classes: tuple[str, .
         labels = labels[kept]
     is_train = records.is_train
     if is_train is None:
-        is_train = stratified_split(labels, source.test_fraction, seed)
+        is_train = stratified_split(labels, source.test_fraction, seed, records.patients)
     return Dataset(
         name,
         labels,
@@ -183,17 +218,20 @@ def _assemble(source: Source, name: str, records: Records, classes: tuple[str, .
         records.features,
         records.fingerprint,
         records.opener,
+        records.patients,
+        drawn=records.is_train is None,
     )
 
 
 def _select(records: Records, kept: Tensor) -> Records:
     positions: list[int] = kept.tolist()
-    opener, origin = records.opener, records.origin
+    opener, origin, patients = records.opener, records.origin, records.patients
     return replace(
         records,
         labels=[records.labels[i] for i in positions],
         is_train=None if records.is_train is None else records.is_train[kept],
         origin=None if origin is None else tuple(origin[i] for i in positions),
+        patients=None if patients is None else tuple(patients[i] for i in positions),
         features=None if records.features is None else records.features[kept],
         opener=None if opener is None else lambda i, shortest: opener(positions[i], shortest),
     )

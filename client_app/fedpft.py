@@ -1,16 +1,38 @@
-"""FedPFT at a site: features in, mixtures out. Runs in a notebook as well; Flower is not needed."""
+"""FedPFT at a site: features in, mixtures or noisy sums out. Runs in a notebook as well; Flower is not needed."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from client_app.fedpft_private import Clipped, dp_em, noisy_sums, theorem_4_1
+from common.claims import Claim, make_claim
 from common.config import RunConfig, run_digest
+from common.errors import DataError, SurrogateError
+from common.frames import centre_digest
 from common.mixtures import Mixtures, MixtureSettings, fit
-from common.surrogates import Header, Surrogate
+from common.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the site decides for itself; zero means as the run says. smallest_class: records a released class must have."""
+
+    components: int = 0
+    rank: int = 0
+    smallest_class: int = 1
+
+
+@dataclass(frozen=True)
+class Made:
+    """A surrogate, and facts about it that stay at the site."""
+
+    surrogate: AnySurrogate
+    facts: dict[str, float] = field(default_factory=dict)
 
 
 def make_surrogate(
@@ -20,27 +42,56 @@ def make_surrogate(
     fingerprint: str,
     site: str,
     config: RunConfig,
-    max_components: int = 0,
-    max_rank: int = 0,
-) -> Surrogate:
-    """Fit the mixtures this site releases.
+    limits: Limits = Limits(),
+    units: Sequence[str] | None = None,
+    centre: Tensor | None = None,
+) -> Made:
+    """Make what this site releases.
 
-    features (n, d), labels (n,) indices into `classes`. A site may lower components and rank for its own bandwidth
-    (`max_components`, `max_rank`; 0 means as the run says). Only classes the site has are released: their presence and
-    their counts are visible to the coordinator. Source: FedPFT, algorithm 1, lines 1 to 8.
+    features (n, d), labels (n,) indices into `classes`, units (n,) the patient of each record, centre (d,) a
+    public point that is subtracted before a privacy clip. Without a budget, mixtures
+    of the classes the site has: their presence and counts are visible to the coordinator. With one, what
+    `config.mechanism` says; the claim in the surrogate names what it covers.
+    Source: FedPFT, algorithm 1, lines 1 to 8. Raises DataError when no class is large enough.
     """
-    present = torch.bincount(labels, minlength=len(classes)).nonzero().squeeze(1)
-    settings = MixtureSettings(
-        family=config.fedpft.covariance,
-        components=min(config.fedpft.components, max_components or config.fedpft.components),
-        rank=min(config.fedpft.rank, max_rank or config.fedpft.rank),
-        samples_per_component=config.fedpft.samples_per_component,
-    )
     seed = hashlib.sha256(f"{config.seed}\0{site}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(seed[:8], "little") >> 1)
-    mixtures = _fit(features, torch.searchsorted(present, labels), len(present), settings, generator)
-    header = Header(config.method, run_digest(config), site, fingerprint, tuple(classes[i] for i in present.tolist()))
-    return Surrogate(header, mixtures.to("cpu"))
+    header = Header(config.method, run_digest(config), site, fingerprint, tuple(classes))
+    if centre is not None and len(centre) != features.shape[1]:
+        raise SurrogateError(f"a public centre of dimension {len(centre)}, features here have {features.shape[1]}")
+    claim = make_claim(config, "record" if units is None else "patient", centre_digest(centre))
+    if claim is not None and claim.mechanism in ("sums", "dp-em"):
+        data = Clipped.of(features, labels, units, claim.clip, centre)
+        if claim.mechanism == "sums":
+            sums, facts = noisy_sums(data, len(classes), config.fedpft.covariance, claim)
+            return Made(SumsSurrogate(header, sums, claim), facts)
+        mixtures, facts = dp_em(data, len(classes), config.fedpft.components, claim, generator)
+        return Made(_present(header, mixtures, claim), facts)
+    large = torch.bincount(labels, minlength=len(classes))[labels] >= limits.smallest_class
+    if not large.any():
+        raise DataError(f"no class has the {limits.smallest_class} records below which none is released")
+    features, labels = features[large], labels[large]
+    if claim is not None:
+        data = Clipped.of(features, labels, units, claim.clip, centre)
+        mixtures, facts = theorem_4_1(data, len(classes), config.fedpft.covariance, claim)
+        return Made(_present(header, mixtures, claim), facts)
+    settings = MixtureSettings(
+        family=config.fedpft.covariance,
+        components=min(config.fedpft.components, limits.components or config.fedpft.components),
+        rank=min(config.fedpft.rank, limits.rank or config.fedpft.rank),
+        samples_per_component=config.fedpft.samples_per_component,
+    )
+    return Made(_present(header, _fit(features, labels, len(classes), settings, generator).to("cpu"), None))
+
+
+def _present(header: Header, mixtures: Mixtures, claim: Claim | None) -> Surrogate:
+    """Only the classes that have a component; the others are left out of the table."""
+    present = torch.bincount(mixtures.labels, minlength=len(mixtures.counts)).nonzero().squeeze(1)
+    names = tuple(header.classes[i] for i in present.tolist())
+    header = Header(header.method, header.run, header.site, header.fingerprint, names)
+    labels = torch.searchsorted(present, mixtures.labels)
+    counts = mixtures.counts[present].clamp_min(1)
+    return Surrogate(header, Mixtures(counts, labels, mixtures.weights, mixtures.means, mixtures.covariance), claim)
 
 
 def _fit(features: Tensor, labels: Tensor, classes: int, settings: MixtureSettings, generator: torch.Generator) -> Mixtures:

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from client_app.readers import Records, content_key, listing, open_rgb, require_columns, some, split_by_size
+from client_app.readers import (
+    Records,
+    content_key,
+    listing,
+    open_rgb,
+    patient_names,
+    refuse_columns,
+    require_columns,
+    some,
+    split_by_size,
+)
 from common.errors import DataError
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
-def read_imagefolder(folder: Path, name: str, label_column: str, site_column: str) -> Records:
+def read_imagefolder(folder: Path, name: str, label_column: str, site_column: str, patient_column: str = "") -> Records:
     """Read a folder of one folder per class, or a CSV or parquet table of paths and labels that lies in the folder."""
     if not name:
         root, tables = folder, sorted(p for p in folder.iterdir() if p.suffix in (".csv", ".parquet"))
     elif (folder / name).is_dir():
-        return read_imagefolder(folder / name, "", label_column, site_column)
+        return read_imagefolder(folder / name, "", label_column, site_column, patient_column)
     else:
         root, tables = folder, [p for p in (folder / f"{name}{s}" for s in ("", ".csv", ".parquet")) if p.is_file()]
         if not tables:
@@ -27,9 +38,8 @@ def read_imagefolder(folder: Path, name: str, label_column: str, site_column: st
     if len(tables) > 1:
         raise DataError(f"'{folder}' has several tables ({some(p.name for p in tables)}); name one of them in dataset")
     if tables:
-        return _read_path_table(root, tables[0], label_column, site_column)
-    if site_column:
-        raise DataError(f"site-column = {site_column!r}: '{folder}' has no table with columns; put one beside the images")
+        return _read_path_table(root, tables[0], label_column, site_column, patient_column)
+    refuse_columns(f"'{folder}' has no table with columns; put one beside the images", site_column, patient_column)
     splits = [root / "train", root / "test"]
     found: list[tuple[Path, str]] = []
     sizes: list[int] = []
@@ -47,7 +57,7 @@ def read_imagefolder(folder: Path, name: str, label_column: str, site_column: st
     return _files([path for path, _ in found], [label for _, label in found], root, split_by_size(sizes), None)
 
 
-def _read_path_table(root: Path, file: Path, label_column: str, site_column: str) -> Records:
+def _read_path_table(root: Path, file: Path, label_column: str, site_column: str, patient_column: str) -> Records:
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet as pq
@@ -58,13 +68,15 @@ def _read_path_table(root: Path, file: Path, label_column: str, site_column: str
             if file.suffix == ".parquet"
             else pyarrow.csv.read_csv(
                 file,
-                # Class names stay as they are written: 07 is not 7.
-                convert_options=pyarrow.csv.ConvertOptions(column_types={label_column: pa.string(), "path": pa.string()}),
+                # Class names and patients stay as they are written: 07 is not 7.
+                convert_options=pyarrow.csv.ConvertOptions(
+                    column_types={name: pa.string() for name in (label_column, "path", patient_column) if name}
+                ),
             )
         )
     except pa.ArrowException as error:
         raise DataError(f"table '{file}' cannot be read ({error}); write it again") from error
-    require_columns(file, ["path", label_column] + ([site_column] if site_column else []), table.column_names)
+    require_columns(file, [name for name in ("path", label_column, site_column, patient_column) if name], table.column_names)
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
     paths: list[Path] = []
     for row, (path, label) in enumerate(zip(columns["path"], columns[label_column], strict=True), start=1):
@@ -81,7 +93,8 @@ def _read_path_table(root: Path, file: Path, label_column: str, site_column: str
     origin = tuple(str(value) for value in columns[site_column]) if site_column else None
     if paths and not any(path.is_file() for path in paths):
         raise DataError(f"none of the {len(paths)} files in '{file}' exists, such as '{paths[0]}'; paths start at '{root}'")
-    return _files(paths, [str(label) for label in columns[label_column]], root, is_train, origin)
+    records = _files(paths, [str(label) for label in columns[label_column]], root, is_train, origin)
+    return replace(records, patients=patient_names(columns[patient_column], patient_column)) if patient_column else records
 
 
 def _files(

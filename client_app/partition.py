@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client_app.data import Dataset, Source, load_all
+from client_app.data import Dataset, Source, group, load_all
 from client_app.settings import NodeConfig
 from common.config import RunConfig
 from common.errors import ConfigError, DataError
@@ -46,6 +46,11 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
             "simulation; set data and data-dir in the node-config"
         )
     source = Source.of_node(node, run) if node.data else Source.of_run(run)
+    if run.epsilon and node.data and not run.classes:
+        raise ConfigError(
+            "classes is empty; under differential privacy the run must name them, because a site's own list would show "
+            "which classes it has"
+        )
     datasets = load_all(source, run.seed)
     if len(datasets) > 1:
         _one_dataset_a_site(source.names, node.num_partitions)
@@ -53,11 +58,20 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
         train, test = _indices(dataset.is_train), _indices(~dataset.is_train)
     else:
         dataset = datasets[0]
+        if run.epsilon and node.data not in ("", "digits") and node.num_partitions > 1 and run.partition != "column":
+            raise ConfigError(
+                f"num-partitions = {node.num_partitions}: who gets which record of a folder depends on all records, so no "
+                "privacy could be promised; give each site a folder of its own"
+            )
         parts = _train_parts(dataset, run, node.num_partitions)
         by_column = dataset.origin if run.partition == "column" else None
         test = _indices(~dataset.is_train)
         tests = [test] if len(parts) == 1 else split_test(parts, dataset.labels, test, by_column)
         train, test = parts[node.partition_id], tests[node.partition_id]
+    if run.epsilon and node.data and dataset.drawn:
+        # Where a drawn split puts a record depends on all others: one patient more would move other patients, and no noise
+        # is made for that. So all train; a private run reports no accuracy at a site anyway.
+        train, test = torch.cat([train, test]).sort().values, test[:0]
     if not len(train):
         raise DataError(f"site {node.partition_id} of {node.num_partitions} has no training records; use fewer sites")
     return SiteShare(dataset, train, test, simulated=not node.data)
@@ -131,6 +145,11 @@ def _train_parts(dataset: Dataset, run: RunConfig, num_sites: int) -> list[Tenso
     train, origin = _indices(dataset.is_train), dataset.origin
     if num_sites == 1:
         return [train]
+    if dataset.patients is not None and run.partition != "column":
+        # A patient is dealt whole, by the class of the first record, so that nobody is at two sites.
+        first, of = group([dataset.patients[i] for i in train.tolist()])
+        dealt = partition(dataset.labels[train][first], None, run, num_sites)
+        return [train[torch.isin(of, part)] for part in dealt]
     train_origin = None if origin is None else [origin[i] for i in train.tolist()]
     return [train[part] for part in partition(dataset.labels[train], train_origin, run, num_sites)]
 

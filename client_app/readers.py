@@ -25,7 +25,7 @@ Opener = Callable[[int, int], Image.Image]
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """What a reader found: a class name per record, and features or a way to open images."""
+    """What a reader found: a class name per record, features or a way to open images, and perhaps each record's patient."""
 
     labels: Sequence[str]
     key: str
@@ -35,6 +35,7 @@ class Records:
     features: Tensor | None = None
     fingerprint: str = ""
     opener: Opener | None = None
+    patients: tuple[str, ...] | None = None
 
 
 def read_digits() -> Records:
@@ -48,21 +49,27 @@ def read_digits() -> Records:
     return Records([str(label) for label in digits.target], key, opener=lambda i, _: Image.fromarray(grey[i]).convert("RGB"))
 
 
-def read_safetensors(folder: Path, name: str) -> Records:
-    """Read features: `x` (n, d) floating point, `y` (n,) integer, and perhaps metadata `fingerprint` and `classes`."""
+def read_safetensors(folder: Path, name: str, patient_column: str = "") -> Records:
+    """Read features: `x` (n, d) floating point, `y` (n,) integer, perhaps metadata `fingerprint` and `classes`, and a tensor
+    (n,) of integers named `patient_column`.
+    """
     from safetensors import SafetensorError, safe_open
 
     files = _split_files(folder, name, ".safetensors")
     tensors: list[tuple[Tensor, Tensor]] = []
     metadata: list[dict[str, str]] = []
+    patients: list[Tensor] = []
     for file in files:
         try:
             with safe_open(file, "pt") as content:
-                if missing := sorted({"x", "y"} - set(content.keys())):
+                if missing := sorted({"x", "y", patient_column or "x"} - set(content.keys())):
                     present = some(content.keys())
                     raise DataError(f"'{file}' lacks the tensors {missing}; it has {present}; store x (n, d) and y (n,)")
                 tensors.append((content.get_tensor("x"), content.get_tensor("y")))
                 metadata.append(content.metadata() or {})
+                if patient_column:
+                    patients.append(content.get_tensor(patient_column))
+                    _check_features(file, tensors[-1][0], patients[-1], patient_column)
         except SafetensorError as error:
             raise DataError(f"'{file}' is no readable safetensors file ({error}); write it again") from error
         _check_features(file, *tensors[-1])
@@ -77,10 +84,11 @@ def read_safetensors(folder: Path, name: str) -> Records:
         classes=classes or None,
         features=torch.cat([x for x, _ in tensors]),
         fingerprint=metadata[0].get("fingerprint", ""),
+        patients=tuple(str(number) for part in patients for number in part.tolist()) if patient_column else None,
     )
 
 
-def read_parquet(folder: Path, name: str, label_column: str, site_column: str) -> Records:
+def read_parquet(folder: Path, name: str, label_column: str, site_column: str, patient_column: str = "") -> Records:
     """Read images kept as bytes in parquet files, as Hugging Face lays them out. Nothing is decoded here."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -89,7 +97,7 @@ def read_parquet(folder: Path, name: str, label_column: str, site_column: str) -
     try:
         schemas = [pq.read_schema(file) for file in files]
         schema = schemas[0]
-        wanted = [label_column] + ([site_column] if site_column else [])
+        wanted = [name for name in dict.fromkeys((label_column, site_column, patient_column)) if name]
         for file, each in zip(files, schemas, strict=True):
             require_columns(file, [*wanted, _image_column(schema)], each.names)
         tables = [pq.read_table(file, columns=wanted) for file in files]
@@ -113,7 +121,18 @@ def read_parquet(folder: Path, name: str, label_column: str, site_column: str) -
         origin,
         classes=names or None,
         opener=lambda i, shortest: open_rgb(io.BytesIO(images.read(i)), shortest),
+        patients=patient_names([v for table in tables for v in table.column(patient_column).to_pylist()], patient_column)
+        if patient_column
+        else None,
     )
+
+
+def patient_names(values: Sequence[object], column: str) -> tuple[str, ...]:
+    """Patients as texts. Raises DataError for gaps: a record of nobody could be anybody's."""
+    gaps = sum(value is None or value == "" for value in values)
+    if gaps:
+        raise DataError(f"patient-column = {column!r}: {gaps} of {len(values)} records name no patient; fill them in")
+    return tuple(str(value) for value in values)
 
 
 def open_rgb(file: io.BytesIO | Path, shortest: int) -> Image.Image:
@@ -168,13 +187,13 @@ def _split_files(folder: Path, name: str, suffix: str) -> list[Path]:
     raise DataError(f"dataset = {name!r}: '{folder}' lacks {wanted}; it has {listing(folder)}; name one of its data sets")
 
 
-def _check_features(file: Path, x: Tensor, y: Tensor) -> None:
+def _check_features(file: Path, x: Tensor, y: Tensor, name: str = "y") -> None:
     if x.ndim != 2 or not x.is_floating_point():
         raise DataError(f"x in '{file}' is {x.dtype} of shape {tuple(x.shape)}; it must be floating point of shape (n, d)")
     if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise DataError(f"y in '{file}' is {y.dtype} of shape {tuple(y.shape)}; labels must be integers of shape (n,)")
+        raise DataError(f"{name} in '{file}' is {y.dtype} of shape {tuple(y.shape)}; it must be integers of shape (n,)")
     if len(x) != len(y):
-        raise DataError(f"'{file}' has {len(x)} rows of x but {len(y)} labels y; give one label a row")
+        raise DataError(f"'{file}' has {len(x)} rows of x but {len(y)} of {name}; give one a row")
     broken = (~torch.isfinite(x).all(dim=1)).nonzero().flatten()
     if len(broken):
         raise DataError(
@@ -215,6 +234,13 @@ def require_columns(file: Path, wanted: Iterable[str], present: Sequence[str]) -
     """Raise DataError unless all wanted columns are present."""
     if missing := [column for column in wanted if column not in present]:
         raise DataError(f"'{file}' lacks the columns {some(missing)}; it has {some(present)}; rename, or set label-column")
+
+
+def refuse_columns(why: str, site_column: str, patient_column: str) -> None:
+    """Raise DataError for a column named where there are none."""
+    for key, column in (("site-column", site_column), ("patient-column", patient_column)):
+        if column:
+            raise DataError(f"{key} = {column!r}: {why}")
 
 
 def split_by_size(sizes: Sequence[int]) -> Tensor | None:

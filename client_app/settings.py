@@ -21,6 +21,8 @@ class NodeConfig(Settings):
     data_dir: str = ""
     dataset: Names = ()
     label_column: str = "label"
+    patient_column: str = ""
+    policy: str = ""
     weights_path: str = ""
     device: Device = "auto"
     cache_dir: str = ""

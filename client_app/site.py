@@ -20,10 +20,11 @@ from common.errors import DataError
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Features (n, d) and labels (n,), indices into the site's classes."""
+    """Features (n, d), labels (n,), indices into the site's classes, and whose the records are, where the data tells."""
 
     features: Tensor
     labels: Tensor
+    units: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,4 +79,5 @@ def site_device(run: RunConfig, node: NodeConfig) -> str:
 def usable(dataset: Dataset, found: Features, rows: Tensor) -> LabelledFeatures:
     """The features of some rows, without the records whose image is broken."""
     rows = rows[torch.as_tensor(found.ok)[rows]]
-    return LabelledFeatures(torch.as_tensor(found.x[rows]).float(), dataset.labels[rows])
+    units = None if dataset.patients is None else tuple(dataset.patients[i] for i in rows.tolist())
+    return LabelledFeatures(torch.as_tensor(found.x[rows]).float(), dataset.labels[rows], units)

@@ -64,7 +64,9 @@ class FedPFTConfig(Settings):
     components: int = Field(1, ge=1, le=1000)
     rank: int = Field(16, ge=1, le=4096)
     samples_per_component: int = Field(10, ge=1)
-    privacy: Literal["none"] = "none"
+    privacy: Literal["auto", "none", "sums", "theorem-4.1"] = "auto"
+    clip: float = Field(0.0, ge=0)
+    public: str = ""
     topology: Literal["star"] = "star"
 
 
@@ -94,6 +96,7 @@ class RunConfig(Settings):
     data_dir: str = ""
     dataset: Names = ()
     label_column: str = "label"
+    patient_column: str = ""
     classes: Names = ()
     partition: Literal["iid", "dirichlet", "classes", "column"] = "dirichlet"
     alpha: float = Field(0.5, gt=0, le=1e6)
@@ -109,20 +112,40 @@ class RunConfig(Settings):
     deadline: float = Field(3600.0, gt=0)
     max_payload_mib: int = Field(256, ge=1)
     epsilon: float = Field(0.0, ge=0)
-    delta: float = Field(0.0, ge=0, lt=1)
+    delta: float = Field(0.0, ge=0, le=0.01)
     fedpft: FedPFTConfig = FedPFTConfig()
     head: HeadConfig = HeadConfig()
 
     @model_validator(mode="after")
-    def _refuse_what_cannot_be_kept(self) -> Self:
-        if self.epsilon or self.delta:
+    def _settings_agree(self) -> Self:
+        budget = f"epsilon = {self.epsilon:g}, delta = {self.delta:g}"
+        if bool(self.epsilon) != bool(self.delta):
             raise ValueError(
-                f"epsilon = {self.epsilon:g}, delta = {self.delta:g}: no method here keeps a privacy budget yet, so none is "
-                "promised; leave both out (0) to run without differential privacy"
+                f"{budget}: set both, delta far below one over a site's number of records (1e-5), or neither (0) to run "
+                "without differential privacy"
+            )
+        if self.epsilon and self.fedpft.privacy == "none":
+            raise ValueError(f"{budget}, but fedpft.privacy = 'none'; leave fedpft.privacy out, or epsilon and delta")
+        if not self.epsilon and self.fedpft.privacy not in ("auto", "none"):
+            raise ValueError(f"fedpft.privacy = {self.fedpft.privacy!r} needs a budget; set epsilon and delta")
+        if self.fedpft.public and not self.epsilon:
+            raise ValueError(f"fedpft.public = {self.fedpft.public!r} is for a privacy clip; set epsilon and delta")
+        if self.fedpft.privacy == "theorem-4.1" and (self.fedpft.covariance == "lowrank" or self.fedpft.components > 1):
+            raise ValueError(
+                "fedpft.privacy = 'theorem-4.1' is defined for one component and covariance 'full', 'diag' or 'spherical'"
             )
         if self.partition == "column" and not self.site_column:
             raise ValueError("partition = 'column' needs site-column, the column that names each record's site")
         return self
+
+    @property
+    def mechanism(self) -> str:
+        """What keeps the budget at the sites: "none", "sums", "dp-em" (sums of several components) or "theorem-4.1"."""
+        if not self.epsilon:
+            return "none"
+        if self.fedpft.privacy == "theorem-4.1":
+            return "theorem-4.1"
+        return "dp-em" if self.fedpft.components > 1 else "sums"
 
 
 def parse_run_config(flat: Mapping[str, Scalar]) -> RunConfig:
@@ -194,7 +217,8 @@ def run_digest(config: RunConfig) -> str:
         "classes": config.classes,
         "backbone": config.backbone,
         "image-size": config.image_size,
-        config.method: getattr(config, config.method).model_dump(),
+        "budget": (config.epsilon, config.delta),
+        config.method: getattr(config, config.method).model_dump(exclude={"public"}),
     }
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -31,6 +31,24 @@ class SurrogateError(FedSurrogateError):
     code = "surrogate"
 
 
+class PolicyError(FedSurrogateError):
+    """The site's own policy forbids what was asked."""
+
+    code = "policy"
+
+
+class BudgetError(FedSurrogateError):
+    """A release would exceed the privacy budget of the site's data."""
+
+    code = "budget"
+
+
+class LedgerError(FedSurrogateError):
+    """The record of what left cannot be trusted or written, so nothing may leave."""
+
+    code = "ledger"
+
+
 class RunError(FedSurrogateError):
     """The federation as a whole cannot go on: no sites, or too few of them."""
 
@@ -42,6 +60,9 @@ PUBLIC_SENTENCES = {
     "config": "the site cannot work with these settings",
     "data": "the site has no usable data for this run",
     "backbone": "the site cannot load the backbone, or its weights do not fit",
+    "policy": "the site's policy does not allow what was asked",
+    "budget": "the site's privacy budget does not allow this release",
+    "ledger": "the site cannot account for a release at present",
     "surrogate": "the site was sent something it cannot read",
     "internal": "the site failed; its own log says why",
 }

@@ -50,20 +50,74 @@ class Mixtures(_message.Message):
     spread: _containers.RepeatedCompositeFieldContainer[Halves]
     def __init__(self, covariance: _Optional[str] = ..., counts: _Optional[_Iterable[int]] = ..., components: _Optional[_Iterable[int]] = ..., weights: _Optional[_Union[Halves, _Mapping]] = ..., means: _Optional[_Union[Halves, _Mapping]] = ..., spread: _Optional[_Iterable[_Union[Halves, _Mapping]]] = ...) -> None: ...
 
+class Sums(_message.Message):
+    __slots__ = ("counts", "sums", "squares")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    SQUARES_FIELD_NUMBER: _ClassVar[int]
+    counts: Halves
+    sums: Halves
+    squares: Halves
+    def __init__(self, counts: _Optional[_Union[Halves, _Mapping]] = ..., sums: _Optional[_Union[Halves, _Mapping]] = ..., squares: _Optional[_Union[Halves, _Mapping]] = ...) -> None: ...
+
+class Noise(_message.Message):
+    __slots__ = ("statistic", "sigma", "sensitivity")
+    STATISTIC_FIELD_NUMBER: _ClassVar[int]
+    SIGMA_FIELD_NUMBER: _ClassVar[int]
+    SENSITIVITY_FIELD_NUMBER: _ClassVar[int]
+    statistic: str
+    sigma: float
+    sensitivity: float
+    def __init__(self, statistic: _Optional[str] = ..., sigma: _Optional[float] = ..., sensitivity: _Optional[float] = ...) -> None: ...
+
+class Claim(_message.Message):
+    __slots__ = ("mechanism", "epsilon", "delta", "unit", "noise_multiplier", "clip", "noise", "centre")
+    MECHANISM_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    NOISE_MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
+    NOISE_FIELD_NUMBER: _ClassVar[int]
+    CENTRE_FIELD_NUMBER: _ClassVar[int]
+    mechanism: str
+    epsilon: float
+    delta: float
+    unit: str
+    noise_multiplier: float
+    clip: float
+    noise: _containers.RepeatedCompositeFieldContainer[Noise]
+    centre: str
+    def __init__(self, mechanism: _Optional[str] = ..., epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., unit: _Optional[str] = ..., noise_multiplier: _Optional[float] = ..., clip: _Optional[float] = ..., noise: _Optional[_Iterable[_Union[Noise, _Mapping]]] = ..., centre: _Optional[str] = ...) -> None: ...
+
+class Centre(_message.Message):
+    __slots__ = ("mean",)
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    mean: Halves
+    def __init__(self, mean: _Optional[_Union[Halves, _Mapping]] = ...) -> None: ...
+
 class Surrogate(_message.Message):
-    __slots__ = ("header", "mixtures")
+    __slots__ = ("header", "mixtures", "sums", "claim")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     MIXTURES_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     header: Header
     mixtures: Mixtures
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., mixtures: _Optional[_Union[Mixtures, _Mapping]] = ...) -> None: ...
+    sums: Sums
+    claim: Claim
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., mixtures: _Optional[_Union[Mixtures, _Mapping]] = ..., sums: _Optional[_Union[Sums, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ...) -> None: ...
 
 class Head(_message.Message):
-    __slots__ = ("header", "weight", "bias")
+    __slots__ = ("header", "weight", "bias", "clip", "centre")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     BIAS_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
+    CENTRE_FIELD_NUMBER: _ClassVar[int]
     header: Header
     weight: Halves
     bias: Halves
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., weight: _Optional[_Union[Halves, _Mapping]] = ..., bias: _Optional[_Union[Halves, _Mapping]] = ...) -> None: ...
+    clip: float
+    centre: Centre
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., weight: _Optional[_Union[Halves, _Mapping]] = ..., bias: _Optional[_Union[Halves, _Mapping]] = ..., clip: _Optional[float] = ..., centre: _Optional[_Union[Centre, _Mapping]] = ...) -> None: ...

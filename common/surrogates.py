@@ -1,24 +1,18 @@
-"""What travels: the surrogate types, and the checks every one of them passes before anything is learned from it."""
+"""What travels: surrogates, which sites release, and heads, which they get."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from common.claims import Claim
 from common.covariances import LowRank
-from common.errors import SurrogateError
 from common.mixtures import Mixtures
-
-# No site has more records of one class than this; a larger count would only buy a louder voice.
-LARGEST_COUNT = 100_000_000
-# Larger features, or variances beyond its square, would overflow while learning and take every other site's part along.
-LARGEST_NUMBER = 1e15
-# A site's name becomes a file name at the coordinator.
-SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+from common.privacy import clip
+from common.sums import Sums
 
 
 @dataclass(frozen=True)
@@ -38,19 +32,69 @@ class Surrogate:
 
     header: Header
     mixtures: Mixtures
+    claim: Claim | None = None
+
+    @property
+    def counts(self) -> list[int]:
+        """Records of each class."""
+        return [int(count) for count in self.mixtures.counts]
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the features."""
+        return self.mixtures.means.shape[1]
+
+
+@dataclass(frozen=True)
+class SumsSurrogate:
+    """FedPFT under differential privacy: noisy class sums; row c is header.classes[c]."""
+
+    header: Header
+    sums: Sums
+    claim: Claim
+
+    @property
+    def counts(self) -> list[int]:
+        """Records of each class as the noise shows them, none below zero."""
+        return [max(0, round(float(count))) for count in self.sums.counts]
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the features."""
+        return self.sums.sums.shape[1]
+
+
+AnySurrogate = Surrogate | SumsSurrogate
 
 
 @dataclass(frozen=True)
 class Head:
-    """A linear classifier: logits = x @ weight.T + bias, weight (C, d), bias (C,), rows as in header.classes."""
+    """A linear classifier: logits = x @ weight.T + bias, weight (C, d), bias (C,), rows as in header.classes.
+
+    With `clip` features x are divided by max(|x|, clip) first, and before that `centre` (d,) is subtracted: it was learned
+    from features clipped so.
+    """
 
     header: Header
     weight: Tensor
     bias: Tensor
+    clip: float | None = None
+    centre: Tensor | None = None
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Features (n, d) as this head takes them."""
+        features = features.to(self.weight)
+        if self.centre is not None:
+            features = features - self.centre.to(features)
+        return features if self.clip is None else clip(features, self.clip)[0]
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Logits (n, C) of features (n, d)."""
+        return self.prepare(features) @ self.weight.T + self.bias
 
     def predict(self, features: Tensor) -> Tensor:
         """Class index of each feature (n, d): (n,)."""
-        return (features.to(self.weight) @ self.weight.T + self.bias).argmax(1)
+        return self.scores(features).argmax(1)
 
     def accuracy(self, features: Tensor, names: Sequence[str], labels: Tensor) -> tuple[int, int]:
         """How many of features (n, d) are classified right, and n. `names[labels[i]]` is the truth; a class this head
@@ -71,82 +115,25 @@ class Head:
         return plane * torch.where(signs == 0, torch.ones_like(signs), signs)
 
 
-@dataclass(frozen=True)
-class Expectation:
-    """What this run's surrogates must look like. Empty or zero means "not known beforehand"."""
+def without_classes(surrogate: AnySurrogate, keep: Sequence[str]) -> AnySurrogate | None:
+    """Keep only some classes of a surrogate; None when it has none of them.
 
-    method: str
-    run: str
-    family: str
-    components: int
-    rank: int
-    classes: tuple[str, ...] = ()
-    fingerprint: str = ""
-    dimension: int = 0
-
-
-def check_header(header: Header, expected: Expectation) -> None:
-    """Raise SurrogateError when a header does not belong to this run."""
-    for name, value, wanted in (
-        ("method", header.method, expected.method),
-        ("run", header.run, expected.run),
-        ("backbone fingerprint", header.fingerprint, expected.fingerprint or header.fingerprint),
-    ):
-        if value != wanted:
-            raise SurrogateError(f"{name} {value[:80]!r} is not this run's {wanted!r}")
-    if not SITE_NAME.fullmatch(header.site):
-        raise SurrogateError(f"site name {header.site[:64]!r}; letters, digits, '.', '_' and '-' are allowed, 64 at most")
-    if not header.classes or "" in header.classes:
-        raise SurrogateError("an empty class list, or a class without a name")
-    if len(set(header.classes)) != len(header.classes):
-        raise SurrogateError("a class is named twice")
-    if expected.classes and (unknown := set(header.classes) - set(expected.classes)):
-        raise SurrogateError(f"unknown class {sorted(unknown)[0][:80]!r}; this run has {', '.join(expected.classes)}")
-
-
-def check_surrogate(surrogate: Surrogate, expected: Expectation) -> None:
-    """Raise SurrogateError, naming field and value, unless every number can be learned from."""
-    check_header(surrogate.header, expected)
-    mixtures = surrogate.mixtures
-    dimension = mixtures.means.shape[1]
-    if mixtures.family != expected.family:
-        raise SurrogateError(f"covariance {mixtures.family!r}, asked for {expected.family!r}")
-    if expected.dimension and dimension != expected.dimension:
-        raise SurrogateError(f"features of dimension {dimension}, the other sites have {expected.dimension}")
-    if int(mixtures.components.max()) > expected.components:
-        raise SurrogateError(
-            f"{int(mixtures.components.max())} components in a class, asked for at most {expected.components}"
-        )
-    covariance = mixtures.covariance
-    if isinstance(covariance, LowRank) and covariance.factor.shape[1] > expected.rank:
-        raise SurrogateError(f"rank {covariance.factor.shape[1]}, asked for at most {expected.rank}")
-    tables = {"weights": mixtures.weights, "means": mixtures.means} | vars(covariance)
-    for name, table in tables.items():
-        if not table.isfinite().all():
-            raise SurrogateError(f"{name} hold a number that is not finite")
-    mean, variance = mixtures.moments()
-    if not (mean.abs().max() < LARGEST_NUMBER and variance.max() < LARGEST_NUMBER**2):
-        raise SurrogateError(f"means or variances that are too large; standard deviations reach {LARGEST_NUMBER:g} at most")
-    totals = torch.zeros(len(mixtures.counts)).index_add_(0, mixtures.labels, mixtures.weights)
-    if mixtures.weights.min() < 0 or (totals - 1).abs().max() > 0.01:
-        raise SurrogateError(
-            f"mixture weights of a class sum to {float(totals[(totals - 1).abs().argmax()]):.4g}, not to one"
-        )
-
-
-def without_classes(surrogate: Surrogate, keep: Sequence[str]) -> Surrogate | None:
-    """Keep only some classes of a surrogate; None when it has none of them."""
+    A second moment over all classes cannot be taken apart, so noisy sums lose theirs.
+    """
     wanted = torch.tensor([name in keep for name in surrogate.header.classes])
     if not wanted.any():
         return None
+    header = replace(surrogate.header, classes=tuple(name for name in surrogate.header.classes if name in keep))
+    if isinstance(surrogate, SumsSurrogate):
+        sums = surrogate.sums
+        return SumsSurrogate(header, replace(sums, counts=sums.counts[wanted], sums=sums.sums[wanted]), surrogate.claim)
     mixtures = surrogate.mixtures
     rows = wanted[mixtures.labels]
     covariance = mixtures.covariance
     if not isinstance(covariance, LowRank):
         covariance = type(covariance)(*(table[rows] for table in vars(covariance).values()))
-    header = surrogate.header
     return Surrogate(
-        Header(header.method, header.run, header.site, header.fingerprint, tuple(c for c in header.classes if c in keep)),
+        header,
         Mixtures(
             mixtures.counts[wanted],
             (wanted.cumsum(0) - 1)[mixtures.labels[rows]],
@@ -154,4 +141,5 @@ def without_classes(surrogate: Surrogate, keep: Sequence[str]) -> Surrogate | No
             mixtures.means[rows],
             covariance,
         ),
+        surrogate.claim,
     )

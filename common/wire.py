@@ -10,11 +10,13 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from common import surrogate_pb2 as pb
+from common.checks import LARGEST_COUNT
 from common.covariances import Diagonal, Full, LowRank, Spherical
 from common.errors import SurrogateError
+from common.frames import pack_centre, pack_claim, pack_sums, unpack_centre, unpack_claim, unpack_sums
 from common.halves import LARGEST_HALF, pack, unpack
 from common.mixtures import AnyCovariance, Mixtures
-from common.surrogates import LARGEST_COUNT, Head, Header, Surrogate
+from common.surrogates import AnySurrogate, Head, Header, SumsSurrogate, Surrogate
 
 Info = dict[str, str | int | float | bool | list[int] | list[float]]
 
@@ -23,10 +25,18 @@ PAYLOAD = "payload"
 INFO = "info"
 
 
-def pack_surrogate(surrogate: Surrogate) -> bytes:
+def pack_surrogate(surrogate: AnySurrogate) -> bytes:
     """Canonical bytes: the same surrogate always gives the same."""
-    mixtures = surrogate.mixtures
-    body = pb.Mixtures(
+    message = pb.Surrogate(header=_pack_header(surrogate.header), claim=pack_claim(surrogate.claim))
+    if isinstance(surrogate, SumsSurrogate):
+        message.sums.CopyFrom(pack_sums(surrogate.sums))
+    else:
+        message.mixtures.CopyFrom(_pack_mixtures(surrogate.mixtures))
+    return message.SerializeToString(deterministic=True)
+
+
+def _pack_mixtures(mixtures: Mixtures) -> pb.Mixtures:
+    return pb.Mixtures(
         covariance=mixtures.family,
         counts=mixtures.counts.tolist(),
         components=mixtures.components.tolist(),
@@ -34,16 +44,22 @@ def pack_surrogate(surrogate: Surrogate) -> bytes:
         means=pack(mixtures.means),
         spread=_pack_covariance(mixtures.covariance),
     )
-    message = pb.Surrogate(header=_pack_header(surrogate.header), mixtures=body)
-    return message.SerializeToString(deterministic=True)
 
 
-def unpack_surrogate(payload: bytes) -> Surrogate:
-    """Parse and check the structure; raises SurrogateError. Whether it fits a run: `surrogates.check_surrogate`."""
+def unpack_surrogate(payload: bytes) -> AnySurrogate:
+    """Parse and check the structure; raises SurrogateError. Whether it fits a run: `checks.check_surrogate`."""
     message = pb.Surrogate()
     _parse(message, payload)
-    body = message.mixtures
-    classes = len(message.header.classes)
+    header, classes = _unpack_header(message.header), len(message.header.classes)
+    claim = unpack_claim(message.claim) if message.HasField("claim") else None
+    if message.HasField("sums"):
+        if claim is None:
+            raise SurrogateError("noisy sums without a privacy claim, which says how noisy they are")
+        return SumsSurrogate(header, unpack_sums(message.sums, classes, claim), claim)
+    return Surrogate(header, _unpack_mixtures(message.mixtures, classes), claim)
+
+
+def _unpack_mixtures(body: pb.Mixtures, classes: int) -> Mixtures:
     counts, components = list(body.counts), list(body.components)
     if not classes or len(counts) != classes or len(components) != classes:
         raise SurrogateError(f"{classes} classes with {len(counts)} counts and {len(components)} numbers of components")
@@ -59,19 +75,22 @@ def unpack_surrogate(payload: bytes) -> Surrogate:
     totals = torch.zeros(classes).index_add_(0, labels, weights)
     # Only what half precision has rounded is made good; sums further from one are refused by `check_surrogate`.
     totals = torch.where((totals - 1).abs() < 0.01, totals, 1.0)
-    mixtures = Mixtures(
+    return Mixtures(
         counts=torch.tensor(counts),
         labels=labels,
         weights=weights / totals[labels],
         means=means,
         covariance=_unpack_covariance(body, total, dimension),
     )
-    return Surrogate(_unpack_header(message.header), mixtures)
 
 
 def pack_head(head: Head) -> bytes:
     """Canonical bytes of a linear head, at 16 bits."""
     message = pb.Head(header=_pack_header(head.header), weight=pack(head.weight), bias=pack(head.bias))
+    if head.clip is not None:
+        message.clip = head.clip
+    if head.centre is not None:
+        message.centre.CopyFrom(pack_centre(head.centre))
     return message.SerializeToString(deterministic=True)
 
 
@@ -83,10 +102,31 @@ def unpack_head(payload: bytes) -> Head:
     if not classes or len(message.weight.shape) != 2:
         raise SurrogateError(f"a head for {classes} classes with weights of shape {tuple(message.weight.shape)[:4]}")
     weight = unpack(message.weight, "head weights", (classes, message.weight.shape[1]))
-    head = Head(_unpack_header(message.header), weight, unpack(message.bias, "head bias", (classes,)))
-    if not (head.weight.isfinite().all() and head.bias.isfinite().all()):
+    clip = message.clip if message.HasField("clip") else None
+    centre = unpack_centre(message.centre) if message.HasField("centre") else None
+    if centre is not None and len(centre) != weight.shape[1]:
+        raise SurrogateError(f"a centre of dimension {len(centre)} for weights of dimension {weight.shape[1]}")
+    head = Head(_unpack_header(message.header), weight, unpack(message.bias, "head bias", (classes,)), clip, centre)
+    if not (head.weight.isfinite().all() and head.bias.isfinite().all() and 0 <= (clip or 0) < torch.inf):
         raise SurrogateError("the head holds a number that is not finite")
     return head
+
+
+def pack_question(centre: Tensor | None) -> bytes | None:
+    """What a site is asked with: the public centre of this run, if there is one."""
+    return None if centre is None else pack_centre(centre).SerializeToString(deterministic=True)
+
+
+def unpack_question(payload: bytes | None) -> Tensor | None:
+    """Undo `pack_question`. Raises SurrogateError."""
+    if payload is None:
+        return None
+    message = pb.Centre()
+    try:
+        message.ParseFromString(payload)
+    except DecodeError:
+        raise SurrogateError(f"{len(payload)} bytes that are no public centre") from None
+    return unpack_centre(message)
 
 
 def to_record(payload: bytes | None, info: Info) -> RecordDict:

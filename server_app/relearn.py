@@ -7,11 +7,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from torch import Tensor
+
 from common.config import parse_run_config, pick_device
 from common.errors import RunError
 from common.surrogates import Head, without_classes
+from common.wire import unpack_question
 from server_app.run_folder import read_json, read_surrogates, save_head
-from strategies.sampling import class_order, learn
+from strategies.fedpft import CENTRE_FILE
+from strategies.learning import learn
+from strategies.sampling import class_order
 
 
 def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Path, Head]:
@@ -38,7 +43,7 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
         kept = [part for surrogate in kept if (part := without_classes(surrogate, classes)) is not None]
     if not kept:
         raise RunError("no surrogate is left to learn from")
-    head = learn(kept, config.head, config.seed, wanted, pick_device(config.device))
+    head = learn(kept, config, pick_device(config.device), wanted, _centre(run)).head
     folder = run / "relearned" / f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
     folder.mkdir(parents=True)
     save_head(head, folder / "model.safetensors")
@@ -49,3 +54,9 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
     }
     (folder / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n")
     return folder, head
+
+
+def _centre(run: Path) -> Tensor | None:
+    """The public centre of the run's features, if it had one."""
+    file = run / CENTRE_FILE
+    return unpack_question(file.read_bytes() if file.exists() else None)

@@ -13,7 +13,7 @@ from typing import Any
 
 from common.config import RunConfig, run_digest
 from common.errors import RunError
-from common.surrogates import Head, Surrogate
+from common.surrogates import AnySurrogate, Head
 from common.wire import unpack_surrogate
 from strategies.outcome import Outcome
 
@@ -60,6 +60,10 @@ class RunFolder:
     def surrogate(self, site: str, payload: bytes) -> None:
         """Keep a site's surrogate as it arrived, so that a head can be learned again without the site."""
         (self.path / "surrogates" / f"{site}.pb").write_bytes(payload)
+
+    def keep(self, name: str, content: bytes) -> None:
+        """Keep something else that is needed to learn again, such as the public centre of features."""
+        (self.path / name).write_bytes(content)
 
     def discard(self, site: str) -> None:
         """Drop a site's surrogate, so that nothing is ever learned from what was refused."""
@@ -117,7 +121,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     return content
 
 
-def read_surrogates(folder: Path) -> list[Surrogate]:
+def read_surrogates(folder: Path) -> list[AnySurrogate]:
     """All surrogates a run has kept, by site. Raises RunError when there is none, SurrogateError for a damaged one."""
     files = sorted((folder / "surrogates").glob("*.pb"), key=lambda path: (len(path.name), path.name))
     if not files:

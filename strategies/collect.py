@@ -26,6 +26,9 @@ class Recorder(Protocol):
     def surrogate(self, site: str, payload: bytes) -> None:
         """Keep what a site sent."""
 
+    def keep(self, name: str, content: bytes) -> None:
+        """Keep something else that a head is learned from."""
+
     def discard(self, site: str) -> None:
         """Drop what a site sent: it turned out not to fit the other sites'."""
 

@@ -12,16 +12,21 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from common.checks import SITE_NAME, Expectation, check_surrogate
+from common.claims import check_claim
 from common.config import RunConfig, run_digest
 from common.errors import PUBLIC_SENTENCES, SurrogateError
-from common.surrogates import SITE_NAME, Expectation, Surrogate, check_surrogate
-from common.wire import Info, from_record, pack_head, record_bytes, to_record, unpack_head, unpack_surrogate
+from common.frames import centre_digest
+from common.surrogates import AnySurrogate, SumsSurrogate
+from common.wire import Info, from_record, pack_head, pack_question, record_bytes, to_record, unpack_head, unpack_surrogate
 from strategies.collect import Collection, Recorder, check_quorum, connected_nodes
+from strategies.learning import learn
 from strategies.outcome import NO_REPLY, Outcome, Points, Site
-from strategies.sampling import learn, sample
+from strategies.public import read_centre
 
 COMPARE = f"{MessageType.QUERY}.compare"
 PICTURE_POINTS = 1500
+CENTRE_FILE = "centre.pb"
 
 
 class FedPFT(Strategy):
@@ -32,8 +37,9 @@ class FedPFT(Strategy):
         self.recorder = recorder
         self.device = device
         self.outcome = Outcome()
-        self._surrogates: dict[int, Surrogate] = {}
+        self._surrogates: dict[int, AnySurrogate] = {}
         self._sent: list[Message] = []
+        self._centre = read_centre(config.fedpft.public)
 
     def summary(self) -> None:
         """Record what is about to happen."""
@@ -68,7 +74,11 @@ class FedPFT(Strategy):
         nodes = connected_nodes(grid, self.config.sites, self.config.deadline)
         self.outcome.sites = {node: Site(name=f"node {node}") for node in nodes}
         self.recorder.event("invited", sites=len(nodes))
-        return [self._message(MessageType.TRAIN, node, to_record(None, {"run": run_digest(self.config)})) for node in nodes]
+        question, told = pack_question(self._centre), Info(run=run_digest(self.config))
+        if question is not None:
+            self.recorder.keep(CENTRE_FILE, question)
+            told["bytes"] = len(question)
+        return [self._message(MessageType.TRAIN, node, to_record(question, told)) for node in nodes]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -84,7 +94,8 @@ class FedPFT(Strategy):
         check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum)
         outcome.surrogates = sorted(self._surrogates.values(), key=lambda s: (len(s.header.site), s.header.site))
         started = time.perf_counter()
-        outcome.head = learn(outcome.surrogates, config.head, config.seed, config.classes, self.device)
+        outcome.learned = learn(outcome.surrogates, config, self.device, config.classes, self._centre)
+        outcome.head = outcome.learned.head
         outcome.seconds["learn"] = time.perf_counter() - started
         self.recorder.event("learned", seconds=outcome.seconds["learn"], classes=len(outcome.head.header.classes))
         return None, None
@@ -169,6 +180,7 @@ class FedPFT(Strategy):
                 raise SurrogateError("a reply without a surrogate")
             surrogate = unpack_surrogate(payload)
             check_surrogate(surrogate, self._expectation())
+            check_claim(surrogate.claim, self.config, centre_digest(self._centre))
             name = surrogate.header.site
             if name != site.name:
                 raise SurrogateError(f"a surrogate in the name of {name[:64]!r}, which is another site")
@@ -176,7 +188,7 @@ class FedPFT(Strategy):
             self._reject(node, str(error))
             return
         self.recorder.surrogate(name, payload)
-        counts = dict(zip(surrogate.header.classes, surrogate.mixtures.counts.tolist(), strict=True))
+        counts = dict(zip(surrogate.header.classes, surrogate.counts, strict=True))
         facts = {"bytes": site.bytes_up, "counts": counts, "seconds": _seconds(info, "fit"), "payload": len(payload)}
         self.recorder.event("late" if late else "replied", site=name, **facts)
         if late:
@@ -201,7 +213,7 @@ class FedPFT(Strategy):
         return Expectation(
             method=config.method,
             run=run_digest(config),
-            family=config.fedpft.covariance,
+            family="spherical" if config.mechanism == "dp-em" else config.fedpft.covariance,
             components=config.fedpft.components,
             rank=config.fedpft.rank,
             classes=config.classes,
@@ -211,22 +223,27 @@ class FedPFT(Strategy):
 
     def _settle_backbone(self) -> None:
         """One run has one backbone. Without a `fingerprint` in the settings it is the one most sites have."""
-        kinds = {node: (s.header.fingerprint, s.mixtures.means.shape[1]) for node, s in self._surrogates.items()}
+        kinds = {
+            node: (s.header.fingerprint, s.dimension, s.header.classes if isinstance(s, SumsSurrogate) else ())
+            for node, s in self._surrogates.items()
+        }
         if not kinds:
             return
-        records: Counter[tuple[str, int]] = Counter()
+        records: Counter[tuple[str, int, tuple[str, ...]]] = Counter()
         for node, kind in kinds.items():
-            records[kind] += int(self._surrogates[node].mixtures.counts.sum())
+            records[kind] += sum(self._surrogates[node].counts)
         sites = Counter(kinds.values())
-        fingerprint, dimension = max(sites, key=lambda kind: (sites[kind], records[kind]))
-        for node, (own_fingerprint, own_dimension) in kinds.items():
+        fingerprint, dimension, classes = max(sites, key=lambda kind: (sites[kind], records[kind]))
+        for node, (own_fingerprint, own_dimension, own_classes) in kinds.items():
             if own_fingerprint != fingerprint:
-                self._reject(
-                    node,
-                    f"backbone fingerprint {own_fingerprint[:16]} differs from the other sites' {fingerprint[:16]}",
-                )
+                reason = f"backbone fingerprint {own_fingerprint[:16]} differs from the other sites' {fingerprint[:16]}"
             elif own_dimension != dimension:
-                self._reject(node, f"features of dimension {own_dimension}; the other sites have {dimension}")
+                reason = f"features of dimension {own_dimension}; the other sites have {dimension}"
+            elif own_classes != classes:
+                reason = "noisy sums of other classes than the other sites', or in another order; name classes in the run"
+            else:
+                continue
+            self._reject(node, reason)
 
     def _head_payload(self) -> bytes:
         assert self.outcome.head is not None  # aggregate_train has learned it or raised
@@ -259,7 +276,8 @@ class FedPFT(Strategy):
 
     def _picture(self, payload: bytes, info: Info) -> None:
         head = unpack_head(payload)
-        features, labels = sample(self.outcome.surrogates, head.header.classes, self.config.seed, PICTURE_POINTS)
+        assert self.outcome.learned is not None  # aggregate_train has learned it or raised
+        features, labels = self.outcome.learned.sample(self.config.seed, PICTURE_POINTS)
         flat = (features @ head.plane()).T.tolist()
         self.outcome.points["synthetic"] = Points(flat[0], flat[1], labels.tolist())
         x, y = (cast(list[float], info.get(f"points.{axis}", [])) for axis in ("x", "y"))

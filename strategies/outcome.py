@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.surrogates import Head, Surrogate
+from common.surrogates import AnySurrogate, Head
+from strategies.learning import Learned
 
 Fate = Literal["used", "rejected", "dropped"]
 NO_REPLY = "no reply before the deadline"
@@ -39,8 +40,9 @@ class Outcome:
     """Everything a run folder is written from. `sites` is keyed by Flower's node id."""
 
     sites: dict[int, Site] = field(default_factory=dict)
-    surrogates: list[Surrogate] = field(default_factory=list)
+    surrogates: list[AnySurrogate] = field(default_factory=list)
     head: Head | None = None
+    learned: Learned | None = None
     accuracy: dict[str, float] = field(default_factory=dict)
     compare_bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)

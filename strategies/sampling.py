@@ -16,7 +16,7 @@ from common.config import HeadConfig
 from common.errors import RunError
 from common.heads import Batch, shuffled_batches, train_head
 from common.mixtures import Mixtures
-from common.surrogates import Head, Header, Surrogate
+from common.surrogates import AnySurrogate, Head, Header, Surrogate
 
 # Samples held in memory at a time. The number of samples a run draws does not matter, only this does.
 POOL_BYTES = 64 * 2**20
@@ -52,7 +52,7 @@ class Share:
         return [until(n, o, index + 1) - until(n, o, index) for n, o in zip(self.counts, self.offsets, strict=True)]
 
 
-def class_order(surrogates: Sequence[Surrogate]) -> tuple[str, ...]:
+def class_order(surrogates: Sequence[AnySurrogate]) -> tuple[str, ...]:
     """All classes of all sites; by number when all are numbers."""
     names = {name for surrogate in surrogates for name in surrogate.header.classes}
     numeric = all(name.isdecimal() for name in names)

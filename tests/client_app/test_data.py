@@ -238,9 +238,9 @@ def test_labels_must_be_names_or_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("x", "y", "said"),
     [
-        (torch.ones(3, 2), torch.zeros(2, dtype=torch.int64), "3 rows of x but 2 labels"),
+        (torch.ones(3, 2), torch.zeros(2, dtype=torch.int64), "3 rows of x but 2 of y"),
         (torch.tensor([[1.0], [float("nan")]]), torch.tensor([0, 1]), "NaN or infinity in 1 of 2 rows, first in row 1"),
-        (torch.ones(2, 2), torch.tensor([0.0, 1.0]), "labels must be integers"),
+        (torch.ones(2, 2), torch.tensor([0.0, 1.0]), "must be integers"),
         (torch.ones(2), torch.tensor([0, 1]), "shape"),
     ],
 )

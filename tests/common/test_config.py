@@ -128,11 +128,27 @@ def test_all_mistakes_are_told_at_once() -> None:
     assert all(key in line for key in ("seed = -1", "fedpft.rank = 0", "unknown key 'metod'"))
 
 
-@pytest.mark.parametrize("budget", [{"epsilon": 1.0}, {"delta": 1e-5}, {"epsilon": 8.0, "delta": 1e-5}])
-def test_a_privacy_budget_is_refused_because_none_would_be_kept(budget: dict[str, Scalar]) -> None:
-    line = message(budget)
-    assert "no method here keeps a privacy budget yet" in line
-    assert all(f"{key} = {value:g}" in line for key, value in budget.items())
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"epsilon": 1.0}, "set both"),
+        ({"delta": 1e-5}, "set both"),
+        ({"epsilon": 1.0, "delta": 0.5}, "delta = 0.5: must be less than or equal to 0.01"),
+        ({"epsilon": 1.0, "delta": 1e-5, "fedpft.privacy": "none"}, "fedpft.privacy = 'none'"),
+        ({"fedpft.privacy": "sums"}, "needs a budget"),
+        ({"fedpft.public": "x.safetensors"}, "set epsilon and delta"),
+        ({"epsilon": 1.0, "delta": 1e-5, "fedpft.privacy": "theorem-4.1"}, "'full', 'diag' or 'spherical'"),
+    ],
+)
+def test_a_privacy_budget_that_makes_no_sense_is_refused(settings: dict[str, Scalar], said: str) -> None:
+    assert said in message(settings)
+
+
+def test_a_budget_turns_privacy_on() -> None:
+    assert parse_run_config({}).mechanism == "none"
+    budget: dict[str, Scalar] = {"epsilon": 1.0, "delta": 1e-5}
+    assert parse_run_config(budget).mechanism == "sums"
+    assert parse_run_config(budget | {"fedpft.components": 2}).mechanism == "dp-em"
 
 
 def test_a_parsed_configuration_cannot_be_changed() -> None:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from common import surrogate_pb2 as pb
+from common.checks import Expectation, check_surrogate
 from common.covariances import Diagonal, Full, LowRank, Spherical
 from common.errors import SurrogateError
 from common.mixtures import Mixtures, MixtureSettings, fit
-from common.surrogates import Expectation, Head, Header, Surrogate, check_surrogate, without_classes
+from common.surrogates import Head, Header, Surrogate, without_classes
 from common.wire import (
     from_record,
     pack_head,

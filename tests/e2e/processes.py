@@ -37,6 +37,13 @@ def coordinator(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=300, check=False)
 
 
+def site_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The site command as a hospital would call it."""
+    command = [sys.executable, "-m", "client_app.cli", *arguments]
+    settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
+    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120, check=False)
+
+
 class Federation:
     """A running SuperLink with SuperNodes. `run` submits the app and returns Flower's status of the run."""
 

@@ -26,7 +26,11 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f'data="digits" partition-id={i} num-partitions=3 cache-dir="{home}/cache-{i}" state-dir="{home}/state-{i}"'
         for i in range(3)
     ]
-    secret = f'data="imagefolder" data-dir="/data/secret-patient-folder" site="st-mary" state-dir="{home}/state-3"'
+    secret = (
+        'data="imagefolder" data-dir="/data/secret-patient-folder" site="st-mary" '
+        f'state-dir="{home}/state-3" policy="{home}/p.toml"'
+    )
+    (home / "p.toml").write_text("without-dp = true")
     output = home / "out"
     with federation(home / "flower", [*nodes, secret]) as running:
         status = running.run(f'{SETTINGS} compare=true sites=4 deadline=120.0 output-dir="{output}"', cwd=home)

@@ -1,0 +1,170 @@
+"""Accuracy against epsilon of every private surrogate, beside the same family without privacy and the paper's mechanism.
+
+Every row makes real payloads: each site's surrogate is packed, measured, unpacked and learned from. Without options:
+CIFAR-10 features, 10 sites, Dirichlet 0.1, delta 1e-5, three seeds. Two rows take the noisy sums of the spherical family
+and learn from them differently: by training on samples, and by pooling all sites' sums with equal weights. The public
+centre is the mean of features of other images: PACS photos.
+
+    python benchmarks/private_surrogates.py --name mine --sites 5 -c 'data="safetensors" data-dir="/data" dataset="x"'
+"""
+
+import argparse
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from _report import RESULTS, report, shared
+from accuracy_against_bytes import Data, judge, load
+from rich.progress import track
+
+from client_app.fedpft import make_surrogate
+from common.config import RunConfig, parse_overrides, parse_run_config
+from common.covariances import Spherical
+from common.mixtures import Mixtures
+from common.surrogates import AnySurrogate, Head, SumsSurrogate, Surrogate
+from common.wire import pack_head, pack_surrogate, unpack_head, unpack_surrogate
+from strategies import closed_form
+from strategies.learning import learn
+from strategies.public import read_centre
+
+DELTA = 1e-5
+EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
+CENTRED = "sums lowrank r=64, public centre"
+SAMPLED, EQUAL = "sums spherical, head on samples", "sums spherical, equal weights"
+ROWS: dict[str, dict[str, Any]] = {
+    "sums spherical": {"fedpft.covariance": "spherical"},
+    "sums diag": {"fedpft.covariance": "diag"},
+    "sums lowrank r=64": {"fedpft.covariance": "lowrank", "fedpft.rank": 64},
+    CENTRED: {"fedpft.covariance": "lowrank", "fedpft.rank": 64},
+    "sums full": {"fedpft.covariance": "full"},
+    SAMPLED: {"fedpft.covariance": "spherical"},
+    EQUAL: {"fedpft.covariance": "spherical"},
+    "DP-EM K=2": {"fedpft.covariance": "spherical", "fedpft.components": 2},
+    "DP-EM K=5": {"fedpft.covariance": "spherical", "fedpft.components": 5},
+    "theorem 4.1 spherical": {"fedpft.covariance": "spherical", "fedpft.privacy": "theorem-4.1"},
+    "theorem 4.1 diag": {"fedpft.covariance": "diag", "fedpft.privacy": "theorem-4.1"},
+}
+OPEN = {"spherical": 1, "diag": 1, "lowrank": 64}
+
+
+def federate(run: RunConfig, data: Data, row: str, centre: torch.Tensor | None = None) -> tuple[Head, int]:
+    payloads = [
+        pack_surrogate(make_surrogate(features, labels, classes, data.fingerprint, str(site), run, centre=centre).surrogate)
+        for site, (features, labels, classes) in enumerate(data.parts)
+    ]
+    surrogates = [unpack_surrogate(payload) for payload in payloads]
+    if row == EQUAL:
+        surrogates = [_equal(surrogates)]
+    elif row == SAMPLED:
+        surrogates = [_mixture(surrogate) for surrogate in surrogates]
+    head = learn(surrogates, run, "cpu", data.parts[0][2], centre).head
+    return unpack_head(pack_head(head)), sum(map(len, payloads))
+
+
+def _sums(surrogates: Sequence[AnySurrogate]) -> list[SumsSurrogate]:
+    return [surrogate for surrogate in surrogates if isinstance(surrogate, SumsSurrogate)]
+
+
+def _equal(surrogates: Sequence[AnySurrogate]) -> SumsSurrogate:
+    """All sites as one, as if their sums had been added up: the noise of every site is in every class."""
+    every = _sums(surrogates)
+    first = every[0].sums
+    sigmas = {name: sigma * len(every) ** 0.5 for name, sigma in first.sigmas.items()}
+    counts, sums = (torch.stack([getattr(s.sums, name) for s in every]).sum(0) for name in ("counts", "sums"))
+    return replace(every[0], sums=replace(first, counts=counts, sums=sums, sigmas=sigmas))
+
+
+def _mixture(surrogate: AnySurrogate) -> Surrogate:
+    """One spherical Gaussian a class that stands out at this site, to be sampled as without privacy."""
+    (own,) = _sums([surrogate])
+    counts, sums, sigmas = own.sums.counts, own.sums.sums, own.sums.sigmas
+    kept = counts > closed_form.PRESENT * sigmas["counts"]
+    kept = kept if kept.any() else counts == counts.max()
+    counts = counts[kept].clamp_min(1)
+    means = sums[kept] / counts[:, None]
+    d = own.dimension
+    energy = (means.square().sum(1) - d * (sigmas["sums"] / counts).square()).clamp(0, 1 - 1e-3)
+    names = tuple(name for name, keep in zip(own.header.classes, kept.tolist(), strict=True) if keep)
+    ones, labels = torch.ones(len(counts)), torch.arange(len(counts))
+    table = Mixtures(counts.round().long(), labels, ones, means, Spherical((1 - energy) / d))
+    return Surrogate(replace(own.header, classes=names), table, own.claim)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", default="private-cifar10", help="of the files in benchmarks/results")
+    parser.add_argument("--sites", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--public", default="", help="features of public images, for the row with a public centre")
+    parser.add_argument("-c", "--run-config", action="append", default=[], metavar="'key=value ...'")
+    options = parser.parse_args()
+    settings = parse_overrides(options.run_config)
+    if not settings:
+        folder = str(shared("features/cifar10-train.safetensors").parent)
+        settings = {"data": "safetensors", "data-dir": folder, "dataset": "cifar10", "alpha": 0.1}
+        options.public = options.public or str(shared("features/pacs-photo-train.safetensors"))
+    public = read_centre(options.public)
+    accuracy: dict[tuple[str, str], list[float]] = defaultdict(list)
+    size: dict[str, list[int]] = defaultdict(list)
+    for seed in range(options.seeds):
+        base = settings | {"seed": seed}
+        data = load(parse_run_config(base), options.sites)
+        for family, rank in OPEN.items():
+            run = parse_run_config(base | {"fedpft.covariance": family, "fedpft.rank": rank})
+            head, _ = federate(run, data, "")
+            accuracy[family, "none"].append(100 * judge(head, run, options.sites)["accuracy.model"])
+        work = [(name, epsilon) for name in ROWS for epsilon in EPSILONS]
+        for name, epsilon in track(work, description=f"seed {seed}"):
+            if name == CENTRED and public is None:
+                continue
+            run = parse_run_config(base | ROWS[name] | {"epsilon": epsilon, "delta": DELTA})
+            head, count = federate(run, data, name, public if name == CENTRED else None)
+            accuracy[name, f"{epsilon:g}"].append(100 * judge(head, run, options.sites)["accuracy.model"])
+            size[name].append(count)
+    columns = [f"{epsilon:g}" for epsilon in EPSILONS]
+    rows = []
+    for name, row in ROWS.items():
+        if name not in size:
+            continue
+        means = [statistics.mean(accuracy[name, column]) for column in columns]
+        spread = statistics.mean(statistics.pstdev(accuracy[name, column]) for column in columns)
+        without = accuracy.get((str(row["fedpft.covariance"]), "none"))
+        rows.append(
+            (
+                name,
+                *(round(mean, 2) for mean in means),
+                round(statistics.mean(without), 2) if without else "",
+                round(spread, 2),
+                round(statistics.mean(size[name]) / 1e6, 3),
+            )
+        )
+    title = f"{options.name}: {options.sites} sites, {options.seeds} seeds, delta {DELTA:g}, accuracy % at epsilon"
+    kept = {key: value for key, value in settings.items() if key not in ("data-dir", "weights-path")}
+    every = {f"{name} @ {epsilon}": values for (name, epsilon), values in accuracy.items()}
+    heads = ("released", *columns, "same family, no privacy", "mean sd", "uplink MB, all sites")
+    report(options.name, title, heads, rows, settings=kept, accuracy=every)
+    plot(rows, title, options.name)
+
+
+def plot(rows: list[tuple[Any, ...]], title: str, name: str) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for index, (row, *values) in enumerate(rows):
+        style = ":" if row.startswith("theorem") else "--" if row.startswith("DP-EM") or "," in row else "-"
+        axes.plot(EPSILONS, values[: len(EPSILONS)], style, marker="o", color=f"C{index}", label=row)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="epsilon of every site", ylabel="test accuracy, %", title=title)
+    axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=8)
+    figure.savefig(RESULTS / f"{name}.png", dpi=130)
+    print(f"drawn to benchmarks/results/{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""The `site` command: what may leave this hospital, what has left, and what would."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from client_app.policy import DEFAULT, Policy, load_policy
+from client_app.settings import NodeConfig, parse_node_config
+from common.config import RunConfig, parse_overrides, parse_run_config
+from common.errors import FedSurrogateError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+policy_app = typer.Typer(no_args_is_help=True, help="The file that says what may leave.")
+app.add_typer(policy_app, name="policy")
+console = Console(highlight=False)
+
+Node = Annotated[
+    list[str],
+    typer.Option("--node-config", metavar="'key=value ...'", help="The same text that flower-supernode is given."),
+]
+Run = Annotated[
+    list[str] | None,
+    typer.Option("-c", "--run-config", metavar="'key=value ...'", help="Settings of the run; strings in quotes."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+@app.command()
+def ledger(node_config: Node, as_json: Json = False) -> None:
+    """Show what left this site's data, when and to which run, and how much of the privacy budget is left.
+
+    Exits with 1 when the ledger is damaged; nothing leaves then.
+    """
+    from client_app.gate import open_gate
+
+    node = parse_node_config(parse_overrides(node_config))
+    gate = open_gate(node, RunConfig(), "")
+    entries, policy = gate.ledger.entries(), gate.policy
+    spent = gate.ledger.spent(policy.delta)
+    shown = {
+        "ledger": str(gate.ledger.path),
+        "epsilon": spent,
+        "epsilon_total": policy.epsilon_total,
+        "epsilon_left": max(0.0, policy.epsilon_total - spent),
+        "delta": policy.delta,
+        "without_privacy": gate.ledger.open_releases(),
+        "entries": entries,
+    }
+    if as_json:
+        print(json.dumps(shown, indent=2))
+        return
+    table = Table("when", "run", "method", "round", "mechanism", "unit", "epsilon", "delta", "noise", "bytes", "sha256")
+    for entry in entries:
+        table.add_row(*_row(entry))
+    console.print(table)
+    console.print(f"spent epsilon {spent:.4g} of {policy.epsilon_total:g} at delta {policy.delta:g}; {gate.ledger.path}")
+    if shown["without_privacy"]:
+        console.print(f"[yellow]{shown['without_privacy']} releases left without privacy: no epsilon covers those")
+
+
+def _row(entry: dict[str, Any]) -> list[str]:
+    when, budget = entry["time"][:19].replace("T", " "), [f"{entry['epsilon']:g}", f"{entry['delta']:g}"]
+    if entry["kind"] == "decision":
+        return [when, "", "a person's decision", "", entry["reason"], "", *budget, "", "", ""]
+    noise = ", ".join(f"{name} {sigma:.3g}" for name, sigma in entry["sigmas"].items())
+    protected = [entry["mechanism"], entry["unit"], *budget, noise] if entry["events"] else ["none", "", "", "", ""]
+    left = [f"{entry['bytes']:,}", entry["sha256"][:12]]
+    return [when, entry["flower_run"], entry["method"], str(entry["round"]), *protected, *left]
+
+
+@app.command("reopen-ledger")
+def reopen_ledger(
+    node_config: Node,
+    reason: Annotated[str, typer.Option(help="Why; stands in the new ledger.", prompt="Why")],
+    epsilon_spent: Annotated[
+        float, typer.Option(min=0, help="Epsilon to be taken as spent, at the policy's delta.", prompt="Epsilon spent")
+    ],
+) -> None:
+    """Put a damaged ledger aside and begin a new one. The old files are kept, and named in the new one."""
+    from client_app.gate import open_gate
+
+    gate = open_gate(parse_node_config(parse_overrides(node_config)), RunConfig(), "")
+    gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta)
+    console.print(f"a new ledger begins with epsilon {epsilon_spent:g} spent: {gate.ledger.path}")
+
+
+@policy_app.command("check")
+def policy_check(
+    file: Annotated[Path | None, typer.Argument(help="A policy file; without one, the default is shown.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check a policy file and show what it allows. Exits with 1 when something in it is wrong."""
+    policy = load_policy(str(file)) if file else DEFAULT
+    values = policy.model_dump(by_alias=True)
+    if as_json:
+        print(json.dumps(values, indent=2))
+        return
+    table = Table("key", "value", "meaning")
+    for name, field in Policy.model_fields.items():
+        value, key = getattr(policy, name), name.replace("_", "-")
+        text = (
+            ", ".join(value) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else f"{value:g}"
+        )
+        changed = value != getattr(DEFAULT, name)
+        table.add_row(key, f"[bold]{text}" if changed else text, field.description or "")
+    console.print(table)
+    console.print(f"[green]{file} is fine" if file else "these values hold at a site that names no policy file")
+
+
+@app.command("dry-run")
+def dry_run_command(node_config: Node, run_config: Run = None, as_json: Json = False) -> None:
+    """Work out what would leave under a run's settings, how noisy and at which epsilon. Nothing leaves.
+
+    Exits with 1 when the gate would refuse it.
+    """
+    from client_app.dry_run import dry_run
+
+    found = dry_run(parse_run_config(parse_overrides(run_config or [])), _node(node_config))
+    if as_json:
+        print(json.dumps(found.facts, indent=2))
+    else:
+        table = Table("", "")
+        for key, value in found.facts.items():
+            table.add_row(key.replace("_", " "), _text(value))
+        console.print(table)
+    if found.refusal:
+        raise typer.Exit(1)
+
+
+@app.command()
+def features(
+    out: Annotated[Path, typer.Option(help="The safetensors file to write: x, y, and the backbone's fingerprint.")],
+    node_config: Node,
+    run_config: Run = None,
+) -> None:
+    """Write the features of a folder of images to a file: for public images, see fedpft.public, or for another day."""
+    from safetensors.torch import save_file
+
+    from client_app.partition import share
+    from client_app.site import dataset_features, usable
+
+    run, node = parse_run_config(parse_overrides(run_config or [])), _node(node_config)
+    part = share(run, node)
+    found = dataset_features(part.dataset, run, node)
+    records = usable(part.dataset, found, part.train)
+    metadata = {"fingerprint": found.fingerprint, "classes": ",".join(part.dataset.classes)}
+    save_file({"x": records.features.half().contiguous(), "y": records.labels.contiguous()}, out, metadata)
+    console.print(f"{len(records.labels)} features of dimension {records.features.shape[1]}: {out}")
+
+
+def _node(texts: list[str]) -> NodeConfig:
+    return parse_node_config(parse_overrides(texts))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {number:.4g}" for key, number in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def main() -> None:
+    """Entry point: a mistake is one line on stderr and exit code 1."""
+    try:
+        app()
+    except FedSurrogateError as error:
+        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

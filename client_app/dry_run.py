@@ -1,0 +1,53 @@
+"""What would leave this site under a run's settings: worked out in full, and nothing leaves or is charged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from client_app.gate import open_gate
+from client_app.release import prepare
+from client_app.settings import NodeConfig
+from client_app.site import site_name
+from common.config import RunConfig
+from common.errors import FedSurrogateError
+
+DRY = "dry-run"
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """One release that stayed. `refusal` is empty when it may leave."""
+
+    facts: dict[str, Any]
+    refusal: str
+
+
+def dry_run(run: RunConfig, node: NodeConfig) -> DryRun:
+    """Make the surrogate this site would send, and ask the gate about it. Raises FedSurrogateError when none can be made.
+
+    The noise of a real release is drawn anew, so what is shown here never leaves.
+    """
+    gate = open_gate(node, run, DRY)
+    prepared = prepare(run, node, site_name(node, 0), gate, DRY)
+    release, classes = prepared.release, prepared.found.classes
+    facts: dict[str, Any] = {
+        "mechanism": release.mechanism,
+        "unit": release.unit if release.events else None,
+        "epsilon": release.epsilon or None,
+        "delta": release.delta or None,
+        "bytes": release.bytes,
+        "classes": list(classes),
+        "records": len(prepared.found.train.labels),
+        "sigmas": release.sigmas,
+        "sensitivities": release.sensitivities,
+        "facts": release.facts,
+        "epsilon_before": gate.ledger.spent(gate.policy.delta),
+        "epsilon_total": gate.policy.epsilon_total,
+    }
+    refusal = ""
+    try:
+        facts["epsilon_after"] = gate.check(release)
+    except FedSurrogateError as error:
+        refusal = str(error)
+    return DryRun(facts | {"may_leave": not refusal, "refusal": refusal or None}, refusal)

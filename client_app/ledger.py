@@ -1,0 +1,272 @@
+"""The ledger of one folder of data: what left it, hash-chained, on the disk before it leaves.
+
+Two files: `ID.jsonl` holds one canonical JSON line an entry, each with the hash of the one before; `ID.head` holds their
+number and the last hash, so that lines cut off at the end are missed. A line is flushed before the head is, and the head
+before the release leaves. A kill between the two leaves the ledger one line ahead, which is made good; a kill within a
+line leaves a torn one, which stands for nothing that left and is cut off. Everything else is refused.
+Not covered: deleting the whole state folder, or going back to an older copy of both files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from common.errors import BudgetError, LedgerError
+from common.privacy import GaussianEvent, Unit, epsilon_spent, gaussian_noise_multiplier
+
+FORMAT = 1
+# An epsilon calibrated to a budget may come back larger by a last digit.
+ROUNDING = 1 + 1e-9
+LOCK_SECONDS = 60
+REMEDY = "nothing leaves until a person has looked at it; `site reopen-ledger` starts a new one and keeps the old"
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is about to leave. events: what it costs, empty without differential privacy. facts stay at the site."""
+
+    run: str
+    flower_run: str
+    method: str
+    round: int
+    mechanism: str
+    events: tuple[GaussianEvent, ...]
+    unit: Unit
+    epsilon: float
+    delta: float
+    sigmas: dict[str, float]
+    sensitivities: dict[str, float]
+    facts: dict[str, float]
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Budget:
+    """epsilon of all releases at `delta`, and of those of one run. after_open: whether releases without privacy, for which
+    no epsilon holds, may have left before.
+    """
+
+    epsilon_total: float
+    delta: float
+    epsilon_per_run: float
+    after_open: bool = False
+
+
+def dataset_id(kind: str, folder: str) -> str:
+    """Name of the ledger of a folder of data.
+
+    Not of its content: one image more must not bring a fresh budget. All data sets in one folder share one.
+    """
+    return hashlib.sha256(f"{kind}\0{Path(folder).expanduser().resolve()}".encode(errors="replace")).hexdigest()[:16]
+
+
+class Ledger:
+    """Entries of one data set. Nothing is created before the first charge. All methods raise LedgerError when the files
+    cannot be trusted, read or written.
+    """
+
+    def __init__(self, folder: Path, dataset: str) -> None:
+        self.path = folder / f"{dataset}.jsonl"
+        self.head = folder / f"{dataset}.head"
+        self.dataset = dataset
+
+    def entries(self) -> list[Entry]:
+        """All entries but the header, checked."""
+        if not self.path.exists() and not self.head.exists():
+            return []
+        with self._locked():
+            return self._read()[1:]
+
+    def spent(self, delta: float, flower_run: str = "") -> float:
+        """Epsilon at `delta` of all private releases so far (of one run), composed. Zero when there is none."""
+        return epsilon_spent(_events(self.entries(), flower_run), delta)
+
+    def open_releases(self) -> int:
+        """How many releases no privacy protects."""
+        return _open(self.entries())
+
+    def charge(self, release: Release, budget: Budget) -> float:
+        """Record a release, flushed to disk, and return the epsilon spent with it. Only then may it leave.
+
+        Raises BudgetError, and records nothing, when it would exceed the budget; see `check_budget`.
+        """
+        with self._locked():
+            entries = self._read()
+            total = check_budget(entries[1:], release, budget)
+            if not entries:
+                entries = [self._append(None, {"kind": "header", "format": FORMAT, "dataset": self.dataset})]
+            self._append(entries[-1], {"kind": "release", **asdict(release)})
+            return total
+
+    def reopen(self, reason: str, epsilon: float, delta: float) -> None:
+        """A person's decision: put the files aside, and begin again with `epsilon` at `delta` taken as spent."""
+        with self._locked():
+            stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+            aside = {}
+            for file in (self.path, self.head):
+                if file.exists():
+                    kept = file.with_name(f"{file.name}.{stamp}")
+                    aside[kept.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+                    file.rename(kept)
+            header = self._append(None, {"kind": "header", "format": FORMAT, "dataset": self.dataset})
+            events = [asdict(GaussianEvent(gaussian_noise_multiplier(epsilon, delta)))] if epsilon else []
+            decision = {"kind": "decision", "reason": reason, "epsilon": epsilon, "delta": delta}
+            self._append(header, decision | {"events": events, "aside": aside, "flower_run": ""})
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process at a time; the operating system lets go when a process is killed."""
+        from filelock import FileLock
+
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path.with_suffix(".lock"))
+            lock.acquire(timeout=LOCK_SECONDS)
+        except OSError as error:
+            raise LedgerError(f"ledger {str(self.path)!r} cannot be locked ({error}); {REMEDY}") from None
+        try:
+            yield
+        except OSError as error:
+            raise LedgerError(f"ledger {str(self.path)!r} cannot be read or written ({error}); {REMEDY}") from None
+        finally:
+            lock.release()
+
+    def _read(self) -> list[Entry]:
+        """All entries, header first, after checking every one; an interrupted write is made good."""
+        if not self.path.exists() and not self.head.exists():
+            return []
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole, _, torn = content.rpartition(b"\n")
+        lines = whole.split(b"\n") if whole else []
+        entries = self._check_chain(lines)
+        anchored, last = self._read_head() if self.head.exists() else (0, "")
+        behind = len(entries) - anchored
+        # Without a head only the header itself can have been written.
+        if behind not in (0, 1) or (anchored and entries[anchored - 1]["hash"] != last):
+            raise LedgerError(
+                f"ledger {str(self.path)!r} has {len(entries)} entries where {self.head.name} knows of {anchored}: lines "
+                f"were removed, or one of the files was replaced; {REMEDY}"
+            )
+        if torn:
+            if behind:
+                raise LedgerError(f"ledger {str(self.path)!r} ends in half a line where none can be; {REMEDY}")
+            with self.path.open("r+b") as file:
+                file.truncate(len(content) - len(torn))
+                os.fsync(file.fileno())
+        if behind:
+            self._write_head(entries[-1])
+        return entries
+
+    def _check_chain(self, lines: list[bytes]) -> list[Entry]:
+        entries: list[Entry] = []
+        for number, line in enumerate(lines):
+            try:
+                entry = json.loads(line)
+                broken = entry["previous"] != (entries[-1]["hash"] if entries else "") or entry["hash"] != _digest(entry)
+                broken = broken or entry["sequence"] != number or line != _canonical(entry)
+            except (ValueError, KeyError, TypeError):
+                broken = True
+            if broken:
+                raise LedgerError(f"ledger {str(self.path)!r}, line {number + 1}: edited, moved or damaged; {REMEDY}")
+            entries.append(entry)
+        if entries and (entries[0].get("kind"), entries[0].get("dataset")) != ("header", self.dataset):
+            raise LedgerError(f"ledger {str(self.path)!r} is that of data set {entries[0].get('dataset')!r}; {REMEDY}")
+        if entries and entries[0].get("format") != FORMAT:
+            raise LedgerError(f"ledger {str(self.path)!r} has a format other than {FORMAT}; {REMEDY}")
+        return entries
+
+    def _read_head(self) -> tuple[int, str]:
+        try:
+            count, last = self.head.read_text().split()
+            return int(count), last
+        except ValueError:
+            raise LedgerError(f"{str(self.head)!r}, the end of the ledger, is damaged; {REMEDY}") from None
+
+    def _append(self, previous: Entry | None, fields: Entry) -> Entry:
+        """Write one line and flush it, then the head. A line that does not fit is taken back."""
+        entry = fields | {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "sequence": previous["sequence"] + 1 if previous else 0,
+            "previous": previous["hash"] if previous else "",
+        }
+        entry["hash"] = _digest(entry)
+        line = _canonical(entry) + b"\n"
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            size = os.fstat(descriptor).st_size
+            try:
+                if os.write(descriptor, line) != len(line):
+                    raise OSError("the disk took only a part of the line")
+                os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
+        self._write_head(entry)
+        return entry
+
+    def _write_head(self, entry: Entry) -> None:
+        temporary = self.head.with_suffix(".new")
+        with temporary.open("w") as file:
+            file.write(f"{entry['sequence'] + 1} {entry['hash']}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.head)
+        folder = os.open(self.head.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def check_budget(entries: list[Entry], release: Release, budget: Budget) -> float:
+    """Epsilon, at the budget's delta, of all private releases and this one.
+
+    Raises BudgetError when that is more than the total, when the releases of this run are more than a run may have, or when
+    something has left without privacy before.
+    """
+    earlier = _events(entries)
+    before = epsilon_spent(earlier, budget.delta)
+    if not release.events:
+        return before
+    if (count := _open(entries)) and not budget.after_open:
+        raise BudgetError(f"{count} releases left without privacy before, so no total can be promised any more")
+    total = epsilon_spent([*earlier, *release.events], budget.delta)
+    if total > budget.epsilon_total * ROUNDING:
+        raise BudgetError(
+            f"epsilon-total = {budget.epsilon_total:g} at delta {budget.delta:g}: {before:.4g} is spent, with this "
+            f"release it would be {total:.4g}"
+        )
+    in_run = epsilon_spent([*_events(entries, release.flower_run), *release.events], release.delta)
+    if in_run > budget.epsilon_per_run * ROUNDING:
+        raise BudgetError(f"epsilon-per-run = {budget.epsilon_per_run:g}: this run's releases would come to {in_run:.4g}")
+    return total
+
+
+def _open(entries: list[Entry]) -> int:
+    return sum(entry["kind"] == "release" and not entry["events"] for entry in entries)
+
+
+def _events(entries: list[Entry], flower_run: str = "") -> list[GaussianEvent]:
+    chosen = (entry for entry in entries if not flower_run or entry["flower_run"] == flower_run)
+    return [GaussianEvent(**event) for entry in chosen for event in entry["events"]]
+
+
+def _canonical(entry: Entry) -> bytes:
+    return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _digest(entry: Entry) -> str:
+    return hashlib.sha256(_canonical({key: value for key, value in entry.items() if key != "hash"})).hexdigest()

@@ -1,0 +1,60 @@
+"""A site's policy: what a coordinator may ask of it. A TOML file at the site, out of the coordinator's sight and reach."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from common.config import Names, Settings, parse_settings
+from common.errors import ConfigError, PolicyError
+
+NO_LIMIT = 1e6
+
+
+class Policy(Settings):
+    """What may leave. These defaults hold at a site that names no file."""
+
+    methods: Names = Field(("*",), description="methods that may be asked for; patterns such as '*'")
+    backbones: Names = Field(("*",), description="backbones that may be asked for; patterns such as 'torchvision:*'")
+    mechanisms: Names = Field(("sums", "dp-em"), description="ways to keep a privacy budget; 'theorem-4.1' protects less")
+    without_dp: bool = Field(False, description="whether anything may leave without differential privacy")
+    epsilon_per_run: float = Field(1.0, gt=0, le=NO_LIMIT, description="largest epsilon of one run, all its rounds together")
+    epsilon_total: float = Field(4.0, gt=0, le=NO_LIMIT, description="largest epsilon of all releases of one folder of data")
+    delta: float = Field(1e-5, gt=0, le=0.01, description="largest delta of a run; epsilon-total is reckoned at this delta")
+    smallest_class: int = Field(10, ge=1, description="records a class needs to be released, except with 'sums'")
+    largest_payload_mib: float = Field(256.0, gt=0, le=4096, description="largest message that may leave, MiB")
+
+
+DEFAULT = Policy()
+# For data that is public anyway: the shares of a simulation, and the bundled digits.
+PUBLIC_DATA = Policy(
+    mechanisms=("*",), without_dp=True, epsilon_per_run=NO_LIMIT, epsilon_total=NO_LIMIT, delta=0.01, smallest_class=1
+)
+
+
+def load_policy(file: str) -> Policy:
+    """Read a policy. Raises PolicyError when the file cannot be read, ConfigError naming what in it is wrong.
+
+    Lists may be TOML lists of texts, or names in one text, separated by commas.
+    """
+    try:
+        content: dict[str, Any] = tomllib.loads(Path(file).expanduser().read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"policy = {file!r} cannot be read ({error}); nothing leaves without it") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"policy {file!r} is no TOML file: {error}") from None
+    for key, value in content.items():
+        if isinstance(value, list):
+            if not all(isinstance(name, str) for name in value):
+                raise ConfigError(f"policy {file!r}: {key} = {value!r}: must be a list of texts")
+            content[key] = ",".join(value) if value else ","
+        elif isinstance(value, int) and not isinstance(value, bool) and Policy.model_fields.get(key.replace("-", "_")):
+            wanted = Policy.model_fields[key.replace("-", "_")].annotation
+            content[key] = float(value) if wanted is float else value
+    try:
+        return parse_settings(Policy, content)
+    except ConfigError as error:
+        raise ConfigError(f"policy {file!r}: {error}") from None

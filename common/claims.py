@@ -1,0 +1,89 @@
+"""What a private surrogate promises. A claim follows from the run's settings alone, so both sides can work it out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from common.config import RunConfig
+from common.errors import SurrogateError
+from common.privacy import Unit, gaussian_noise_multiplier
+from common.sums import budget_shares
+
+# Releases of DP-EM: one to find the class means, then steps of EM. More steps split the same budget further.
+EM_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The differential privacy of one surrogate: (epsilon, delta) for adding or removing one `unit`.
+
+    noise_multiplier: of the whole release as one Gaussian mechanism. clip: features x were divided by max(|x|, clip).
+    noise: standard deviation and sensitivity of each statistic released. centre: digest of the public centre that was
+    subtracted before the clip, or empty.
+    """
+
+    mechanism: str
+    epsilon: float
+    delta: float
+    unit: Unit
+    noise_multiplier: float
+    clip: float
+    noise: Mapping[str, tuple[float, float]]
+    centre: str = ""
+
+
+# What no claim here covers, for reports and documents.
+NOT_COVERED = (
+    "that a site takes part at all, when it answers, and why it refuses",
+    "records of one person at several sites: each site promises for its own data only",
+    "what the same site releases elsewhere, or from a copy of its data with a ledger of its own",
+    "whether the foundation model itself was trained on a person's images",
+)
+
+
+def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
+    """The claim of a surrogate made under these settings; None without a budget.
+
+    "theorem-4.1" is what FedPFT publishes: noise (4 / (n epsilon)) sqrt(5 ln(4 / delta)) on mean and covariance of a class
+    of n records, whose joint sensitivity is 2 sqrt(5) / n (algorithms: mean 2 / n, covariance 4 / n). It holds for one
+    record and for class sizes that are public; it covers neither them nor which classes a site has.
+    """
+    mechanism, epsilon, delta = config.mechanism, config.epsilon, config.delta
+    if mechanism == "none":
+        return None
+    if mechanism == "theorem-4.1":
+        multiplier = 2 / epsilon * math.sqrt(math.log(4 / delta))
+        return Claim(mechanism, epsilon, delta, unit, multiplier, config.fedpft.clip, {}, centre)
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    steps = EM_STEPS if mechanism == "dp-em" else 1
+    family = "spherical" if mechanism == "dp-em" else config.fedpft.covariance
+    each = multiplier * math.sqrt(steps)
+    noise = {name: (each / math.sqrt(share), 1.0) for name, share in budget_shares(family, each).items()}
+    return Claim(mechanism, epsilon, delta, unit, multiplier, config.fedpft.clip, noise, centre)
+
+
+def check_claim(claim: Claim | None, config: RunConfig, centre: str = "") -> None:
+    """Raise SurrogateError unless a claim is what these settings lead to, up to rounding."""
+    unit: Unit = "patient" if claim is not None and claim.unit == "patient" else "record"
+    expected = make_claim(config, unit, centre)
+    if claim is None or expected is None:
+        if claim is not expected:
+            said = "no privacy" if claim is None else f"mechanism {claim.mechanism[:40]!r}"
+            raise SurrogateError(f"a surrogate with {said}, this run asks for mechanism {config.mechanism!r}")
+        return
+    for field in fields(Claim):
+        found, wanted = getattr(claim, field.name), getattr(expected, field.name)
+        if not _equal(found, wanted):
+            raise SurrogateError(f"a privacy claim with {field.name} = {str(found)[:80]}; these settings lead to {wanted}")
+
+
+def _equal(found: object, wanted: object) -> bool:
+    if isinstance(found, float | int) and isinstance(wanted, float | int):
+        return math.isclose(found, wanted, rel_tol=1e-6)
+    if isinstance(found, tuple) and isinstance(wanted, tuple):
+        return len(found) == len(wanted) and all(map(_equal, found, wanted))
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        return found.keys() == wanted.keys() and all(_equal(found[key], wanted[key]) for key in wanted)
+    return found == wanted

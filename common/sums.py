@@ -1,0 +1,87 @@
+"""Class sums: what a site adds noise to, so that a coordinator can pool it and learn from it in closed form.
+
+Differs from FedPFT (theorem 4.1, noise on each class's mean and covariance): sums have no 1/n in them, so one record moves
+them by at most its own norm whatever the size of the class, counts are protected too, and every class of the run is
+released, so that the noise also hides which classes a site has. The second moment is tied across classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.privacy import Noisy, Statistic
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Noisy sums over a site's records x of norm at most one, each counted with a weight of at most one.
+
+    counts (C,); sums (C, d) of x by class; squares over all classes: none for spherical, (d,) of x * x for diag,
+    (d (d + 1) / 2,) of the upper triangle of x x^T for full and lowrank, entries off the diagonal times sqrt(2).
+    sigmas: standard deviation of the noise in every entry, by statistic.
+    """
+
+    counts: Tensor
+    sums: Tensor
+    squares: Tensor | None
+    sigmas: Mapping[str, float]
+
+    @classmethod
+    def of(cls, released: list[Noisy]) -> Sums:
+        """Put what the mechanism released together."""
+        values = {noisy.name: noisy.value.float() for noisy in released}
+        sigmas = {noisy.name: noisy.sigma for noisy in released}
+        return cls(values["counts"], values["sums"], values.get("squares"), sigmas)
+
+
+def statistics(
+    features: Tensor, labels: Tensor, weights: Tensor, num_classes: int, family: str, noise_multiplier: float
+) -> list[Statistic]:
+    """The sums of features (n, d) of norm at most one, not yet noisy. labels (n,) in [0, num_classes), weights (n,).
+
+    One unit whose records' weights sum to one moves each sum by at most one: the norm of x is at most one, so is that of
+    x * x (its squared entries sum to at most |x|^4) and that of x x^T; and a convex combination of such is no longer.
+    """
+    weighted = features.double() * weights.double()[:, None]
+    shares = budget_shares(family, noise_multiplier)
+    zeros = weighted.new_zeros(num_classes, features.shape[1])
+    found = [
+        Statistic("counts", weighted.new_zeros(num_classes).index_add_(0, labels, weights.double()), 1.0, shares["counts"]),
+        Statistic("sums", zeros.index_add_(0, labels, weighted), 1.0, shares["sums"]),
+    ]
+    if family == "diag":
+        found.append(Statistic("squares", (weighted * features).sum(0), 1.0, shares["squares"]))
+    elif family in ("full", "lowrank"):
+        found.append(Statistic("squares", fold(weighted.T @ features.double()), 1.0, shares["squares"]))
+    return found
+
+
+def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
+    """How the budget (1 / noise_multiplier^2) is divided among the statistics; depends on public settings only.
+
+    Second moments are large tables: below epsilon of about 2 their noise drowns them and they get little, from 4 on half.
+    Counts need little: they only weigh what the sums say. Measured in benchmarks/private_surrogates.py.
+    """
+    squares = 0.0 if family == "spherical" else 0.55 / (1 + (noise_multiplier / 2) ** 2)
+    counts = 0.07 * (1 - squares)
+    shares = {"counts": counts, "sums": 1 - squares - counts}
+    return shares | ({"squares": squares} if squares else {})
+
+
+def fold(matrix: Tensor) -> Tensor:
+    """Upper triangle of a symmetric matrix (d, d) as a vector (d (d + 1) / 2,) of the same Euclidean norm."""
+    rows, columns = torch.triu_indices(len(matrix), len(matrix))
+    return torch.where(rows == columns, 1.0, math.sqrt(2)) * matrix[rows, columns]
+
+
+def unfold(vector: Tensor, dimension: int) -> Tensor:
+    """Undo `fold`."""
+    rows, columns = torch.triu_indices(dimension, dimension)
+    matrix = vector.new_zeros(dimension, dimension)
+    matrix[rows, columns] = torch.where(rows == columns, 1.0, math.sqrt(0.5)) * vector
+    return matrix + matrix.triu(1).T

@@ -1,0 +1,48 @@
+"""From surrogates of one kind to a head: sampled from mixtures, or in closed form from noisy sums. No Flower type here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from common.config import RunConfig
+from common.heads import Batch
+from common.surrogates import AnySurrogate, Head, SumsSurrogate, Surrogate
+from strategies import closed_form, sampling
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A head, and the mixtures it was learned from: each site's own, or the pooled one behind noisy sums."""
+
+    head: Head
+    mixtures: list[Surrogate]
+
+    def sample(self, seed: int, limit: int) -> Batch:
+        """About `limit` synthetic features (n, d) and their labels among the head's classes, for pictures."""
+        return sampling.sample(self.mixtures, self.head.header.classes, seed, limit)
+
+
+def learn(
+    surrogates: Sequence[AnySurrogate],
+    config: RunConfig,
+    device: str,
+    classes: Sequence[str] = (),
+    centre: Tensor | None = None,
+) -> Learned:
+    """Learn one head for `classes` (all that occur if empty) from surrogates of one run. Raises RunError.
+
+    Noisy sums hold the same classes in the same order at every site, and those are the head's. centre (d,): what the sites
+    subtracted before their privacy clip.
+    """
+    noisy = [surrogate for surrogate in surrogates if isinstance(surrogate, SumsSurrogate)]
+    if noisy:
+        head, gaussians = closed_form.learn_from_sums(noisy, config.fedpft.covariance, config.fedpft.rank)
+        head = replace(head, centre=centre)
+        return Learned(head, [Surrogate(head.header, gaussians, noisy[0].claim)])
+    mixtures = [surrogate for surrogate in surrogates if isinstance(surrogate, Surrogate)]
+    head = sampling.learn(mixtures, config.head, config.seed, classes, device)
+    claim = mixtures[0].claim
+    return Learned(head if claim is None else replace(head, clip=claim.clip, centre=centre), mixtures)
