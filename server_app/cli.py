@@ -68,6 +68,11 @@ def simulate(
         typer.echo(json.dumps(metrics, indent=2))
     else:
         console.print(result_table(metrics))
+        if privacy := metrics.get("privacy"):
+            budget = f"({privacy['epsilon']:g}, {privacy['delta']:g})-differentially private"
+            console.print(f"privacy: every site's release is {budget}, {privacy['relation']}, by {privacy['mechanism']}")
+        else:
+            console.print("privacy: none added; set epsilon and delta")
         console.print(f"report {folder / 'report.html'}", soft_wrap=True)
     console.print(str(folder), soft_wrap=True)
 
@@ -97,6 +102,11 @@ def plan(
     for row in rows:
         table.add_row(row.name, human_bytes(row.up), human_bytes(row.down), str(row.rounds), str(row.messages))
     console.print(table)
+    if rows[0].noise is not None:
+        console.print(
+            f"({config.epsilon:g}, {config.delta:g})-differential privacy puts noise of length {rows[0].noise:.2g} on a "
+            f"site's mean of a class of {records // classes} features of length 1; the coordinator averages over sites"
+        )
 
 
 @app.command()

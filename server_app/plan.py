@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.claims import make_claim
 from common.config import RunConfig
 from common.errors import ConfigError
 
@@ -20,17 +22,26 @@ KNOWN_DIMENSIONS = {"torchvision:mobilenet_v2": 1280, "torchvision:resnet50": 20
 
 @dataclass(frozen=True)
 class Cost:
-    """What one site sends and receives, in bytes, and in how many rounds and messages."""
+    """What one site sends and receives, in bytes, and in how many rounds and messages.
+
+    noise: under differential privacy, the length of the noise on a class mean whose features have norm one.
+    """
 
     name: str
     up: int
     down: int
     rounds: int
     messages: int
+    noise: float | None = None
 
 
 def numbers(config: RunConfig, dimension: int, classes: int, records: int) -> int:
-    """Numbers in one site's surrogate: equations 9 to 11 of FedPFT, and d (r + 1) + (d + 1) K C for lowrank."""
+    """Numbers in one site's surrogate: equations 9 to 11 of FedPFT, and d (r + 1) + (d + 1) K C for lowrank; with noisy sums
+    C (d + 1) and the second moment.
+    """
+    if config.mechanism == "sums":
+        squares = {"spherical": 0, "diag": dimension}.get(config.fedpft.covariance, dimension * (dimension + 1) // 2)
+        return classes * (dimension + 1) + squares
     capped = max(1, min(config.fedpft.components, records // classes // config.fedpft.samples_per_component))
     components = capped * classes
     match config.fedpft.covariance:
@@ -51,7 +62,9 @@ def plan(config: RunConfig, dimension: int, classes: int, records: int, fedavg_r
     named = CLASS_BYTES * classes
     surrogate = 2 * numbers(config, dimension, classes, records) + ENVELOPE_UP + named
     return [
-        Cost(f"fedpft {config.fedpft.covariance}", surrogate, head + ENVELOPE_DOWN + named, 1, 2),
+        Cost(
+            _name(config), surrogate, head + ENVELOPE_DOWN + named, 1, 2, noise_on_mean(config, dimension, classes, records)
+        ),
         Cost(
             f"FedAvg of the head, {fedavg_rounds} rounds",
             fedavg_rounds * head,
@@ -61,6 +74,20 @@ def plan(config: RunConfig, dimension: int, classes: int, records: int, fedavg_r
         ),
         Cost("raw features", 2 * records * dimension, head, 1, 1),
     ]
+
+
+def noise_on_mean(config: RunConfig, dimension: int, classes: int, records: int) -> float | None:
+    """Length of the noise on the mean of a class of records / classes records; beyond about one it cannot be used alone."""
+    claim = make_claim(config, "record")
+    if claim is None:
+        return None
+    size = max(1, records // classes)
+    sigma = claim.noise["sums"][0] if claim.noise else 4 / claim.epsilon * math.sqrt(5 * math.log(4 / claim.delta))
+    return sigma * math.sqrt(dimension) / size
+
+
+def _name(config: RunConfig) -> str:
+    return f"fedpft {config.fedpft.covariance}" + (f", {config.mechanism}" if config.epsilon else "")
 
 
 def find_dimension(config: RunConfig) -> int:

@@ -185,8 +185,12 @@ Higher is better, further left is cheaper. The accuracy axis is zoomed to the va
 Dashed: {{ "the global model on the common test split" if model is not none else "the mean of the sites" }}.
 {% if lowest %}Lowest: {% for site in lowest %}{{ site.label }} ({{ site.accuracy | percent }}){{ ", " if not loop.last }}{% endfor %}.{% endif %}
 {% endcall %}
+{% call picture("noise", "Privacy noise against signal") %}
+How much longer what each site's data says is than the noise added to it, left of the dashed line the noise is longer. Estimated from
+the noisy release, so drowned signals show as {{ "%.2f" | format(0.05) }}. Counts and sums make the class means, squares the covariance.
+{% endcall %}
 {% call picture("counts", "Which classes each site has") %}
-Records per site and class, darker is more{% if run.sites | length > 24 %}; sites in the same order as in the accuracy picture{% endif %}.
+Records per site and class{{ ", as far as the privacy noise shows," if private }} darker is more{% if run.sites | length > 24 %}; sites in the same order as in the accuracy picture{% endif %}.
 {% endcall %}
 {% call picture("features", "Real against synthetic features", wide=true) %}
 Both in the same two dimensions, one colour a class{% if run.classes | length > 10 %} (the ten largest; the others are grey){% endif %}, at
@@ -203,20 +207,31 @@ This picture exists only because the run was a simulation. In a deployment the r
 {% if not run.metrics %}
 <p>Not recorded: the run ended before it wrote its result. Treat what the sites sent as unprotected.</p>
 {% elif private %}
-<p>Each release is differentially private for single records: adding or removing one record at a site changes the probability
-of any release by at most a factor e<sup>ε</sup>, except with probability δ. Smaller is stronger; how strong must be judged
-with the sites.</p>
+<p>Each site's release is differentially private: to {{ claim.relation or "add or remove one record" }} of its training data
+changes the probability of any release by at most a factor e<sup>ε</sup>{% if claim.factor is not none %} = {{ "%.3g" | format(claim.factor) }}{% endif %}, except with
+probability δ{% if claim.delta is not none %} = {{ "%.1g" | format(claim.delta) }}{% endif %}. So whatever anybody concludes from this run about one {{ "patient" if "patient" in claim.relation else "record" }}, they could
+have concluded nearly as well had it not been there. Smaller is stronger; how strong must be judged with the sites.</p>
+{% if claim.mechanism == "theorem-4.1" %}
+<p><strong class="bad">The mechanism of FedPFT's theorem 4.1 covers less than its ε suggests</strong>; see the list. It is meant for comparison.</p>
+{% endif %}
+{% if claim.lost_classes %}
+<p><strong>{{ claim.lost_classes | join(", ") }}</strong>: no record of {{ "this class" if claim.lost_classes | length == 1 else "these classes" }} stands out from the noise, so the model does not know {{ "it" if claim.lost_classes | length == 1 else "them" }}.</p>
+{% endif %}
 <div class="scroll" tabindex="0"><table>
-<thead><tr><th>Site</th><th class="number">ε</th><th class="number">δ</th></tr></thead>
+<thead><tr><th>Site</th><th>Protects one</th><th class="number">ε</th><th class="number">δ</th><th class="number">Noise / sensitivity</th></tr></thead>
 <tbody>
 {% for name, budget in private_sites.items() %}
-<tr><td>{{ name }}</td><td class="number">{{ "%.3g" | format(budget.epsilon) if "epsilon" in budget else "–" }}</td><td class="number">{{ "%.2g" | format(budget.delta) if "delta" in budget else "–" }}</td></tr>
+<tr><td>{{ name }}</td><td>{{ budget.unit }}</td><td class="number">{{ "%.3g" | format(budget.epsilon) if "epsilon" in budget else "–" }}</td><td class="number">{{ "%.2g" | format(budget.delta) if "delta" in budget else "–" }}</td><td class="number">{{ "%.3g" | format(budget.noise_multiplier) if "noise_multiplier" in budget else "–" }}</td></tr>
 {% else %}
-<tr><td>all sites</td><td class="number">{{ "%.3g" | format(run.number("privacy", "epsilon")) }}</td><td class="number">{{ "%.2g" | format(run.number("privacy", "delta")) if run.number("privacy", "delta") is not none else "–" }}</td></tr>
+<tr><td>all sites</td><td>record</td><td class="number">{{ "%.3g" | format(run.number("privacy", "epsilon")) }}</td><td class="number">{{ "%.2g" | format(run.number("privacy", "delta")) if run.number("privacy", "delta") is not none else "–" }}</td><td class="number">–</td></tr>
 {% endfor %}
 </tbody></table></div>
 {% if unprotected and private_sites %}
 <p style="margin-top: 10px"><strong class="bad">No budget is recorded for {{ unprotected }}:</strong> what came from there is unprotected.</p>
+{% endif %}
+{% if claim.not_covered %}
+<p style="margin: 14px 0 4px"><strong>Not covered:</strong></p>
+<ul style="margin: 0; padding-left: 20px">{% for item in claim.not_covered %}<li>{{ item }}</li>{% endfor %}</ul>
 {% endif %}
 {% else %}
 <p><strong>Nothing here is differentially private:</strong> no noise was added to what the sites released. Images stayed where

@@ -15,6 +15,7 @@ from common.config import RunConfig, run_digest
 from common.errors import RunError
 from common.surrogates import AnySurrogate, Head
 from common.wire import unpack_surrogate
+from server_app.privacy_card import privacy_card
 from strategies.outcome import Outcome
 
 PACKAGES = (
@@ -86,7 +87,7 @@ class RunFolder:
                 "up_per_site": {site.name: site.bytes_up for site in outcome.sites.values()},
                 "compare": outcome.compare_bytes,
             },
-            "privacy": None,
+            "privacy": privacy_card(self.config, outcome.surrogates, outcome.head),
             "rounds": [],
             "seconds": {key: round(value, 3) for key, value in outcome.seconds.items()} | {"total": round(total, 3)},
         }

@@ -1,0 +1,128 @@
+"""What a run may say about its privacy: the promise, what it leaves open, and how much of the signal the noise has left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from common.claims import NOT_COVERED, Claim
+from common.config import RunConfig
+from common.privacy import Noisy, gaussian_epsilon
+from common.surrogates import AnySurrogate, Head, SumsSurrogate
+from strategies.outcome import Outcome
+
+Json = dict[str, Any]
+
+DERIVED = "; and whatever is computed from these, such as the model, however often"
+COVERS = {
+    "sums": "every number of a surrogate: noisy sizes, sums and second moments of the classes, all classes of the run "
+    "included, so that the noise also hides which of them a site has",
+    "dp-em": "every number of a surrogate: noisy sizes and means of the Gaussians of every class, over all steps of EM; "
+    "which classes are in it follows from noisy sizes",
+    "theorem-4.1": "mean and covariance of every class in a surrogate",
+}
+SINGLE_RECORDS = (
+    "a patient with several records at a site that protects records: k records together have k times the epsilon, and a "
+    "larger delta; patient-column protects patients instead"
+)
+IN_CLEAR = (
+    "class sizes and which classes a site has: they are sent in clear",
+    "a class with one record more or less: the promise holds for one record's content, class sizes being public",
+)
+SIMULATED = "accuracies, times and the picture of real features here: exact, because the run was a simulation"
+
+
+def privacy_card(outcome: Outcome, config: RunConfig) -> Json | None:
+    """What metrics.json says under "privacy"; None when no surrogate that was used claims anything.
+
+    Signal-to-noise is estimated from the noisy values alone, so it costs no budget.
+    """
+    claims = {s.header.site: (s, s.claim) for s in outcome.surrogates if s.claim is not None}
+    if not claims:
+        return None
+    units = {claim.unit for _, claim in claims.values()}
+    open_ends = [*NOT_COVERED]
+    if "record" in units:
+        open_ends.insert(0, SINGLE_RECORDS)
+    if config.mechanism == "theorem-4.1":
+        open_ends[:0] = IN_CLEAR
+    if any(site.simulated for site in outcome.sites.values()):
+        open_ends.append(SIMULATED)
+    return {
+        "mechanism": config.mechanism,
+        "epsilon": config.epsilon,
+        "delta": config.delta,
+        "relation": _relation(config.mechanism, units),
+        "covers": COVERS[config.mechanism] + DERIVED,
+        "not_covered": open_ends,
+        "per_site": {site: _site(surrogate, claim) for site, (surrogate, claim) in claims.items()},
+        "dropped_classes": _dropped(outcome.surrogates, config, outcome.head),
+    }
+
+
+def mean_noise(claim: Claim, dimension: int, records: float) -> float:
+    """Standard deviation of the Euclidean norm of the noise on the mean (dimension,) of `records` features of norm one."""
+    return _sigmas(claim)["sums"] * math.sqrt(dimension) / records
+
+
+def _relation(mechanism: str, units: set[str]) -> str:
+    if mechanism == "theorem-4.1":
+        # Its sensitivities are those of an exchange: with one record more or less the sizes in clear would differ.
+        return "exchange one record for another of the same class"
+    if len(units) == 1:
+        return f"add or remove one {units.pop()}"
+    return "add or remove one record, or one patient at the sites that protect patients"
+
+
+def _site(surrogate: AnySurrogate, claim: Claim) -> Json:
+    card: Json = {
+        "epsilon": claim.epsilon,
+        "delta": claim.delta,
+        "unit": claim.unit,
+        "mechanism": claim.mechanism,
+        "noise_multiplier": claim.noise_multiplier,
+        "noise": _sigmas(claim),
+        "signal_to_noise": {noisy.name: noisy.signal_to_noise() for noisy in _released(surrogate, claim)},
+    }
+    if claim.mechanism == "theorem-4.1":
+        # The published noise is more than its epsilon needs.
+        card["epsilon_tight"] = gaussian_epsilon(claim.noise_multiplier, claim.delta)
+    return card
+
+
+def _sigmas(claim: Claim) -> dict[str, float]:
+    """Noise of each statistic, in sums over records whatever the mechanism, so that mechanisms can be compared."""
+    if claim.mechanism == "theorem-4.1":
+        # On means and covariances of n records it is this over n: n times the joint sensitivity is 2 sqrt(5).
+        sigma = 2 * math.sqrt(5) * claim.noise_multiplier
+        return {"sums": sigma, "squares": sigma}
+    return {name: sigma for name, (sigma, _) in claim.noise.items()}
+
+
+def _released(surrogate: AnySurrogate, claim: Claim) -> list[Noisy]:
+    """The noisy sums of a surrogate, put together again where it holds means.
+
+    Variances are left out there: noise that would make them negative has been cut off, so it no longer shows.
+    """
+    sigmas = _sigmas(claim)
+    if isinstance(surrogate, SumsSurrogate):
+        sums = surrogate.sums
+        values = {"counts": sums.counts, "sums": sums.sums} | ({} if sums.squares is None else {"squares": sums.squares})
+    else:
+        table = surrogate.mixtures
+        sizes = table.weights * table.counts[table.labels]
+        values = {"sums": table.means * sizes[:, None]} | ({"counts": sizes} if "counts" in sigmas else {})
+    return [Noisy(name, value, sigmas[name], 1.0) for name, value in sorted(values.items())]
+
+
+def _dropped(surrogates: Sequence[AnySurrogate], config: RunConfig, head: Head | None) -> list[str]:
+    """Classes of the run the model has not learned: no site has them, or their noise hides that one does."""
+    if head is None or config.mechanism == "theorem-4.1":
+        return []
+    if config.mechanism == "sums":
+        named, learned = config.classes or surrogates[0].header.classes, set(head.header.classes)
+    else:
+        # Without names of its own the head has exactly the classes that some site has released.
+        named, learned = config.classes, {name for surrogate in surrogates for name in surrogate.header.classes}
+    return [name for name in named if name not in learned]
