@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from common.accounting import GaussianEvent, Unit, epsilon_spent, gaussian_noise_multiplier
 from common.errors import BudgetError, LedgerError
-from common.privacy import GaussianEvent, Unit, epsilon_spent, gaussian_noise_multiplier
 
 FORMAT = 1
 # An epsilon calibrated to a budget may come back larger by a last digit.

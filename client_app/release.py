@@ -13,9 +13,9 @@ from client_app.gate import Gate
 from client_app.ledger import Release
 from client_app.settings import NodeConfig
 from client_app.site import SiteFeatures, load_site, site_device
+from common.accounting import GaussianEvent
 from common.claims import Claim
 from common.config import RunConfig, run_digest
-from common.privacy import GaussianEvent
 from common.wire import pack_surrogate
 
 METHODS = {"fedpft": fedpft.make_surrogate}

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from common.accounting import Unit, gaussian_noise_multiplier
 from common.config import RunConfig
 from common.errors import SurrogateError
-from common.privacy import Unit, gaussian_noise_multiplier
 from common.sums import budget_shares
 
 # Releases of DP-EM: one to find the class means, then steps of EM. More steps split the same budget further.

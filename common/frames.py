@@ -9,10 +9,10 @@ from typing import cast
 from torch import Tensor
 
 from common import surrogate_pb2 as pb
+from common.accounting import Unit
 from common.claims import Claim
 from common.errors import SurrogateError
 from common.halves import pack, unpack
-from common.privacy import Unit
 from common.sums import Sums
 
 

@@ -1,0 +1,165 @@
+"""Accounting: the exact cost of Gaussian noise, and of everything that left together.
+
+Neighbouring data sets differ by adding or removing one UNIT: a record, or a patient with all of that patient's records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from common.errors import ConfigError
+
+Unit = Literal["record", "patient"]
+
+
+@dataclass(frozen=True)
+class GaussianEvent:
+    """Something noisy that left: `count` times the Gaussian mechanism, its noise in multiples of the sensitivity.
+
+    `sample_rate` below one: each time on a Poisson sample of the units (DP-SGD).
+    """
+
+    noise_multiplier: float
+    sample_rate: float = 1.0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not (0 < self.noise_multiplier < math.inf and 0 < self.sample_rate <= 1 and self.count >= 1):
+            raise ConfigError(f"{self}: noise_multiplier must be positive, sample_rate in (0, 1], count at least 1")
+
+
+def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
+    """The exact delta of one Gaussian release at `epsilon` (Balle & Wang 2018, theorem 8, with sensitivity 1)."""
+    from scipy.special import log_ndtr
+
+    mu = 1 / noise_multiplier
+    first, second = float(log_ndtr(mu / 2 - epsilon / mu)), epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    # exp(first) - exp(second), without cancelling where they are close.
+    return 0.0 if second >= first else -math.exp(first) * math.expm1(second - first)
+
+
+def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
+    """The exact epsilon of one Gaussian release at `delta`: the inverse of `gaussian_delta`, never below it."""
+    _check_delta(delta)
+    if gaussian_delta(noise_multiplier, 0.0) <= delta:
+        return 0.0
+    # With epsilon = mu^2 / 2 + mu t delta is below Phi(-t), which 40 standard deviations make zero.
+    largest = 0.5 / noise_multiplier**2 + 40 / noise_multiplier
+    return _smallest(lambda epsilon: gaussian_delta(noise_multiplier, epsilon) <= delta, 0.0, largest)
+
+
+def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
+    """The smallest noise that makes one Gaussian release (epsilon, delta)-DP (analytic calibration, Balle & Wang 2018)."""
+    _check_delta(delta)
+    if not 0 < epsilon < math.inf:
+        raise ConfigError(f"epsilon = {epsilon:g}: must be a positive number")
+    # At this noise delta(0) = 2 Phi(1 / (2 z)) - 1 < 1 / (z sqrt(2 pi)) is below any delta asked for.
+    return _smallest(lambda noise: gaussian_delta(noise, epsilon) <= delta, 1e-6, 1 / delta)
+
+
+def epsilon_spent(events: Iterable[GaussianEvent], delta: float, replace_one: bool = False) -> float:
+    """Epsilon at `delta` of everything that left, composed; infinite where no number holds. Zero events cost nothing.
+
+    Gaussian releases compose exactly: n of them are one whose 1 / noise_multiplier^2 is the sum of theirs, so nothing is
+    lost to a discretisation. Where releases on Poisson samples are among them, dp-accounting's accountant of privacy
+    loss distributions composes all. `replace_one` gives the number for the stronger relation that exchanges a unit.
+    """
+    _check_delta(delta)
+    merged, sampled = _merge(events)
+    if sampled:
+        return pld_epsilon([*merged, *sampled], delta, replace_one)
+    return gaussian_epsilon(merged[0].noise_multiplier / (2 if replace_one else 1), delta) if merged else 0.0
+
+
+def pld_epsilon(events: Iterable[GaussianEvent], delta: float, replace_one: bool = False) -> float:
+    """The same from dp-accounting's PLD accountant throughout (Meiser & Mohammadi 2018, Koskela et al. 2020).
+
+    Raises ConfigError for Poisson samples under `replace_one`, for which it has no bound.
+    """
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import PLDAccountant
+
+    chosen = list(events)
+    if replace_one and any(event.sample_rate < 1 for event in chosen):
+        raise ConfigError("Poisson samples are accounted for under add/remove only")
+    relation = NeighboringRelation.REPLACE_ONE if replace_one else NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = PLDAccountant(relation)
+    accountant.compose(_dp_events(chosen))
+    return float(accountant.get_epsilon(delta))
+
+
+def rdp_epsilon(events: Iterable[GaussianEvent], delta: float) -> float:
+    """A looser bound by Renyi divergences, under add/remove only: dp-accounting's is wrong by two for replace-one."""
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant()
+    accountant.compose(_dp_events(list(events)))
+    return float(accountant.get_epsilon(delta))
+
+
+def calibrate(
+    epsilon: float, delta: float, sample_rate: float = 1.0, count: int = 1, spent: Sequence[GaussianEvent] = ()
+) -> float:
+    """The smallest noise multiplier with which `count` further releases keep the total within (epsilon, delta).
+
+    `spent` is what left already. Raises ConfigError when that alone exceeds it.
+    """
+    if sample_rate == 1 and not spent:
+        return gaussian_noise_multiplier(epsilon, delta) * math.sqrt(count)
+    if spent and epsilon_spent(spent, delta) >= epsilon:
+        raise ConfigError(f"epsilon = {epsilon:g} is spent already at delta = {delta:g}; ask for less, or raise the budget")
+
+    def fits(noise: float) -> bool:
+        return epsilon_spent([*spent, GaussianEvent(noise, sample_rate, count)], delta) <= epsilon
+
+    low = 0.1
+    while fits(low):
+        low /= 2
+    high = 2 * low
+    while not fits(high):
+        low, high = high, 2 * high
+    return _smallest(fits, low, high, 1e-4 if sample_rate < 1 else 1e-12)
+
+
+def _merge(events: Iterable[GaussianEvent]) -> tuple[list[GaussianEvent], list[GaussianEvent]]:
+    """All full-batch releases as one, and the sampled ones with equal settings together."""
+    precision = 0.0
+    counts: dict[tuple[float, float], int] = {}
+    for event in events:
+        if event.sample_rate == 1:
+            precision += event.count / event.noise_multiplier**2
+        else:
+            key = (event.noise_multiplier, event.sample_rate)
+            counts[key] = counts.get(key, 0) + event.count
+    merged = [GaussianEvent(1 / math.sqrt(precision))] if precision else []
+    return merged, [GaussianEvent(noise, rate, count) for (noise, rate), count in counts.items()]
+
+
+def _dp_events(events: Sequence[GaussianEvent]) -> object:
+    import dp_accounting as dp
+
+    composed = []
+    for event in events:
+        once = dp.GaussianDpEvent(event.noise_multiplier)
+        each = once if event.sample_rate == 1 else dp.PoissonSampledDpEvent(event.sample_rate, once)
+        composed.append(dp.SelfComposedDpEvent(each, event.count))
+    return dp.ComposedDpEvent(composed)
+
+
+def _smallest(holds: Callable[[float], bool], low: float, high: float, relative: float = 0.0) -> float:
+    """The smallest number in [low, high] for which `holds`, which does from some point on; never one for which it fails."""
+    while high - low > relative * high:
+        # Geometric steps where the range spans decades.
+        middle = math.sqrt(low * high) if low > 0 and high > 2 * low else (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta = {delta:g}: must lie between 0 and 1, and far below one over the number of records")

@@ -1,0 +1,72 @@
+"""Processes that charge a ledger: to be killed, raced, or left without room on the disk."""
+
+import sys
+from pathlib import Path
+
+from client_app.ledger import Budget, Ledger, Release
+from common.accounting import GaussianEvent
+from common.errors import BudgetError, LedgerError
+
+TOTAL = Budget(epsilon_total=4.0, delta=1e-5, epsilon_per_run=4.0)
+
+
+def release(noise_multiplier: float = 1000.0, run: str = "1", number: int = 1) -> Release:
+    """A private release; without noise one that nothing protects."""
+    events = (GaussianEvent(noise_multiplier),) if noise_multiplier else ()
+    facts = {"signal-to-noise-sums": 1.5}
+    return Release(
+        "digest",
+        run,
+        "fedpft",
+        number,
+        "sums",
+        events,
+        "record",
+        1.0,
+        1e-5,
+        {"sums": 2.0},
+        {"sums": 1.0},
+        facts,
+        10,
+        "0" * 64,
+    )
+
+
+def charge_for_ever(folder: Path, left: Path) -> None:
+    """Charge until killed; write a byte to `left` only after a charge has returned."""
+    ledger = Ledger(folder, "data")
+    while True:
+        ledger.charge(release(), TOTAL)
+        with left.open("ab", buffering=0) as file:
+            file.write(b".")
+
+
+def race() -> None:
+    """For each folder that comes in, try a charge of more than half the budget, and say whether it went through."""
+    for line in sys.stdin:
+        try:
+            Ledger(Path(line.strip()), "data").charge(release(1.4), TOTAL)
+            print("left", flush=True)
+        except BudgetError:
+            print("refused", flush=True)
+
+
+def fill_the_disk(folder: Path, size: int) -> None:
+    """Charge with a limit on the size of files, as on a full disk."""
+    import resource
+    import signal
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    try:
+        Ledger(folder, "data").charge(release(), TOTAL)
+        print("left", flush=True)
+    except LedgerError as error:
+        print(error, flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "race":
+        race()
+    else:
+        fill_the_disk(Path(sys.argv[2]), int(sys.argv[3]))

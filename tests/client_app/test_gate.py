@@ -1,0 +1,126 @@
+"""Policy and gate: what may leave is the site's decision, and the coordinator learns nothing of it but a code."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_app.gate import Gate, open_gate
+from client_app.ledger import Ledger
+from client_app.policy import DEFAULT, PUBLIC_DATA, Policy, load_policy
+from client_app.settings import NodeConfig
+from common.accounting import gaussian_noise_multiplier
+from common.config import parse_run_config
+from common.errors import BudgetError, ConfigError, PolicyError
+from tests.client_app.ledger_processes import release
+
+PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5}
+
+
+def written(folder: Path, text: str) -> str:
+    file = folder / "policy.toml"
+    file.write_text(text)
+    return str(file)
+
+
+def gate(folder: Path, **policy: Any) -> Gate:
+    return Gate(Policy(**policy), Ledger(folder, "data"))
+
+
+def test_a_policy_file_is_read_and_the_rest_keeps_its_default(tmp_path: Path) -> None:
+    text = 'methods = ["fedpft", "fedlap"]\nbackbones = "torchvision:*, pixels"\nepsilon-total = 2\nwithout-dp = true\n'
+    policy = load_policy(written(tmp_path, text))
+    assert policy == Policy(
+        methods=("fedpft", "fedlap"), backbones=("torchvision:*", "pixels"), epsilon_total=2.0, without_dp=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("epsilon-totl = 2", "unknown key 'epsilon-totl'; did you mean 'epsilon-total'?"),
+        ("epsilon-total = -1", "epsilon-total = -1.0: must be greater than 0"),
+        ("delta = 0.5", "delta = 0.5: must be less than or equal to 0.01"),
+        ("without-dp = 1", "without-dp = 1: must be true or false"),
+        ("smallest-class = 0", "smallest-class = 0: must be greater than or equal to 1"),
+        ("methods = [1]", "methods = [1]: must be a list of texts"),
+        ("methods = []", "name at least one"),
+        ("methods", "is no TOML file"),
+    ],
+)
+def test_a_mistake_in_a_policy_is_named_with_its_file(tmp_path: Path, text: str, said: str) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        load_policy(file)
+    assert said in str(error.value)
+    assert file in str(error.value)
+
+
+def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path: Path) -> None:
+    node = NodeConfig(data="parquet", data_dir=str(tmp_path), policy=str(tmp_path / "gone.toml"), state_dir=str(tmp_path))
+    with pytest.raises(PolicyError, match="nothing leaves without it"):
+        open_gate(node, parse_run_config({}), "1")
+
+
+@pytest.mark.parametrize(
+    ("asked", "policy", "key"),
+    [
+        ({}, {}, "without-dp = false"),
+        (PRIVATE | {"epsilon": 1.01}, {}, "epsilon-per-run = 1"),
+        (PRIVATE | {"delta": 2e-5}, {}, "delta = 1e-05"),
+        (PRIVATE | {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}, {}, "mechanisms = sums, dp-em"),
+        (PRIVATE, {"methods": ("dpcvae",)}, "methods = dpcvae"),
+        (PRIVATE, {"backbones": ("torchvision:*",)}, "backbones = torchvision:*"),
+    ],
+)
+def test_what_a_policy_forbids_is_refused_before_any_work(tmp_path: Path, asked: Any, policy: Any, key: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        gate(tmp_path, **policy).check_request(parse_run_config(asked))
+    assert key in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_default_allows_a_private_run_and_public_data_anything(tmp_path: Path) -> None:
+    Gate(DEFAULT, Ledger(tmp_path, "data")).check_request(parse_run_config(PRIVATE))
+    public = Gate(PUBLIC_DATA, Ledger(tmp_path, "data"))
+    for asked in ({}, PRIVATE | {"epsilon": 50.0, "fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}):
+        public.check_request(parse_run_config(asked))
+
+
+def test_a_release_too_large_or_without_privacy_stays(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="largest-payload-mib = 1e-06: the release has 10 bytes"):
+        gate(tmp_path, largest_payload_mib=1e-6).let_out(release())
+    with pytest.raises(PolicyError, match="without-dp = false"):
+        gate(tmp_path).let_out(release(0.0))
+    assert gate(tmp_path).ledger.entries() == []
+
+
+def test_runs_share_the_total_of_a_data_set(tmp_path: Path) -> None:
+    noise = gaussian_noise_multiplier(1.0, 1e-5)
+    # Eleven runs of epsilon 1 come to 3.83 at the same delta, not to 11.
+    for number in range(11):
+        spent = gate(tmp_path).let_out(release(noise, run=str(number)))
+    assert 3.8 < spent < 3.9
+    with pytest.raises(BudgetError, match="epsilon-total = 4"):
+        gate(tmp_path).let_out(release(noise, run="11"))
+
+
+def test_small_classes_stay_unless_noise_hides_them(tmp_path: Path) -> None:
+    assert [gate(tmp_path).smallest_class(name) for name in ("none", "theorem-4.1", "sums", "dp-em")] == [10, 10, 1, 1]
+
+
+def test_exact_numbers_never_leave_beside_a_promise(tmp_path: Path) -> None:
+    lenient = gate(tmp_path, without_dp=True)
+    assert lenient.exact_numbers_may_leave(parse_run_config({}))
+    assert not lenient.exact_numbers_may_leave(parse_run_config(PRIVATE))
+    assert not gate(tmp_path).exact_numbers_may_leave(parse_run_config({}))
+
+
+def test_every_simulation_begins_with_a_budget_of_its_own_and_hospital_data_never_does(tmp_path: Path) -> None:
+    run = parse_run_config(PRIVATE)
+    share = NodeConfig(partition_id=1, num_partitions=3, state_dir=str(tmp_path))
+    own = NodeConfig(data="parquet", data_dir=str(tmp_path), state_dir=str(tmp_path))
+    assert open_gate(share, run, "1").ledger.path != open_gate(share, run, "2").ledger.path
+    assert open_gate(own, run, "1").ledger.path == open_gate(own, run, "2").ledger.path
+    assert open_gate(own, run, "1").policy == DEFAULT
+    assert not (tmp_path / "ledgers").exists()
