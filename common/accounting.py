@@ -115,13 +115,14 @@ def calibrate(
     def fits(noise: float) -> bool:
         return epsilon_spent([*spent, GaussianEvent(noise, sample_rate, count)], delta) <= epsilon
 
-    low = 0.1
-    while fits(low):
-        low /= 2
-    high = 2 * low
-    while not fits(high):
-        low, high = high, 2 * high
-    return _smallest(fits, low, high, 1e-4 if sample_rate < 1 else 1e-12)
+    if sample_rate < 1:
+        # A looser bound is a thousand times faster to evaluate: it brackets what the tight one then narrows down.
+        def fits_loosely(noise: float) -> bool:
+            return rdp_epsilon([*spent, GaussianEvent(noise, sample_rate, count)], delta) <= epsilon
+
+        high = _smallest(fits_loosely, 0.1, 1e4, 1e-3)
+        return _smallest(fits, high / 2, high, 1e-3) if fits(high) else _smallest(fits, high, 2 * high, 1e-3)
+    return _smallest(fits, 1e-3, 1e6)
 
 
 def _merge(events: Iterable[GaussianEvent]) -> tuple[list[GaussianEvent], list[GaussianEvent]]:
