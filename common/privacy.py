@@ -81,12 +81,17 @@ def system_normals(shape: Sequence[int]) -> Tensor:
 def clip(features: Tensor, norm: float) -> tuple[Tensor, float]:
     """Scale features (n, d) to norm at most one, x / max(|x|, norm), and say which share of them the clip made shorter.
 
-    norm = 0 makes every feature exactly unit norm.
+    norm = 0 makes every feature exactly unit norm. A feature that is not finite counts as zero. The bound holds for any
+    input: entries are divided by the largest first, because the square of a tiny one is zero and of a huge one infinite.
     """
-    lengths = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+    tiny = torch.finfo(features.dtype).tiny
+    largest = features.abs().amax(1, keepdim=True).clamp_min(tiny)
+    scaled = features / largest
+    lengths = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
     # Division may round up by a few parts in 1e7; the bound must hold in exact arithmetic.
-    clipped = features / lengths.clamp_min(max(norm, torch.finfo(features.dtype).tiny)) * (1 - 1e-6)
-    return clipped, float((lengths > norm).double().mean()) if len(features) else 0.0
+    clipped = scaled / lengths.maximum(norm / largest).clamp_min(tiny) * (1 - 1e-6)
+    shortened = (lengths * largest > norm).double()
+    return clipped.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), float(shortened.mean()) if len(features) else 0.0
 
 
 def unit_weights(units: Sequence[str] | None, count: int) -> Tensor:
