@@ -116,7 +116,7 @@ def within(surrogates: Sequence[SumsSurrogate], pooled: Pooled, family: str, ran
         return _diagonal(second - shares @ pooled.means.square() + excess, noise)
     between = (shares[:, None] * pooled.means).T @ pooled.means
     matrix = unfold(second, d) - between + excess * torch.eye(d, dtype=torch.float64)
-    return _spiked(matrix, noise, rank if family == "lowrank" else d)
+    return _spiked(matrix, noise, rank if family == "lowrank" else None)
 
 
 def _diagonal(variances: Tensor, noise: float) -> LowRank:
@@ -130,24 +130,28 @@ def _diagonal(variances: Tensor, noise: float) -> LowRank:
     return LowRank(torch.zeros(len(variances), 0, dtype=torch.float64), drawn)
 
 
-def _spiked(matrix: Tensor, noise: float, rank: int) -> LowRank:
+def _spiked(matrix: Tensor, noise: float, rank: int | None) -> LowRank:
     """A symmetric matrix (d, d) with noise of `noise` (off the diagonal over sqrt(2)) as spikes on a sphere.
 
-    The eigenvalues of such noise fill a half circle of radius R = noise sqrt(2 d) about their centre; one at distance
-    y > R is best replaced by one at sqrt(y^2 - R^2) (Frobenius loss, spiked Wigner model; Gavish & Donoho 2017, section 7
-    of Donoho, Gavish & Johnstone 2018), one within it by the centre. The trace, of which noise takes little, is kept.
+    The eigenvalues of such noise fill a half circle of radius R = noise sqrt(2 d) about their centre. One at distance y > R
+    is best replaced by one at sqrt(y^2 - R^2) for Frobenius loss (spiked Wigner model; Donoho, Gavish & Johnstone 2018),
+    one within it by the centre. The trace, of which noise takes little, is kept. With `rank` only so many spikes, upwards.
     """
     d = len(matrix)
     values, vectors = torch.linalg.eigh(matrix)
     radius = noise * math.sqrt(2 * d)
-    above = values - values.median()
-    spikes = (above.square() - radius**2).clamp_min(0).sqrt() * (above > radius)
-    spikes[: max(0, d - rank)] = 0
+    away = values - values.median()
+    spikes = (away.square() - radius**2).clamp_min(0).sqrt() * away.sign() * (away.abs() > radius)
+    if rank is not None:
+        spikes = spikes.clamp_min(0)
+        spikes[: max(0, d - rank)] = 0
     trace = max(float(values.sum()), 1e-12)
-    kept = spikes > 0
-    rest = max(trace - float(spikes.sum()), trace * SMALLEST_SHARE) / d
-    factor = vectors[:, kept] * spikes[kept].sqrt()
-    return LowRank(factor, torch.full((d,), rest, dtype=torch.float64))
+    centre = (trace - float(spikes.sum())) / d
+    kept = (centre + spikes).clamp_min(trace * SMALLEST_SHARE / d)
+    base = float(kept.min())
+    above = kept > base
+    factor = vectors[:, above] * (kept[above] - base).sqrt()
+    return LowRank(factor, torch.full((d,), base, dtype=torch.float64))
 
 
 def _solve(covariance: LowRank, means: Tensor) -> tuple[Tensor, float]:

@@ -1,0 +1,192 @@
+"""A head from noisy sums: the textbook's without noise, unbiased with it, and deaf to what does not stand out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import Tensor
+
+from client_app.fedpft import make_surrogate
+from common.config import parse_run_config
+from common.covariances import LowRank
+from common.errors import RunError
+from common.privacy import clip
+from common.surrogates import SumsSurrogate, without_classes
+from common.wire import pack_head, pack_surrogate, unpack_head, unpack_surrogate
+from strategies.closed_form import _diagonal, _solve, _spiked, learn_from_sums, pool
+from strategies.learning import learn
+
+CLASSES = ("a", "b", "c")
+DIMENSION = 6
+# So much budget that the noise is far below what rounding to 16 bits does.
+PLENTY = 1e9
+
+
+def data(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Correlated features of three classes that overlap."""
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(DIMENSION, DIMENSION, generator=torch.Generator().manual_seed(5))
+    centres = 1.5 * torch.randn(3, DIMENSION, generator=torch.Generator().manual_seed(6))
+    labels = torch.randint(0, 3, (count,), generator=generator)
+    return torch.randn(count, DIMENSION, generator=generator) @ mixing + centres[labels], labels
+
+
+def made(features: Tensor, labels: Tensor, epsilon: float, family: str = "spherical", site: str = "s") -> SumsSurrogate:
+    run = parse_run_config({"epsilon": epsilon, "delta": 1e-5, "fedpft.covariance": family, "fedpft.rank": DIMENSION})
+    found = make_surrogate(features, labels, CLASSES, "f" * 16, site, run).surrogate
+    assert isinstance(found, SumsSurrogate)
+    return found
+
+
+def quiet(surrogate: SumsSurrogate) -> SumsSurrogate:
+    """The same with next to no noise claimed, to compare with formulas that know none."""
+    return replace(surrogate, sums=replace(surrogate.sums, sigmas=dict.fromkeys(surrogate.sums.sigmas, 1e-9)))
+
+
+def test_without_noise_spherical_is_the_nearest_class_mean() -> None:
+    features, labels = data(3000)
+    head, _ = learn_from_sums([made(features, labels, PLENTY)], "spherical", 1)
+    unit = clip(features, 0.0)[0]
+    means = torch.stack([unit[labels == c].mean(0) for c in range(3)])
+    variance = (1 - float((torch.bincount(labels) / 3000 * means.square().sum(1)).sum())) / DIMENSION
+    assert torch.allclose(head.weight * variance, means, atol=1e-4)
+    bias = -means.square().sum(1) / (2 * variance) + (torch.bincount(labels) / 3000).log()
+    assert torch.allclose(head.bias - head.bias.mean(), bias - bias.mean(), atol=1e-2)
+
+
+def test_without_noise_full_is_linear_discriminant_analysis() -> None:
+    features, labels = data(6000)
+    thirds = [slice(0, 1000), slice(1000, 3000), slice(3000, 6000)]
+    sites = [quiet(made(features[rows], labels[rows], PLENTY, "full", str(i))) for i, rows in enumerate(thirds)]
+    head, _ = learn_from_sums(sites, "full", 1)
+    unit = clip(features, 0.0)[0].numpy()
+    peer = LinearDiscriminantAnalysis(solver="lsqr").fit(unit, labels.numpy())
+    agreed = float(np.mean(head.predict(features).numpy() == peer.predict(unit)))
+    # The spherical head agrees on 0.95 of them; the two weigh sites differently, n^2 here.
+    assert agreed > 0.98
+    assert head.accuracy(features, CLASSES, labels)[0] == pytest.approx(peer.score(unit, labels.numpy()) * 6000, rel=0.01)
+
+
+def test_means_are_unbiased_and_as_noisy_as_they_are_said_to_be() -> None:
+    features, labels = data(900)
+    true = torch.stack([clip(features, 0.0)[0].double()[labels == c].mean(0) for c in range(3)])
+    errors, noise = [], []
+    for _ in range(400):
+        surrogate = made(features, labels, 1.0)
+        # Noise of the count stretches a mean, along itself; here it is the noise of the sums that is looked at.
+        pooled = pool([replace(surrogate, sums=replace(surrogate.sums, counts=torch.bincount(labels)))])
+        errors.append(pooled.means - true)
+        noise.append(pooled.noise)
+    errors_ = torch.stack(errors)
+    assert float(errors_.mean(0).abs().max()) < 4 * float(errors_.std(0).max()) / 400**0.5
+    assert torch.allclose(errors_.var(0).mean(1), torch.stack(noise).mean(0), rtol=0.25)
+
+
+def test_sites_without_a_class_add_no_noise_to_it() -> None:
+    features, labels = data(3000)
+    empty = torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.int64)
+    alone = pool([made(features, labels, 1.0)]).noise
+    crowd = pool([made(features, labels, 1.0), *(made(*empty, 1.0, site=str(i)) for i in range(9))]).noise
+    assert float((crowd / alone).mean()) < 1.2
+
+
+def test_a_class_lost_in_noise_is_not_in_the_head() -> None:
+    features, labels = data(3000)
+    present = labels != 1
+    for _ in range(5):
+        surrogate = made(features[present], labels[present], 1.0)
+        assert surrogate.header.classes == CLASSES
+        # A count of zero reaches two standard deviations once in forty times.
+        if float(surrogate.sums.counts[1]) < 2 * surrogate.sums.sigmas["counts"]:
+            head, _ = learn_from_sums([surrogate], "spherical", 1)
+            assert head.header.classes == ("a", "c")
+            return
+    pytest.fail("a class that is not there stood out five times")
+
+
+def test_with_nothing_but_noise_there_is_nothing_to_learn() -> None:
+    run = parse_run_config({"epsilon": 0.01, "delta": 1e-5, "fedpft.covariance": "spherical"})
+    nobody = make_surrogate(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), CLASSES, "f", "s", run).surrogate
+    assert isinstance(nobody, SumsSurrogate)
+    silent = replace(nobody, sums=replace(nobody.sums, counts=torch.zeros(3)))
+    with pytest.raises(RunError, match="no class stands out"):
+        learn_from_sums([silent], "spherical", 1)
+    with pytest.raises(RunError, match="no surrogate"):
+        learn_from_sums([], "spherical", 1)
+    other = replace(silent, header=replace(silent.header, classes=("a", "c", "b")))
+    with pytest.raises(RunError, match="of other classes"):
+        learn_from_sums([silent, other], "spherical", 1)
+
+
+def test_a_spike_above_the_noise_is_found_and_noise_alone_is_round() -> None:
+    generator, d = torch.Generator().manual_seed(0), 200
+    noise = torch.randn(d, d, generator=generator, dtype=torch.float64)
+    noise = (noise + noise.T) / 2
+    direction = torch.nn.functional.normalize(torch.randn(d, generator=generator, dtype=torch.float64), dim=0)
+    identity = 50 * torch.eye(d, dtype=torch.float64)
+    assert _spiked(identity + noise, 1.1, d).factor.shape[1] == 0
+    strong = _spiked(identity + noise + 80 * torch.outer(direction, direction), 1.1, d)
+    assert strong.factor.shape[1] == 1
+    found = strong.factor[:, -1]
+    assert float((found @ direction).abs() / found.norm()) > 0.95
+    # Frobenius-optimal: the spike times the share of its energy that the eigenvector still points to.
+    assert float(found.square().sum()) == pytest.approx(80 * (1 - (10 / 80) ** 2), rel=0.1)
+    assert _spiked(identity + noise + 80 * torch.outer(direction, direction), 1.0, 0).factor.shape[1] == 0
+
+
+def test_variances_are_drawn_together_as_far_as_they_are_noise() -> None:
+    true = torch.linspace(0.5, 1.5, 400, dtype=torch.float64)
+    assert torch.allclose(_diagonal(true, 1e-9).variances, true)
+    assert torch.allclose(_diagonal(true, 10.0).variances, torch.ones(400, dtype=torch.float64))
+    noisy = true + 0.3 * torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert float((_diagonal(noisy, 0.3).variances - true).norm()) < 0.85 * float((noisy - true).norm())
+    assert float(_diagonal(true - 2, 0.1).variances.min()) > 0
+
+
+def test_the_solver_is_the_inverse() -> None:
+    generator = torch.Generator().manual_seed(0)
+    factor = torch.randn(DIMENSION, 2, generator=generator, dtype=torch.float64)
+    variances = torch.rand(DIMENSION, generator=generator, dtype=torch.float64) + 0.1
+    inverse = torch.linalg.inv(factor @ factor.T + variances.diag())
+    means = torch.randn(3, DIMENSION, generator=generator, dtype=torch.float64)
+    solved, trace = _solve(LowRank(factor, variances), means)
+    assert torch.allclose(solved, means @ inverse)
+    assert trace == pytest.approx(float(inverse.trace()))
+
+
+@pytest.mark.parametrize("settings", [{}, {"fedpft.components": 3}, {"fedpft.privacy": "theorem-4.1"}])
+def test_every_mechanism_learns_what_is_far_apart(settings: dict[str, object]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(6000) % 3
+    features = 5 * torch.eye(3, 8)[labels] + 0.3 * torch.randn(6000, 8, generator=generator)
+    run = parse_run_config({"epsilon": 8.0, "delta": 1e-5, "fedpft.covariance": "spherical", **settings})  # type: ignore[dict-item]
+    sent = [
+        unpack_surrogate(pack_surrogate(make_surrogate(features[i::2], labels[i::2], CLASSES, "f", str(i), run).surrogate))
+        for i in range(2)
+    ]
+    head = unpack_head(pack_head(learn(sent, run, "cpu").head))
+    assert head.clip == 0.0
+    assert head.accuracy(features, CLASSES, labels)[0] > 5900
+
+
+def test_a_public_centre_goes_round_and_is_part_of_the_head() -> None:
+    features, labels = data(3000)
+    centre = torch.full((DIMENSION,), 0.5)
+    run = parse_run_config({"epsilon": PLENTY, "delta": 1e-5, "fedpft.covariance": "spherical"})
+    shifted = make_surrogate(features + 0.5, labels, CLASSES, "f", "s", run, centre=centre).surrogate
+    plain = make_surrogate(features, labels, CLASSES, "f", "s", run).surrogate
+    assert shifted.claim is not None
+    assert len(shifted.claim.centre) == 16
+    head = unpack_head(pack_head(learn([shifted], run, "cpu", centre=centre).head))
+    other = unpack_head(pack_head(learn([plain], run, "cpu").head))
+    assert float((head.predict(features + 0.5) == other.predict(features)).float().mean()) > 0.99
+
+
+def test_classes_can_be_left_out_of_sums_later() -> None:
+    features, labels = data(3000)
+    surrogate = without_classes(made(features, labels, PLENTY, "full"), ("a", "c"))
+    assert isinstance(surrogate, SumsSurrogate)
+    head, _ = learn_from_sums([surrogate], "spherical", 1)
+    assert head.header.classes == ("a", "c")
