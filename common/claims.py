@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from common.accounting import Unit, gaussian_noise_multiplier
+from common.accounting import Unit, gaussian_epsilon, gaussian_noise_multiplier
 from common.config import RunConfig
-from common.errors import SurrogateError
+from common.errors import ConfigError, SurrogateError
 from common.sums import budget_shares
 
 # Releases of DP-EM: one to find the class means, then steps of EM. More steps split the same budget further.
@@ -55,6 +55,11 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
         return None
     if mechanism == "theorem-4.1":
         multiplier = 2 / epsilon * math.sqrt(math.log(4 / delta))
+        if (true := gaussian_epsilon(multiplier, delta)) > epsilon:
+            raise ConfigError(
+                f"epsilon = {epsilon:g}: the noise of theorem-4.1 keeps only epsilon {true:.4g} at delta {delta:g}; its proof "
+                "needs a small epsilon. Ask for less, or use fedpft.privacy = 'sums'"
+            )
         return Claim(mechanism, epsilon, delta, unit, multiplier, config.fedpft.clip, {}, centre)
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     steps = EM_STEPS if mechanism == "dp-em" else 1

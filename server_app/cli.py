@@ -40,6 +40,7 @@ def simulate(
 
     Example: coordinator simulate --sites 10 -c 'fedpft.covariance="lowrank" fedpft.rank=16 compare=true'
     """
+    from server_app.privacy_view import privacy_line
     from server_app.simulate import simulate as run
 
     overrides = parse_overrides(run_config or [])
@@ -68,11 +69,7 @@ def simulate(
         typer.echo(json.dumps(metrics, indent=2))
     else:
         console.print(result_table(metrics))
-        if privacy := metrics.get("privacy"):
-            budget = f"({privacy['epsilon']:g}, {privacy['delta']:g})-differentially private"
-            console.print(f"privacy: every site's release is {budget}, {privacy['relation']}, by {privacy['mechanism']}")
-        else:
-            console.print("privacy: none added; set epsilon and delta")
+        console.print(f"privacy {privacy_line(metrics)}", soft_wrap=True)
         console.print(f"report {folder / 'report.html'}", soft_wrap=True)
     console.print(str(folder), soft_wrap=True)
 
@@ -86,7 +83,7 @@ def plan(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds FedAvg would take.")] = 20,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Tell what a run will cost each site, before it starts: bytes, rounds and messages, beside the alternatives."""
+    """Tell what a run will cost each site, before it starts: bytes, rounds, messages, privacy. Alternatives beside it."""
     from dataclasses import asdict
 
     from server_app.plan import find_dimension
@@ -98,22 +95,32 @@ def plan(
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    table = Table("a site", "up", "down", "rounds", "messages")
+    private = rows[0].noise is not None
+    columns = ("epsilon", "delta", "noise on a class mean") if private else ()
+    table = Table("a site", "up", "down", "rounds", "messages", *columns)
     for row in rows:
-        table.add_row(row.name, human_bytes(row.up), human_bytes(row.down), str(row.rounds), str(row.messages))
+        budget = [f"{number:g}" if number else "none" for number in (row.epsilon, row.delta)]
+        noise = f"{row.noise:.2g} of its norm-1 features" if row.noise else "none"
+        cells = (row.name, human_bytes(row.up), human_bytes(row.down), str(row.rounds), str(row.messages))
+        table.add_row(*cells, *((*budget, noise) if private else ()))
     console.print(table)
-    if rows[0].noise is not None:
+    if private:
+        size = max(1, records // classes)
         console.print(
-            f"({config.epsilon:g}, {config.delta:g})-differential privacy puts noise of length {rows[0].noise:.2g} on a "
-            f"site's mean of a class of {records // classes} features of length 1; the coordinator averages over sites"
+            f"the noise on the mean of a class of {size} at one site; over S such sites it shrinks to 1/sqrt(S) of that"
         )
+    else:
+        console.print("privacy none")
 
 
 @app.command()
 def report(run: RunArgument) -> None:
     """Write RUN/report.html again from what the run left."""
+    from server_app.privacy_view import privacy_line
     from server_app.report import write_report
+    from server_app.run_view import read_run
 
+    console.print(f"privacy {privacy_line(read_run(run).metrics)}", soft_wrap=True)
     console.print(str(write_report(run)), soft_wrap=True)
 
 

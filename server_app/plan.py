@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,14 @@ from pathlib import Path
 from common.claims import make_claim
 from common.config import RunConfig
 from common.errors import ConfigError
+from server_app.privacy_card import mean_noise
 
 # What travels beside the numbers, as measured on real messages: a surrogate's header, the frame of its table and the
 # site's later answer; the question and the frame of the head; names and counts of each class.
 ENVELOPE_UP = 285
 ENVELOPE_DOWN = 155
 CLASS_BYTES = 5
+CLAIM_BYTES = 65
 KNOWN_DIMENSIONS = {"torchvision:mobilenet_v2": 1280, "torchvision:resnet50": 2048, "torchvision:resnet18": 512}
 
 
@@ -24,7 +25,8 @@ KNOWN_DIMENSIONS = {"torchvision:mobilenet_v2": 1280, "torchvision:resnet50": 20
 class Cost:
     """What one site sends and receives, in bytes, and in how many rounds and messages.
 
-    noise: under differential privacy, the length of the noise on a class mean whose features have norm one.
+    epsilon, delta: of the differential privacy, None without. noise: its noise on the mean of a class, as a share of the
+    features' norm.
     """
 
     name: str
@@ -32,16 +34,21 @@ class Cost:
     down: int
     rounds: int
     messages: int
+    epsilon: float | None = None
+    delta: float | None = None
     noise: float | None = None
 
 
 def numbers(config: RunConfig, dimension: int, classes: int, records: int) -> int:
-    """Numbers in one site's surrogate: equations 9 to 11 of FedPFT, and d (r + 1) + (d + 1) K C for lowrank; with noisy sums
-    C (d + 1) and the second moment.
+    """Numbers in one site's surrogate: equations 9 to 11 of FedPFT, and d (r + 1) + (d + 1) K C for lowrank.
+
+    Noisy sums, C (d + 1) and a second moment, and DP-EM, at most (d + 2) K C, are of all classes whatever the records.
     """
     if config.mechanism == "sums":
         squares = {"spherical": 0, "diag": dimension}.get(config.fedpft.covariance, dimension * (dimension + 1) // 2)
         return classes * (dimension + 1) + squares
+    if config.mechanism == "dp-em":
+        return (dimension + 2) * config.fedpft.components * classes
     capped = max(1, min(config.fedpft.components, records // classes // config.fedpft.samples_per_component))
     components = capped * classes
     match config.fedpft.covariance:
@@ -57,14 +64,23 @@ def numbers(config: RunConfig, dimension: int, classes: int, records: int) -> in
 
 
 def plan(config: RunConfig, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
-    """Costs a site: this run, FedAvg of the same linear head at 16 bits, and raw features at 16 bits."""
+    """Costs a site: this run, FedAvg of the same linear head at 16 bits, and raw features at 16 bits.
+
+    classes: that the site has. Of a private run's surrogate they are all those the run names.
+    """
+    released = max(classes, len(config.classes)) if config.mechanism in ("sums", "dp-em") else classes
     head = 2 * classes * (dimension + 1)
-    named = CLASS_BYTES * classes
-    surrogate = 2 * numbers(config, dimension, classes, records) + ENVELOPE_UP + named
+    named = CLASS_BYTES * released
+    up = 2 * numbers(config, dimension, released, records) + ENVELOPE_UP + named + (CLAIM_BYTES if config.epsilon else 0)
+    down = 2 * released * (dimension + 1) + ENVELOPE_DOWN + named
+    if config.fedpft.public:
+        # The public centre goes out with the question, and again with the head.
+        down += 2 * (2 * dimension + CLASS_BYTES)
+    budget = (config.epsilon or None, config.delta or None, noise_on_mean(config, dimension, classes, records))
+    kind: str = "spherical" if config.mechanism == "dp-em" else config.fedpft.covariance
+    kind += f", {config.mechanism}" if config.epsilon else ""
     return [
-        Cost(
-            _name(config), surrogate, head + ENVELOPE_DOWN + named, 1, 2, noise_on_mean(config, dimension, classes, records)
-        ),
+        Cost(f"fedpft {kind}", up, down, 1, 2, *budget),
         Cost(
             f"FedAvg of the head, {fedavg_rounds} rounds",
             fedavg_rounds * head,
@@ -77,17 +93,12 @@ def plan(config: RunConfig, dimension: int, classes: int, records: int, fedavg_r
 
 
 def noise_on_mean(config: RunConfig, dimension: int, classes: int, records: int) -> float | None:
-    """Length of the noise on the mean of a class of records / classes records; beyond about one it cannot be used alone."""
+    """Length of the noise on the mean of a class of records / classes records (of a component of it), beside features of
+    norm one; None without privacy.
+    """
     claim = make_claim(config, "record")
-    if claim is None:
-        return None
-    size = max(1, records // classes)
-    sigma = claim.noise["sums"][0] if claim.noise else 4 / claim.epsilon * math.sqrt(5 * math.log(4 / claim.delta))
-    return sigma * math.sqrt(dimension) / size
-
-
-def _name(config: RunConfig) -> str:
-    return f"fedpft {config.fedpft.covariance}" + (f", {config.mechanism}" if config.epsilon else "")
+    components = config.fedpft.components if config.mechanism == "dp-em" else 1
+    return None if claim is None else mean_noise(claim, dimension, max(1.0, records / classes / components))
 
 
 def find_dimension(config: RunConfig) -> int:

@@ -38,8 +38,6 @@ CLASS_COLOURS = (
     *("#aa4499", "#999933", "#882255", "#ddaa33", "#3b3b3b"),
 )
 REST = "everything else"
-# Noise that hides a signal altogether leaves an estimate of zero, which a logarithmic axis has no place for.
-SMALLEST_RATIO = 0.05
 
 
 @dataclass(frozen=True)
@@ -225,29 +223,6 @@ def features(real: Points, synthetic: Points, classes: Sequence[str]) -> tuple[s
         return render(name, 4.2, draw)
 
     return picture("real", real, "o"), picture("synthetic", synthetic, "^")
-
-
-def signal_against_noise(names: Sequence[str], ratios: Mapping[str, Sequence[float | None]]) -> str:
-    """Draw one dot a site and statistic: how much longer its signal is than its privacy noise, left of one is drowned."""
-    colours = dict(zip(ratios, (BLUE, ORANGE, GREEN, PURPLE), strict=False))
-
-    def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=margin(names) if len(names) <= NAMED_SITES else 0.42, right=0.2, top=0.3, bottom=0.5)
-        site_rows(axes, names)
-        axes.set_xscale("log")
-        axes.grid(axis="x", color=FAINT)
-        axes.set_axisbelow(True)
-        shown = [max(value, SMALLEST_RATIO) for values in ratios.values() for value in values if value is not None]
-        axes.set_xlim(min(0.5, *shown) / 1.4, max(2.0, *shown) * 1.4)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.axvline(1, color=INK, lw=1.3, ls=(0, (4, 2)))
-        for statistic, values in ratios.items():
-            known = [(row, max(value, SMALLEST_RATIO)) for row, value in enumerate(values) if value is not None]
-            axes.plot([x for _, x in known], [row for row, _ in known], "o", ms=6, color=colours[statistic], label=statistic)
-        axes.set_xlabel("signal / noise")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(ratios), frameon=False, fontsize=9, handletextpad=0.1)
-
-    return render("signal-to-noise", rows_height(len(names), 0.8), draw)
 
 
 def time_spent(seconds: Mapping[str, float]) -> str:

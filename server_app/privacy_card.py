@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from common.accounting import Unit, gaussian_epsilon
 from common.claims import NOT_COVERED, Claim
 from common.config import RunConfig
-from common.privacy import Noisy, gaussian_epsilon
+from common.privacy import Noisy
 from common.surrogates import AnySurrogate, Head, SumsSurrogate
-from strategies.outcome import Outcome
 
 Json = dict[str, Any]
 
@@ -33,12 +33,15 @@ IN_CLEAR = (
 SIMULATED = "accuracies, times and the picture of real features here: exact, because the run was a simulation"
 
 
-def privacy_card(outcome: Outcome, config: RunConfig) -> Json | None:
+def privacy_card(
+    config: RunConfig, surrogates: Sequence[AnySurrogate], head: Head | None, simulated: bool = False
+) -> Json | None:
     """What metrics.json says under "privacy"; None when no surrogate that was used claims anything.
 
-    Signal-to-noise is estimated from the noisy values alone, so it costs no budget.
+    `simulated` runs measure what a deployment does not. Signal-to-noise is estimated from the noisy values alone, so it
+    costs no budget.
     """
-    claims = {s.header.site: (s, s.claim) for s in outcome.surrogates if s.claim is not None}
+    claims = {s.header.site: (s, s.claim) for s in surrogates if s.claim is not None}
     if not claims:
         return None
     units = {claim.unit for _, claim in claims.values()}
@@ -47,7 +50,7 @@ def privacy_card(outcome: Outcome, config: RunConfig) -> Json | None:
         open_ends.insert(0, SINGLE_RECORDS)
     if config.mechanism == "theorem-4.1":
         open_ends[:0] = IN_CLEAR
-    if any(site.simulated for site in outcome.sites.values()):
+    if simulated:
         open_ends.append(SIMULATED)
     return {
         "mechanism": config.mechanism,
@@ -57,16 +60,16 @@ def privacy_card(outcome: Outcome, config: RunConfig) -> Json | None:
         "covers": COVERS[config.mechanism] + DERIVED,
         "not_covered": open_ends,
         "per_site": {site: _site(surrogate, claim) for site, (surrogate, claim) in claims.items()},
-        "dropped_classes": _dropped(outcome.surrogates, config, outcome.head),
+        "dropped_classes": _dropped(surrogates, config, head),
     }
 
 
 def mean_noise(claim: Claim, dimension: int, records: float) -> float:
-    """Standard deviation of the Euclidean norm of the noise on the mean (dimension,) of `records` features of norm one."""
+    """Length (root mean square) of the noise on the mean (dimension,) of so many records' features, each of norm one."""
     return _sigmas(claim)["sums"] * math.sqrt(dimension) / records
 
 
-def _relation(mechanism: str, units: set[str]) -> str:
+def _relation(mechanism: str, units: set[Unit]) -> str:
     if mechanism == "theorem-4.1":
         # Its sensitivities are those of an exchange: with one record more or less the sizes in clear would differ.
         return "exchange one record for another of the same class"
@@ -86,7 +89,7 @@ def _site(surrogate: AnySurrogate, claim: Claim) -> Json:
         "signal_to_noise": {noisy.name: noisy.signal_to_noise() for noisy in _released(surrogate, claim)},
     }
     if claim.mechanism == "theorem-4.1":
-        # The published noise is more than its epsilon needs.
+        # The published noise is more than a small epsilon needs, and less than one above 40 does.
         card["epsilon_tight"] = gaussian_epsilon(claim.noise_multiplier, claim.delta)
     return card
 
@@ -103,7 +106,8 @@ def _sigmas(claim: Claim) -> dict[str, float]:
 def _released(surrogate: AnySurrogate, claim: Claim) -> list[Noisy]:
     """The noisy sums of a surrogate, put together again where it holds means.
 
-    Variances are left out there: noise that would make them negative has been cut off, so it no longer shows.
+    Sizes are left out there: clear ones have no noise, and only those that stood out from it have been released. So are
+    variances: noise that would make them negative has been cut off, and no longer shows.
     """
     sigmas = _sigmas(claim)
     if isinstance(surrogate, SumsSurrogate):
@@ -112,7 +116,7 @@ def _released(surrogate: AnySurrogate, claim: Claim) -> list[Noisy]:
     else:
         table = surrogate.mixtures
         sizes = table.weights * table.counts[table.labels]
-        values = {"sums": table.means * sizes[:, None]} | ({"counts": sizes} if "counts" in sigmas else {})
+        values = {"sums": table.means * sizes[:, None]}
     return [Noisy(name, value, sigmas[name], 1.0) for name, value in sorted(values.items())]
 
 

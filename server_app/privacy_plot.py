@@ -9,7 +9,7 @@ from server_app.plots import BLUE, GREEN, ORANGE
 from server_app.svg import FAINT, INK, LINE, NAMED_SITES, QUIET, make_axes, margin, render
 from server_app.units import shorten
 
-STATISTICS = {"counts": ("class sizes", GREEN), "sums": ("class means", BLUE), "squares": ("second moments", ORANGE)}
+STATISTICS = {"counts": ("class sizes", GREEN), "sums": ("class sums", BLUE), "squares": ("second moments", ORANGE)}
 # Below this the estimate says no more than that the noise wins.
 LEAST = 0.1
 ROW = 0.17  # inches
@@ -27,7 +27,7 @@ def noise_against_signal(names: Sequence[str], signals: Mapping[str, Sequence[fl
     highest = max([10.0, *(1.6 * value for value in values)])
 
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.42 if many else margin(names), right=0.25, top=0.62, bottom=0.5)
+        axes = make_axes(figure, left=0.42 if many else margin(names), right=0.25, top=0.52, bottom=0.5)
         axes.set_xscale("log")
         axes.minorticks_off()
         axes.set_xlim(0.8 * LEAST, highest)
@@ -55,17 +55,16 @@ def noise_against_signal(names: Sequence[str], signals: Mapping[str, Sequence[fl
             if not many:
                 axes.hlines(heights, 1, points, color=colour, lw=2, alpha=0.5)
                 for (height, value), x in zip(drawn, points, strict=True):
-                    label = f"{value:.2g}" if LEAST < value < 100 else f"{value:,.0f}" if value > LEAST else ""
+                    label = "" if value <= LEAST else f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
                     side = -1 if x < 1 else 1
                     near = {"textcoords": "offset points", "va": "center", "ha": "left" if side > 0 else "right"}
                     axes.annotate(label, (x, height), (6 * side, 0), fontsize=7.5, color=QUIET, **near)
             axes.plot(points, heights, "o", ms=2 if many else 5.5, color=colour, mew=0, label=text)
-        axes.legend(
-            loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, frameon=False, borderaxespad=1.5, handletextpad=0.1,
-            columnspacing=1.2, fontsize=9,
-        )  # fmt: skip
+        # From the right end, because long names of sites push the axes to the right.
+        where = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 1.5, "markerscale": 2.5 if many else 1}
+        axes.legend(ncols=3, frameon=False, handletextpad=0.1, columnspacing=1.2, fontsize=9, **where)
         high = {"transform": axes.get_xaxis_transform(), "va": "bottom", "fontsize": 8.5, "color": QUIET}
-        axes.text(0.94, 1.015, "noise is larger", ha="right", **high)
-        axes.text(1.07, 1.015, "signal is larger", ha="left", **high)
+        axes.text(0.88, 1.015, "noise is larger", ha="right", **high)
+        axes.text(1.14, 1.015, "signal is larger", ha="left", **high)
 
-    return render("privacy", 1.12 + (3.0 if many else pitch * len(names)), draw)
+    return render("privacy", 1.02 + (3.0 if many else pitch * len(names)), draw)

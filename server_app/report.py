@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ def _page(run: Run, folder: str) -> Json:
     if drawn := privacy_picture(privacy["rows"]):
         pictures["privacy"] = (drawn,)
     changed, unchanged = _settings(as_table(run.manifest.get("config")))
-    private = _private(run)
+    private = {row["name"] for row in privacy["rows"]}
     measured = sorted((s for s in run.sites if s.accuracy is not None), key=lambda site: site.accuracy or 0.0)
     return {
         "run": run,
@@ -86,24 +85,8 @@ def _page(run: Run, folder: str) -> Json:
         "unchanged": unchanged,
         "versions": sorted(as_table(run.manifest.get("versions")).items()),
         "unprotected": _who([s.name for s in run.sites if s.status in ("used", "replied") and s.name not in private]),
-        "private_sites": {name: as_numbers(card) | {"unit": card.get("unit", "record")} for name, card in private.items()},
-        "claim": _claim(as_table(run.metrics.get("privacy"))),
+        "privacy": privacy,
     }
-
-
-def _private(run: Run) -> dict[str, Json]:
-    """The privacy of each site that claims any, in the order of their names."""
-    cards = as_table(at(run.metrics, "privacy", "per_site"))
-    return {name: as_table(cards[name]) for name in sorted(cards, key=natural_order)}
-
-
-def _claim(privacy: Json) -> Json:
-    """What the privacy section says in words."""
-    lists = {key: [str(item) for item in as_list(privacy.get(key))] for key in ("not_covered", "lost_classes")}
-    epsilon, delta = (as_number(privacy.get(key)) for key in ("epsilon", "delta"))
-    factor = math.exp(min(epsilon, 50)) if epsilon is not None else None
-    texts = {key: str(privacy.get(key) or "") for key in ("mechanism", "relation")}
-    return {**lists, **texts, "epsilon": epsilon, "delta": delta, "factor": factor}
 
 
 def _troubles(run: Run) -> list[tuple[str, str, str]]:
@@ -163,12 +146,6 @@ def _pictures(run: Run) -> dict[str, tuple[str, ...]]:
         pictures["features"] = plots.features(real, synthetic, named or classes)
     seconds = {PHASES.get(name, name): value for name, value in run.numbers("seconds").items() if value > 0}
     total = seconds.pop("total", 0.0)
-    noise = {name: as_numbers(at(card, "signal_to_noise")) for name, card in _private(run).items()}
-    if any(noise.values()):
-        sites, statistics = list(noise), list(dict.fromkeys(key for card in noise.values() for key in card))
-        ratios = {statistic: [noise[site].get(statistic) for site in sites] for statistic in statistics}
-        labels = [f"site {site}" if site.isdecimal() else site for site in sites]
-        pictures["noise"] = (plots.signal_against_noise(labels, ratios),)
     if seconds:
         rest = total - sum(seconds.values())
         pictures["time"] = (plots.time_spent(seconds | ({plots.REST: rest} if rest > 0.01 * total else {})),)

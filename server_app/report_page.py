@@ -5,11 +5,14 @@ PAGE = """\
 {% set model = run.number("accuracy", "model") %}
 {% set oracle = run.number("accuracy", "oracle") %}
 {% set sent = run.number("bytes", "up") %}
-{% set private = run.number("privacy", "epsilon") is not none or private_sites %}
+{% set private = privacy.private %}
+{% set noisy = private and not privacy.tight %}
+{% set counted = privacy.units | join("s or ") ~ "s" if private else "records" %}
 {% macro sites_of(used, invited) %}{{ used }} of {{ invited }} {{ "site" if invited == 1 else "sites" }}{% endmacro %}
 {% macro or_dash(value, kind="") %}
 {% if value is none %}<span class="quiet">–</span>{% elif kind == "bytes" %}{{ value | bytes }}{% elif kind == "seconds" %}{{ value | seconds }}{% elif kind == "percent" %}{{ value | percent }}{% else %}{{ "{:,.0f}".format(value) }}{% endif %}
 {% endmacro %}
+{% macro number(value) %}{{ "–" if value is none or value is undefined else "%.3g" | format(value) }}{% endmacro %}
 {% macro tile(name, value, note) %}
 <div class="tile"><dt>{{ name }}</dt><dd>{{ value }}</dd><dd class="quiet">{{ note }}</dd></div>
 {% endmacro %}
@@ -66,6 +69,13 @@ p { margin: 0 0 10px; max-width: 76ch; }
 .plots text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif !important; }
 figcaption { font-size: 14px; color: var(--quiet); margin-top: 10px; }
 section.card, footer.card { margin-top: 20px; }
+.plain { margin: 0 0 14px; padding-left: 20px; max-width: 82ch; }
+.before { margin-bottom: 2px; }
+.kind { white-space: nowrap; }
+.beside { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 400px); gap: 28px; margin-bottom: 14px; }
+.beside figure { margin: 0; }
+.beside .plots { margin: 0; }
+.after { margin-top: 10px; font-size: 14px; }
 .rest { columns: 3 260px; column-gap: 28px; margin: 14px 0 0; padding: 0; list-style: none; font-size: 13px; }
 .rest li { break-inside: avoid; padding: 2px 0; }
 .scroll { overflow: auto; max-height: 640px; }
@@ -90,7 +100,7 @@ footer dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px
 footer dd { margin: 0; }
 @media screen and (max-width: 760px) {
   main { padding: 24px 14px 40px; }
-  .grid { grid-template-columns: minmax(0, 1fr); }
+  .grid, .beside { grid-template-columns: minmax(0, 1fr); }
   .card { padding: 14px; }
   .tile { padding: 12px 14px; }
   .tile dd { font-size: 20px; }
@@ -128,17 +138,22 @@ footer dd { margin: 0; }
 </h1>
 </header>
 
-{% if not run_ok or troubles or run.notes or run.used < run.invited %}
+{% if not run_ok or troubles or run.notes or run.used < run.invited or privacy.dropped %}
 <div class="banner" role="alert">
 {% if not run_ok %}<h2>The run failed</h2> <p>{{ run.failure }}</p>
 {% elif run.used < run.invited %}<h2>{{ run.invited - run.used }} of {{ run.invited }} sites {{ "is" if run.invited - run.used == 1 else "are" }} not in this result</h2>
 {% elif troubles %}<h2>Not every site answered as it should</h2>
+{% elif privacy.dropped and not run.notes %}<h2>The model does not know every class</h2>
 {% else %}<h2>This report is incomplete</h2>{% endif %}
-{% if troubles or run.notes %}
+{% if troubles or run.notes or privacy.dropped %}
 <ul>
 {% for who, what, why in troubles %}
 <li><strong>{{ who }}</strong>: {{ what }}, {{ why }}</li>
 {% endfor %}
+{% if privacy.dropped %}
+{% set one = privacy.dropped | length == 1 %}
+<li><strong>{{ "Class" if one else "Classes" }} {{ privacy.dropped | join(", ") }}</strong>: not learned. Either no site has {{ "it" if one else "them" }}, or too few {{ counted }} for {{ "it" if one else "them" }} to stand out from the privacy noise.</li>
+{% endif %}
 {% for note in run.notes %}
 <li>{{ note }}; what it would have told is left out below.</li>
 {% endfor %}
@@ -161,8 +176,8 @@ footer dd { margin: 0; }
 {{ tile("Duration", run.number("seconds", "total") | seconds, "from start to end") }}
 {% endif %}
 {% if run.metrics %}
-{% if run.number("privacy", "epsilon") is not none %}
-{{ tile("Privacy", "ε = %g" | format(run.number("privacy", "epsilon")), "differentially private") }}
+{% if privacy.epsilon is not none %}
+{{ tile("Privacy", "ε = %g" | format(privacy.epsilon), "for one " ~ privacy.units | join(" or ") ~ (", δ = %g" | format(privacy.delta) if privacy.delta is not none else "")) }}
 {% elif not private %}
 {{ tile("Privacy", "none added", "not differentially private") }}
 {% endif %}
@@ -185,12 +200,8 @@ Higher is better, further left is cheaper. The accuracy axis is zoomed to the va
 Dashed: {{ "the global model on the common test split" if model is not none else "the mean of the sites" }}.
 {% if lowest %}Lowest: {% for site in lowest %}{{ site.label }} ({{ site.accuracy | percent }}){{ ", " if not loop.last }}{% endfor %}.{% endif %}
 {% endcall %}
-{% call picture("noise", "Privacy noise against signal") %}
-How much longer what each site's data says is than the noise added to it, left of the dashed line the noise is longer. Estimated from
-the noisy release, so drowned signals show as {{ "%.2f" | format(0.05) }}. Counts and sums make the class means, squares the covariance.
-{% endcall %}
 {% call picture("counts", "Which classes each site has") %}
-Records per site and class{{ ", as far as the privacy noise shows," if private }} darker is more{% if run.sites | length > 24 %}; sites in the same order as in the accuracy picture{% endif %}.
+{% if noisy %}What the surrogates say, in {{ counted }} and noise included{% else %}Records per site and class{% endif %}, darker is more{% if run.sites | length > 24 %}; sites in the same order as in the accuracy picture{% endif %}.
 {% endcall %}
 {% call picture("features", "Real against synthetic features", wide=true) %}
 Both in the same two dimensions, one colour a class{% if run.classes | length > 10 %} (the ten largest; the others are grey){% endif %}, at
@@ -207,34 +218,56 @@ This picture exists only because the run was a simulation. In a deployment the r
 {% if not run.metrics %}
 <p>Not recorded: the run ended before it wrote its result. Treat what the sites sent as unprotected.</p>
 {% elif private %}
-<p>Each site's release is differentially private: to {{ claim.relation or "add or remove one record" }} of its training data
-changes the probability of any release by at most a factor e<sup>ε</sup>{% if claim.factor is not none %} = {{ "%.3g" | format(claim.factor) }}{% endif %}, except with
-probability δ{% if claim.delta is not none %} = {{ "%.1g" | format(claim.delta) }}{% endif %}. So whatever anybody concludes from this run about one {{ "patient" if "patient" in claim.relation else "record" }}, they could
-have concluded nearly as well had it not been there. Smaller is stronger; how strong must be judged with the sites.</p>
-{% if claim.mechanism == "theorem-4.1" %}
-<p><strong class="bad">The mechanism of FedPFT's theorem 4.1 covers less than its ε suggests</strong>; see the list. It is meant for comparison.</p>
+<div{% if "privacy" in pictures %} class="beside"{% endif %}>
+<div>
+<p><strong>Single {{ counted }} are protected{{ " in part" if privacy.tight }}.</strong> Each site added random noise to its surrogate before it left. To
+{{ privacy.relation }} in a site's training data changes the odds of any conclusion that somebody draws from that surrogate by at
+most a factor of e<sup>ε</sup>{% if privacy.factor is not none %} ({{ "%.3g" | format(privacy.factor) if privacy.factor < 1e6 else "over a million" }} for ε = {{ "%g" | format(privacy.epsilon) }}){% endif %},
+except with probability δ{% if privacy.one_in %} (1 in {{ "{:,}".format(privacy.one_in) }}){% endif %}. This holds for anybody who sees the surrogate, the coordinator included, whatever else they know.
+{% if privacy.certainty is not none %}Someone who takes both cases for equally likely beforehand can be at most
+{{ "%.1f%%" | format(100 * privacy.certainty) if privacy.certainty < 0.9995 else "99.9% and more" }} sure afterwards. {% endif %}Smaller ε and δ protect more.</p>
+{% if privacy.covers %}
+<p><strong>Covered:</strong> {{ privacy.covers }}.</p>
 {% endif %}
-{% if claim.lost_classes %}
-<p><strong>{{ claim.lost_classes | join(", ") }}</strong>: no record of {{ "this class" if claim.lost_classes | length == 1 else "these classes" }} stands out from the noise, so the model does not know {{ "it" if claim.lost_classes | length == 1 else "them" }}.</p>
+{% if privacy.not_covered %}
+<p class="before"><strong>Not covered:</strong></p>
+<ul class="plain">
+{% for item in privacy.not_covered %}
+<li>{{ item }}</li>
+{% endfor %}
+</ul>
 {% endif %}
+</div>
+{% if "privacy" in pictures %}
+<figure>
+<h3>What the noise leaves of the signal</h3>
+<div class="plots" role="img" aria-label="What the noise leaves of the signal">{{ pictures.privacy[0] }}</div>
+<figcaption>Estimated from what each site released. Right of the dashed line a statistic says more about the data than about the
+noise. Left of it one site alone says little; the coordinator adds all sites up, which gains √S over S sites alike.</figcaption>
+</figure>
+{% endif %}
+</div>
 <div class="scroll" tabindex="0"><table>
-<thead><tr><th>Site</th><th>Protects one</th><th class="number">ε</th><th class="number">δ</th><th class="number">Noise / sensitivity</th></tr></thead>
+<thead><tr><th>Site</th><th>Protects one</th><th class="number">ε</th>{% if privacy.tight %}<th class="number">ε of this noise</th>{% endif %}<th class="number">δ</th><th>Mechanism</th><th class="number">Noise multiplier</th>{% for _, text in privacy.statistics %}<th class="number">σ, {{ text }}</th>{% endfor %}</tr></thead>
 <tbody>
-{% for name, budget in private_sites.items() %}
-<tr><td>{{ name }}</td><td>{{ budget.unit }}</td><td class="number">{{ "%.3g" | format(budget.epsilon) if "epsilon" in budget else "–" }}</td><td class="number">{{ "%.2g" | format(budget.delta) if "delta" in budget else "–" }}</td><td class="number">{{ "%.3g" | format(budget.noise_multiplier) if "noise_multiplier" in budget else "–" }}</td></tr>
+{% for row in privacy.rows %}
+<tr><td>{{ row.name }}</td><td>{{ row.unit or "–" }}</td><td class="number">{{ number(row.epsilon) }}</td>{% if privacy.tight %}<td class="number">{{ number(row.tight) }}</td>{% endif %}<td class="number">{{ number(row.delta) }}</td><td class="kind">{{ row.mechanism or "–" }}</td><td class="number">{{ number(row.multiplier) }}</td>{% for key, _ in privacy.statistics %}<td class="number">{{ number(row.noise.get(key)) }}</td>{% endfor %}</tr>
 {% else %}
-<tr><td>all sites</td><td>record</td><td class="number">{{ "%.3g" | format(run.number("privacy", "epsilon")) }}</td><td class="number">{{ "%.2g" | format(run.number("privacy", "delta")) if run.number("privacy", "delta") is not none else "–" }}</td><td class="number">–</td></tr>
+<tr><td>all sites</td><td>–</td><td class="number">{{ number(privacy.epsilon) }}</td><td class="number">{{ number(privacy.delta) }}</td><td>–</td><td class="number">–</td></tr>
 {% endfor %}
 </tbody></table></div>
-{% if unprotected and private_sites %}
-<p style="margin-top: 10px"><strong class="bad">No budget is recorded for {{ unprotected }}:</strong> what came from there is unprotected.</p>
+{% if privacy.statistics %}
+<p class="after quiet">The noise multiplier is the noise over what one {{ privacy.units | join(" or ") }} can change. σ is the standard deviation of the
+noise in every entry of a sum over {{ counted }}, whose features have norm at most one{{ "; a mean of n records has 1/n of it" if privacy.tight }}.{% if privacy.tight %} "ε of this noise" is what the noise is worth by exact accounting, whatever the published theorem says.{% endif %}</p>
 {% endif %}
-{% if claim.not_covered %}
-<p style="margin: 14px 0 4px"><strong>Not covered:</strong></p>
-<ul style="margin: 0; padding-left: 20px">{% for item in claim.not_covered %}<li>{{ item }}</li>{% endfor %}</ul>
+{% if unprotected and privacy.rows %}
+<p class="after"><strong class="bad">No budget is recorded for {{ unprotected }}:</strong> what came from there is unprotected.</p>
 {% endif %}
+{% elif privacy.asked %}
+<p><strong>No surrogate was used, so there is no promise to report.</strong> The run asked every site for ε = {{ "%g" | format(privacy.asked) }}. What
+sites sent all the same stands in their own ledgers.</p>
 {% else %}
-<p><strong>Nothing here is differentially private:</strong> no noise was added to what the sites released. Images stayed where
+<p><strong>Nothing protects single records in this run:</strong> no noise was added to what the sites released. Images stayed where
 they are, but a surrogate is a summary of real patients' features, and whoever holds it may learn something about the records
 behind it; the fewer records a class has, the more. Guard the surrogates and the model like the data they came from.</p>
 {% endif %}
@@ -244,7 +277,7 @@ behind it; the fewer records a class has, the more. Guard the surrogates and the
 <h2>Sites</h2>
 {% if sites %}
 <div class="scroll" tabindex="0"><table>
-<thead><tr><th>Site</th><th>Status and reason</th><th class="number">Records</th><th class="number">Sent</th><th class="number">Time</th><th class="number">Accuracy</th></tr></thead>
+<thead><tr><th>Site</th><th>Status and reason</th><th class="number">{{ counted | capitalize }}{{ " (noisy)" if noisy }}</th><th class="number">Sent</th><th class="number">Time</th><th class="number">Accuracy</th></tr></thead>
 <tbody>
 {% for site in sites %}
 <tr><td class="name">{{ site.name }}</td><td class="reason"><span class="{{ 'good' if site.status in ('used', 'replied') else 'bad' }}">{{ site.status }}</span>{% for what, why in site.troubles %}{{ ", " if loop.first else "; " }}{{ what ~ ": " if what != site.status }}{{ why }}{% endfor %}</td><td class="number">{{ or_dash(site.records) }}</td><td class="number">{{ or_dash(site.bytes, "bytes") }}</td><td class="number">{{ or_dash(site.seconds, "seconds") }}</td><td class="number">{{ or_dash(site.accuracy, "percent") }}</td></tr>

@@ -72,6 +72,7 @@ class RunFolder:
 
     def finish(self, outcome: Outcome, status: str, failure: str = "") -> None:
         """Write metrics, model, manifest and picture data from what there is."""
+        simulated = any(site.simulated for site in outcome.sites.values())
         total = (datetime.now(UTC) - self.started).total_seconds()
         metrics: dict[str, Any] = {
             "schema": 1,
@@ -87,7 +88,7 @@ class RunFolder:
                 "up_per_site": {site.name: site.bytes_up for site in outcome.sites.values()},
                 "compare": outcome.compare_bytes,
             },
-            "privacy": privacy_card(self.config, outcome.surrogates, outcome.head),
+            "privacy": privacy_card(self.config, outcome.surrogates, outcome.head, simulated),
             "rounds": [],
             "seconds": {key: round(value, 3) for key, value in outcome.seconds.items()} | {"total": round(total, 3)},
         }
@@ -142,11 +143,18 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def save_head(head: Head, path: Path) -> None:
-    """Write a head as 32-bit safetensors, its classes and backbone fingerprint in the file's metadata."""
+    """Write a head as 32-bit safetensors, its classes and backbone fingerprint in the file's metadata.
+
+    With `clip` in the metadata features x are divided by max(|x|, clip) before they are multiplied; with a tensor `centre`
+    that is subtracted before.
+    """
     from safetensors.torch import save_file
 
     metadata = {"classes": json.dumps(head.header.classes), "fingerprint": head.header.fingerprint}
-    save_file({"weight": head.weight.contiguous(), "bias": head.bias.contiguous()}, path, metadata)
+    tensors = {"weight": head.weight, "bias": head.bias} | ({} if head.centre is None else {"centre": head.centre})
+    if head.clip is not None:
+        metadata["clip"] = f"{head.clip:g}"
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
 
 
 def _versions() -> dict[str, str]:

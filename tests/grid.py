@@ -212,6 +212,7 @@ def run_federation(
     """
     grid = nodes if isinstance(nodes, InProcessGrid) else InProcessGrid(nodes)
     lenient = tmp_path / "lenient-policy.toml"
+    tmp_path.mkdir(parents=True, exist_ok=True)
     lenient.write_text("without-dp = true\nsmallest-class = 1\n")
     for config in grid.node_configs.values():
         if config.get("data"):

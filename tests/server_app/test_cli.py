@@ -102,7 +102,7 @@ def test_a_plan_is_readable_by_programs(monkeypatch: pytest.MonkeyPatch, capsys:
     assert coordinator(monkeypatch, "plan", "--json", "-c", f'fedpft.covariance="{family}"', "--records", 500) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == [f"fedpft {family}", "FedAvg of the head, 20 rounds", "raw features"]
-    assert all(set(row) == {"name", "up", "down", "rounds", "messages"} for row in rows)
+    assert all(set(row) == {"name", "up", "down", "rounds", "messages", "epsilon", "delta", "noise"} for row in rows)
     assert all(type(row["up"]) is int and row["up"] > 0 for row in rows)
 
 
@@ -113,6 +113,16 @@ def test_a_plan_is_readable_by_people(monkeypatch: pytest.MonkeyPatch, capsys: C
     assert "raw features" in out
 
 
+def test_a_plan_shows_budget_and_noise_beside_the_cost(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(cli.console, "_width", 160)
+    assert coordinator(monkeypatch, "plan", "-c", "epsilon=4.0 delta=1e-5", "--records", 1000) == 0
+    out = capsys.readouterr().out
+    for word in ("epsilon", "1e-05", "0.12 of its norm-1 features", "a class of 100", "1/sqrt(S)"):
+        assert word in out
+    assert coordinator(monkeypatch, "plan", "-c", "seed=1") == 0
+    assert "privacy none" in capsys.readouterr().out
+
+
 def test_a_plan_that_needs_a_dimension_asks_for_it(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     assert coordinator(monkeypatch, "plan", "-c", 'backbone="timm:unknown"') == 1
     assert "give --dimension" in capsys.readouterr().err
@@ -121,7 +131,7 @@ def test_a_plan_that_needs_a_dimension_asks_for_it(monkeypatch: pytest.MonkeyPat
 def test_a_report_is_written_again(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     (run / "report.html").unlink()
     assert coordinator(monkeypatch, "report", run) == 0
-    assert capsys.readouterr().out.strip() == str(run / "report.html")
+    assert capsys.readouterr().out.splitlines() == ["privacy none", str(run / "report.html")]
     assert "<html" in (run / "report.html").read_text()
 
 

@@ -1,15 +1,18 @@
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from common.accounting import gaussian_noise_multiplier
 from common.config import RunConfig, parse_run_config
 from common.errors import ConfigError
 from server_app.plan import KNOWN_DIMENSIONS, Cost, find_dimension, numbers, plan
-from tests.grid import InProcessGrid, run_federation, sites
+from tests.grid import FAST, InProcessGrid, run_federation, sites
 
 
 def config(family: str = "lowrank", components: int = 1, rank: int = 16) -> RunConfig:
@@ -33,6 +36,46 @@ def measured(tmp_path: Path, family: str, components: int) -> Iterator[tuple[Cos
 def test_a_plan_is_within_five_percent_of_the_run(tmp_path: Path, family: str, components: int) -> None:
     for planned, up, down in measured(tmp_path, family, components):
         assert (planned.up, planned.down) == (pytest.approx(up, rel=0.05), pytest.approx(down, rel=0.05))
+
+
+PRIVATE: list[dict[str, Any]] = [
+    *({"fedpft.covariance": family} for family in ("spherical", "diag", "full", "lowrank")),
+    {"fedpft.covariance": "diag", "fedpft.privacy": "theorem-4.1"},
+]
+
+
+@pytest.mark.parametrize("settings", PRIVATE)
+def test_a_private_plan_is_within_five_percent_of_the_run(tmp_path: Path, settings: dict[str, Any]) -> None:
+    settings = settings | {"epsilon": 4.0, "delta": 1e-5, "classes": ",".join(map(str, range(10))), "partition": "iid"}
+    grid = InProcessGrid(sites(3))
+    run_federation(tmp_path, grid, report=False, **settings, **FAST)
+    planned = plan(parse_run_config(settings), 64, 10, 400, 20)[0]
+    assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in grid.counted(1))
+
+
+def test_noisy_sums_are_of_all_classes_whatever_the_records() -> None:
+    settings = {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(map(str, range(30)))}
+    for family, squares in (("spherical", 0), ("diag", 64), ("full", 64 * 65 // 2), ("lowrank", 64 * 65 // 2)):
+        private = parse_run_config(settings | {"fedpft.covariance": family})
+        assert numbers(private, 64, 30, 5) == numbers(private, 64, 30, 5000) == 30 * 65 + squares
+        few, many = (plan(private, 64, 2, records, 20)[0] for records in (50, 5000))
+        assert few.up == many.up > 2 * (30 * 65 + squares)
+
+
+def test_a_plan_tells_how_much_noise_a_class_mean_gets() -> None:
+    settings = {"epsilon": 1.0, "delta": 1e-5, "fedpft.covariance": "spherical"}
+    ours, *others = plan(parse_run_config(settings), 64, 10, 1000, 20)
+    assert (ours.name, ours.epsilon, ours.delta) == ("fedpft spherical, sums", 1.0, 1e-5)
+    sigma = gaussian_noise_multiplier(1.0, 1e-5) / math.sqrt(0.93)
+    assert ours.noise == pytest.approx(sigma * math.sqrt(64) / 100)
+    assert all((other.epsilon, other.delta, other.noise) == (None, None, None) for other in others)
+    theorem = settings | {"fedpft.privacy": "theorem-4.1"}
+    wanted = 4 / 100 * math.sqrt(5 * math.log(4e5)) * math.sqrt(64)
+    assert plan(parse_run_config(theorem), 64, 10, 1000, 20)[0].noise == pytest.approx(wanted)
+    split = plan(parse_run_config(settings | {"fedpft.components": 4}), 64, 10, 1000, 20)[0]
+    assert split.name == "fedpft spherical, dp-em"
+    assert split.noise == pytest.approx(ours.noise * 2 * 4, rel=1e-6)
+    assert plan(config(), 64, 10, 1000, 20)[0].noise is None
 
 
 def test_a_plan_is_no_lower_than_a_run_whose_components_dissolve(tmp_path: Path) -> None:

@@ -64,9 +64,7 @@ def test_a_head_without_a_site_is_the_one_of_a_run_without_it(
 ) -> None:
     monkeypatch.setattr("strategies.collect.POLL_SECONDS", 0.02)
     grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
-    assert same(
-        relearn(run, without=["1"])[1], run_federation(tmp_path / "never", grid, deadline=0.2, report=False, **SETTINGS)
-    )
+    assert same(relearn(run, without=["1"])[1], run_federation(tmp_path, grid, deadline=0.2, report=False, **SETTINGS))
 
 
 def test_a_removed_surrogate_file_is_the_same_as_without(run: Path) -> None:
@@ -78,7 +76,7 @@ def test_a_removed_surrogate_file_is_the_same_as_without(run: Path) -> None:
 def test_a_late_site_can_be_learned_from_later(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strategies.collect.POLL_SECONDS", 0.02)
     grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
-    late = run_federation(tmp_path / "late", grid, deadline=0.2, report=False, **SETTINGS)
+    late = run_federation(tmp_path, grid, deadline=0.2, report=False, **SETTINGS)
     assert not same(late, run)
     assert same(relearn(late)[1], run)
 

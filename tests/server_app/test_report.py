@@ -242,14 +242,14 @@ def test_changed_settings_stand_beside_their_default(tmp_path: Path) -> None:
 
 
 def test_without_privacy_the_report_says_so(tmp_path: Path) -> None:
-    assert "Nothing here is differentially private" in report(make_run(tmp_path, ["a"]))[1].text
+    assert "Nothing protects single records in this run" in report(make_run(tmp_path, ["a"]))[1].text
 
 
 def test_privacy_is_listed_by_site_and_a_site_without_budget_is_named(tmp_path: Path) -> None:
     privacy = {"epsilon": 1.5, "delta": 1e-05, "per_site": {"a": {"epsilon": 1.5, "delta": 1e-05}}}
     _, page = report(make_run(tmp_path, ["a", "b"], metrics={"privacy": privacy}))
     text = flat(page.text)
-    assert "Nothing here is differentially private" not in text
+    assert "Nothing protects single records in this run" not in text
     assert "ε = 1.5" in text
     assert "No budget is recorded for b:" in text
 
