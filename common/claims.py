@@ -57,8 +57,8 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
         multiplier = 2 / epsilon * math.sqrt(math.log(4 / delta))
         if (true := gaussian_epsilon(multiplier, delta)) > epsilon:
             raise ConfigError(
-                f"epsilon = {epsilon:g}: the noise of theorem-4.1 keeps only epsilon {true:.4g} at delta {delta:g}; its proof "
-                "needs a small epsilon. Ask for less, or use fedpft.privacy = 'sums'"
+                f"epsilon = {epsilon:g}: the noise of theorem-4.1 keeps only epsilon {true:.4g} at delta {delta:g}; ask for "
+                "less, or use fedpft.privacy = 'sums'"
             )
         return Claim(mechanism, epsilon, delta, unit, multiplier, config.fedpft.clip, {}, centre)
     multiplier = gaussian_noise_multiplier(epsilon, delta)

@@ -37,8 +37,8 @@ def test_payloads_tell_nothing_by_their_size(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_twice_gives_the_same_but_for_the_noise(tmp_path: Path) -> None:
-    labels = torch.arange(60) % 2
-    features = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(900) % 2
+    features = torch.randn(900, 4, generator=torch.Generator().manual_seed(0))
     for settings in ({}, {"fedpft.components": 2}, {"fedpft.privacy": "theorem-4.1"}):
         run = parse_run_config({"epsilon": 4.0, "delta": 1e-5, "fedpft.covariance": "diag", **settings})  # type: ignore[dict-item]
         first, second = (make_surrogate(features, labels, ("a", "b"), "f", "s", run).surrogate for _ in range(2))
