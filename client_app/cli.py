@@ -56,6 +56,9 @@ def ledger(node_config: Node, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(shown, indent=2))
         return
+    if not entries:
+        console.print(f"nothing has left yet; the first release begins {gate.ledger.path}", soft_wrap=True)
+        return
     table = Table("when", "run", "method", "round", "mechanism", "unit", "epsilon", "delta", "noise", "bytes", "sha256")
     for entry in entries:
         table.add_row(*_row(entry))

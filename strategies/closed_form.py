@@ -147,7 +147,8 @@ def _spiked(matrix: Tensor, noise: float, rank: int | None) -> LowRank:
         spikes[: max(0, d - rank)] = 0
     trace = max(float(values.sum()), 1e-12)
     centre = (trace - float(spikes.sum())) / d
-    kept = (centre + spikes).clamp_min(trace * SMALLEST_SHARE / d)
+    # A variance smaller than the noise is only known to be small; taken for zero it would outweigh everything.
+    kept = (centre + spikes).clamp_min(max(min(centre, radius), trace * SMALLEST_SHARE / d))
     base = float(kept.min())
     above = kept > base
     factor = vectors[:, above] * (kept[above] - base).sqrt()
