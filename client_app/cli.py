@@ -129,7 +129,7 @@ def dry_run_command(node_config: Node, run_config: Run = None, as_json: Json = F
     if as_json:
         print(json.dumps(found.facts, indent=2))
     else:
-        table = Table("", "")
+        table = Table("what would leave", "nothing has left")
         for key, value in found.facts.items():
             table.add_row(key.replace("_", " "), _text(value))
         console.print(table)

@@ -235,7 +235,7 @@ def check_budget(entries: list[Entry], release: Release, budget: Budget) -> floa
     """Epsilon, at the budget's delta, of all private releases and this one.
 
     Raises BudgetError when that is more than the total, when the releases of this run are more than a run may have, or when
-    something has left without privacy before.
+    something has left before with no privacy, or for patients with that of single records only.
     """
     earlier = _events(entries)
     before = epsilon_spent(earlier, budget.delta)
@@ -243,6 +243,10 @@ def check_budget(entries: list[Entry], release: Release, budget: Budget) -> floa
         return before
     if (count := _open(entries)) and not budget.after_open:
         raise BudgetError(f"{count} releases left without privacy before, so no total can be promised any more")
+    # A release that protects patients protects their records as well, but not the other way round.
+    single = sum(entry["kind"] == "release" and bool(entry["events"]) and entry["unit"] == "record" for entry in entries)
+    if release.unit == "patient" and single:
+        raise BudgetError(f"{single} releases protected single records before, so no total can be promised to patients")
     total = epsilon_spent([*earlier, *release.events], budget.delta)
     if total > budget.epsilon_total * ROUNDING:
         raise BudgetError(

@@ -40,6 +40,7 @@ NOT_COVERED = (
     "records of one person at several sites: each site promises for its own data only",
     "what the same site releases elsewhere, or from a copy of its data with a ledger of its own",
     "whether the foundation model itself was trained on a person's images",
+    "the last digits of a feature, which other images of its batch can change by rounding",
 )
 
 
@@ -47,7 +48,7 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
     """The claim of a surrogate made under these settings; None without a budget.
 
     "theorem-4.1" is what FedPFT publishes: noise (4 / (n epsilon)) sqrt(5 ln(4 / delta)) on mean and covariance of a class
-    of n records, whose joint sensitivity is 2 sqrt(5) / n (algorithms: mean 2 / n, covariance 4 / n). It holds for one
+    of n records, whose joint sensitivity is 2 sqrt(5) / n (the mean's 2 / n, the covariance's 4 / n). It holds for one
     record and for class sizes that are public; it covers neither them nor which classes a site has.
     """
     mechanism, epsilon, delta = config.mechanism, config.epsilon, config.delta

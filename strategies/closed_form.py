@@ -107,7 +107,9 @@ def within(surrogates: Sequence[SumsSurrogate], pooled: Pooled, family: str, ran
     sizes = counts.sum(1)
     # As with the means, a site's second moment weighs as its records do.
     total = float(sizes.square().sum())
-    second = torch.stack([n * table.double() for n, table in zip(sizes, tables, strict=True)]).sum(0) / total
+    second = torch.zeros_like(tables[0], dtype=torch.float64)
+    for size, table in zip(sizes.tolist(), tables, strict=True):
+        second.add_(table, alpha=size / total)
     sigmas = torch.tensor([surrogate.sums.sigmas["squares"] for surrogate in surrogates], dtype=torch.float64)
     noise = float((sizes * sigmas).norm()) / total
     shares = (sizes[:, None] * counts).sum(0) / total

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -102,6 +103,15 @@ def test_after_a_release_without_privacy_no_total_is_promised(tmp_path: Path) ->
     with pytest.raises(BudgetError, match="1 releases left without privacy before"):
         ledger.charge(release(), TOTAL)
     ledger.charge(release(), Budget(4.0, 1e-5, 4.0, after_open=True))
+
+
+def test_what_protected_records_promised_nothing_to_patients(tmp_path: Path) -> None:
+    patients = replace(release(), unit="patient")
+    ledger = Ledger(tmp_path, "data")
+    ledger.charge(patients, TOTAL)
+    ledger.charge(release(), TOTAL)
+    with pytest.raises(BudgetError, match="1 releases protected single records before"):
+        ledger.charge(patients, TOTAL)
 
 
 def test_one_folder_is_one_data_set_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
