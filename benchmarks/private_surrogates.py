@@ -158,7 +158,7 @@ def plot(rows: list[tuple[Any, ...]], title: str, name: str) -> None:
         style = ":" if row.startswith("theorem") else "--" if row.startswith("DP-EM") or "," in row else "-"
         axes.plot(EPSILONS, values[: len(EPSILONS)], style, marker="o", color=f"C{index}", label=row)
     axes.set_xscale("log", base=2)
-    axes.set(xlabel="epsilon of every site", ylabel="test accuracy, %", title=title)
+    axes.set(xlabel="epsilon of every site", ylabel="test accuracy, %", title=title.replace(", accuracy % at epsilon", ""))
     axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)

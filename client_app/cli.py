@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from client_app.policy import DEFAULT, Policy, load_policy
 from client_app.settings import NodeConfig, parse_node_config
@@ -19,7 +20,8 @@ from common.errors import FedSurrogateError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 policy_app = typer.Typer(no_args_is_help=True, help="The file that says what may leave.")
 app.add_typer(policy_app, name="policy")
-console = Console(highlight=False)
+# Patterns, paths and reasons are shown as they are: "[a-z]" is no markup in them.
+console = Console(highlight=False, markup=False, emoji=False)
 
 Node = Annotated[
     list[str],
@@ -63,9 +65,10 @@ def ledger(node_config: Node, as_json: Json = False) -> None:
     for entry in entries:
         table.add_row(*_row(entry))
     console.print(table)
-    console.print(f"spent epsilon {spent:.4g} of {policy.epsilon_total:g} at delta {policy.delta:g}; {gate.ledger.path}")
+    of_total = f"spent epsilon {spent:.4g} of {policy.epsilon_total:g} at delta {policy.delta:g}"
+    console.print(f"{of_total}, {shown['epsilon_left']:.4g} left; {gate.ledger.path}", soft_wrap=True)
     if shown["without_privacy"]:
-        console.print(f"[yellow]{shown['without_privacy']} releases left without privacy: no epsilon covers those")
+        console.print(f"{shown['without_privacy']} releases left without privacy: no epsilon covers those", style="yellow")
 
 
 def _row(entry: dict[str, Any]) -> list[str]:
@@ -91,7 +94,7 @@ def reopen_ledger(
 
     gate = open_gate(parse_node_config(parse_overrides(node_config)), RunConfig(), "")
     gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta)
-    console.print(f"a new ledger begins with epsilon {epsilon_spent:g} spent: {gate.ledger.path}")
+    console.print(f"a new ledger begins with epsilon {epsilon_spent:g} spent: {gate.ledger.path}", soft_wrap=True)
 
 
 @policy_app.command("check")
@@ -105,16 +108,16 @@ def policy_check(
     if as_json:
         print(json.dumps(values, indent=2))
         return
-    table = Table("key", "value", "meaning")
+    table = Table("key", "value", "default", "meaning")
     for name, field in Policy.model_fields.items():
-        value, key = getattr(policy, name), name.replace("_", "-")
-        text = (
-            ", ".join(value) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else f"{value:g}"
-        )
-        changed = value != getattr(DEFAULT, name)
-        table.add_row(key, f"[bold]{text}" if changed else text, field.description or "")
+        value, default = getattr(policy, name), getattr(DEFAULT, name)
+        shown = Text(_setting(value), style="" if value == default else "bold")
+        table.add_row(name.replace("_", "-"), shown, _setting(default), field.description or "")
     console.print(table)
-    console.print(f"[green]{file} is fine" if file else "these values hold at a site that names no policy file")
+    if file:
+        console.print(f"{file} is fine", style="green", soft_wrap=True)
+    else:
+        console.print("these values hold at a site that names no policy file")
 
 
 @app.command("dry-run")
@@ -160,6 +163,12 @@ def features(
 
 def _node(texts: list[str]) -> NodeConfig:
     return parse_node_config(parse_overrides(texts))
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
 
 
 def _text(value: object) -> str:

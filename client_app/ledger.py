@@ -105,24 +105,31 @@ class Ledger:
             entries = self._read()
             total = check_budget(entries[1:], release, budget)
             if not entries:
-                entries = [self._append(None, {"kind": "header", "format": FORMAT, "dataset": self.dataset})]
+                entries = [self._append(None, self._header())]
             self._append(entries[-1], {"kind": "release", **asdict(release)})
             return total
 
     def reopen(self, reason: str, epsilon: float, delta: float) -> None:
-        """A person's decision: put the files aside, and begin again with `epsilon` at `delta` taken as spent."""
+        """A person's decision: keep the files aside, and begin again with `epsilon` at `delta` taken as spent.
+
+        The new ledger takes the place of the old one whole, decision included: stopped half-way, by a kill or a full disk,
+        there is still one that is refused, never an empty one, which would be a fresh budget. Raises ConfigError, with
+        nothing touched, for an epsilon that is negative or no number.
+        """
+        events = [asdict(GaussianEvent(gaussian_noise_multiplier(epsilon, delta)))] if epsilon else []
         with self._locked():
             stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
             aside = {}
             for file in (self.path, self.head):
                 if file.exists():
-                    kept = file.with_name(f"{file.name}.{stamp}")
-                    aside[kept.name] = hashlib.sha256(file.read_bytes()).hexdigest()
-                    file.rename(kept)
-            header = self._append(None, {"kind": "header", "format": FORMAT, "dataset": self.dataset})
-            events = [asdict(GaussianEvent(gaussian_noise_multiplier(epsilon, delta)))] if epsilon else []
+                    kept, content = file.with_name(f"{file.name}.{stamp}"), file.read_bytes()
+                    aside[kept.name] = hashlib.sha256(content).hexdigest()
+                    _put(kept, content)
             decision = {"kind": "decision", "reason": reason, "epsilon": epsilon, "delta": delta}
-            self._append(header, decision | {"events": events, "aside": aside, "flower_run": ""})
+            header = _chained(None, self._header())
+            last = _chained(header, decision | {"events": events, "aside": aside, "flower_run": ""})
+            _put(self.path, _canonical(header) + b"\n" + _canonical(last) + b"\n")
+            self._write_head(last)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -132,7 +139,7 @@ class Ledger:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path.with_suffix(".lock"))
-            lock.acquire(timeout=LOCK_SECONDS)
+            lock.acquire(timeout=LOCK_SECONDS, poll_interval=0.01)
         except OSError as error:
             raise LedgerError(f"ledger {str(self.path)!r} cannot be locked ({error}); {REMEDY}") from None
         try:
@@ -175,7 +182,7 @@ class Ledger:
                 entry = json.loads(line)
                 broken = entry["previous"] != (entries[-1]["hash"] if entries else "") or entry["hash"] != _digest(entry)
                 broken = broken or entry["sequence"] != number or line != _canonical(entry)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 broken = True
             if broken:
                 raise LedgerError(f"ledger {str(self.path)!r}, line {number + 1}: edited, moved or damaged; {REMEDY}")
@@ -189,18 +196,15 @@ class Ledger:
     def _read_head(self) -> tuple[int, str]:
         try:
             count, last = self.head.read_text().split()
+            if int(count) < 1:
+                raise ValueError
             return int(count), last
         except ValueError:
             raise LedgerError(f"{str(self.head)!r}, the end of the ledger, is damaged; {REMEDY}") from None
 
     def _append(self, previous: Entry | None, fields: Entry) -> Entry:
         """Write one line and flush it, then the head. A line that does not fit is taken back."""
-        entry = fields | {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "sequence": previous["sequence"] + 1 if previous else 0,
-            "previous": previous["hash"] if previous else "",
-        }
-        entry["hash"] = _digest(entry)
+        entry = _chained(previous, fields)
         line = _canonical(entry) + b"\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -218,17 +222,10 @@ class Ledger:
         return entry
 
     def _write_head(self, entry: Entry) -> None:
-        temporary = self.head.with_suffix(".new")
-        with temporary.open("w") as file:
-            file.write(f"{entry['sequence'] + 1} {entry['hash']}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.head)
-        folder = os.open(self.head.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _put(self.head, f"{entry['sequence'] + 1} {entry['hash']}\n".encode())
+
+    def _header(self) -> Entry:
+        return {"kind": "header", "format": FORMAT, "dataset": self.dataset}
 
 
 def check_budget(entries: list[Entry], release: Release, budget: Budget) -> float:
@@ -266,6 +263,31 @@ def _open(entries: list[Entry]) -> int:
 def _events(entries: list[Entry], flower_run: str = "") -> list[GaussianEvent]:
     chosen = (entry for entry in entries if not flower_run or entry["flower_run"] == flower_run)
     return [GaussianEvent(**event) for entry in chosen for event in entry["events"]]
+
+
+def _chained(previous: Entry | None, fields: Entry) -> Entry:
+    """The entry that follows `previous`: with its time, its place and both hashes."""
+    entry = fields | {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "sequence": previous["sequence"] + 1 if previous else 0,
+        "previous": previous["hash"] if previous else "",
+    }
+    return entry | {"hash": _digest(entry)}
+
+
+def _put(file: Path, content: bytes) -> None:
+    """Write a whole file and flush it; until it is on the disk the old one stays in its place."""
+    temporary = file.with_name(f"{file.name}.new")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(file)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _canonical(entry: Entry) -> bytes:

@@ -64,10 +64,7 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
                 "privacy could be promised; give each site a folder of its own"
             )
         parts = _train_parts(dataset, run, node.num_partitions)
-        by_column = dataset.origin if run.partition == "column" else None
-        test = _indices(~dataset.is_train)
-        tests = [test] if len(parts) == 1 else split_test(parts, dataset.labels, test, by_column)
-        train, test = parts[node.partition_id], tests[node.partition_id]
+        train, test = parts[node.partition_id], _test_parts(dataset, parts, run)[node.partition_id]
     if run.epsilon and node.data and dataset.drawn:
         # Where a drawn split puts a record depends on all others: one patient more would move other patients, and no noise
         # is made for that. So all train; a private run reports no accuracy at a site anyway.
@@ -148,10 +145,30 @@ def _train_parts(dataset: Dataset, run: RunConfig, num_sites: int) -> list[Tenso
     if dataset.patients is not None and run.partition != "column":
         # A patient is dealt whole, by the class of the first record, so that nobody is at two sites.
         first, of = group([dataset.patients[i] for i in train.tolist()])
+        if num_sites > len(first):
+            raise DataError(
+                f"{num_sites} sites cannot share {len(first)} patients with training records, each at one site; use at most "
+                f"{len(first)} sites"
+            )
         dealt = partition(dataset.labels[train][first], None, run, num_sites)
         return [train[torch.isin(of, part)] for part in dealt]
     train_origin = None if origin is None else [origin[i] for i in train.tolist()]
     return [train[part] for part in partition(dataset.labels[train], train_origin, run, num_sites)]
+
+
+def _test_parts(dataset: Dataset, parts: Sequence[Tensor], run: RunConfig) -> list[Tensor]:
+    test, labels = _indices(~dataset.is_train), dataset.labels
+    if len(parts) == 1:
+        return [test]
+    if run.partition == "column" or dataset.patients is None:
+        return split_test(parts, labels, test, dataset.origin if run.partition == "column" else None)
+    # Files may split one patient's records: then the test records follow the training records. The others are dealt whole.
+    following = split_test(parts, labels, test, dataset.patients)
+    rest = test[~torch.isin(test, torch.cat(following))]
+    first, of = group([dataset.patients[i] for i in rest.tolist()])
+    dealt = split_test(parts, labels, rest[first])
+    whole_patients = [rest[torch.isin(rest[first], part)[of]] for part in dealt]
+    return [torch.cat(pair).sort().values for pair in zip(following, whole_patients, strict=True)]
 
 
 def _indices(mask: Tensor) -> Tensor:

@@ -41,16 +41,17 @@ def load_policy(file: str) -> Policy:
     Lists may be TOML lists of texts, or names in one text, separated by commas.
     """
     try:
-        content: dict[str, Any] = tomllib.loads(Path(file).expanduser().read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise PolicyError(f"policy = {file!r} cannot be read ({error}); nothing leaves without it") from None
+        content: dict[str, Any] = tomllib.loads(Path(file).expanduser().read_text("utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"policy {file!r} is no TOML file: {error}") from None
+    # ValueError: not UTF-8, or no path at all; RuntimeError: the home of a user who does not exist.
+    except (OSError, ValueError, RuntimeError) as error:
+        raise PolicyError(f"policy = {file!r} cannot be read ({error}); nothing leaves without it") from None
     for key, value in content.items():
         if isinstance(value, list):
-            if not all(isinstance(name, str) for name in value):
-                raise ConfigError(f"policy {file!r}: {key} = {value!r}: must be a list of texts")
-            content[key] = ",".join(value) if value else ","
+            if not value or not all(isinstance(name, str) for name in value):
+                raise ConfigError(f"policy {file!r}: {key} = {value!r}: must be a list of texts, at least one")
+            content[key] = ",".join(value)
         elif isinstance(value, int) and not isinstance(value, bool) and Policy.model_fields.get(key.replace("-", "_")):
             wanted = Policy.model_fields[key.replace("-", "_")].annotation
             content[key] = float(value) if wanted is float else value

@@ -63,8 +63,8 @@ def read_safetensors(folder: Path, name: str, patient_column: str = "") -> Recor
         try:
             with safe_open(file, "pt") as content:
                 if missing := sorted({"x", "y", patient_column or "x"} - set(content.keys())):
-                    present = some(content.keys())
-                    raise DataError(f"'{file}' lacks the tensors {missing}; it has {present}; store x (n, d) and y (n,)")
+                    wanted = "x (n, d) and y (n,)" + (f" and {patient_column} (n,)" if patient_column else "")
+                    raise DataError(f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}; store {wanted}")
                 tensors.append((content.get_tensor("x"), content.get_tensor("y")))
                 metadata.append(content.metadata() or {})
                 if patient_column:
@@ -129,7 +129,8 @@ def read_parquet(folder: Path, name: str, label_column: str, site_column: str, p
 
 def patient_names(values: Sequence[object], column: str) -> tuple[str, ...]:
     """Patients as texts. Raises DataError for gaps: a record of nobody could be anybody's."""
-    gaps = sum(value is None or value == "" for value in values)
+    # pandas turns whole numbers with gaps into floating point with NaN, which alone differs from itself.
+    gaps = sum(value is None or value != value or not str(value).strip() for value in values)
     if gaps:
         raise DataError(f"patient-column = {column!r}: {gaps} of {len(values)} records name no patient; fill them in")
     return tuple(str(value) for value in values)
@@ -233,7 +234,10 @@ def _image_column(schema: Any) -> str:
 def require_columns(file: Path, wanted: Iterable[str], present: Sequence[str]) -> None:
     """Raise DataError unless all wanted columns are present."""
     if missing := [column for column in wanted if column not in present]:
-        raise DataError(f"'{file}' lacks the columns {some(missing)}; it has {some(present)}; rename, or set label-column")
+        raise DataError(
+            f"'{file}' lacks the columns {some(missing)}; it has {some(present)}; rename them, or correct label-column, "
+            "site-column or patient-column"
+        )
 
 
 def refuse_columns(why: str, site_column: str, patient_column: str) -> None:

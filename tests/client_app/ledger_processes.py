@@ -1,6 +1,8 @@
 """Processes that charge a ledger: to be killed, raced, or left without room on the disk."""
 
-import sys
+import resource
+import signal
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from client_app.ledger import Budget, Ledger, Release
@@ -41,32 +43,22 @@ def charge_for_ever(folder: Path, left: Path) -> None:
             file.write(b".")
 
 
-def race() -> None:
+def race(pipe: Connection) -> None:
     """For each folder that comes in, try a charge of more than half the budget, and say whether it went through."""
-    for line in sys.stdin:
+    while folder := pipe.recv():
         try:
-            Ledger(Path(line.strip()), "data").charge(release(1.4), TOTAL)
-            print("left", flush=True)
+            Ledger(folder, "data").charge(release(1.4), TOTAL)
+            pipe.send("left")
         except BudgetError:
-            print("refused", flush=True)
+            pipe.send("refused")
 
 
-def fill_the_disk(folder: Path, size: int) -> None:
+def fill_the_disk(folder: Path, size: int, pipe: Connection) -> None:
     """Charge with a limit on the size of files, as on a full disk."""
-    import resource
-    import signal
-
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     try:
         Ledger(folder, "data").charge(release(), TOTAL)
-        print("left", flush=True)
+        pipe.send("left")
     except LedgerError as error:
-        print(error, flush=True)
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "race":
-        race()
-    else:
-        fill_the_disk(Path(sys.argv[2]), int(sys.argv[3]))
+        pipe.send(str(error))

@@ -1,4 +1,4 @@
-"""Policy and gate: what may leave is the site's decision, and the coordinator learns nothing of it but a code."""
+"""The gate: what may leave is the site's decision, and the coordinator learns nothing of it but a code."""
 
 from pathlib import Path
 from typing import Any
@@ -7,53 +7,18 @@ import pytest
 
 from client_app.gate import Gate, open_gate
 from client_app.ledger import Ledger
-from client_app.policy import DEFAULT, PUBLIC_DATA, Policy, load_policy
+from client_app.policy import DEFAULT, PUBLIC_DATA, Policy
 from client_app.settings import NodeConfig
 from common.accounting import gaussian_noise_multiplier
 from common.config import parse_run_config
-from common.errors import BudgetError, ConfigError, PolicyError
+from common.errors import BudgetError, PolicyError
 from tests.client_app.ledger_processes import release
 
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5}
 
 
-def written(folder: Path, text: str) -> str:
-    file = folder / "policy.toml"
-    file.write_text(text)
-    return str(file)
-
-
 def gate(folder: Path, **policy: Any) -> Gate:
     return Gate(Policy(**policy), Ledger(folder, "data"))
-
-
-def test_a_policy_file_is_read_and_the_rest_keeps_its_default(tmp_path: Path) -> None:
-    text = 'methods = ["fedpft", "fedlap"]\nbackbones = "torchvision:*, pixels"\nepsilon-total = 2\nwithout-dp = true\n'
-    policy = load_policy(written(tmp_path, text))
-    assert policy == Policy(
-        methods=("fedpft", "fedlap"), backbones=("torchvision:*", "pixels"), epsilon_total=2.0, without_dp=True
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("epsilon-totl = 2", "unknown key 'epsilon-totl'; did you mean 'epsilon-total'?"),
-        ("epsilon-total = -1", "epsilon-total = -1.0: must be greater than 0"),
-        ("delta = 0.5", "delta = 0.5: must be less than or equal to 0.01"),
-        ("without-dp = 1", "without-dp = 1: must be true or false"),
-        ("smallest-class = 0", "smallest-class = 0: must be greater than or equal to 1"),
-        ("methods = [1]", "methods = [1]: must be a list of texts"),
-        ("methods = []", "name at least one"),
-        ("methods", "is no TOML file"),
-    ],
-)
-def test_a_mistake_in_a_policy_is_named_with_its_file(tmp_path: Path, text: str, said: str) -> None:
-    file = written(tmp_path, text)
-    with pytest.raises(ConfigError) as error:
-        load_policy(file)
-    assert said in str(error.value)
-    assert file in str(error.value)
 
 
 def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path: Path) -> None:

@@ -1,19 +1,25 @@
 """Patients as privacy units: read from the data, kept on one side of a split and at one site, and weighing one each."""
 
+import io
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 
 from client_app.data import Source, load, stratified_split
+from client_app.features import Features
 from client_app.partition import share
 from client_app.settings import NodeConfig
-from common.config import parse_run_config
+from client_app.site import usable
+from common.config import RunConfig, Scalar, parse_run_config
 from common.errors import ConfigError, DataError
 
-BUDGET = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1"}
+BUDGET: dict[str, Scalar] = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1"}
 
 
 def safetensors(folder: Path, patients: torch.Tensor, name: str = "f") -> Path:
@@ -32,6 +38,25 @@ def images(folder: Path, patients: list[str]) -> Path:
     return folder
 
 
+def parquet(folder: Path, patients: list[object]) -> Path:
+    file = io.BytesIO()
+    Image.new("L", (4, 4)).save(file, "PNG")
+    n = len(patients)
+    table = pa.table({"image": [file.getvalue()] * n, "label": [str(i % 2) for i in range(n)], "who": patients})
+    pq.write_table(table, folder / "x.parquet")
+    return folder
+
+
+def sites_of_patients(run: RunConfig, num_sites: int) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for site in range(num_sites):
+        part = share(run, NodeConfig(partition_id=site, num_partitions=num_sites), in_simulation=True)
+        assert part.dataset.patients is not None
+        for row in torch.cat([part.train, part.test]).tolist():
+            found.setdefault(part.dataset.patients[row], set()).add(site)
+    return found
+
+
 def test_patients_are_read_as_they_are_written(tmp_path: Path) -> None:
     source = Source("imagefolder", str(images(tmp_path, ["007", "7", "007", "8"])), patient_column="who")
     assert load(source, 0).patients == ("007", "7", "007", "8")
@@ -41,6 +66,46 @@ def test_a_record_of_nobody_is_refused(tmp_path: Path) -> None:
     source = Source("imagefolder", str(images(tmp_path, ["1", "", "3", ""])), patient_column="who")
     with pytest.raises(DataError, match="2 of 4 records name no patient"):
         load(source, 0)
+
+
+@pytest.mark.parametrize("gap", [[1, None, 2], [1.0, float("nan"), 2.0], ["a", "", "b"], ["a", " ", "b"]])
+def test_a_gap_is_a_gap_however_it_is_written(tmp_path: Path, gap: list[object]) -> None:
+    with pytest.raises(DataError, match="patient-column = 'who': 1 of 3 records name no patient; fill them in"):
+        load(Source("parquet", str(parquet(tmp_path, gap)), patient_column="who"), 0)
+
+
+def test_patients_may_be_numbers_and_change_nothing_about_the_cache_key(tmp_path: Path) -> None:
+    for source, column in (
+        (Source("parquet", str(parquet(tmp_path, [12, 7, 12]))), "who"),
+        (Source("safetensors", str(safetensors(tmp_path, torch.tensor([12, 7, 12])))), "patient"),
+    ):
+        told, untold = load(replace(source, patient_column=column), 0), load(source, 0)
+        assert (told.patients, untold.patients) == (("12", "7", "12"), None)
+        assert told.key == untold.key
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(4, 1, dtype=torch.int64)])
+def test_patients_of_features_are_whole_numbers_one_a_row(tmp_path: Path, wrong: torch.Tensor) -> None:
+    source = Source("safetensors", str(safetensors(tmp_path, wrong)), patient_column="patient")
+    with pytest.raises(DataError, match=r"patient in .* must be integers of shape"):
+        load(source, 0)
+
+
+def test_patients_stay_with_their_records_where_some_are_left_out(tmp_path: Path) -> None:
+    folder = safetensors(tmp_path, torch.tensor([10, 11, 12, 13]))
+    dataset = load(Source("safetensors", str(folder), classes=("1",), patient_column="patient"), 0)
+    assert dataset.patients == ("11", "13")
+    broken = Features(torch.zeros(2, 3), torch.tensor([False, True]), "f", 0.0, False)
+    assert usable(dataset, broken, torch.tensor([0, 1])).units == ("13",)
+
+
+def test_a_hospital_names_its_own_patient_column_and_a_simulation_the_runs(tmp_path: Path) -> None:
+    folder = str(safetensors(tmp_path, torch.arange(40)))
+    run = parse_run_config({"data": "safetensors", "data-dir": folder, "patient-column": "patient"})
+    hospital = NodeConfig(data="safetensors", data_dir=folder)
+    assert share(run, hospital).dataset.patients is None
+    assert share(RunConfig(), hospital.model_copy(update={"patient_column": "patient"})).dataset.patients is not None
+    assert share(run, NodeConfig(patient_column="nowhere"), in_simulation=True).dataset.patients is not None
 
 
 def test_data_without_columns_has_no_patients(tmp_path: Path) -> None:
@@ -78,13 +143,34 @@ def test_in_a_simulation_nobody_is_at_two_sites(tmp_path: Path, kind: str) -> No
             "classes-per-site": 1,
         }
     )
-    seen: dict[str, int] = {}
-    for site in range(2):
-        part = share(run, NodeConfig(partition_id=site, num_partitions=2), in_simulation=True)
-        assert part.dataset.patients is not None
-        for row in part.train.tolist():
-            assert seen.setdefault(part.dataset.patients[row], site) == site
-    assert set(seen.values()) == {0, 1}
+    sites = sites_of_patients(run, 2)
+    assert len(sites) == 80
+    assert all(len(own) == 1 for own in sites.values())
+    assert set.union(*sites.values()) == {0, 1}
+
+
+def test_where_files_split_a_patient_the_test_records_follow_the_training_records(tmp_path: Path) -> None:
+    safetensors(tmp_path, torch.arange(200) // 5, "f-train")
+    safetensors(tmp_path, torch.arange(100, 300) // 5, "f-test")
+    run = parse_run_config(
+        {"data": "safetensors", "data-dir": str(tmp_path), "dataset": "f", "partition": "iid", "patient-column": "patient"}
+    )
+    sites = sites_of_patients(run, 3)
+    assert len(sites) == 60
+    assert all(len(own) == 1 for own in sites.values())
+
+
+def test_more_sites_than_patients_says_both_numbers(tmp_path: Path) -> None:
+    folder = str(safetensors(tmp_path, torch.arange(40) // 10))
+    run = parse_run_config({"data": "safetensors", "data-dir": folder, "patient-column": "patient"})
+    with pytest.raises(DataError, match="9 sites cannot share 3 patients"):
+        share(run, NodeConfig(num_partitions=9), in_simulation=True)
+
+
+def test_a_simulated_site_keeps_its_split_under_privacy_and_need_not_be_told_the_classes() -> None:
+    private, plain = (share(parse_run_config(run), NodeConfig()) for run in (BUDGET | {"classes": ""}, {}))
+    assert torch.equal(private.train, plain.train)
+    assert torch.equal(private.test, plain.test)
 
 
 def test_under_privacy_no_split_is_drawn_from_a_hospitals_data(tmp_path: Path) -> None:

@@ -46,9 +46,9 @@ def test_the_ledger_tells_what_left_and_what_is_left(node: str, monkeypatch: pyt
     assert shown["epsilon"] + shown["epsilon_left"] == pytest.approx(4.0)
     assert shown["without_privacy"] == 0
     assert [entry["flower_run"] for entry in shown["entries"]] == ["7"]
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(cli.console, "width", 200)
     assert site(monkeypatch, "ledger", "--node-config", node) == 0
-    assert "of 4 at delta 1e-05" in capsys.readouterr().out
+    assert f"of 4 at delta 1e-05, {shown['epsilon_left']:.4g} left" in capsys.readouterr().out
 
 
 def test_a_damaged_ledger_is_one_line_until_a_person_decides(
@@ -80,6 +80,29 @@ def test_a_policy_is_checked_and_explained(tmp_path: Path, monkeypatch: pytest.M
     assert "epsilon-total = 'much': must be a number" in capsys.readouterr().err
 
 
+def test_what_people_wrote_is_shown_as_they_wrote_it(
+    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(cli.console, "width", 250)
+    file = tmp_path / "policy.toml"
+    file.write_text('backbones = ["timm:resnet[a-z]*", "open_clip:cat:x"]\n')
+    assert site(monkeypatch, "policy", "check", str(file)) == 0
+    assert "timm:resnet[a-z]*, open_clip:cat:x" in capsys.readouterr().out
+    decision = ("--reason", "see [/7] :cat:", "--epsilon-spent", "0")
+    assert site(monkeypatch, "reopen-ledger", "--node-config", node, *decision) == 0
+    assert site(monkeypatch, "ledger", "--node-config", node) == 0
+    assert "see [/7] :cat:" in capsys.readouterr().out
+
+
+def test_what_was_spent_must_be_said_as_a_number(
+    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    decision = ("--reason", "mistyped", "--epsilon-spent", "nan")
+    assert site(monkeypatch, "reopen-ledger", "--node-config", node, *decision) == 1
+    assert "epsilon = nan: must be a positive number" in capsys.readouterr().err
+    assert len(list((tmp_path / "state" / "ledgers").glob("*.jsonl*"))) == 1
+
+
 def test_a_dry_run_shows_the_noise_and_charges_nothing(node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     assert site(monkeypatch, "dry-run", "--json", "--node-config", node, "-c", BUDGET) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -95,7 +118,8 @@ def test_a_dry_run_shows_the_noise_and_charges_nothing(node: str, monkeypatch: p
 def test_a_dry_run_protects_patients_where_the_site_knows_them(
     node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    with_patients = f'{node} patient-column="patient"'
+    # In a ledger of its own: the other one has promised something to single records only.
+    with_patients = f'{node.replace("/state", "/another")} patient-column="patient"'
     assert site(monkeypatch, "dry-run", "--json", "--node-config", with_patients, "-c", BUDGET) == 0
     assert json.loads(capsys.readouterr().out)["unit"] == "patient"
 
