@@ -26,7 +26,7 @@ from common.covariances import Spherical
 from common.mixtures import Mixtures
 from common.surrogates import AnySurrogate, Head, SumsSurrogate, Surrogate
 from common.wire import pack_head, pack_surrogate, unpack_head, unpack_surrogate
-from strategies import closed_form
+from strategies.class_means import PRESENT
 from strategies.learning import learn
 from strategies.public import read_centre
 
@@ -81,7 +81,7 @@ def _mixture(surrogate: AnySurrogate) -> Surrogate:
     """One spherical Gaussian a class that stands out at this site, to be sampled as without privacy."""
     (own,) = _sums([surrogate])
     counts, sums, sigmas = own.sums.counts, own.sums.sums, own.sums.sigmas
-    kept = counts > closed_form.PRESENT * sigmas["counts"]
+    kept = counts > PRESENT * sigmas["counts"]
     kept = kept if kept.any() else counts == counts.max()
     counts = counts[kept].clamp_min(1)
     means = sums[kept] / counts[:, None]

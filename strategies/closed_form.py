@@ -1,124 +1,127 @@
 """Learn a head from noisy class sums in closed form. No Flower type in here.
 
 A head trained on samples learns the noise along with the signal. The noise of sums is known exactly, so here it is
-subtracted wherever it biases a square, and what does not stand out from it is left out. Nothing is tuned.
+subtracted wherever it biases a square, and what does not stand out from it is left out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from common.covariances import LowRank
 from common.errors import RunError
 from common.mixtures import Mixtures
 from common.sums import unfold
 from common.surrogates import Head, Header, SumsSurrogate
+from strategies.class_means import Components, by_site, pool, shrink
 
-# A noisy count within this many standard deviations of zero may belong to a class the site does not have.
-PRESENT = 2.0
+# Beyond this share of what the sites' means of a class differ, which chance does not explain, one mean a class is too few.
+SITES_DIFFER = 0.15
 # What is left of the variance when all others have their part is kept above this share of it.
 SMALLEST_SHARE = 1e-3
 # A dimension of little variance gets a large weight, and its estimate is the least certain.
 SMALLEST_DIAGONAL = 0.1
-
-
-@dataclass(frozen=True)
-class Pooled:
-    """All sites' sums together, of the C classes that stand out (`kept`, a mask of the run's): means (C, d), the variance
-    (C,) of the noise in each of their entries, and records (C,) of each class.
-    """
-
-    classes: tuple[str, ...]
-    kept: Tensor
-    means: Tensor
-    noise: Tensor
-    records: Tensor
+# Keeps a system of nearly parallel directions solvable.
+RIDGE = 1e-6
 
 
 def learn_from_sums(surrogates: Sequence[SumsSurrogate], family: str, rank: int) -> tuple[Head, Mixtures]:
-    """The linear discriminant of the pooled sums, and the Gaussians it stands for. Classes lost in noise are left out.
+    """The linear head of noisy sums, and the Gaussians it stands for. Classes lost in noise are left out.
 
-    spherical: nearest class mean. diag, full and lowrank: with the within-class covariance, tied across classes and sites,
-    as far as it stands out from the noise. All surrogates hold the same classes in the same order.
-    Raises RunError when no class stands out, or there is nothing to learn from.
+    Where sites agree on their classes, the discriminant of the pooled class means; where they differ (other scanners, other
+    styles) the least-squares classifier of all sites' means. spherical: one variance. diag, full and lowrank: the
+    covariance within classes as far as it stands out from the noise, tied across classes and sites. All surrogates hold
+    the same classes in the same order. Raises RunError when no class stands out, or there is nothing to learn from.
     """
     if not surrogates:
         raise RunError("no surrogate to learn from")
     for surrogate in surrogates:
         if surrogate.header.classes != surrogates[0].header.classes:
             raise RunError(f"noisy sums of site {surrogate.header.site!r} are of other classes than the others'")
-    pooled = pool(surrogates)
-    covariance = within(surrogates, pooled, family, rank)
-    weight, trace = _solve(covariance, pooled.means)
-    # A noisy mean is longer than the mean, in the metric of the covariance by noise times trace.
-    squares = (weight * pooled.means).sum(1) - pooled.noise * trace
-    shares = pooled.records / pooled.records.sum()
+    shrunk, differ = shrink(by_site(surrogates))
+    components = shrunk if differ > SITES_DIFFER else pool(surrogates)
+    covariance = within(surrogates, components, family, rank)
+    solver = least_squares if differ > SITES_DIFFER else discriminant
+    weight, bias = solver(components, covariance)
     first = surrogates[0]
-    header = Header(first.header.method, first.header.run, "coordinator", first.header.fingerprint, pooled.classes)
-    head = Head(header, weight.float(), (shares.log() - squares / 2).float(), first.claim.clip)
-    count = len(pooled.classes)
-    gaussians = Mixtures(
-        pooled.records.round().long().clamp_min(1),
-        torch.arange(count),
-        torch.ones(count),
-        pooled.means.float(),
-        LowRank(covariance.factor.float(), covariance.variances.float()),
-    )
-    return head, gaussians
+    header = Header(first.header.method, first.header.run, "coordinator", first.header.fingerprint, components.classes)
+    head = Head(header, weight.float(), bias.float(), first.claim.clip)
+    return head, _gaussians(components, covariance)
 
 
-def pool(surrogates: Sequence[SumsSurrogate]) -> Pooled:
-    """Class means over all sites, each site's mean weighted by the inverse of its variance.
+def discriminant(components: Components, covariance: LowRank) -> tuple[Tensor, Tensor]:
+    """Linear discriminant analysis of one component a class: weight (C, d), bias (C,)."""
+    weight, trace = _solve(covariance, components.means)
+    # A noisy mean is longer than the mean, in the metric of the covariance by noise times trace.
+    squares = (weight * components.means).sum(1) - components.noise.diagonal() * trace
+    return weight, (components.records / components.records.sum()).log() - squares / 2
 
-    A site's mean of a class has noise of variance sigma^2 / n^2, so the best weights of the sums are its n: a site with a
-    noisy count near zero adds no noise to a class it hardly has. For plain sums all sites' noise counts in full.
+
+def least_squares(components: Components, covariance: LowRank) -> tuple[Tensor, Tensor]:
+    """The affine scores that best fit 1 for a record's class and 0 for the others: weight (C, d), bias (C,).
+
+    Scores are sums of the directions Sigma^-1 m_j of all components. What direction i scores on a record of component j is
+    m_i Sigma^-1 mu_j on average, of which the product of the noisy means is an estimate once the noise that both share is
+    taken off; around that it varies as Sigma says, noise of the direction included. So noise in the means is weighed as a
+    penalty, not learned (regression with errors in variables).
     """
-    counts = torch.stack([surrogate.sums.counts for surrogate in surrogates]).double()
-    sums = torch.stack([surrogate.sums.sums for surrogate in surrogates]).double()
-    sigmas = torch.tensor([[s.sums.sigmas["counts"], s.sums.sigmas["sums"]] for s in surrogates], dtype=torch.float64)
-    weights = torch.where(counts > PRESENT * sigmas[:, :1], counts, 0.0)
-    kept = weights.sum(0) > 0
-    if not kept.any():
-        raise RunError("no class stands out from the privacy noise; more records, more sites or a larger epsilon are needed")
-    counts, sums, weights = counts[:, kept], sums[:, kept], weights[:, kept]
-    total = (weights * counts).sum(0)
-    means = (weights[:, :, None] * sums).sum(0) / total[:, None]
-    noise = (weights * sigmas[:, 1:]).square().sum(0) / total.square()
-    names = tuple(name for name, keep in zip(surrogates[0].header.classes, kept.tolist(), strict=True) if keep)
-    return Pooled(names, kept, means, noise, weights.sum(0))
+    directions, trace = _solve(covariance, components.means)
+    scores = directions @ components.means.T - components.noise * trace
+    spread = (directions @ covariance.factor) @ (directions @ covariance.factor).T
+    spread += (directions * covariance.variances) @ directions.T
+    count, shares = len(scores), components.records / components.records.sum()
+    inputs = torch.cat([scores, scores.new_ones(1, count)])
+    moments = (inputs * shares) @ inputs.T
+    moments[:count, :count] += spread
+    moments += RIDGE * moments.diagonal().mean() * torch.eye(count + 1, dtype=moments.dtype)
+    wanted = one_hot(components.labels, len(components.classes)).to(moments)
+    solved = torch.linalg.solve((moments + moments.T) / 2, (inputs * shares) @ wanted)
+    return solved[:count].T @ directions, solved[count]
 
 
-def within(surrogates: Sequence[SumsSurrogate], pooled: Pooled, family: str, rank: int) -> LowRank:
-    """The covariance within classes, as factor and variances, without what noise adds to it."""
-    d = pooled.means.shape[1]
+def within(surrogates: Sequence[SumsSurrogate], components: Components, family: str, rank: int) -> LowRank:
+    """The covariance around the components, as factor and variances, without what noise adds to it."""
+    means, d = components.means, components.means.shape[1]
+    noise_of_means = components.noise.diagonal()
     tables = [surrogate.sums.squares for surrogate in surrogates if surrogate.sums.squares is not None]
     if family == "spherical" or len(tables) < len(surrogates):
-        # Of a feature of unit norm, what is not in its class's mean is variance. A clip norm makes that a bound.
-        shares = pooled.records / pooled.records.sum()
-        explained = float((shares * (pooled.means.square().sum(1) - d * pooled.noise)).sum())
+        # Of a feature of unit norm, what is not in its mean is variance. A clip norm makes that a bound.
+        shares = components.records / components.records.sum()
+        explained = float((shares * (means.square().sum(1) - d * noise_of_means)).sum())
         variance = max(1 - explained, SMALLEST_SHARE) / d
         return LowRank(torch.zeros(d, 0, dtype=torch.float64), torch.full((d,), variance, dtype=torch.float64))
-    counts = torch.stack([surrogate.sums.counts[pooled.kept] for surrogate in surrogates]).double().clamp_min(0)
-    sizes = counts.sum(1)
     # As with the means, a site's second moment weighs as its records do.
+    sizes = torch.stack([surrogate.sums.counts for surrogate in surrogates]).double().clamp_min(0).sum(1)
     total = float(sizes.square().sum())
     second = torch.zeros_like(tables[0], dtype=torch.float64)
     for size, table in zip(sizes.tolist(), tables, strict=True):
         second.add_(table, alpha=size / total)
     sigmas = torch.tensor([surrogate.sums.sigmas["squares"] for surrogate in surrogates], dtype=torch.float64)
     noise = float((sizes * sigmas).norm()) / total
-    shares = (sizes[:, None] * counts).sum(0) / total
-    excess = float((shares * pooled.noise).sum())
+    excess = float((components.shares * noise_of_means).sum())
     if family == "diag":
-        return _diagonal(second - shares @ pooled.means.square() + excess, noise)
-    between = (shares[:, None] * pooled.means).T @ pooled.means
+        return _diagonal(second - components.shares @ means.square() + excess, noise)
+    between = (components.shares[:, None] * means).T @ means
     matrix = unfold(second, d) - between + excess * torch.eye(d, dtype=torch.float64)
     return _spiked(matrix, noise, rank if family == "lowrank" else None)
+
+
+def _gaussians(components: Components, covariance: LowRank) -> Mixtures:
+    order = components.labels.argsort(stable=True)
+    labels, records = components.labels[order], components.records[order]
+    totals = torch.zeros(len(components.classes), dtype=torch.float64).index_add_(0, labels, records)
+    return Mixtures(
+        totals.round().long().clamp_min(1),
+        labels,
+        (records / totals[labels]).float(),
+        components.means[order].float(),
+        LowRank(covariance.factor.float(), covariance.variances.float()),
+    )
 
 
 def _diagonal(variances: Tensor, noise: float) -> LowRank:

@@ -15,7 +15,8 @@ from common.errors import RunError
 from common.privacy import clip
 from common.surrogates import SumsSurrogate, without_classes
 from common.wire import pack_head, pack_surrogate, unpack_head, unpack_surrogate
-from strategies.closed_form import _diagonal, _solve, _spiked, learn_from_sums, pool
+from strategies.class_means import Components, by_site, pool, shrink
+from strategies.closed_form import SITES_DIFFER, _diagonal, _solve, _spiked, learn_from_sums, least_squares
 from strategies.learning import learn
 
 CLASSES = ("a", "b", "c")
@@ -76,9 +77,10 @@ def test_means_are_unbiased_and_as_noisy_as_they_are_said_to_be() -> None:
     for _ in range(400):
         surrogate = made(features, labels, 1.0)
         # Noise of the count stretches a mean, along itself; here it is the noise of the sums that is looked at.
-        pooled = pool([replace(surrogate, sums=replace(surrogate.sums, counts=torch.bincount(labels)))])
+        known = {"counts": 0.0, "sums": surrogate.sums.sigmas["sums"]}
+        pooled = pool([replace(surrogate, sums=replace(surrogate.sums, counts=torch.bincount(labels), sigmas=known))])
         errors.append(pooled.means - true)
-        noise.append(pooled.noise)
+        noise.append(pooled.noise.diagonal())
     errors_ = torch.stack(errors)
     assert float(errors_.mean(0).abs().max()) < 4 * float(errors_.std(0).max()) / 400**0.5
     assert torch.allclose(errors_.var(0).mean(1), torch.stack(noise).mean(0), rtol=0.25)
@@ -89,7 +91,117 @@ def test_sites_without_a_class_add_no_noise_to_it() -> None:
     empty = torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.int64)
     alone = pool([made(features, labels, 1.0)]).noise
     crowd = pool([made(features, labels, 1.0), *(made(*empty, 1.0, site=str(i)) for i in range(9))]).noise
-    assert float((crowd / alone).mean()) < 1.2
+    assert float((crowd.diagonal() / alone.diagonal()).mean()) < 1.2
+
+
+def styles(epsilon: float, count: int = 3000) -> list[SumsSurrogate]:
+    """Two sites whose every class looks another way, as photos and drawings do."""
+    sites = []
+    for site in range(2):
+        generator = torch.Generator().manual_seed(site)
+        labels = torch.randint(0, 3, (count,), generator=generator)
+        centres = torch.randn(3, DIMENSION, generator=torch.Generator().manual_seed(10 + site))
+        features = centres[labels] + 0.3 * torch.randn(count, DIMENSION, generator=generator)
+        sites.append(made(features, labels, epsilon, "full", str(site)))
+    return sites
+
+
+def test_sites_that_agree_are_found_to_and_so_are_sites_that_differ() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (6000,), generator=generator)
+    centres = torch.randn(3, 256, generator=generator)
+    features = centres[labels] + torch.randn(6000, 256, generator=generator)
+    for epsilon in (1.0, 8.0, PLENTY):
+        alike = [made(features[i::10], labels[i::10], epsilon, site=str(i)) for i in range(10)]
+        assert shrink(by_site(alike))[1] < SITES_DIFFER
+    assert shrink(by_site(styles(8.0)))[1] > 0.9
+    assert shrink(by_site(styles(8.0)[:1]))[1] == 0, "one site differs from nobody"
+
+
+def test_means_drawn_together_are_nearer_to_the_true_ones_than_either_extreme() -> None:
+    generator, d, sites = torch.Generator().manual_seed(0), 200, 8
+    shared = torch.randn(3, d, generator=generator, dtype=torch.float64)
+    labels, records = torch.arange(3).repeat(sites), torch.full((3 * sites,), 100.0, dtype=torch.float64)
+    true = shared[labels] + 0.5 * torch.randn(3 * sites, d, generator=generator, dtype=torch.float64)
+    noise = torch.full((3 * sites,), 0.25, dtype=torch.float64)
+    noisy = true + 0.5 * torch.randn(3 * sites, d, generator=generator, dtype=torch.float64)
+    drawn, share = shrink(Components(CLASSES, labels, noisy, noise.diag(), records, records / records.sum()))
+    # As much noise as difference: half of the differences found is real.
+    assert share == pytest.approx(0.5, abs=0.05)
+    pooled = torch.stack([noisy[labels == c].mean(0) for c in range(3)])[labels]
+    errors = [float((found - true).square().mean()) for found in (drawn.means, noisy, pooled)]
+    assert errors[0] < 0.65 * min(errors[1:])
+
+
+def test_the_noise_of_drawn_means_is_what_repetition_shows() -> None:
+    sites = styles(2.0, 300)
+    (own, kept), repeated = (by_site(sites), shrink(by_site(sites))[0]), []
+    mixing = kept.means @ torch.linalg.pinv(own.means)
+    for _ in range(2000):
+        noise = own.noise.diagonal().sqrt()[:, None] * torch.randn(own.means.shape, dtype=torch.float64)
+        repeated.append(mixing @ noise)
+    measured = torch.stack(repeated).flatten(1).reshape(2000, *own.means.shape)
+    covariance = torch.einsum("tid,tjd->ij", measured, measured) / (2000 * DIMENSION)
+    assert torch.allclose(covariance, kept.noise, atol=0.1 * float(kept.noise.max()))
+
+
+def test_without_noise_least_squares_is_that_of_the_records() -> None:
+    """In as many dimensions as there are directions it is ridge-free regression on one-hot labels."""
+    features, labels = data(6000)
+    unit = clip(features, 0.0)[0].double()
+    means = torch.stack([unit[labels == c].mean(0) for c in range(3)])
+    counts = torch.bincount(labels).double()
+    centred = unit - means[labels]
+    values, vectors = torch.linalg.eigh(centred.T @ centred / len(unit))
+    spread = LowRank(vectors * (values - values.min() / 2).sqrt(), (values.min() / 2).expand(DIMENSION))
+    exact = Components(CLASSES, torch.arange(3), means, torch.zeros(3, 3, dtype=torch.float64), counts, counts / 6000)
+    weight, bias = least_squares(exact, spread)
+    inputs = np.hstack([unit.numpy(), np.ones((6000, 1))])
+    peer = np.linalg.lstsq(inputs, np.eye(3)[labels.numpy()], rcond=None)[0]
+    scores = (unit @ weight.T + bias).numpy()
+    assert np.abs(scores - inputs @ peer).max() < 1e-3
+
+
+def test_taking_the_noise_of_means_off_makes_the_least_squares_better() -> None:
+    """The mean square error of the scores on records around the true means, over repetitions."""
+    d, labels = 300, torch.arange(6) % 3
+    generator = torch.Generator().manual_seed(0)
+    true = torch.nn.functional.normalize(torch.randn(6, d, generator=generator, dtype=torch.float64), dim=1) * 0.7
+    records = torch.full((6,), 50.0, dtype=torch.float64)
+    spread = LowRank(torch.zeros(d, 0, dtype=torch.float64), torch.full((d,), 0.51 / d, dtype=torch.float64))
+    noise = 0.3 / d
+    wanted = torch.nn.functional.one_hot(labels).double()
+
+    def error(claimed: float, noisy: Tensor) -> float:
+        claim = claimed * torch.eye(6, dtype=torch.float64)
+        weight, bias = least_squares(Components(CLASSES, labels, noisy, claim, records, records / 300), spread)
+        missed = (true @ weight.T + bias - wanted).square().sum(1).mean() + 0.51 / d * weight.square().sum()
+        return float(missed)
+
+    errors = []
+    for _ in range(50):
+        noisy = true + noise**0.5 * torch.randn(6, d, generator=generator, dtype=torch.float64)
+        errors.append([error(claimed, noisy) for claimed in (noise, 0.0)])
+    taken_off, learned = torch.tensor(errors).mean(0).tolist()
+    assert taken_off < 0.97 * learned
+
+
+def test_where_sites_differ_one_mean_a_class_is_too_few() -> None:
+    def centres(site: int) -> Tensor:
+        return 2 * torch.randn(3, 64, generator=torch.Generator().manual_seed(30 + site))
+
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (4000,), generator=generator)
+    features = [centres(site)[labels] + torch.randn(4000, 64, generator=generator) for site in range(2)]
+    # The classes of the second site are the first's, dealt anew: their means all but cancel.
+    features[1] = (-centres(0).roll(1, 0))[labels] + torch.randn(4000, 64, generator=generator)
+    sites = [made(features[i], labels, 4.0, site=str(i)) for i in range(2)]
+    head, gaussians = learn_from_sums(sites, "spherical", 1)
+    assert len(gaussians.labels) == 6
+    right = sum(head.accuracy(each, CLASSES, labels)[0] for each in features) / 8000
+    one_mean, _ = learn_from_sums(sites[:1], "spherical", 1)
+    alone = sum(one_mean.accuracy(each, CLASSES, labels)[0] for each in features) / 8000
+    assert right > 0.9 > alone
 
 
 def test_a_class_lost_in_noise_is_not_in_the_head() -> None:
