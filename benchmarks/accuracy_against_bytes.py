@@ -23,9 +23,10 @@ from client_app.fedpft import make_surrogate
 from client_app.partition import share
 from client_app.settings import NodeConfig
 from client_app.site import dataset_features, usable
+from common.classifiers import Head
 from common.config import RunConfig, parse_overrides, parse_run_config
-from common.surrogates import Head
-from common.wire import pack_head, pack_surrogate, unpack_head, unpack_surrogate
+from common.model_frames import pack_head, unpack_head
+from common.wire import pack_surrogate, unpack_surrogate
 from strategies.learning import learn
 
 ROWS: dict[str, dict[str, Any]] = {

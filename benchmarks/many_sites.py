@@ -6,9 +6,9 @@ import time
 import torch
 from _report import report
 
-from common.config import HeadConfig
 from common.covariances import Spherical
 from common.mixtures import Mixtures
+from common.sections import HeadConfig
 from common.surrogates import Header, Surrogate
 from common.wire import pack_surrogate, unpack_surrogate
 from strategies.sampling import learn

@@ -21,12 +21,12 @@ from accuracy_against_bytes import Data, judge, load
 from rich.progress import track
 
 from client_app.fedpft import make_surrogate
+from common.classifiers import Head
 from common.config import RunConfig, parse_overrides, parse_run_config
-from common.covariances import Spherical
-from common.mixtures import Mixtures
-from common.surrogates import AnySurrogate, Head, SumsSurrogate, Surrogate
-from common.wire import pack_head, pack_surrogate, unpack_head, unpack_surrogate
-from strategies.class_means import PRESENT
+from common.model_frames import pack_head, unpack_head
+from common.sums import PRESENT, as_mixtures
+from common.surrogates import AnySurrogate, SumsSurrogate, Surrogate
+from common.wire import pack_surrogate, unpack_surrogate
 from strategies.learning import learn
 from strategies.public import read_centre
 
@@ -80,17 +80,14 @@ def _equal(surrogates: Sequence[AnySurrogate]) -> SumsSurrogate:
 def _mixture(surrogate: AnySurrogate) -> Surrogate:
     """One spherical Gaussian a class that stands out at this site, to be sampled as without privacy."""
     (own,) = _sums([surrogate])
-    counts, sums, sigmas = own.sums.counts, own.sums.sums, own.sums.sigmas
-    kept = counts > PRESENT * sigmas["counts"]
-    kept = kept if kept.any() else counts == counts.max()
-    counts = counts[kept].clamp_min(1)
-    means = sums[kept] / counts[:, None]
-    d = own.dimension
-    energy = (means.square().sum(1) - d * (sigmas["sums"] / counts).square()).clamp(0, 1 - 1e-3)
-    names = tuple(name for name, keep in zip(own.header.classes, kept.tolist(), strict=True) if keep)
-    ones, labels = torch.ones(len(counts)), torch.arange(len(counts))
-    table = Mixtures(counts.round().long(), labels, ones, means, Spherical((1 - energy) / d))
-    return Surrogate(replace(own.header, classes=names), table, own.claim)
+    found = as_mixtures(own.sums)
+    if found is None:
+        largest = int(own.sums.counts.argmax())
+        sure = replace(own.sums, sigmas=own.sums.sigmas | {"counts": float(own.sums.counts[largest]) / PRESENT - 1e-3})
+        found = as_mixtures(sure)
+    assert found is not None
+    table, kept = found
+    return Surrogate(replace(own.header, classes=tuple(own.header.classes[index] for index in kept)), table, own.claim)
 
 
 def main() -> None:

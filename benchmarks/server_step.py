@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader
 
 from client_app.fedpft import make_surrogate
 from client_app.partition import partition
+from common.classifiers import Head
 from common.config import RunConfig, parse_run_config
 from common.covariances import Diagonal, Spherical
-from common.surrogates import Head, Surrogate
+from common.surrogates import Surrogate
 from common.wire import pack_surrogate, unpack_surrogate
 from strategies.sampling import learn
 

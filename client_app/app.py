@@ -10,17 +10,24 @@ from logging.handlers import RotatingFileHandler
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from client_app import personal
 from client_app.compare import compare
 from client_app.gate import open_gate
+from client_app.heads import local_head
+from client_app.hop import kept_head
+from client_app.keys import private_key
 from client_app.release import entry, prepare
 from client_app.settings import NodeConfig, parse_node_config
 from client_app.site import load_site, site_name
+from client_app.task import Made, Task
+from common.classifiers import Classifier
 from common.config import RunConfig, parse_run_config, run_digest
-from common.errors import FedSurrogateError, SurrogateError
-from common.surrogates import Head
-from common.wire import Info, from_record, to_record, unpack_head, unpack_question
+from common.errors import FedSurrogateError, PolicyError, SurrogateError
+from common.model_frames import pack_classifier, unpack_classifier
+from common.sealing import public_key
+from common.wire import Info, from_record, to_record
 
-LARGEST_HEAD = 2**30
+LARGEST_MODEL = 2**30
 
 Answer = tuple[bytes | None, Info]
 Work = Callable[[Message, Context, RunConfig, NodeConfig, str], Answer]
@@ -43,17 +50,29 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.query("compare")
 def query(message: Message, context: Context) -> Message:
-    """In a simulation, judge the head on all test data, beside baselines."""
+    """In a simulation, judge the model on all test data, beside baselines."""
     return _answer(message, context, _comparison)
 
 
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """Say who this site is, and what a model for it must look like."""
+    return _answer(message, context, _introduction)
+
+
+@app.query("head")
+def head(message: Message, context: Context) -> Message:
+    """Release the head this site has learned in a chain."""
+    return _answer(message, context, _head)
+
+
 def _surrogate(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
-    question, info = from_record(message.content, LARGEST_HEAD)
+    question, info = from_record(message.content, LARGEST_MODEL)
     if info.get("run") != run_digest(run):
         raise SurrogateError(f"asked for run {info.get('run')!r}, but these settings are run {run_digest(run)!r}")
     gate = open_gate(node, run, str(context.run_id))
-    prepared = prepare(run, node, site, gate, str(context.run_id), unpack_question(question))
-    told: Info = {"simulated": prepared.found.simulated}
+    prepared = prepare(run, node, site, gate, str(context.run_id), question, info)
+    told: Info = {"simulated": prepared.found.simulated, **prepared.answer}
     if not run.epsilon or prepared.found.simulated:
         # How long the work took tells how many records there are; under differential privacy nothing exact leaves.
         told |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
@@ -61,35 +80,69 @@ def _surrogate(message: Message, context: Context, run: RunConfig, node: NodeCon
     return prepared.payload, told
 
 
-def _evaluation(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
-    head = _head(message, run)
+def _introduction(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
+    gate = open_gate(node, run, str(context.run_id))
+    gate.check_request(run)
     found = load_site(run, node)
-    if found.fingerprint != head.header.fingerprint:
-        raise SurrogateError(f"a head for backbone {head.header.fingerprint!r}, this site has {found.fingerprint!r}")
-    correct, tested = head.accuracy(found.test.features, found.classes, found.test.labels)
-    log.info("the head of run %s is right for %d of %d test records here", head.header.run, correct, tested)
+    dimension = found.train.features.shape[1]
+    told: Info = {"fingerprint": found.fingerprint, "dimension": dimension, "simulated": found.simulated}
+    # Which classes a site has may be private; then the run names all there are.
+    if not run.classes and (found.simulated or gate.exact_numbers_may_leave(run)):
+        told["classes"] = json.dumps(found.classes)
+    if run.fedpft.seal:
+        told["key"] = public_key(private_key(node, site)).hex()
+    return None, told
+
+
+def _head(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
+    _, info = from_record(message.content, 0)
+    gate = open_gate(node, run, str(context.run_id))
+    gate.check_request(run)
+    if run.epsilon or run.fedpft.seal:
+        raise PolicyError("a head that its site has trained on its own records does not leave a private or sealed run")
+    made = Made(pack_classifier(kept_head(Task(run, node, site, load_site(run, node), told=info))))
+    gate.let_out(entry(run, str(context.run_id), made))
+    return made.payload, {}
+
+
+def _evaluation(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
+    found = load_site(run, node)
+    task = Task(run, node, site, found)
+    if run.method == "local":
+        correct, tested = local_head(task).accuracy(found.test.features, found.classes, found.test.labels)
+    else:
+        model = _model(message, run)
+        if found.fingerprint != model.header.fingerprint:
+            raise SurrogateError(f"a model for backbone {model.header.fingerprint!r}, this site has {found.fingerprint!r}")
+        if run.method in personal.METHODS:
+            correct, tested = personal.personal_accuracy(task, model)
+        else:
+            correct, tested = model.accuracy(found.test.features, found.classes, found.test.labels)
+    log.info("the model of run %s is right for %d of %d test records here", run_digest(run), correct, tested)
     told: Info = {"correct": correct, "tested": tested}
     if not found.simulated:
         gate = open_gate(node, run, str(context.run_id))
         if not gate.exact_numbers_may_leave(run):
             return None, {}
-        numbers = json.dumps(told).encode()
-        gate.let_out(entry(run, str(context.run_id), numbers, None, {}))
-    return None, told
+        gate.let_out(entry(run, str(context.run_id), Made(json.dumps(told).encode())))
+    return None, told | {"simulated": found.simulated}
 
 
 def _comparison(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
-    return None, compare(_head(message, run), run, node)
+    _, info = from_record(message.content, LARGEST_MODEL)
+    own = run.method == "local"
+    model = local_head(Task(run, node, site, load_site(run, node))) if own else _model(message, run)
+    return None, compare(model, run, node, baselines=info.get("brief") is not True)
 
 
-def _head(message: Message, run: RunConfig) -> Head:
-    payload, _ = from_record(message.content, LARGEST_HEAD)
+def _model(message: Message, run: RunConfig) -> Classifier:
+    payload, _ = from_record(message.content, LARGEST_MODEL)
     if payload is None:
-        raise SurrogateError("a message without a head")
-    head = unpack_head(payload)
-    if head.header.run != run_digest(run):
-        raise SurrogateError(f"a head of run {head.header.run!r}, but these settings are run {run_digest(run)!r}")
-    return head
+        raise SurrogateError("a message without a model")
+    model = unpack_classifier(payload)
+    if model.header.run != run_digest(run):
+        raise SurrogateError(f"a model of run {model.header.run!r}, but these settings are run {run_digest(run)!r}")
+    return model
 
 
 def _answer(message: Message, context: Context, work: Work) -> Message:

@@ -12,17 +12,17 @@ from torch import Tensor
 from client_app.partition import share, whole
 from client_app.settings import NodeConfig
 from client_app.site import dataset_features, in_simulation, usable
+from common.classifiers import Classifier, class_indices
 from common.config import RunConfig
 from common.errors import DataError
 from common.heads import train_on_features
-from common.surrogates import Head
 from common.wire import Info
 
 PICTURE_POINTS = 1500
 
 
-def compare(head: Head, run: RunConfig, node: NodeConfig) -> Info:
-    """Accuracy of `head` on all test records of the run's data and points for a picture; with `run.compare` also
+def compare(model: Classifier, run: RunConfig, node: NodeConfig, baselines: bool = True) -> Info:
+    """Accuracy of a model on all test records of the run's data and points for a picture; with `run.compare` also
 
     - oracle: a head trained on all sites' real features together,
     - ensemble: mean of the class probabilities of the sites' own heads,
@@ -31,24 +31,28 @@ def compare(head: Head, run: RunConfig, node: NodeConfig) -> Info:
     """
     if not share(run, node, in_simulation()).simulated:
         raise DataError("a comparison needs the data of all sites; it is possible in a simulation only")
-    names = head.header.classes
+    names = model.header.classes
     parts: list[tuple[Tensor, Tensor]] = []
     tests: list[tuple[Tensor, Tensor]] = []
     for dataset, rows in whole(run, node.num_partitions):
         found = dataset_features(dataset, run, node)
-        index = torch.tensor([names.index(name) if name in names else -1 for name in dataset.classes])
-        for part in rows:
+        index = class_indices(names, dataset.classes)
+        for part in rows if run.compare and baselines else ():
             train = usable(dataset, found, part)
             parts.append((train.features, index[train.labels]))
         test = usable(dataset, found, (~dataset.is_train).nonzero().squeeze(1))
         tests.append((test.features, index[test.labels]))
     features, labels = (torch.cat(column) for column in zip(*tests, strict=True))
-    info: Info = {"accuracy.model": _accuracy(head.scores(features), labels)}
+    info: Info = {"accuracy.model": _accuracy(model.scores(features), labels)}
+    if not baselines:
+        return info
     if run.compare:
         info |= _baselines(parts, features, labels, len(names), run)
     some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(run.seed))
     some = some[labels[some] >= 0][:PICTURE_POINTS]
-    x, y = (head.prepare(features[some]) @ head.plane()).T.tolist()
+    if (plane := model.plane()) is None:
+        return info
+    x, y = (model.prepare(features[some]) @ plane).T.tolist()
     return info | {"points.x": x, "points.y": y, "points.label": labels[some].tolist()}
 
 

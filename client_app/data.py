@@ -15,8 +15,9 @@ from torch import Tensor
 from client_app.image_folders import read_imagefolder
 from client_app.readers import Opener, Records, read_digits, read_parquet, read_safetensors, refuse_columns
 from client_app.settings import NodeConfig
-from common.config import DataKind, RunConfig
+from common.config import RunConfig
 from common.errors import DataError
+from common.sections import DataKind
 
 LOG = logging.getLogger("fedsurrogate.site")
 

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from client_app.fedpft_private import Clipped, dp_em, noisy_sums, theorem_4_1
+from client_app.task import NO_LIMITS, Limits
 from common.claims import Claim, make_claim
 from common.config import RunConfig, run_digest
 from common.errors import DataError, SurrogateError
 from common.frames import centre_digest
 from common.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the site decides for itself; zero means as the run says. smallest_class: records a released class must have."""
-
-    components: int = 0
-    rank: int = 0
-    smallest_class: int = 1
 
 
 @dataclass(frozen=True)
@@ -42,7 +34,7 @@ def make_surrogate(
     fingerprint: str,
     site: str,
     config: RunConfig,
-    limits: Limits = Limits(),
+    limits: Limits = NO_LIMITS,
     units: Sequence[str] | None = None,
     centre: Tensor | None = None,
 ) -> Made:
@@ -75,13 +67,32 @@ def make_surrogate(
         data = Clipped.of(features, labels, units, claim.clip, centre)
         mixtures, facts = theorem_4_1(data, len(classes), config.fedpft.covariance, claim)
         return Made(_present(header, mixtures, claim), facts)
+    return Made(release_mixtures(features, labels, header, config, limits, generator))
+
+
+def release_mixtures(
+    features: Tensor,
+    labels: Tensor,
+    header: Header,
+    config: RunConfig,
+    limits: Limits,
+    generator: torch.Generator,
+    draws: int = 1,
+) -> Surrogate:
+    """Mixtures of features (n, d) with labels (n,) among the header's classes; classes without any are left out.
+
+    draws: how often every record stands in `features`, itself or another sample of it; counts and the number of
+    components are those of single records.
+    """
     settings = MixtureSettings(
         family=config.fedpft.covariance,
         components=min(config.fedpft.components, limits.components or config.fedpft.components),
         rank=min(config.fedpft.rank, limits.rank or config.fedpft.rank),
-        samples_per_component=config.fedpft.samples_per_component,
+        samples_per_component=config.fedpft.samples_per_component * draws,
     )
-    return Made(_present(header, _fit(features, labels, len(classes), settings, generator).to("cpu"), None))
+    mixtures = _fit(features, labels, len(header.classes), settings, generator).to("cpu")
+    counts = (mixtures.counts.double() / draws).round().long()
+    return _present(header, replace(mixtures, counts=counts), None)
 
 
 def _present(header: Header, mixtures: Mixtures, claim: Claim | None) -> Surrogate:

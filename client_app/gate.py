@@ -39,7 +39,7 @@ class Gate:
 
     def smallest_class(self, mechanism: str) -> int:
         """Records a class needs to be released; one where noise hides which classes there are."""
-        return 1 if mechanism in ("sums", "dp-em") else self.policy.smallest_class
+        return 1 if mechanism in ("sums", "dp-em", "dp-sgd") else self.policy.smallest_class
 
     def exact_numbers_may_leave(self, run: RunConfig) -> bool:
         """Whether counts of right answers may leave: not beside differential privacy, whose promise they would break."""

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import Field
 
-from common.config import Names, Settings, parse_settings
+from common.config import parse_settings
 from common.errors import ConfigError, PolicyError
+from common.sections import Names, Settings
 
 NO_LIMIT = 1e6
 
@@ -19,7 +20,9 @@ class Policy(Settings):
 
     methods: Names = Field(("*",), description="methods that may be asked for; patterns such as '*'")
     backbones: Names = Field(("*",), description="backbones that may be asked for; patterns such as 'torchvision:*'")
-    mechanisms: Names = Field(("sums", "dp-em"), description="ways to keep a privacy budget; 'theorem-4.1' protects less")
+    mechanisms: Names = Field(
+        ("sums", "dp-em", "dp-sgd"), description="ways to keep a privacy budget; 'theorem-4.1' protects less"
+    )
     without_dp: bool = Field(False, description="whether anything may leave without differential privacy")
     epsilon_per_run: float = Field(1.0, gt=0, le=NO_LIMIT, description="largest epsilon of one run, all its rounds together")
     epsilon_total: float = Field(4.0, gt=0, le=NO_LIMIT, description="largest epsilon of all releases of one folder of data")

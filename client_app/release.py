@@ -1,76 +1,105 @@
-"""What is about to leave a site: its surrogate, packed, with everything the ledger wants to know of it."""
+"""What is about to leave a site: what a method has made, packed, with everything the ledger wants to know of it."""
 
 from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from client_app import fedpft
+from client_app import fedpft, heads, rounds
 from client_app.gate import Gate
+from client_app.hop import hop
 from client_app.ledger import Release
 from client_app.settings import NodeConfig
 from client_app.site import SiteFeatures, load_site, site_device
+from client_app.task import Limits, Made, Task
 from common.accounting import GaussianEvent
 from common.claims import Claim
 from common.config import RunConfig, run_digest
-from common.wire import pack_surrogate
-
-METHODS = {"fedpft": fedpft.make_surrogate}
+from common.sections import IN_ROUNDS, ONE_SHOT
+from common.wire import Info, pack_surrogate, unpack_question
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A payload that has not left yet, its entry for the ledger, and how long it took to fit."""
+    """A payload that has not left yet, its entry for the ledger, numbers that go along, and how long it took to make."""
 
     payload: bytes
     release: Release
     claim: Claim | None
     found: SiteFeatures
     fit_seconds: float
+    answer: Info
 
 
 def prepare(
-    run: RunConfig, node: NodeConfig, site: str, gate: Gate, flower_run: str, centre: Tensor | None = None
+    run: RunConfig,
+    node: NodeConfig,
+    site: str,
+    gate: Gate,
+    flower_run: str,
+    question: bytes | None = None,
+    told: Mapping[str, object] | None = None,
 ) -> Prepared:
-    """Make this site's surrogate; nothing leaves and nothing is charged. Raises FedSurrogateError."""
+    """Make what this site is asked for; nothing leaves and nothing is charged. Raises FedSurrogateError."""
     gate.check_request(run)
     found = load_site(run, node)
+    limits = Limits(node.max_components, node.max_rank, gate.smallest_class(run.mechanism))
+    task = Task(run, node, site, found, limits, question, told or {})
     started = time.perf_counter()
-    made = METHODS[run.method](
-        found.train.features.to(site_device(run, node)),
-        found.train.labels,
-        found.classes,
-        found.fingerprint,
-        site,
-        run,
-        fedpft.Limits(node.max_components, node.max_rank, gate.smallest_class(run.mechanism)),
-        found.train.units,
-        centre,
-    )
-    payload = pack_surrogate(made.surrogate)
-    release = entry(run, flower_run, payload, made.surrogate.claim, made.facts)
-    return Prepared(payload, release, made.surrogate.claim, found, time.perf_counter() - started)
+    made = method_of(run)(task)
+    release = entry(run, flower_run, made, task.round)
+    return Prepared(made.payload, release, made.claim, found, time.perf_counter() - started, made.answer)
 
 
-def entry(run: RunConfig, flower_run: str, payload: bytes, claim: Claim | None, facts: dict[str, float]) -> Release:
-    """The ledger's entry for a payload; without a claim one that no privacy protects."""
+def entry(run: RunConfig, flower_run: str, made: Made, number: int = 1) -> Release:
+    """The ledger's entry for what is made in this round; without a claim one that no privacy protects."""
+    claim = made.claim
     noise = claim.noise if claim else {}
     return Release(
         run=run_digest(run),
         flower_run=flower_run,
         method=run.method,
-        round=1,
+        round=number,
         mechanism=claim.mechanism if claim else "none",
-        events=(GaussianEvent(claim.noise_multiplier),) if claim else (),
+        events=made.events,
         unit=claim.unit if claim else "record",
         epsilon=claim.epsilon if claim else 0.0,
         delta=claim.delta if claim else 0.0,
         sigmas={name: sigma for name, (sigma, _) in noise.items()},
         sensitivities={name: sensitivity for name, (_, sensitivity) in noise.items()},
-        facts=facts,
-        bytes=len(payload),
-        sha256=hashlib.sha256(payload).hexdigest(),
+        facts=made.facts,
+        bytes=len(made.payload),
+        sha256=hashlib.sha256(made.payload).hexdigest(),
     )
+
+
+def method_of(run: RunConfig) -> Callable[[Task], Made]:
+    """What a site does in such a run."""
+    if run.method in IN_ROUNDS:
+        return rounds.update
+    if run.method in ONE_SHOT:
+        return heads.own_head
+    if run.method == "kd" or run.fedpft.topology == "chain":
+        return hop
+    return _star
+
+
+def _star(task: Task) -> Made:
+    found, centre = task.found, unpack_question(task.question)
+    features = found.train.features.to(site_device(task.run, task.node))
+    made = fedpft.make_surrogate(
+        features,
+        found.train.labels,
+        found.classes,
+        found.fingerprint,
+        task.site,
+        task.run,
+        task.limits,
+        found.train.units,
+        centre,
+    )
+    claim = made.surrogate.claim
+    events = (GaussianEvent(claim.noise_multiplier),) if claim else ()
+    return Made(pack_surrogate(made.surrogate), claim, events, made.facts)

@@ -8,7 +8,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.config import DataKind, Device, Names, Scalar, Settings, parse_settings
+from common.config import Scalar, parse_settings
+from common.sections import DataKind, Device, Names, Settings
 
 
 class NodeConfig(Settings):
@@ -23,6 +24,7 @@ class NodeConfig(Settings):
     label_column: str = "label"
     patient_column: str = ""
     policy: str = ""
+    peers: str = ""
     weights_path: str = ""
     device: Device = "auto"
     cache_dir: str = ""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 
-from common.accounting import Unit, gaussian_epsilon, gaussian_noise_multiplier
+from common.accounting import Unit, calibrate, gaussian_epsilon, gaussian_noise_multiplier
 from common.config import RunConfig
 from common.errors import ConfigError, SurrogateError
 from common.sums import budget_shares
@@ -49,7 +50,8 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
 
     "theorem-4.1" is what FedPFT publishes: noise (4 / (n epsilon)) sqrt(5 ln(4 / delta)) on mean and covariance of a class
     of n records, whose joint sensitivity is 2 sqrt(5) / n (the mean's 2 / n, the covariance's 4 / n). It holds for one
-    record and for class sizes that are public; it covers neither them nor which classes a site has.
+    record and for class sizes that are public; it covers neither them nor which classes a site has. "dp-sgd": epsilon and
+    noise_multiplier are those of all steps of all rounds together.
     """
     mechanism, epsilon, delta = config.mechanism, config.epsilon, config.delta
     if mechanism == "none":
@@ -62,12 +64,22 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
                 "less, or use fedpft.privacy = 'sums'"
             )
         return Claim(mechanism, epsilon, delta, unit, multiplier, config.fedpft.clip, {}, centre)
+    if mechanism == "dp-sgd":
+        settings = config.fedavg
+        multiplier = _noise_of_steps(epsilon, delta, settings.sample_rate, settings.rounds * settings.private_steps)
+        sgd = {"gradients": (multiplier * settings.clip, settings.clip)}
+        return Claim(mechanism, epsilon, delta, unit, multiplier, settings.clip, sgd, centre)
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     steps = EM_STEPS if mechanism == "dp-em" else 1
     family = "spherical" if mechanism == "dp-em" else config.fedpft.covariance
     each = multiplier * math.sqrt(steps)
     noise = {name: (each / math.sqrt(share), 1.0) for name, share in budget_shares(family, each).items()}
     return Claim(mechanism, epsilon, delta, unit, multiplier, config.fedpft.clip, noise, centre)
+
+
+@cache
+def _noise_of_steps(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
+    return calibrate(epsilon, delta, sample_rate, steps)
 
 
 def check_claim(claim: Claim | None, config: RunConfig, centre: str = "") -> None:

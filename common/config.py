@@ -8,88 +8,36 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from common.errors import ConfigError
+from common.sections import (
+    IN_ROUNDS,
+    BaselineConfig,
+    DataKind,
+    Device,
+    FedAvgConfig,
+    FedPFTConfig,
+    HeadConfig,
+    Method,
+    Names,
+    Settings,
+    kebab,
+)
 
 Scalar = str | int | float | bool
-M = TypeVar("M", bound="Settings")
-
-
-def _kebab(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def split_names(value: object) -> Any:
-    """Turn "a, b" into ("a", "b"); an empty string means "not set" and gives ().
-
-    Raises ValueError for a list that holds no name at all, such as ",".
-    """
-    if not isinstance(value, str):
-        return value
-    names = tuple(part.strip() for part in value.split(",") if part.strip())
-    if value and not names:
-        raise ValueError(f"an empty list {value!r}; name at least one, separated by commas")
-    if len(set(names)) < len(names):
-        raise ValueError(f"a name stands twice in {value!r}")
-    return names
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(split_names)]
-
-
-def _check_device(value: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-        raise ValueError("must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
-    return value
-
-
-Device = Annotated[str, AfterValidator(_check_device)]
-Covariance = Literal["full", "diag", "spherical", "lowrank"]
-DataKind = Literal["digits", "imagefolder", "parquet", "safetensors"]
-
-
-class Settings(BaseModel):
-    """Base of all settings: frozen, strict types, dashes in keys, nothing unknown."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=_kebab, populate_by_name=True)
-
-
-class FedPFTConfig(Settings):
-    """What a FedPFT site fits to its features (section `fedpft.`)."""
-
-    covariance: Covariance = "lowrank"
-    components: int = Field(1, ge=1, le=1000)
-    rank: int = Field(16, ge=1, le=4096)
-    samples_per_component: int = Field(10, ge=1)
-    privacy: Literal["auto", "none", "sums", "theorem-4.1"] = "auto"
-    clip: float = Field(0.0, ge=0)
-    public: str = ""
-    topology: Literal["star"] = "star"
-
-
-class HeadConfig(Settings):
-    """How a linear head is trained (section `head.`)."""
-
-    epochs: int = Field(10, ge=1, le=10_000)
-    min_steps: int = Field(400, ge=0)
-    batch_size: int = Field(256, ge=1)
-    learning_rate: float = Field(1e-3, gt=0, le=10)
-    max_samples: int = Field(1_000_000, ge=1)
-
-    def passes(self, batches: int) -> int:
-        """Passes over data of so many batches: `epochs`, more where these would be fewer than `min_steps` steps."""
-        return max(self.epochs, -(-self.min_steps // batches))
+M = TypeVar("M", bound=Settings)
 
 
 class RunConfig(Settings):
     """Everything a run is told. Keys are those of `[tool.flwr.app.config]` in pyproject.toml."""
 
-    method: Literal["fedpft"] = "fedpft"
+    method: Method = "fedpft"
     seed: int = Field(0, ge=0, lt=2**31)
     output_dir: str = Field("runs", min_length=1)
+    resume: str = ""
     compare: bool = False
     device: Device = "auto"
     data: DataKind = "digits"
@@ -115,6 +63,8 @@ class RunConfig(Settings):
     delta: float = Field(0.0, ge=0, le=0.01)
     fedpft: FedPFTConfig = FedPFTConfig()
     head: HeadConfig = HeadConfig()
+    fedavg: FedAvgConfig = FedAvgConfig()
+    baseline: BaselineConfig = BaselineConfig()
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
@@ -134,15 +84,39 @@ class RunConfig(Settings):
             raise ValueError(
                 "fedpft.privacy = 'theorem-4.1' is defined for one component and covariance 'full', 'diag' or 'spherical'"
             )
+        self._comparators_agree(budget)
         if self.partition == "column" and not self.site_column:
             raise ValueError("partition = 'column' needs site-column, the column that names each record's site")
         return self
 
+    def _comparators_agree(self, budget: str) -> None:
+        private = self.method.startswith("dp-")
+        if private and not self.epsilon:
+            raise ValueError(f"method = {self.method!r} needs a budget; set epsilon and delta")
+        if self.epsilon and not private and self.method != "fedpft":
+            raise ValueError(
+                f"{budget}, but method = {self.method!r} has no privacy; use 'fedpft', 'dp-fedavg' or 'dp-fedprox'"
+            )
+        chain = self.method == "fedpft" and self.fedpft.topology == "chain"
+        for name in ("order", "seal"):
+            if getattr(self.fedpft, name) and not (chain or (self.method == "kd" and name == "order")):
+                raise ValueError(f"fedpft.{name} is for a chain; set fedpft.topology = 'chain', or leave it out")
+        if chain and self.mechanism not in ("none", "sums"):
+            raise ValueError(f"fedpft.topology = 'chain' under privacy passes on noisy sums, not {self.mechanism!r}")
+        if chain and self.fedpft.public:
+            raise ValueError("fedpft.public goes with fedpft.topology = 'star' only")
+        if self.fedavg.model == "convnet" and self.method in ("dsfl", "fedlambda", "knn-per"):
+            raise ValueError(f"method = {self.method!r} is for linear heads; leave fedavg.model = 'convnet' out")
+
     @property
     def mechanism(self) -> str:
-        """What keeps the budget at the sites: "none", "sums", "dp-em" (sums of several components) or "theorem-4.1"."""
+        """What keeps the budget at the sites: "none", "sums", "dp-em" (sums of several components), "theorem-4.1" or
+        "dp-sgd".
+        """
         if not self.epsilon:
             return "none"
+        if self.method != "fedpft":
+            return "dp-sgd"
         if self.fedpft.privacy == "theorem-4.1":
             return "theorem-4.1"
         return "dp-em" if self.fedpft.components > 1 else "sums"
@@ -182,9 +156,9 @@ def known_keys(model: type[Settings]) -> list[str]:
     keys: list[str] = []
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
-            keys += [f"{_kebab(name)}.{key}" for key in known_keys(field.annotation)]
+            keys += [f"{kebab(name)}.{key}" for key in known_keys(field.annotation)]
         else:
-            keys.append(_kebab(name))
+            keys.append(kebab(name))
     return keys
 
 
@@ -205,6 +179,17 @@ def _explain(error: Any) -> str:
     return f"{key} = {error['input']!r}: {message}" if key else message
 
 
+# Settings that change nothing of what a site sends, or whose content travels by itself.
+ELSEWHERE = {"public", "order", "seal"}
+
+
+def _sections(method: str) -> tuple[str, ...]:
+    """Sections of the settings that what a site sends depends on."""
+    if method == "fedpft":
+        return ("fedpft",)
+    return ("fedavg", "baseline") if method in IN_ROUNDS else ("head", "baseline")
+
+
 def run_digest(config: RunConfig) -> str:
     """Digest of the settings a surrogate depends on: equal digests mean comparable surrogates, whatever the machine.
 
@@ -218,8 +203,7 @@ def run_digest(config: RunConfig) -> str:
         "backbone": config.backbone,
         "image-size": config.image_size,
         "budget": (config.epsilon, config.delta),
-        config.method: getattr(config, config.method).model_dump(exclude={"public"}),
-    }
+    } | {section: getattr(config, section).model_dump(exclude=ELSEWHERE) for section in _sections(config.method)}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 
 

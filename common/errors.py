@@ -49,6 +49,12 @@ class LedgerError(FedSurrogateError):
     code = "ledger"
 
 
+class SealError(FedSurrogateError):
+    """What was relayed to a site was changed on its way, or is not for it."""
+
+    code = "seal"
+
+
 class RunError(FedSurrogateError):
     """The federation as a whole cannot go on: no sites, or too few of them."""
 
@@ -63,6 +69,7 @@ PUBLIC_SENTENCES = {
     "policy": "the site's policy does not allow what was asked",
     "budget": "the site's privacy budget does not allow this release",
     "ledger": "the site cannot account for a release at present",
+    "seal": "what was relayed to the site was changed on its way, or not sealed for it by the site before",
     "surrogate": "the site was sent something it cannot read",
     "internal": "the site failed; its own log says why",
 }

@@ -1,4 +1,4 @@
-"""Noisy sums, privacy claims and public centres as protobuf messages."""
+"""Headers, noisy sums, privacy claims and public centres as protobuf messages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import math
 from typing import cast
 
+from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from common import surrogate_pb2 as pb
@@ -14,6 +15,11 @@ from common.claims import Claim
 from common.errors import SurrogateError
 from common.halves import pack, unpack
 from common.sums import Sums
+from common.surrogates import Header
+
+SCHEMA = 1
+
+Framed = pb.Surrogate | pb.Head | pb.Parameters | pb.Network
 
 
 def pack_sums(sums: Sums) -> pb.Sums:
@@ -87,3 +93,30 @@ def unpack_claim(claim: pb.Claim) -> Claim:
         raise SurrogateError("a privacy claim with noise that is not a positive number")
     unit = cast(Unit, claim.unit)
     return Claim(claim.mechanism, claim.epsilon, claim.delta, unit, claim.noise_multiplier, claim.clip, noise, claim.centre)
+
+
+def parse(message: Framed, payload: bytes) -> None:
+    """Fill a message from bytes. Raises SurrogateError for what is none, or of another schema version."""
+    try:
+        message.ParseFromString(payload)
+    except DecodeError:
+        raise SurrogateError(f"{len(payload)} bytes that are no {type(message).__name__.lower()}") from None
+    if message.header.schema != SCHEMA:
+        raise SurrogateError(f"schema version {message.header.schema}; this program reads version {SCHEMA}")
+
+
+def pack_header(header: Header) -> pb.Header:
+    """Who answered what."""
+    return pb.Header(
+        schema=SCHEMA,
+        method=header.method,
+        run=header.run,
+        site=header.site,
+        fingerprint=header.fingerprint,
+        classes=header.classes,
+    )
+
+
+def unpack_header(header: pb.Header) -> Header:
+    """Undo `pack_header`."""
+    return Header(header.method, header.run, header.site, header.fingerprint, tuple(header.classes))

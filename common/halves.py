@@ -22,7 +22,7 @@ def pack(values: Tensor, *, logarithm: bool = False) -> Halves:
         scale = float(np.float32(values.log().mean().exp())) or float(np.finfo(np.float32).tiny)
         values = (values / scale).log()
     else:
-        scale = float(np.float32(values.abs().max())) or 1.0
+        scale = float(np.float32(values.abs().max())) or 1.0 if values.numel() else 1.0
         values = values / scale
     data = values.numpy().astype("<f2").tobytes()
     return Halves(shape=list(values.shape), scale=scale, logarithm=logarithm, data=data)

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from common.config import HeadConfig
+from common.sections import HeadConfig
 
 Batch = tuple[Tensor, Tensor]
 
 
 def train_head(
-    batches: Iterable[Batch], steps: int, mean: Tensor, variance: Tensor, classes: int, settings: HeadConfig
+    batches: Iterable[Batch],
+    steps: int,
+    mean: Tensor,
+    variance: Tensor,
+    classes: int,
+    settings: HeadConfig,
+    loss: Callable[[Tensor, Tensor], Tensor] = torch.nn.functional.cross_entropy,
 ) -> tuple[Tensor, Tensor]:
     """Train softmax regression on features standardised by `mean` and `variance` (d,): weight (classes, d), bias (classes,).
 
     The standardisation is folded into the result, so the scale of the features does not matter. Adam starts from zero
-    at `settings.learning_rate` and anneals it to zero over `steps` batches by a cosine.
+    at `settings.learning_rate` and anneals it to zero over `steps` batches by a cosine. A batch is features and whatever
+    `loss` takes beside logits: labels, or class probabilities.
     """
     deviation = variance.sqrt()
     # What is constant but for rounding gets no weight: Adam would make steps of full size out of the rounding.
@@ -33,7 +40,7 @@ def train_head(
         scaled = weight / deviation
         logits = torch.addmm(bias - scaled @ mean, features, scaled.T)
         optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
+        loss(logits, labels).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
     final = (weight / deviation).detach()

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from common.covariances import Spherical
+from common.mixtures import Mixtures
 from common.privacy import Noisy, Statistic
+
+# A noisy count within this many standard deviations of zero may belong to a class the site does not have.
+PRESENT = 2.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,22 @@ def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
     counts = 0.07 * (1 - squares)
     shares = {"counts": counts, "sums": 1 - squares - counts}
     return shares | ({"squares": squares} if squares else {})
+
+
+def as_mixtures(sums: Sums) -> tuple[Mixtures, list[int]] | None:
+    """One spherical Gaussian for each class that stands out from the noise, and which classes those are; None without any.
+
+    Of a feature of unit norm, what is not in its mean is variance; what noise adds to the mean's square is taken off.
+    """
+    kept = sums.counts > PRESENT * sums.sigmas["counts"]
+    if not kept.any():
+        return None
+    counts = sums.counts[kept].clamp_min(1)
+    means, d = sums.sums[kept] / counts[:, None], sums.sums.shape[1]
+    energy = (means.square().sum(1) - d * (sums.sigmas["sums"] / counts).square()).clamp(0, 1 - 1e-3)
+    labels = torch.arange(len(counts))
+    mixtures = Mixtures(counts.round().long(), labels, torch.ones(len(counts)), means, Spherical((1 - energy) / d))
+    return mixtures, kept.nonzero().squeeze(1).tolist()
 
 
 def fold(matrix: Tensor) -> Tensor:

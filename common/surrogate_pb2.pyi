@@ -121,3 +121,82 @@ class Head(_message.Message):
     clip: float
     centre: Centre
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., weight: _Optional[_Union[Halves, _Mapping]] = ..., bias: _Optional[_Union[Halves, _Mapping]] = ..., clip: _Optional[float] = ..., centre: _Optional[_Union[Centre, _Mapping]] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("name", "values", "kept", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    values: Halves
+    kept: bytes
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., values: _Optional[_Union[Halves, _Mapping]] = ..., kept: _Optional[bytes] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Parameters(_message.Message):
+    __slots__ = ("header", "round", "records", "tensors", "claim")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    round: int
+    records: int
+    tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
+    claim: Claim
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., round: _Optional[int] = ..., records: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ...) -> None: ...
+
+class Network(_message.Message):
+    __slots__ = ("header", "kind", "inputs", "tensors")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    kind: str
+    inputs: int
+    tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., kind: _Optional[str] = ..., inputs: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+
+class Heads(_message.Message):
+    __slots__ = ("heads",)
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    heads: _containers.RepeatedCompositeFieldContainer[Head]
+    def __init__(self, heads: _Optional[_Iterable[_Union[Head, _Mapping]]] = ...) -> None: ...
+
+class Classifier(_message.Message):
+    __slots__ = ("head", "heads", "network")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    head: Head
+    heads: Heads
+    network: Network
+    def __init__(self, head: _Optional[_Union[Head, _Mapping]] = ..., heads: _Optional[_Union[Heads, _Mapping]] = ..., network: _Optional[_Union[Network, _Mapping]] = ...) -> None: ...
+
+class Relay(_message.Message):
+    __slots__ = ("surrogates",)
+    SURROGATES_FIELD_NUMBER: _ClassVar[int]
+    surrogates: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, surrogates: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Sealed(_message.Message):
+    __slots__ = ("nonce", "content", "readers")
+    class Reader(_message.Message):
+        __slots__ = ("name", "nonce", "key")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        NONCE_FIELD_NUMBER: _ClassVar[int]
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        nonce: bytes
+        key: bytes
+        def __init__(self, name: _Optional[str] = ..., nonce: _Optional[bytes] = ..., key: _Optional[bytes] = ...) -> None: ...
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    content: bytes
+    readers: _containers.RepeatedCompositeFieldContainer[Sealed.Reader]
+    def __init__(self, nonce: _Optional[bytes] = ..., content: _Optional[bytes] = ..., readers: _Optional[_Iterable[_Union[Sealed.Reader, _Mapping]]] = ...) -> None: ...

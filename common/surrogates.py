@@ -1,4 +1,4 @@
-"""What travels: surrogates, which sites release, and heads, which they get."""
+"""What sites release: surrogates of their data."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from common.claims import Claim
 from common.covariances import LowRank
 from common.mixtures import Mixtures
-from common.privacy import clip
 from common.sums import Sums
 
 
@@ -65,54 +63,6 @@ class SumsSurrogate:
 
 
 AnySurrogate = Surrogate | SumsSurrogate
-
-
-@dataclass(frozen=True)
-class Head:
-    """A linear classifier: logits = x @ weight.T + bias, weight (C, d), bias (C,), rows as in header.classes.
-
-    With `clip` features x are divided by max(|x|, clip) first, and before that `centre` (d,) is subtracted: it was learned
-    from features clipped so.
-    """
-
-    header: Header
-    weight: Tensor
-    bias: Tensor
-    clip: float | None = None
-    centre: Tensor | None = None
-
-    def prepare(self, features: Tensor) -> Tensor:
-        """Features (n, d) as this head takes them."""
-        features = features.to(self.weight)
-        if self.centre is not None:
-            features = features - self.centre.to(features)
-        return features if self.clip is None else clip(features, self.clip)[0]
-
-    def scores(self, features: Tensor) -> Tensor:
-        """Logits (n, C) of features (n, d)."""
-        return self.prepare(features) @ self.weight.T + self.bias
-
-    def predict(self, features: Tensor) -> Tensor:
-        """Class index of each feature (n, d): (n,)."""
-        return self.scores(features).argmax(1)
-
-    def accuracy(self, features: Tensor, names: Sequence[str], labels: Tensor) -> tuple[int, int]:
-        """How many of features (n, d) are classified right, and n. `names[labels[i]]` is the truth; a class this head
-        does not know counts as wrong.
-        """
-        known = {name: index for index, name in enumerate(self.header.classes)}
-        truth = torch.tensor([known.get(name, -1) for name in names])[labels.cpu()]
-        return int((self.predict(features).cpu() == truth).sum()), len(labels)
-
-    def plane(self) -> Tensor:
-        """The two directions (d, 2) in feature space along which this head tells classes apart most."""
-        _, _, directions = torch.linalg.svd(self.weight.double(), full_matrices=False)
-        plane = torch.zeros(self.weight.shape[1], 2)
-        found = min(2, len(directions))
-        plane[:, :found] = directions[:found].T.float()
-        # A singular vector's sign is arbitrary; the largest entry is made positive so that two machines agree.
-        signs = plane.gather(0, plane.abs().argmax(0, keepdim=True)).sign()
-        return plane * torch.where(signs == 0, torch.ones_like(signs), signs)
 
 
 def without_classes(surrogate: AnySurrogate, keep: Sequence[str]) -> AnySurrogate | None:

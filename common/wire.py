@@ -1,4 +1,4 @@
-"""Surrogates and heads as canonical bytes, and those bytes as one array of a Flower record. Nothing is ever unpickled."""
+"""Surrogates as canonical bytes, and those bytes as one array of a Flower record. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -13,21 +13,30 @@ from common import surrogate_pb2 as pb
 from common.checks import LARGEST_COUNT
 from common.covariances import Diagonal, Full, LowRank, Spherical
 from common.errors import SurrogateError
-from common.frames import pack_centre, pack_claim, pack_sums, unpack_centre, unpack_claim, unpack_sums
+from common.frames import (
+    pack_centre,
+    pack_claim,
+    pack_header,
+    pack_sums,
+    parse,
+    unpack_centre,
+    unpack_claim,
+    unpack_header,
+    unpack_sums,
+)
 from common.halves import LARGEST_HALF, pack, unpack
 from common.mixtures import AnyCovariance, Mixtures
-from common.surrogates import AnySurrogate, Head, Header, SumsSurrogate, Surrogate
+from common.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 
 Info = dict[str, str | int | float | bool | list[int] | list[float]]
 
-SCHEMA = 1
 PAYLOAD = "payload"
 INFO = "info"
 
 
 def pack_surrogate(surrogate: AnySurrogate) -> bytes:
     """Canonical bytes: the same surrogate always gives the same."""
-    message = pb.Surrogate(header=_pack_header(surrogate.header), claim=pack_claim(surrogate.claim))
+    message = pb.Surrogate(header=pack_header(surrogate.header), claim=pack_claim(surrogate.claim))
     if isinstance(surrogate, SumsSurrogate):
         message.sums.CopyFrom(pack_sums(surrogate.sums))
     else:
@@ -49,8 +58,8 @@ def _pack_mixtures(mixtures: Mixtures) -> pb.Mixtures:
 def unpack_surrogate(payload: bytes) -> AnySurrogate:
     """Parse and check the structure; raises SurrogateError. Whether it fits a run: `checks.check_surrogate`."""
     message = pb.Surrogate()
-    _parse(message, payload)
-    header, classes = _unpack_header(message.header), len(message.header.classes)
+    parse(message, payload)
+    header, classes = unpack_header(message.header), len(message.header.classes)
     claim = unpack_claim(message.claim) if message.HasField("claim") else None
     if message.HasField("sums"):
         if claim is None:
@@ -82,34 +91,6 @@ def _unpack_mixtures(body: pb.Mixtures, classes: int) -> Mixtures:
         means=means,
         covariance=_unpack_covariance(body, total, dimension),
     )
-
-
-def pack_head(head: Head) -> bytes:
-    """Canonical bytes of a linear head, at 16 bits."""
-    message = pb.Head(header=_pack_header(head.header), weight=pack(head.weight), bias=pack(head.bias))
-    if head.clip is not None:
-        message.clip = head.clip
-    if head.centre is not None:
-        message.centre.CopyFrom(pack_centre(head.centre))
-    return message.SerializeToString(deterministic=True)
-
-
-def unpack_head(payload: bytes) -> Head:
-    """Parse a head; raises SurrogateError."""
-    message = pb.Head()
-    _parse(message, payload)
-    classes = len(message.header.classes)
-    if not classes or len(message.weight.shape) != 2:
-        raise SurrogateError(f"a head for {classes} classes with weights of shape {tuple(message.weight.shape)[:4]}")
-    weight = unpack(message.weight, "head weights", (classes, message.weight.shape[1]))
-    clip = message.clip if message.HasField("clip") else None
-    centre = unpack_centre(message.centre) if message.HasField("centre") else None
-    if centre is not None and len(centre) != weight.shape[1]:
-        raise SurrogateError(f"a centre of dimension {len(centre)} for weights of dimension {weight.shape[1]}")
-    head = Head(_unpack_header(message.header), weight, unpack(message.bias, "head bias", (classes,)), clip, centre)
-    if not (head.weight.isfinite().all() and head.bias.isfinite().all() and 0 <= (clip or 0) < torch.inf):
-        raise SurrogateError("the head holds a number that is not finite")
-    return head
 
 
 def pack_question(centre: Tensor | None) -> bytes | None:
@@ -156,30 +137,6 @@ def record_bytes(record: RecordDict) -> int:
     return sum(array_record.count_bytes() for array_record in record.array_records.values()) + sum(
         config.count_bytes() for config in record.config_records.values()
     )
-
-
-def _parse(message: pb.Surrogate | pb.Head, payload: bytes) -> None:
-    try:
-        message.ParseFromString(payload)
-    except DecodeError:
-        raise SurrogateError(f"{len(payload)} bytes that are no {type(message).__name__.lower()}") from None
-    if message.header.schema != SCHEMA:
-        raise SurrogateError(f"schema version {message.header.schema}; this program reads version {SCHEMA}")
-
-
-def _pack_header(header: Header) -> pb.Header:
-    return pb.Header(
-        schema=SCHEMA,
-        method=header.method,
-        run=header.run,
-        site=header.site,
-        fingerprint=header.fingerprint,
-        classes=header.classes,
-    )
-
-
-def _unpack_header(header: pb.Header) -> Header:
-    return Header(header.method, header.run, header.site, header.fingerprint, tuple(header.classes))
 
 
 def _pack_covariance(covariance: AnyCovariance) -> list[pb.Halves]:

@@ -134,7 +134,7 @@ def relearn(
 
     Leaving a site out removes what it contributed exactly. Prints the folder of the new head.
     """
-    from common.config import split_names
+    from common.sections import split_names
     from server_app.relearn import relearn as learn_again
 
     try:

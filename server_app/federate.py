@@ -8,7 +8,7 @@ from common.config import RunConfig, pick_device
 from common.errors import FedSurrogateError
 from server_app.report import write_report
 from server_app.run_folder import RunFolder
-from strategies import STRATEGIES, Grid
+from strategies import Grid, strategy_of
 
 log = logging.getLogger("flwr")
 
@@ -17,10 +17,10 @@ def federate(config: RunConfig, grid: Grid, flower_run_id: int) -> None:
     """Run one federation. A failure leaves a complete run folder, with a report that says why, and is raised again."""
     device = pick_device(config.device)
     folder = RunFolder(config, flower_run_id)
-    strategy = STRATEGIES[config.method](config, folder, device)
+    strategy = strategy_of(config)(config, folder, device)
     log.info("Run folder: %s", folder.path)
     try:
-        strategy.start(grid)
+        strategy.run(grid)
     except FedSurrogateError as error:
         folder.event("failed", reason=str(error))
         folder.finish(strategy.outcome, "failed", str(error))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.accounting import Unit, gaussian_epsilon
 from common.claims import NOT_COVERED, Claim
+from common.classifiers import Classifier
 from common.config import RunConfig
 from common.privacy import Noisy
-from common.surrogates import AnySurrogate, Head, SumsSurrogate
+from common.surrogates import AnySurrogate, SumsSurrogate
 
 Json = dict[str, Any]
 
@@ -20,6 +21,8 @@ COVERS = {
     "included, so that the noise also hides which of them a site has",
     "dp-em": "every number of a surrogate: noisy sizes and means of the Gaussians of every class, over all steps of EM; "
     "which classes are in it follows from noisy sizes",
+    "dp-sgd": "every number of a site's updates, over all rounds together: in every step noise is added to the sum of the "
+    "sampled records' clipped gradients",
     "theorem-4.1": "mean and covariance of every class in a surrogate",
 }
 SINGLE_RECORDS = (
@@ -34,14 +37,21 @@ SIMULATED = "accuracies, times and the picture of real features here: exact, bec
 
 
 def privacy_card(
-    config: RunConfig, surrogates: Sequence[AnySurrogate], head: Head | None, simulated: bool = False
+    config: RunConfig,
+    surrogates: Sequence[AnySurrogate],
+    model: Classifier | None,
+    simulated: bool = False,
+    trained: Mapping[str, Claim] | None = None,
 ) -> Json | None:
     """What metrics.json says under "privacy"; None when no surrogate that was used claims anything.
 
     `simulated` runs measure what a deployment does not. Signal-to-noise is estimated from the noisy values alone, so it
-    costs no budget.
+    costs no budget. trained: claims of sites that trained in rounds; their epsilon is that of all rounds together.
     """
-    claims = {s.header.site: (s, s.claim) for s in surrogates if s.claim is not None}
+    claims: dict[str, tuple[AnySurrogate | None, Claim]] = {
+        s.header.site: (s, s.claim) for s in surrogates if s.claim is not None
+    }
+    claims |= {site: (None, claim) for site, claim in (trained or {}).items()}
     if not claims:
         return None
     units = {claim.unit for _, claim in claims.values()}
@@ -60,7 +70,7 @@ def privacy_card(
         "covers": COVERS[config.mechanism] + DERIVED,
         "not_covered": open_ends,
         "per_site": {site: _site(surrogate, claim) for site, (surrogate, claim) in claims.items()},
-        "dropped_classes": _dropped(surrogates, config, head),
+        "dropped_classes": _dropped(surrogates, config, model),
     }
 
 
@@ -78,7 +88,7 @@ def _relation(mechanism: str, units: set[Unit]) -> str:
     return "add or remove one record, or one patient at the sites that protect patients"
 
 
-def _site(surrogate: AnySurrogate, claim: Claim) -> Json:
+def _site(surrogate: AnySurrogate | None, claim: Claim) -> Json:
     card: Json = {
         "epsilon": claim.epsilon,
         "delta": claim.delta,
@@ -86,7 +96,9 @@ def _site(surrogate: AnySurrogate, claim: Claim) -> Json:
         "mechanism": claim.mechanism,
         "noise_multiplier": claim.noise_multiplier,
         "noise": _sigmas(claim),
-        "signal_to_noise": {noisy.name: noisy.signal_to_noise() for noisy in _released(surrogate, claim)},
+        "signal_to_noise": {noisy.name: noisy.signal_to_noise() for noisy in _released(surrogate, claim)}
+        if surrogate
+        else {},
     }
     if claim.mechanism == "theorem-4.1":
         # The published noise is more than a small epsilon needs, and less than one above 40 does.
@@ -120,12 +132,14 @@ def _released(surrogate: AnySurrogate, claim: Claim) -> list[Noisy]:
     return [Noisy(name, value, sigmas[name], 1.0) for name, value in sorted(values.items())]
 
 
-def _dropped(surrogates: Sequence[AnySurrogate], config: RunConfig, head: Head | None) -> list[str]:
+def _dropped(surrogates: Sequence[AnySurrogate], config: RunConfig, model: Classifier | None) -> list[str]:
     """Classes of the run the model has not learned: no site has them, or their noise hides that one does."""
-    if head is None or config.mechanism == "theorem-4.1":
+    if model is None or config.mechanism == "theorem-4.1":
+        return []
+    if config.mechanism == "dp-sgd":
         return []
     if config.mechanism == "sums":
-        named, learned = config.classes or surrogates[0].header.classes, set(head.header.classes)
+        named, learned = config.classes or surrogates[0].header.classes, set(model.header.classes)
     else:
         # Without names of its own the head has exactly the classes that some site has released.
         named, learned = config.classes, {name for surrogate in surrogates for name in surrogate.header.classes}

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from common.classifiers import Head
 from common.config import parse_run_config, pick_device
 from common.errors import RunError
-from common.surrogates import Head, without_classes
+from common.surrogates import without_classes
 from common.wire import unpack_question
-from server_app.run_folder import read_json, read_surrogates, save_head
+from server_app.run_folder import read_json, read_surrogates, save_model
 from strategies.fedpft import CENTRE_FILE
 from strategies.learning import learn
 from strategies.sampling import class_order
@@ -46,7 +47,7 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
     head = learn(kept, config, pick_device(config.device), wanted, _centre(run)).head
     folder = run / "relearned" / f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
     folder.mkdir(parents=True)
-    save_head(head, folder / "model.safetensors")
+    save_model(head, folder / "model.safetensors")
     facts = {
         "sites": [surrogate.header.site for surrogate in kept],
         "without": list(without),

@@ -11,9 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from common.classifiers import Classifier, Ensemble, Head, Network
 from common.config import RunConfig, run_digest
 from common.errors import RunError
-from common.surrogates import AnySurrogate, Head
+from common.surrogates import AnySurrogate
 from common.wire import unpack_surrogate
 from server_app.privacy_card import privacy_card
 from strategies.outcome import Outcome
@@ -63,8 +67,10 @@ class RunFolder:
         (self.path / "surrogates" / f"{site}.pb").write_bytes(payload)
 
     def keep(self, name: str, content: bytes) -> None:
-        """Keep something else that is needed to learn again, such as the public centre of features."""
-        (self.path / name).write_bytes(content)
+        """Keep something else that is needed to learn again, or to go on: a public centre, a checkpoint. In one step."""
+        temporary = self.path / f".{name}"
+        temporary.write_bytes(content)
+        temporary.replace(self.path / name)
 
     def discard(self, site: str) -> None:
         """Drop a site's surrogate, so that nothing is ever learned from what was refused."""
@@ -73,6 +79,7 @@ class RunFolder:
     def finish(self, outcome: Outcome, status: str, failure: str = "") -> None:
         """Write metrics, model, manifest and picture data from what there is."""
         simulated = any(site.simulated for site in outcome.sites.values())
+        trained = {site.name: site.claim for site in outcome.sites.values() if site.claim is not None}
         total = (datetime.now(UTC) - self.started).total_seconds()
         metrics: dict[str, Any] = {
             "schema": 1,
@@ -88,18 +95,21 @@ class RunFolder:
                 "up_per_site": {site.name: site.bytes_up for site in outcome.sites.values()},
                 "compare": outcome.compare_bytes,
             },
-            "privacy": privacy_card(self.config, outcome.surrogates, outcome.head, simulated),
-            "rounds": [],
+            "privacy": privacy_card(self.config, outcome.surrogates, outcome.model, simulated, trained),
+            "rounds": outcome.rounds,
             "seconds": {key: round(value, 3) for key, value in outcome.seconds.items()} | {"total": round(total, 3)},
         }
         if failure:
             metrics["failure"] = failure
-        if outcome.head is not None:
-            save_head(outcome.head, self.path / "model.safetensors")
-            header = outcome.head.header
+        if outcome.hops:
+            metrics["hops"] = outcome.hops
+        if outcome.model is not None:
+            save_model(outcome.model, self.path / "model.safetensors")
+            header = outcome.model.header
             self._manifest |= {"fingerprint": header.fingerprint, "classes": list(header.classes)}
             self._write("manifest.json", self._manifest)
-            metrics["rounds"] = [{"round": 1, "accuracy": outcome.accuracy.get("model"), "seconds": round(total, 3)}]
+            once = {"round": 1, "accuracy": outcome.accuracy.get("model"), "seconds": round(total, 3)}
+            metrics["rounds"] = outcome.rounds or [once]
             if outcome.points:
                 points = {kind: asdict(cloud) for kind, cloud in outcome.points.items()}
                 self._write("projection.json", {"classes": header.classes} | points)
@@ -142,18 +152,29 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def save_head(head: Head, path: Path) -> None:
-    """Write a head as 32-bit safetensors, its classes and backbone fingerprint in the file's metadata.
+def save_model(model: Classifier, path: Path) -> None:
+    """Write a model as 32-bit safetensors, its classes and backbone fingerprint in the file's metadata.
 
-    With `clip` in the metadata features x are divided by max(|x|, clip) before they are multiplied; with a tensor `centre`
-    that is subtracted before.
+    A linear head is `weight` (C, d) and `bias` (C,); an ensemble of M heads has both once more, (M, C, d) and (M, C). With
+    `clip` in the metadata features x are divided by max(|x|, clip) before they are multiplied; with a tensor `centre` that
+    is subtracted before. A network has `kind` and `inputs` in the metadata; see common/networks.py.
     """
     from safetensors.torch import save_file
 
-    metadata = {"classes": json.dumps(head.header.classes), "fingerprint": head.header.fingerprint}
-    tensors = {"weight": head.weight, "bias": head.bias} | ({} if head.centre is None else {"centre": head.centre})
-    if head.clip is not None:
-        metadata["clip"] = f"{head.clip:g}"
+    metadata = {"classes": json.dumps(model.header.classes), "fingerprint": model.header.fingerprint}
+    tensors: dict[str, Tensor] = {}
+    match model:
+        case Head():
+            tensors = {"weight": model.weight, "bias": model.bias}
+            if model.centre is not None:
+                tensors["centre"] = model.centre
+            if model.clip is not None:
+                metadata["clip"] = f"{model.clip:g}"
+        case Ensemble():
+            tensors = {name: torch.stack([getattr(head, name) for head in model.heads]) for name in ("weight", "bias")}
+        case Network():
+            tensors = dict(model.tensors)
+            metadata |= {"kind": model.kind, "inputs": str(model.inputs)}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
 
 

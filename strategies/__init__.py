@@ -1,9 +1,25 @@
-"""One Flower strategy per method: collection on one side, `learn` (no Flower types) on the other."""
+"""One Flower strategy per way to run: collection on one side, `learn` (no Flower types) on the other."""
 
 from flwr.serverapp import Grid
 
+from common.config import RunConfig
+from common.sections import IN_ROUNDS
+from strategies.chain import Chain
+from strategies.federation import Federation
 from strategies.fedpft import FedPFT
+from strategies.one_shot import Local, OneShot
+from strategies.rounds import Rounds
 
-STRATEGIES = {"fedpft": FedPFT}
 
-__all__ = ["STRATEGIES", "FedPFT", "Grid"]
+def strategy_of(config: RunConfig) -> type[Federation]:
+    """The strategy of a run's method."""
+    if config.method in IN_ROUNDS:
+        return Rounds
+    if config.method == "local":
+        return Local
+    if config.method == "kd" or (config.method == "fedpft" and config.fedpft.topology == "chain"):
+        return Chain
+    return FedPFT if config.method == "fedpft" else OneShot
+
+
+__all__ = ["Chain", "FedPFT", "Federation", "Grid", "Local", "OneShot", "Rounds", "strategy_of"]

@@ -10,10 +10,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from common.errors import RunError
+from common.sums import PRESENT
 from common.surrogates import SumsSurrogate
-
-# A noisy count within this many standard deviations of zero may belong to a class the site does not have.
-PRESENT = 2.0
 
 
 @dataclass(frozen=True)

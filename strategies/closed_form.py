@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from common.classifiers import Head
 from common.covariances import LowRank
 from common.errors import RunError
 from common.mixtures import Mixtures
 from common.sums import unfold
-from common.surrogates import Head, Header, SumsSurrogate
+from common.surrogates import Header, SumsSurrogate
 from strategies.class_means import Components, by_site, pool, shrink
 
 # Beyond this share of what the sites' means of a class differ, which chance does not explain, one mean a class is too few.

@@ -2,74 +2,59 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 
-from common.checks import SITE_NAME, Expectation, check_surrogate
+from common.checks import Expectation, check_surrogate
 from common.claims import check_claim
 from common.config import RunConfig, run_digest
-from common.errors import PUBLIC_SENTENCES, SurrogateError
+from common.errors import SurrogateError
 from common.frames import centre_digest
 from common.surrogates import AnySurrogate, SumsSurrogate
-from common.wire import Info, from_record, pack_head, pack_question, record_bytes, to_record, unpack_head, unpack_surrogate
+from common.wire import Info, pack_question, to_record, unpack_surrogate
 from strategies.collect import Collection, Recorder, check_quorum, connected_nodes
+from strategies.federation import Federation, seconds_told
 from strategies.learning import learn
-from strategies.outcome import NO_REPLY, Outcome, Points, Site
+from strategies.outcome import Site
 from strategies.public import read_centre
 
-COMPARE = f"{MessageType.QUERY}.compare"
-PICTURE_POINTS = 1500
 CENTRE_FILE = "centre.pb"
 
 
-class FedPFT(Strategy):
+class FedPFT(Federation):
     """One-shot parametric feature transfer (Beitollahi et al. 2024, algorithm 1)."""
 
     def __init__(self, config: RunConfig, recorder: Recorder, device: str = "cpu") -> None:
-        self.config = config
-        self.recorder = recorder
-        self.device = device
-        self.outcome = Outcome()
+        super().__init__(config, recorder, device)
         self._surrogates: dict[int, AnySurrogate] = {}
-        self._sent: list[Message] = []
         self._centre = read_centre(config.fedpft.public)
 
     def summary(self) -> None:
         """Record what is about to happen."""
         self.recorder.event("configured", method="fedpft", **self.config.fedpft.model_dump())
 
-    def start(  # type: ignore[override]
-        self, grid: Grid, initial_arrays: ArrayRecord | None = None, num_rounds: int = 1, timeout: float = 0.0
-    ) -> Result:
+    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run the one round. Raises RunError when there is no site or the quorum is missed.
 
         Differs from Flower's loop: replies are checked as they arrive, and late ones are still kept for `relearn`.
         """
-        deadline = timeout or self.config.deadline
-        arrays, settings = initial_arrays or ArrayRecord(), ConfigRecord()
+        deadline = deadline or self.config.deadline
         self.summary()
         started = time.perf_counter()
-        asked = Collection(grid, self.configure_train(1, arrays, settings, grid), deadline)
-        self.aggregate_train(1, asked)
+        asked = Collection(grid, self._ask(grid), deadline)
+        self._gather(asked)
         spent = self.outcome.seconds
         spent["wait"] = max(0.0, time.perf_counter() - started - sum(spent.values()))
-        started = time.perf_counter()
-        broadcast = Collection(grid, self.configure_evaluate(1, arrays, settings, grid), deadline)
-        metrics = self.aggregate_evaluate(1, broadcast)
-        self._compare(grid, deadline)
-        self.outcome.seconds["evaluate"] = time.perf_counter() - started
+        accuracy = self.evaluate(grid, deadline)
         for reply in asked.arrived():
             self._receive(reply, late=True)
-        return Result(evaluate_metrics_clientapp={1: metrics} if metrics else {})
+        return accuracy
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def _ask(self, grid: Grid) -> Iterable[Message]:
         """Ask every connected site for its surrogate."""
         nodes = connected_nodes(grid, self.config.sites, self.config.deadline)
         self.outcome.sites = {node: Site(name=f"node {node}") for node in nodes}
@@ -80,9 +65,7 @@ class FedPFT(Strategy):
             told["bytes"] = len(question)
         return [self._message(MessageType.TRAIN, node, to_record(question, told)) for node in nodes]
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def _gather(self, replies: Iterable[Message]) -> None:
         """Check every surrogate, settle which fit together, and learn the head. Raises RunError."""
         for reply in replies:
             self._receive(reply)
@@ -95,80 +78,9 @@ class FedPFT(Strategy):
         outcome.surrogates = sorted(self._surrogates.values(), key=lambda s: (len(s.header.site), s.header.site))
         started = time.perf_counter()
         outcome.learned = learn(outcome.surrogates, config, self.device, config.classes, self._centre)
-        outcome.head = outcome.learned.head
+        outcome.model = outcome.learned.head
         outcome.seconds["learn"] = time.perf_counter() - started
-        self.recorder.event("learned", seconds=outcome.seconds["learn"], classes=len(outcome.head.header.classes))
-        return None, None
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Take the head to every site whose surrogate was used."""
-        payload = self._head_payload()
-        used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
-        return [self._message(MessageType.EVALUATE, node, to_record(payload, {"bytes": len(payload)})) for node in used]
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Take in each site's accuracy on its own test split; return the accuracy over all of these together."""
-        silent = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
-        for reply in replies:
-            node = self._node(reply)
-            site = self.outcome.sites[node]
-            silent.remove(node)
-            try:
-                _, info = self._read(reply, site)
-                correct, tested = _whole(info, "correct"), _whole(info, "tested")
-                if correct > tested:
-                    raise SurrogateError(f"{correct} right answers on {tested} records")
-            except SurrogateError as error:
-                self.recorder.event("evaluation-failed", site=site.name, reason=str(error))
-                continue
-            site.correct, site.tested = correct, tested
-            if site.tested:
-                self.recorder.event("evaluated", site=site.name, accuracy=site.correct / site.tested, tested=site.tested)
-        for node in silent:
-            self.recorder.event("evaluation-failed", site=self.outcome.sites[node].name, reason=NO_REPLY)
-        tested = sum(site.tested for site in self.outcome.sites.values())
-        correct = sum(site.correct for site in self.outcome.sites.values())
-        return MetricRecord({"accuracy": correct / tested}) if tested else None
-
-    def _message(self, kind: str, node: int, record: RecordDict) -> Message:
-        self.outcome.sites[node].bytes_down += record_bytes(record)
-        message = Message(record, node, kind)
-        self._sent.append(message)
-        return message
-
-    def _node(self, reply: Message) -> int:
-        """The node a reply comes from. Errors made by the SuperLink carry its own id, so the question is what counts."""
-        return next(
-            m.metadata.dst_node_id for m in self._sent if m.metadata.message_id == reply.metadata.reply_to_message_id
-        )
-
-    def _read(self, reply: Message, site: Site) -> tuple[bytes | None, Info]:
-        """Payload and numbers of a reply. Raises SurrogateError when the site failed or sent too much."""
-        if reply.has_error():
-            # Flower puts the text of an exception here, which may hold a path; only the number is kept.
-            raise SurrogateError(f"the site's app did not answer (Flower error code {reply.error.code})")
-        try:
-            site.bytes_up += record_bytes(reply.content)
-        except (IndexError, ValueError):
-            # Flower's counters break on empty values; an honest site sends none.
-            raise SurrogateError("a reply with empty values, which cannot be counted") from None
-        payload, info = from_record(reply.content, self.config.max_payload_mib * 2**20)
-        self._name(site, info.get("site"))
-        if (status := info.get("status")) != "ok":
-            raise SurrogateError(PUBLIC_SENTENCES.get(str(status), PUBLIC_SENTENCES["internal"]))
-        return payload, info
-
-    def _name(self, site: Site, name: object) -> None:
-        """Call a site what it calls itself, once and for all, unless a site that was not rejected has that name already."""
-        if site.fate == "used" or not (isinstance(name, str) and SITE_NAME.fullmatch(name)):
-            return
-        others = {node: other for node, other in self.outcome.sites.items() if other is not site and other.name == name}
-        if all(other.fate == "rejected" for other in others.values()):
-            site.name = name
-            for node, other in others.items():
-                other.name = f"node {node}"
+        self.recorder.event("learned", seconds=outcome.seconds["learn"], classes=len(outcome.learned.head.header.classes))
 
     def _receive(self, reply: Message, late: bool = False) -> None:
         """Check one surrogate and keep it, or refuse it with a reason."""
@@ -189,7 +101,7 @@ class FedPFT(Strategy):
             return
         self.recorder.surrogate(name, payload)
         counts = dict(zip(surrogate.header.classes, surrogate.counts, strict=True))
-        facts = {"bytes": site.bytes_up, "counts": counts, "seconds": _seconds(info, "fit"), "payload": len(payload)}
+        facts = {"bytes": site.bytes_up, "counts": counts, "seconds": seconds_told(info, "fit"), "payload": len(payload)}
         self.recorder.event("late" if late else "replied", site=name, **facts)
         if late:
             site.reason = "replied after the deadline; its surrogate is kept for relearn"
@@ -197,19 +109,17 @@ class FedPFT(Strategy):
         site.fate, site.reason, site.simulated = "used", "", info.get("simulated") is True
         self._surrogates[node] = surrogate
         for key in ("extract", "fit"):
-            if (spent := _seconds(info, key)) is not None:
+            if (spent := seconds_told(info, key)) is not None:
                 self.outcome.seconds[key] = max(spent, self.outcome.seconds.get(key, 0.0))
 
-    def _reject(self, node: int, reason: str) -> None:
-        site = self.outcome.sites[node]
-        site.fate, site.reason = "rejected", reason
+    def _reject(self, node: int, reason: str, number: int | None = None) -> None:
         if self._surrogates.pop(node, None) is not None:
-            self.recorder.discard(site.name)
-        self.recorder.event("rejected", site=site.name, reason=reason, bytes=site.bytes_up)
+            self.recorder.discard(self.outcome.sites[node].name)
+        super()._reject(node, reason, number)
 
     def _expectation(self) -> Expectation:
         """What a surrogate must look like; a late one must fit the head that was learned without it."""
-        config, head = self.config, self.outcome.head
+        config, model = self.config, self.outcome.model
         return Expectation(
             method=config.method,
             run=run_digest(config),
@@ -217,8 +127,8 @@ class FedPFT(Strategy):
             components=config.fedpft.components,
             rank=config.fedpft.rank,
             classes=config.classes,
-            fingerprint=head.header.fingerprint if head else config.fingerprint,
-            dimension=head.weight.shape[1] if head else 0,
+            fingerprint=model.header.fingerprint if model else config.fingerprint,
+            dimension=model.dimension if model else 0,
         )
 
     def _settle_backbone(self) -> None:
@@ -244,51 +154,3 @@ class FedPFT(Strategy):
             else:
                 continue
             self._reject(node, reason)
-
-    def _head_payload(self) -> bytes:
-        assert self.outcome.head is not None  # aggregate_train has learned it or raised
-        return pack_head(self.outcome.head)
-
-    def _compare(self, grid: Grid, deadline: float) -> None:
-        """In a simulation, ask one site to judge the head on the whole test split, beside baselines when wanted."""
-        used = {node: site for node, site in self.outcome.sites.items() if site.fate == "used"}
-        # In a deployment one site could claim to be simulated; all of them would have to.
-        if not all(site.simulated for site in used.values()):
-            return
-        node = next(iter(used))
-        payload = self._head_payload()
-        message = Message(to_record(payload, {"bytes": len(payload)}), node, COMPARE)
-        for reply in Collection(grid, [message], deadline):
-            try:
-                _, info = self._read(reply, Site(name=""))
-            except SurrogateError as error:
-                self.recorder.event("comparison-failed", reason=str(error))
-                return
-            for key, value in info.items():
-                if key.startswith("accuracy.") and isinstance(value, float) and math.isfinite(value):
-                    self.outcome.accuracy[key.removeprefix("accuracy.")] = value
-                elif key.startswith("bytes.") and isinstance(value, int):
-                    self.outcome.compare_bytes[key.removeprefix("bytes.")] = value
-            self._picture(payload, info)
-            self.recorder.event("compared", **self.outcome.accuracy)
-            return
-        self.recorder.event("comparison-failed", reason=NO_REPLY)
-
-    def _picture(self, payload: bytes, info: Info) -> None:
-        head = unpack_head(payload)
-        assert self.outcome.learned is not None  # aggregate_train has learned it or raised
-        features, labels = self.outcome.learned.sample(self.config.seed, PICTURE_POINTS)
-        flat = (features @ head.plane()).T.tolist()
-        self.outcome.points["synthetic"] = Points(flat[0], flat[1], labels.tolist())
-        x, y = (cast(list[float], info.get(f"points.{axis}", [])) for axis in ("x", "y"))
-        self.outcome.points["real"] = Points(x, y, cast(list[int], info.get("points.label", [])))
-
-
-def _whole(info: Info, key: str) -> int:
-    value = info.get(key)
-    return value if isinstance(value, int) and 0 <= value < 2**40 else 0
-
-
-def _seconds(info: Info, key: str) -> float | None:
-    value = info.get(f"{key}-seconds")
-    return value if isinstance(value, float) and 0 <= value < math.inf else None

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from common.classifiers import Head
 from common.config import RunConfig
 from common.heads import Batch
-from common.surrogates import AnySurrogate, Head, SumsSurrogate, Surrogate
+from common.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 from strategies import closed_form, sampling
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.surrogates import AnySurrogate, Head
+from common.claims import Claim
+from common.classifiers import Classifier
+from common.surrogates import AnySurrogate
 from strategies.learning import Learned
 
 Fate = Literal["used", "rejected", "dropped"]
@@ -14,7 +16,10 @@ NO_REPLY = "no reply before the deadline"
 
 @dataclass
 class Site:
-    """One site in a run. `name` is what the site calls itself, or its node id until it has answered."""
+    """One site in a run. `name` is what the site calls itself, or its node id until it has answered.
+
+    barred: it can take no part, and is not asked again. claim: of what it sent in rounds under privacy.
+    """
 
     name: str
     fate: Fate = "dropped"
@@ -24,6 +29,8 @@ class Site:
     tested: int = 0
     correct: int = 0
     simulated: bool = False
+    barred: bool = False
+    claim: Claim | None = None
 
 
 @dataclass
@@ -37,15 +44,21 @@ class Points:
 
 @dataclass
 class Outcome:
-    """Everything a run folder is written from. `sites` is keyed by Flower's node id."""
+    """Everything a run folder is written from. `sites` is keyed by Flower's node id.
+
+    rounds: of training, each with its number, accuracy on all test data, bytes up so far and seconds. hops: of a chain, in
+    order, each with its site and what the head there was worth.
+    """
 
     sites: dict[int, Site] = field(default_factory=dict)
     surrogates: list[AnySurrogate] = field(default_factory=list)
-    head: Head | None = None
+    model: Classifier | None = None
     learned: Learned | None = None
     accuracy: dict[str, float] = field(default_factory=dict)
     compare_bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    rounds: list[dict[str, float | None]] = field(default_factory=list)
+    hops: list[dict[str, str | float]] = field(default_factory=list)
     points: dict[str, Points] = field(default_factory=dict)
 
     def count(self, fate: Fate) -> int:

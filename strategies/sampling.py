@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.config import HeadConfig
+from common.classifiers import Head
 from common.errors import RunError
 from common.heads import Batch, shuffled_batches, train_head
 from common.mixtures import Mixtures
-from common.surrogates import AnySurrogate, Head, Header, Surrogate
+from common.sections import HeadConfig
+from common.surrogates import AnySurrogate, Header, Surrogate
 
 # Samples held in memory at a time. The number of samples a run draws does not matter, only this does.
 POOL_BYTES = 64 * 2**20

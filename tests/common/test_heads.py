@@ -6,9 +6,10 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from common.config import HeadConfig
+from common.classifiers import Head
 from common.heads import shuffled_batches, train_head, train_on_features
-from common.surrogates import Head, Header
+from common.sections import HeadConfig
+from common.surrogates import Header
 
 CLASSES = tuple("0123456789")
 

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from common import surrogate_pb2 as pb
 from common.checks import Expectation, check_surrogate
+from common.classifiers import Head
 from common.covariances import Diagonal, Full, LowRank, Spherical
 from common.errors import SurrogateError
 from common.mixtures import Mixtures, MixtureSettings, fit
-from common.surrogates import Head, Header, Surrogate, without_classes
+from common.model_frames import pack_head, unpack_head
+from common.surrogates import Header, Surrogate, without_classes
 from common.wire import (
     from_record,
-    pack_head,
     pack_surrogate,
     record_bytes,
     to_record,
-    unpack_head,
     unpack_surrogate,
 )
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,55 +47,86 @@ def site_command(*arguments: str) -> subprocess.CompletedProcess[str]:
 class Federation:
     """A running SuperLink with SuperNodes. `run` submits the app and returns Flower's status of the run."""
 
-    def __init__(self, home: Path, control: int) -> None:
+    def __init__(self, home: Path, node_configs: Sequence[str]) -> None:
         self.home = home
+        self.nodes: list[subprocess.Popen[bytes]] = []
+        self._fleet, self._control, self._runtime, *self._apps = free_ports(3 + len(node_configs))
         home.joinpath("config.toml").write_text(
-            f'[superlink.local-test]\naddress = "127.0.0.1:{control}"\ninsecure = true\n'
+            f'[superlink.local-test]\naddress = "127.0.0.1:{self._control}"\ninsecure = true\n'
         )
+        self.superlink = self.start_superlink()
+        for number, (config, port) in enumerate(zip(node_configs, self._apps, strict=True)):
+            link = ["--insecure", "--superlink", f"127.0.0.1:{self._fleet}"]
+            link += ["--clientappio-api-address", f"127.0.0.1:{port}"]
+            self.nodes.append(self._start(f"supernode-{number}", "flower-supernode", *link, "--node-config", config))
+        for port in self._apps:
+            _wait_for_port(port)
+
+    def start_superlink(self) -> subprocess.Popen[bytes]:
+        """Start the SuperLink, the first time or again, on the same ports and the same database."""
+        addresses = {"fleet-api": self._fleet, "control-api": self._control, "serverappio-api": self._runtime}
+        flags = [part for name, port in addresses.items() for part in (f"--{name}-address", f"127.0.0.1:{port}")]
+        database = str(self.home / "state.db")
+        self.superlink = self._start("superlink", "flower-superlink", "--insecure", "--database", database, *flags)
+        _wait_for_port(self._control)
+        return self.superlink
 
     def run(self, run_config: str, cwd: Path) -> str:
+        """Submit the app, wait for its end, and return Flower's status."""
+        return self.wait(self.submit(run_config, cwd))
+
+    def submit(self, run_config: str, cwd: Path) -> str:
+        """Submit the app and return the run's id."""
+        command = [str(BIN / "flwr"), "run", str(APP_FOLDER), "local-test", "--run-config", run_config]
         env = environment(self.home)
-        command = [str(BIN / "flwr"), "run", str(APP_FOLDER), "local-test", "--stream", "--run-config", run_config]
         done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
         (self.home / "flwr-run.log").write_text(done.stdout + done.stderr)
         run_id = re.search(r"Successfully started run (\d+)", done.stdout)
         assert run_id, done.stdout + done.stderr
-        command = [str(BIN / "flwr"), "list", "local-test", "--run-id", run_id.group(1), "--format", "json"]
-        for _ in range(20):
+        return run_id.group(1)
+
+    def wait(self, run_id: str, seconds: float = 400) -> str:
+        """Wait until Flower says the run has finished."""
+        command = [str(BIN / "flwr"), "list", "local-test", "--run-id", run_id, "--format", "json"]
+        end, status = time.monotonic() + seconds, ""
+        while time.monotonic() < end:
+            env = environment(self.home)
             listed = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
             status = str(json.loads(listed.stdout)["runs"][0]["status"])
             if status.startswith("finished"):
-                return status
+                break
             time.sleep(1)
         return status
+
+    def stop(self) -> None:
+        """Stop everything that still runs."""
+        for process in (*reversed(self.nodes), self.superlink):
+            stop_process(process.pid)
+
+    def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        log = (self.home / f"{name}.log").open("a")
+        arguments, env = [str(BIN / command[0]), *command[1:]], environment(self.home)
+        return subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=self.home)
 
 
 @contextmanager
 def federation(home: Path, node_configs: Sequence[str]) -> Iterator[Federation]:
     """Start everything, wait until every node is registered, and stop everything again."""
     home.mkdir(parents=True, exist_ok=True)
-    fleet, control, runtime, *app_ports = free_ports(3 + len(node_configs))
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, *command: str) -> None:
-        log = (home / f"{name}.log").open("w")
-        arguments = [str(BIN / command[0]), *command[1:]]
-        started.append(subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, env=environment(home), cwd=home))
-
+    running = Federation(home, node_configs)
     try:
-        addresses = {"fleet-api": fleet, "control-api": control, "serverappio-api": runtime}
-        flags = [part for name, port in addresses.items() for part in (f"--{name}-address", f"127.0.0.1:{port}")]
-        start("superlink", "flower-superlink", "--insecure", "--database", str(home / "state.db"), *flags)
-        _wait_for_port(control)
-        for number, (config, port) in enumerate(zip(node_configs, app_ports, strict=True)):
-            link = ["--insecure", "--superlink", f"127.0.0.1:{fleet}", "--clientappio-api-address", f"127.0.0.1:{port}"]
-            start(f"supernode-{number}", "flower-supernode", *link, "--node-config", config)
-        for port in app_ports:
-            _wait_for_port(port)
-        yield Federation(home, control)
+        yield running
     finally:
-        for process in reversed(started):
-            stop_process(process.pid)
+        running.stop()
+
+
+def until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
+    """Wait until something holds. Raises TimeoutError."""
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {seconds:g} seconds")
+        time.sleep(0.2)
 
 
 def _wait_for_port(port: int, seconds: float = 90.0) -> None:

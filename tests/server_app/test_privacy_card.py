@@ -9,8 +9,9 @@ import torch
 from client_app.fedpft import make_surrogate
 from common.accounting import gaussian_epsilon, gaussian_noise_multiplier
 from common.claims import NOT_COVERED, make_claim
+from common.classifiers import Head
 from common.config import RunConfig, parse_run_config
-from common.surrogates import AnySurrogate, Head
+from common.surrogates import AnySurrogate
 from common.wire import pack_surrogate, unpack_surrogate
 from server_app.privacy_card import mean_noise, privacy_card
 from server_app.privacy_view import privacy_line

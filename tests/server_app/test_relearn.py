@@ -6,9 +6,10 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from common.config import HeadConfig
+from common.classifiers import Head
 from common.errors import RunError, SurrogateError
-from common.surrogates import Head, without_classes
+from common.sections import HeadConfig
+from common.surrogates import without_classes
 from common.wire import unpack_surrogate
 from server_app.relearn import relearn
 from server_app.run_folder import read_surrogates

@@ -5,10 +5,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from common.classifiers import Head
 from common.config import RunConfig, parse_run_config, run_digest
 from common.errors import RunError, SurrogateError
-from common.surrogates import Head, Header
-from server_app.run_folder import RunFolder, flatten, read_json, read_surrogates, save_head
+from common.surrogates import Header
+from server_app.run_folder import RunFolder, flatten, read_json, read_surrogates, save_model
 from strategies.outcome import Outcome, Points, Site
 from tests.grid import InProcessGrid, default_run_config, run_federation, sites
 
@@ -87,7 +88,7 @@ def test_a_learned_head_is_kept_with_its_picture(tmp_path: Path) -> None:
 
 
 def test_a_head_is_written_in_32_bit_with_its_classes(tmp_path: Path) -> None:
-    save_head(Head(HEADER, HEAD.weight.T.contiguous().T, HEAD.bias), tmp_path / "m.safetensors")
+    save_model(Head(HEADER, HEAD.weight.T.contiguous().T, HEAD.bias), tmp_path / "m.safetensors")
     with safe_open(tmp_path / "m.safetensors", "pt") as file:
         assert file.get_tensor("weight").equal(HEAD.weight)
         assert file.get_tensor("weight").dtype == torch.float32

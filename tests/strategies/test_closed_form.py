@@ -12,9 +12,10 @@ from client_app.fedpft import make_surrogate
 from common.config import parse_run_config
 from common.covariances import LowRank
 from common.errors import RunError
+from common.model_frames import pack_head, unpack_head
 from common.privacy import clip
 from common.surrogates import SumsSurrogate, without_classes
-from common.wire import pack_head, pack_surrogate, unpack_head, unpack_surrogate
+from common.wire import pack_surrogate, unpack_surrogate
 from strategies.class_means import Components, by_site, pool, shrink
 from strategies.closed_form import SITES_DIFFER, _diagonal, _solve, _spiked, learn_from_sums, least_squares
 from strategies.learning import learn

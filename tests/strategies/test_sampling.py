@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.config import HeadConfig
+from common.classifiers import Head
 from common.covariances import Diagonal
 from common.errors import RunError
 from common.mixtures import Mixtures, MixtureSettings, fit
-from common.surrogates import Head, Header, Surrogate
-from common.wire import pack_head, pack_surrogate, unpack_head, unpack_surrogate
+from common.model_frames import pack_head, unpack_head
+from common.sections import HeadConfig
+from common.surrogates import Header, Surrogate
+from common.wire import pack_surrogate, unpack_surrogate
 from strategies import sampling
 from strategies.sampling import Share, class_order, learn, sample, stream
 

@@ -1,0 +1,189 @@
+"""Every method on the same sites, through the functions that sites and coordinator run, without Flower in between.
+
+Payloads are packed, counted and unpacked as in a real run. "Bytes" are all that sites send, at 16 bits.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from _report import shared
+
+from client_app.hop import kept_head
+from client_app.partition import share
+from client_app.personal import METHODS as PERSONAL
+from client_app.personal import personal_accuracy
+from client_app.release import method_of
+from client_app.settings import NodeConfig
+from client_app.site import LabelledFeatures, SiteFeatures, dataset_features, usable
+from client_app.task import Task
+from common.classifiers import Classifier, Head
+from common.config import RunConfig, Scalar, parse_overrides
+from common.heads import train_on_features
+from common.model_frames import pack_classifier, unpack_classifier, unpack_parameters
+from common.sections import IN_ROUNDS, ONE_SHOT
+from common.surrogates import Header
+from common.wire import Info, unpack_surrogate
+from strategies.combining import combine
+from strategies.learning import learn
+from strategies.training import Training
+
+
+@dataclass
+class Measured:
+    """Accuracy on all test data, mean over sites on their own, bytes that sites send; curve: both after each step."""
+
+    accuracy: float
+    bytes: int
+    own: float = 0.0
+    curve: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass
+class Federation:
+    """Sites with data of one run, and the test records of all."""
+
+    sites: list[SiteFeatures]
+    test: LabelledFeatures
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The same list at every site."""
+        return self.sites[0].classes
+
+    def judge(self, model: Classifier) -> float:
+        """Accuracy in percent, of the model as the sites get it."""
+        received = unpack_classifier(pack_classifier(model))
+        right, tested = received.accuracy(self.test.features, self.classes, self.test.labels)
+        return 100 * right / tested
+
+
+def load(run: RunConfig, sites: int) -> Federation:
+    """The run's data dealt to its sites, and all its test records."""
+    found = []
+    tests: list[LabelledFeatures] = []
+    for index in range(sites):
+        node = NodeConfig(partition_id=index, num_partitions=sites)
+        own = share(run, node, in_simulation=True)
+        features = dataset_features(own.dataset, run, node)
+        train, test = (usable(own.dataset, features, rows) for rows in (own.train, own.test))
+        found.append(site(train.features, train.labels, test, own.dataset.classes, features.fingerprint))
+        if index == 0 or len(run.dataset) > 1:
+            tests.append(usable(own.dataset, features, (~own.dataset.is_train).nonzero().squeeze(1)))
+    return Federation(found, joined(tests))
+
+
+def joined(parts: Sequence[LabelledFeatures]) -> LabelledFeatures:
+    """Records of several sites together."""
+    return LabelledFeatures(torch.cat([part.features for part in parts]), torch.cat([part.labels for part in parts]))
+
+
+def settings_of(options: argparse.Namespace, stand_in: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], str]:
+    """The user's own data and backbone (`-c`), or the sample data beside the checkout; and what to call it."""
+    given = parse_overrides(options.run_config)
+    if given:
+        kept = {key: value for key, value in given.items() if key not in ("data-dir", "weights-path")}
+        return given, ", ".join(f"{key}={value}" for key, value in kept.items())
+    folder = shared("features/cifar10-train.safetensors").parent
+    base: dict[str, Scalar] = {"data": "safetensors", "data-dir": str(folder)}
+    return base | stand_in, f"STAND-IN: MobileNetV2 features of {stand_in['dataset']}, not the paper's backbone and data"
+
+
+def arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
+    """The options all of these scripts have."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", default=name, help="of the files in benchmarks/results")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("-c", "--run-config", action="append", default=[], metavar="'key=value ...'")
+    return parser
+
+
+def mean_and_deviation(values: Sequence[float]) -> str:
+    """As tables print it."""
+    return f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}"
+
+
+def site(
+    features: Tensor, labels: Tensor, test: LabelledFeatures, classes: tuple[str, ...], fingerprint: str
+) -> SiteFeatures:
+    """A site of these records. Not simulated: the harness judges its heads itself."""
+    return SiteFeatures(LabelledFeatures(features, labels), test, classes, fingerprint, 0.0, simulated=False)
+
+
+def centralised(run: RunConfig, data: Federation) -> Measured:
+    """One head on all real features: what no federation can beat by much."""
+    features, labels = (torch.cat([getattr(s.train, name) for s in data.sites]) for name in ("features", "labels"))
+    weight, bias = train_on_features(features, labels, len(data.classes), run.head, run.seed)
+    head = Head(Header("", "", "", data.sites[0].fingerprint, data.classes), weight, bias)
+    return Measured(data.judge(head), 2 * features.numel())
+
+
+def federate(run: RunConfig, data: Federation) -> Measured:
+    """One run of any method."""
+    with tempfile.TemporaryDirectory() as folder:
+        node = NodeConfig(state_dir=str(Path(folder) / "state"))
+        tasks = [Task(run, node, str(index), found) for index, found in enumerate(data.sites)]
+        if run.method in IN_ROUNDS:
+            return _in_rounds(run, data, tasks)
+        if run.method == "kd" or run.fedpft.topology == "chain":
+            return _along(run, data, tasks)
+        if run.method == "local":
+            heads = [
+                train_on_features(s.train.features, s.train.labels, len(s.classes), run.head, run.seed) for s in data.sites
+            ]
+            header = Header("", "", "", data.sites[0].fingerprint, data.classes)
+            models: list[Classifier] = [Head(header, *head) for head in heads]
+            return Measured(statistics.mean(map(data.judge, models)), 0, _own(models, data))
+        payloads = [method_of(run)(task).payload for task in tasks]
+        if run.method in ONE_SHOT:
+            model = combine([unpack_parameters(payload) for payload in payloads], run, data.classes)
+        else:
+            model = learn([unpack_surrogate(payload) for payload in payloads], run, "cpu", data.classes).head
+        return Measured(data.judge(model), sum(map(len, payloads)), _own([model] * len(tasks), data))
+
+
+def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
+    training = Training.begin(run, data.classes, data.sites[0].fingerprint, data.sites[0].train.features.shape[1])
+    sent, curve = 0, []
+    while training.round < run.fedavg.rounds:
+        told: Info = {"round": training.round + 1, "lineage": training.lineage}
+        question = training.question()
+        payloads = [method_of(run)(replace(task, question=question, told=told)).payload for task in tasks]
+        training.absorb([unpack_parameters(payload) for payload in payloads], len(tasks))
+        sent += sum(map(len, payloads))
+        curve.append((sent, data.judge(training.classifier())))
+    model = training.classifier()
+    if run.method in PERSONAL:
+        pairs = [personal_accuracy(task, model) for task in tasks]
+        own = statistics.mean(100 * right / tested for right, tested in pairs if tested)
+    else:
+        own = _own([model] * len(tasks), data)
+    return Measured(curve[-1][1], sent, own, curve)
+
+
+def _along(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
+    sent, curve, relay = 0, [], None
+    heads = []
+    for number, task in enumerate(tasks, start=1):
+        told: Info = {"hop": number, "lineage": "harness", "classes": json.dumps(data.classes)}
+        asked = replace(task, question=relay, told=told)
+        relay = method_of(run)(asked).payload
+        sent += len(relay)
+        heads.append(kept_head(asked))
+        curve.append((sent, data.judge(heads[-1])))
+    # The last site has nobody to pass on to.
+    return Measured(curve[-1][1], sent - len(relay or b""), _own(heads, data), curve)
+
+
+def _own(models: Sequence[Classifier], data: Federation) -> float:
+    found = [m.accuracy(s.test.features, s.classes, s.test.labels) for m, s in zip(models, data.sites, strict=True)]
+    return statistics.mean(100 * right / tested for right, tested in found if tested) if any(t for _, t in found) else 0.0

@@ -1,0 +1,68 @@
+"""One site of a chain: open what came, add to it, keep the own head, and pass on, sealed where asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from client_app import chain, kd
+from client_app.compare import compare
+from client_app.keys import private_key, told_keys
+from client_app.task import Made, Task
+from common.classifiers import Classifier, Head
+from common.config import run_digest
+from common.errors import DataError, SealError
+from common.model_frames import pack_classifier, unpack_classifier
+from common.sealing import open_sealed, seal
+from common.wire import Info
+
+
+def hop(task: Task) -> Made:
+    """What this site passes on. Raises SealError for what was not sealed for it, or changed; and as `chain.extend`."""
+    sealed = task.run.fedpft.seal
+    question = _opened(task) if sealed and task.question is not None else task.question
+    made, head = (kd.distil if task.run.method == "kd" else chain.extend)(replace(task, question=question))
+    _keep(task, head)
+    if sealed:
+        named = str(task.told.get("readers", "")).split(",")
+        readers = {name: key for name, key in _keys(task).items() if name in named}
+        context = _context(task, task.site, task.told.get("hop"))
+        made = replace(made, payload=seal(made.payload, private_key(task.node, task.site), readers, context))
+    return replace(made, answer=_worth(task, head))
+
+
+def kept_head(task: Task) -> Classifier:
+    """The head this site has from its hop. Raises DataError when it has none."""
+    file = task.state / "head.pb"
+    if not file.is_file():
+        raise DataError(f"no head of this run in {str(file)!r}")
+    return unpack_classifier(file.read_bytes())
+
+
+def _opened(task: Task) -> bytes:
+    sender, keys = str(task.told.get("sender", "")), _keys(task)
+    if sender not in keys:
+        raise SealError(f"a sealed relay from {sender[:64]!r}, whose key was not told")
+    assert task.question is not None
+    context = _context(task, sender, task.told.get("sent-hop"))
+    return open_sealed(task.question, task.site, private_key(task.node, task.site), keys[sender], context)
+
+
+def _keys(task: Task) -> dict[str, bytes]:
+    return told_keys(task.node, task.told.get("keys", "{}"))
+
+
+def _context(task: Task, sender: str, number: object) -> bytes:
+    return "\0".join((run_digest(task.run), task.lineage, sender, str(number))).encode()
+
+
+def _keep(task: Task, head: Head) -> None:
+    """The site's own head stays on its disk: it is the site's to use, and the last one's may be asked for."""
+    task.state.mkdir(parents=True, exist_ok=True)
+    (task.state / "head.pb").write_bytes(pack_classifier(head))
+
+
+def _worth(task: Task, head: Head) -> Info:
+    """How good the head is on all test data of a simulation. A hospital tells nobody unless it is asked to evaluate."""
+    if not task.found.simulated:
+        return {}
+    return {"accuracy.model": compare(head, task.run, task.node, baselines=False)["accuracy.model"]}

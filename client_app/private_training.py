@@ -1,0 +1,71 @@
+"""DP-SGD at a site: Poisson samples, every record's gradient clipped, noise once on their sum (Abadi et al. 2016)."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from common.claims import Claim
+from common.privacy import system_normals
+from common.sections import FedAvgConfig
+
+# Gradients of so many records are held in memory at a time.
+TOGETHER = 256
+
+
+def train_privately(
+    module: nn.Module, features: Tensor, labels: Tensor, settings: FedAvgConfig, claim: Claim, rate: float, mu: float = 0.0
+) -> dict[str, float]:
+    """Train in place on features (n, d), labels (n,); return facts about it that stay at the site.
+
+    A step takes every record with probability `settings.sample_rate`, independently, and divides the noisy sum by
+    `settings.batch_size`: both are public, where the number of records or of those drawn would be private. So a site
+    with more records takes longer steps, as FedAvg weighs it. FedProx's term is added after the noise: it depends on
+    public numbers only, and inside Opacus' hooks it would be overwritten.
+    """
+    from opacus import GradSampleModule
+
+    # The draw that decides who takes part is as secret as the noise.
+    generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
+    start = [parameter.detach().clone() for parameter in module.parameters()]
+    sampled = GradSampleModule(module, loss_reduction="sum")
+    sigma, _ = claim.noise["gradients"]
+    clipped = drawn = 0
+    signal = 0.0
+    for _ in range(settings.private_steps):
+        rows = (torch.rand(len(labels), generator=generator) < settings.sample_rate).nonzero().squeeze(1)
+        total, cut = _clipped_sum(sampled, features[rows], labels[rows], claim.clip)
+        clipped, drawn = clipped + cut, drawn + len(rows)
+        signal += sum(float(each.square().sum()) for each in total) ** 0.5 / settings.private_steps
+        with torch.no_grad():
+            for parameter, before, gradient in zip(module.parameters(), start, total, strict=True):
+                noisy = (gradient.double() + sigma * system_normals(gradient.shape)) / settings.batch_size
+                parameter.sub_(rate * (noisy.to(parameter) + mu * (parameter - before)))
+    numbers = sum(each.numel() for each in start)
+    return {"clip-fraction": clipped / max(1, drawn), "signal-to-noise-gradients": signal / (sigma * numbers**0.5)}
+
+
+def _clipped_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float) -> tuple[list[Tensor], int]:
+    """The sum of all records' gradients, each of norm at most `clip`, by parameter; and how many were longer."""
+    parameters = list(module.parameters())
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    cut = 0
+    for some, truth in zip(torch.split(features, TOGETHER), torch.split(labels, TOGETHER), strict=True):
+        if not len(truth):
+            continue
+        module.zero_grad(set_to_none=True)
+        with warnings.catch_warnings():
+            # Opacus' hooks fire on outputs as well as inputs; only the outputs' gradients are used.
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            torch.nn.functional.cross_entropy(module(some), truth, reduction="sum").backward()  # type: ignore[no-untyped-call]
+        each = [parameter.grad_sample.detach() for parameter in parameters]  # type: ignore[attr-defined]
+        norms = torch.stack([gradients.flatten(1).norm(dim=1) for gradients in each]).norm(dim=0)
+        # A gradient that is not finite says nothing and must not poison the sum.
+        factors = torch.where(norms.isfinite(), (clip / norms.clamp_min(1e-12)).clamp_max(1.0), 0.0)
+        cut += int((norms > clip).sum())
+        for sum_, gradients in zip(total, each, strict=True):
+            sum_ += torch.einsum("n,n...->...", factors, gradients.nan_to_num(0.0, 0.0, 0.0))
+    return total, cut

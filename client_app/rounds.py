@@ -1,0 +1,90 @@
+"""A site's part in a round of FedAvg and its relatives: the model comes, what it moved goes back."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from client_app import scaffold
+from client_app.local_training import network, step_length, train
+from client_app.private_training import train_privately
+from client_app.task import Made, Task
+from common.accounting import GaussianEvent
+from common.claims import make_claim
+from common.config import RunConfig, run_digest
+from common.errors import ConfigError, SurrogateError
+from common.model_frames import pack_parameters, unpack_parameters
+from common.networks import Kind
+from common.parameters import Parameters, Tensors, largest
+from common.privacy import clip
+
+
+def update(task: Task) -> Made:
+    """Train the model that came on this site's records; return how it moved. Raises DataError, SurrogateError.
+
+    FedAvg (McMahan et al. 2017), FedProx (Li et al. 2020), FedSGD, SCAFFOLD (Karimireddy et al. 2020), DSFL, which sends
+    the largest entries only, and DP-FedAvg and DP-FedProx, record-level, whose epsilon is that of all rounds together.
+    """
+    if task.question is None:
+        raise SurrogateError("a round without a model")
+    run, received = task.run, unpack_parameters(task.question)
+    if received.header.run != run_digest(run) or received.header.fingerprint != task.found.fingerprint:
+        raise SurrogateError(
+            f"a model of run {received.header.run!r} for backbone {received.header.fingerprint[:16]!r}; here it is run "
+            f"{run_digest(run)!r} and {task.found.fingerprint[:16]!r}"
+        )
+    if run.epsilon:
+        return _private_update(task, received)
+    features, labels = task.training_data(received.header.classes)
+    start, common = scaffold.split(received.tensors)
+    kind, settings = kind_of(run), run.fedavg
+    module = network(kind, features.shape[1], len(received.header.classes), start)
+    rate, correction = step_length(kind, settings, features), None
+    own = scaffold.read_control(task.state, start) if common else {}
+    if common:
+        correction = {name: common[name] - own[name] for name in common}
+    mu = settings.mu if run.method == "fedprox" else 0.0
+    single = run.method == "fedsgd"
+    steps = train(
+        module, features, labels, settings, rate, _generator(task), mu=mu, correction=correction, single_step=single
+    )
+    moved: Tensors = {name: parameter.detach() - start[name] for name, parameter in module.named_parameters()}
+    if common:
+        new = scaffold.next_control(own, common, moved, steps, rate)
+        moved = {**moved, **{scaffold.CONTROL + name: new[name] - own[name] for name in new}}
+        scaffold.write_control(task.state, new)
+    if run.method == "dsfl":
+        moved = largest(moved, settings.keep)
+    answer = Parameters(task.header(received.header.classes), received.round, moved, len(labels))
+    return Made(pack_parameters(answer))
+
+
+def _private_update(task: Task, received: Parameters) -> Made:
+    if task.found.train.units is not None:
+        raise ConfigError(f"method = {task.run.method!r} protects single records; leave patient-column out, or use fedpft")
+    run, settings, kind = task.run, task.run.fedavg, kind_of(task.run)
+    claim = make_claim(run, "record")
+    assert claim is not None
+    # No class is too small here: noise is in everything that leaves.
+    features, labels = task.training_data(received.header.classes)
+    if kind == "linear":
+        features = clip(features, 0.0)[0].float()
+    module = network(kind, features.shape[1], len(received.header.classes), received.tensors)
+    mu = settings.mu if run.method == "dp-fedprox" else 0.0
+    facts = train_privately(module, features, labels, settings, claim, settings.rate(private=True), mu)
+    moved = {name: parameter.detach() - received.tensors[name] for name, parameter in module.named_parameters()}
+    answer = Parameters(task.header(received.header.classes), received.round, moved, 0, claim)
+    events = (GaussianEvent(claim.noise_multiplier, settings.sample_rate, settings.private_steps),)
+    return Made(pack_parameters(answer), claim, events, facts)
+
+
+def kind_of(run: RunConfig) -> Kind:
+    """The model of this run."""
+    return run.fedavg.model
+
+
+def _generator(task: Task) -> torch.Generator:
+    """Order of the records: its own for every site and round."""
+    digest = hashlib.sha256(f"{task.run.seed}\0{task.site}\0{task.round}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

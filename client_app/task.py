@@ -1,0 +1,97 @@
+"""What a site is asked to do, and what it makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from client_app.settings import NodeConfig
+from client_app.site import SiteFeatures
+from common.accounting import GaussianEvent
+from common.claims import Claim
+from common.classifiers import class_indices
+from common.config import RunConfig, run_digest
+from common.errors import DataError, SurrogateError
+from common.surrogates import Header
+from common.wire import Info
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the site decides for itself; zero means as the run says. smallest_class: records a released class must have."""
+
+    components: int = 0
+    rank: int = 0
+    smallest_class: int = 1
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Task:
+    """One request: the run, this site, its features, and what came with the question."""
+
+    run: RunConfig
+    node: NodeConfig
+    site: str
+    found: SiteFeatures
+    limits: Limits = NO_LIMITS
+    question: bytes | None = None
+    told: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def round(self) -> int:
+        """Which round it is, from one."""
+        value = self.told.get("round", 1)
+        return value if isinstance(value, int) else 1
+
+    @property
+    def lineage(self) -> str:
+        """What a run and those that resume it have in common."""
+        value = str(self.told.get("lineage", ""))
+        if not (value.isalnum() and value.isascii() and len(value) <= 32):
+            raise SurrogateError(f"a question without the name of its run ({value[:40]!r})")
+        return value
+
+    @property
+    def state(self) -> Path:
+        """Where this site keeps what must last until the run ends."""
+        return self.node.state / "runs" / f"{self.lineage}-{self.site}"
+
+    def header(self, classes: tuple[str, ...]) -> Header:
+        """Of what this site answers."""
+        return Header(self.run.method, run_digest(self.run), self.site, self.found.fingerprint, classes)
+
+    def training_data(self, classes: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        """Training features (n, d) and labels (n,) among `classes`. Raises DataError when there is none of them.
+
+        Left out: records of other classes, and of classes with fewer records than the site lets out.
+        """
+        features, labels = self.found.train.features, class_indices(classes, self.found.classes)[self.found.train.labels]
+        sizes = torch.bincount(labels.clamp_min(0), minlength=len(classes))
+        kept = (labels >= 0) & (sizes[labels.clamp_min(0)] >= self.limits.smallest_class)
+        if not kept.any():
+            raise DataError(
+                f"no training record of the run's classes {', '.join(classes)[:200]}, with {self.limits.smallest_class} or "
+                "more of a class"
+            )
+        return features[kept].float(), labels[kept]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a site has made and not let out yet.
+
+    events: the noise in it, for the ledger. facts: about it, which stay. answer: numbers that go along.
+    """
+
+    payload: bytes
+    claim: Claim | None = None
+    events: tuple[GaussianEvent, ...] = ()
+    facts: dict[str, float] = field(default_factory=dict)
+    answer: Info = field(default_factory=dict)

@@ -1,0 +1,173 @@
+"""Heads, networks and updates as protobuf messages, in canonical bytes."""
+
+from __future__ import annotations
+
+from typing import cast, get_args
+
+import numpy as np
+import torch
+from google.protobuf.message import DecodeError
+from torch import Tensor
+
+from common import surrogate_pb2 as pb
+from common.classifiers import Classifier, Ensemble, Head, Network
+from common.errors import ConfigError, SurrogateError
+from common.frames import pack_centre, pack_claim, pack_header, parse, unpack_centre, unpack_claim, unpack_header
+from common.halves import pack, unpack
+from common.networks import WIDEST, Kind, build
+from common.parameters import Parameters, Tensors
+
+
+def pack_head(head: Head) -> bytes:
+    """Canonical bytes of a linear head, at 16 bits."""
+    return _head(head).SerializeToString(deterministic=True)
+
+
+def _head(head: Head) -> pb.Head:
+    message = pb.Head(header=pack_header(head.header), weight=pack(head.weight), bias=pack(head.bias))
+    if head.clip is not None:
+        message.clip = head.clip
+    if head.centre is not None:
+        message.centre.CopyFrom(pack_centre(head.centre))
+    return message
+
+
+def unpack_head(payload: bytes) -> Head:
+    """Parse a head; raises SurrogateError."""
+    message = pb.Head()
+    parse(message, payload)
+    return _unpack_head(message)
+
+
+def _unpack_head(message: pb.Head) -> Head:
+    classes = len(message.header.classes)
+    if not classes or len(message.weight.shape) != 2:
+        raise SurrogateError(f"a head for {classes} classes with weights of shape {tuple(message.weight.shape)[:4]}")
+    weight = unpack(message.weight, "head weights", (classes, message.weight.shape[1]))
+    clip = message.clip if message.HasField("clip") else None
+    centre = unpack_centre(message.centre) if message.HasField("centre") else None
+    if centre is not None and len(centre) != weight.shape[1]:
+        raise SurrogateError(f"a centre of dimension {len(centre)} for weights of dimension {weight.shape[1]}")
+    head = Head(unpack_header(message.header), weight, unpack(message.bias, "head bias", (classes,)), clip, centre)
+    if not (head.weight.isfinite().all() and head.bias.isfinite().all() and 0 <= (clip or 0) < torch.inf):
+        raise SurrogateError("the head holds a number that is not finite")
+    return head
+
+
+def pack_classifier(model: Classifier) -> bytes:
+    """Canonical bytes of whatever a run learns, at 16 bits."""
+    message = pb.Classifier()
+    match model:
+        case Head():
+            message.head.CopyFrom(_head(model))
+        case Ensemble():
+            message.heads.heads.extend([_head(head) for head in model.heads])
+        case Network():
+            tensors = _pack_tensors(model.tensors)
+            network = pb.Network(header=pack_header(model.header), kind=model.kind, inputs=model.inputs, tensors=tensors)
+            message.network.CopyFrom(network)
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_classifier(payload: bytes) -> Classifier:
+    """Undo `pack_classifier`. Raises SurrogateError."""
+    message = pb.Classifier()
+    try:
+        message.ParseFromString(payload)
+    except DecodeError:
+        raise SurrogateError(f"{len(payload)} bytes that are no model") from None
+    match message.WhichOneof("kind"):
+        case "head":
+            return _unpack_head(message.head)
+        case "heads" if message.heads.heads:
+            heads = tuple(_unpack_head(head) for head in message.heads.heads)
+            if any((h.header.classes, h.dimension) != (heads[0].header.classes, heads[0].dimension) for h in heads):
+                raise SurrogateError("an ensemble of heads of different classes or dimensions")
+            return Ensemble(heads)
+        case "network":
+            return _unpack_network(message.network)
+    raise SurrogateError("a model of no known kind")
+
+
+def _unpack_network(message: pb.Network) -> Network:
+    tensors, classes = _unpack_tensors(message.tensors), len(message.header.classes)
+    if message.kind not in get_args(Kind) or not classes or not 0 < message.inputs < 2**24:
+        raise SurrogateError(f"a network of kind {message.kind[:20]!r} for {classes} classes and {message.inputs} inputs")
+    kind = cast(Kind, message.kind)
+    first = tensors.get("convolution1.weight")
+    if kind == "convnet" and not (first is not None and first.dim() and len(first) <= WIDEST):
+        raise SurrogateError(f"a convnet without a first convolution, or of more than {WIDEST} channels")
+    try:
+        wanted = {name: p.shape for name, p in build(kind, message.inputs, classes, tensors).named_parameters()}
+    except ConfigError as error:
+        raise SurrogateError(f"a {kind} that cannot be built ({error})") from None
+    if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
+        raise SurrogateError(f"a {kind} whose tensors do not fit {classes} classes and {message.inputs} inputs")
+    return Network(unpack_header(message.header), kind, message.inputs, tensors)
+
+
+def pack_parameters(parameters: Parameters) -> bytes:
+    """Canonical bytes of a model or an update, at 16 bits. Where half of a tensor or more is zero, only the rest travels."""
+    message = pb.Parameters(
+        header=pack_header(parameters.header),
+        round=parameters.round,
+        records=parameters.records,
+        tensors=_pack_tensors(parameters.tensors),
+        claim=pack_claim(parameters.claim),
+    )
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_parameters(payload: bytes) -> Parameters:
+    """Undo `pack_parameters`. Raises SurrogateError."""
+    message = pb.Parameters()
+    parse(message, payload)
+    claim = unpack_claim(message.claim) if message.HasField("claim") else None
+    return Parameters(unpack_header(message.header), message.round, _unpack_tensors(message.tensors), message.records, claim)
+
+
+def _pack_tensors(tensors: Tensors) -> list[pb.Tensor]:
+    packed = []
+    for name, tensor in sorted(tensors.items()):
+        kept = tensor != 0
+        # A bit an entry is worth it as soon as one in sixteen need not travel.
+        if tensor.numel() >= 16 and float(kept.float().mean()) < 15 / 16:
+            bits = np.packbits(kept.flatten().cpu().numpy()).tobytes()
+            packed.append(pb.Tensor(name=name, values=pack(tensor[kept]), kept=bits, shape=list(tensor.shape)))
+        else:
+            packed.append(pb.Tensor(name=name, values=pack(tensor)))
+    return packed
+
+
+def _unpack_tensors(packed: object) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for each in cast(list[pb.Tensor], packed):
+        if each.name in tensors or len(each.name) > 200:
+            raise SurrogateError(f"tensor {each.name[:40]!r} twice, or with a name that is too long")
+        name = each.name[:40]
+        if not each.kept:
+            tensors[each.name] = unpack(each.values, name, tuple(each.values.shape))
+            continue
+        shape, entries = tuple(each.shape), int(np.prod(each.shape, dtype=np.float64))
+        if len(each.kept) != -(-entries // 8):
+            raise SurrogateError(f"{name}: {len(each.kept)} bytes do not mark {entries} entries")
+        marks = torch.from_numpy(np.unpackbits(np.frombuffer(each.kept, np.uint8), count=entries).astype(bool))
+        dense = torch.zeros(entries)
+        dense[marks] = unpack(each.values, name, (int(marks.sum()),))
+        tensors[each.name] = dense.reshape(shape)
+    return tensors
+
+
+def pack_relay(surrogates: list[bytes]) -> bytes:
+    """What is passed along a chain: surrogates in their canonical bytes."""
+    return pb.Relay(surrogates=surrogates).SerializeToString(deterministic=True)
+
+
+def unpack_relay(payload: bytes) -> list[bytes]:
+    """Undo `pack_relay`. Raises SurrogateError."""
+    message = pb.Relay()
+    try:
+        message.ParseFromString(payload)
+    except DecodeError:
+        raise SurrogateError(f"{len(payload)} bytes that are no relay") from None
+    return list(message.surrogates)

@@ -1,0 +1,219 @@
+"""A chain of sites (FedPFT, section 4.2): each gets what the one before passed on, through the coordinator's hands."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from flwr.app import MessageType
+from flwr.serverapp import Grid
+
+from common.checks import Expectation, check_header, check_surrogate
+from common.claims import check_claim
+from common.classifiers import Head
+from common.config import run_digest
+from common.errors import RunError, SurrogateError
+from common.model_frames import unpack_classifier, unpack_parameters, unpack_relay
+from common.wire import Info, to_record, unpack_surrogate
+from strategies.collect import Collection, check_quorum
+from strategies.federation import Federation, seconds_told
+from strategies.introductions import Group
+from strategies.learning import learn
+from strategies.outcome import NO_REPLY
+from strategies.rounds import read_kept
+
+GIVE_HEAD = f"{MessageType.QUERY}.head"
+STATE, RELAY = "chain.json", "relay.bin"
+
+
+@dataclass
+class Walk:
+    """How far a chain has come. sender, sent_hop: of the relay that is on its way, which may be sealed."""
+
+    order: list[str]
+    done: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    sender: str = ""
+    sent_hop: int = 0
+    lineage: str = field(default_factory=lambda: secrets.token_hex(8))
+    hops: list[dict[str, str | float]] = field(default_factory=list)
+
+    @property
+    def left(self) -> list[str]:
+        """Sites still to come, in order."""
+        return [name for name in self.order if name not in self.done and name not in self.skipped]
+
+
+class Chain(Federation):
+    """`fedpft.order`, or a random order: site after site. Who does not answer is skipped and named."""
+
+    def summary(self) -> None:
+        """Record what is about to happen."""
+        self.recorder.event("configured", method=self.config.method, **self.config.fedpft.model_dump())
+
+    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
+        """Walk the chain. Raises RunError for an order of unknown sites, a missed quorum, or a chain nobody has answered."""
+        deadline = deadline or self.config.deadline
+        self.summary()
+        group = self.introduce(grid, deadline)
+        walk, relay = self._begin(group)
+        self.outcome.hops = walk.hops
+        started = time.perf_counter()
+        while walk.left:
+            relay = self._hop(grid, group, walk, relay, deadline)
+            self.recorder.keep(RELAY, relay or b"")
+            self.recorder.keep(STATE, json.dumps(vars(walk)).encode())
+        self.outcome.seconds["chain"] = time.perf_counter() - started
+        check_quorum(len(walk.done), len(self.outcome.sites), self.config.sites, self.config.quorum)
+        assert relay is not None  # somebody is done
+        self._learn(grid, group, walk, relay, deadline)
+        found = None if self.outcome.model is None else self.evaluate(grid, deadline)
+        if walk.hops and isinstance(accuracy := walk.hops[-1].get("accuracy"), float):
+            # The last site's own head, also where it stays there.
+            self.outcome.accuracy.setdefault("last_site", accuracy)
+        return found
+
+    def _begin(self, group: Group) -> tuple[Walk, bytes | None]:
+        if self.config.resume:
+            try:
+                walk = Walk(**json.loads(read_kept(self.config.resume, STATE)))
+            except (TypeError, ValueError) as error:
+                raise RunError(f"resume = {self.config.resume!r}: {STATE} is damaged ({type(error).__name__})") from None
+            # Who was skipped gets another chance, at the end.
+            walk.order, walk.skipped = [*walk.done, *walk.left, *walk.skipped], []
+            self.recorder.event("resumed", hops=len(walk.done))
+            for name in walk.done:
+                if name in group.nodes:
+                    site = self.outcome.sites[group.nodes[name]]
+                    site.fate, site.reason = "used", ""
+            relay = read_kept(self.config.resume, RELAY) or None
+        else:
+            walk, relay = Walk(self._order(group)), None
+        for name in walk.left:
+            if name not in group.nodes:
+                self._skip(walk, name, "not connected")
+        return walk, relay
+
+    def _order(self, group: Group) -> list[str]:
+        named = sorted(group.nodes, key=lambda name: (len(name), name))
+        if not self.config.fedpft.order:
+            random.Random(self.config.seed).shuffle(named)
+            return named
+        invited = {site.name for site in self.outcome.sites.values()}
+        if not set(self.config.fedpft.order) & invited:
+            there = ", ".join(sorted(invited))
+            raise RunError(f"fedpft.order names none of the connected sites; these are: {there}")
+        for name in named:
+            if name not in self.config.fedpft.order:
+                self.recorder.event("left-out", site=name, reason="not in fedpft.order")
+                self.outcome.sites[group.nodes[name]].reason = "not in fedpft.order"
+        return list(self.config.fedpft.order)
+
+    def _hop(self, grid: Grid, group: Group, walk: Walk, relay: bytes | None, deadline: float) -> bytes | None:
+        """Send the relay to the next site; return what it passes on, or the same relay when it does not answer."""
+        name, hop = walk.left[0], len(walk.done) + len(walk.skipped) + 1
+        node = group.nodes[name]
+        told: Info = {
+            "run": run_digest(self.config),
+            "hop": hop,
+            "lineage": walk.lineage,
+            "classes": json.dumps(group.classes),
+        }
+        if self.config.fedpft.seal:
+            later = walk.left[1:]
+            keys = {each: group.keys[each] for each in (*later, walk.sender) if each}
+            told |= {"keys": json.dumps(keys), "readers": ",".join(later), "sender": walk.sender, "sent-hop": walk.sent_hop}
+        if relay is not None:
+            told["bytes"] = len(relay)
+        started = time.perf_counter()
+        for reply in Collection(grid, [self._message(MessageType.TRAIN, node, to_record(relay, told))], deadline):
+            try:
+                payload, info = self._read(reply, self.outcome.sites[node])
+                if payload is None:
+                    raise SurrogateError("a reply without a relay")
+                if not self.config.fedpft.seal:
+                    self._check(payload, name, group)
+            except SurrogateError as error:
+                walk.skipped.append(name)
+                self._reject(node, str(error), hop)
+                return relay
+            self._passed_on(walk, group, name, hop, payload, info, time.perf_counter() - started)
+            return payload
+        self._skip(walk, name, NO_REPLY)
+        return relay
+
+    def _passed_on(self, walk: Walk, group: Group, name: str, hop: int, payload: bytes, info: Info, seconds: float) -> None:
+        site = self.outcome.sites[group.nodes[name]]
+        site.fate, site.reason, site.simulated = "used", "", info.get("simulated") is True
+        walk.done.append(name)
+        walk.sender, walk.sent_hop = name, hop
+        story: dict[str, str | float] = {"site": name, "bytes": len(payload), "seconds": round(seconds, 3)}
+        if isinstance(accuracy := info.get("accuracy.model"), float):
+            story["accuracy"] = accuracy
+        walk.hops.append(story)
+        facts = {"bytes": site.bytes_up, "payload": len(payload), "seconds": seconds_told(info, "fit")}
+        self.recorder.event("replied", site=name, hop=hop, accuracy=story.get("accuracy"), **facts)
+
+    def _skip(self, walk: Walk, name: str, reason: str) -> None:
+        walk.skipped.append(name)
+        self.recorder.event("dropped", site=name, reason=f"skipped in the chain: {reason}")
+
+    def _check(self, payload: bytes, name: str, group: Group) -> None:
+        """Raise SurrogateError unless what a site passes on can be used by the next one."""
+        config = self.config
+        family, components, rank = config.fedpft.covariance, config.fedpft.components, config.fedpft.rank
+        classes = config.classes if config.epsilon else group.classes
+        place = Expectation(
+            config.method, run_digest(config), family, components, rank, classes, group.fingerprint, group.dimension
+        )
+        if config.method == "kd":
+            head = unpack_parameters(payload)
+            check_header(head.header, place)
+            if head.tensors.keys() != {"weight", "bias"} or not all(t.isfinite().all() for t in head.tensors.values()):
+                raise SurrogateError("a head that is not one, or not finite")
+            last = head.header.site
+        else:
+            surrogates = [unpack_surrogate(each) for each in unpack_relay(payload)]
+            if not surrogates:
+                raise SurrogateError("a relay without a surrogate")
+            for surrogate in surrogates:
+                check_surrogate(surrogate, place)
+                check_claim(surrogate.claim, config)
+            last = surrogates[-1].header.site
+        if last != name:
+            raise SurrogateError(f"a relay in the name of {last[:64]!r}, which is another site")
+
+    def _learn(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
+        """The last site's head where it may leave; under privacy one from the noisy sums; sealed, none."""
+        config = self.config
+        if config.fedpft.seal:
+            self.recorder.event("sealed", reason="heads stay at the sites; the coordinator can read nothing of the relays")
+            return
+        if config.method == "kd":
+            head = unpack_parameters(relay)
+            self.outcome.model = Head(head.header, head.tensors["weight"], head.tensors["bias"])
+            return
+        surrogates = [unpack_surrogate(each) for each in unpack_relay(relay)]
+        for surrogate, payload in zip(surrogates, unpack_relay(relay), strict=True):
+            self.recorder.surrogate(surrogate.header.site, payload)
+        self.outcome.surrogates = surrogates
+        self.outcome.learned = learn(surrogates, config, self.device, config.classes)
+        self.outcome.model = self.outcome.learned.head
+        if config.epsilon:
+            return
+        told: Info = {"run": run_digest(config), "lineage": walk.lineage}
+        last = group.nodes[walk.done[-1]]
+        for reply in Collection(grid, [self._message(GIVE_HEAD, last, to_record(None, told))], deadline):
+            site = self.outcome.sites[last]
+            try:
+                model = unpack_classifier(self._read(reply, site)[0] or b"")
+                if not isinstance(model, Head) or model.dimension != group.dimension:
+                    raise SurrogateError("a model that is no head for this backbone")
+                if unknown := set(model.header.classes) - set(group.classes):
+                    raise SurrogateError(f"a head of class {sorted(unknown)[0][:80]!r}, which the run does not have")
+                self.outcome.model = model
+            except SurrogateError as error:
+                self.recorder.event("no-head", site=site.name, reason=f"{error}; one is learned from its surrogate instead")

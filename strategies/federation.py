@@ -1,0 +1,214 @@
+"""What every run has in common: asking sites, reading their replies, taking what was learned back to them."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import cast
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from common.checks import SITE_NAME
+from common.config import RunConfig, run_digest
+from common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
+from common.model_frames import pack_classifier, unpack_classifier
+from common.wire import Info, from_record, record_bytes, to_record
+from strategies.collect import Collection, Recorder, check_quorum, connected_nodes
+from strategies.introductions import Group, Introduction, introduction, settle
+from strategies.outcome import NO_REPLY, Outcome, Points, Site
+
+COMPARE = f"{MessageType.QUERY}.compare"
+HELLO = f"{MessageType.QUERY}.hello"
+PICTURE_POINTS = 1500
+
+
+class Federation(ABC):
+    """A run over a grid of sites. Subclasses say what is asked of the sites, and learn a model from the replies."""
+
+    def __init__(self, config: RunConfig, recorder: Recorder, device: str = "cpu") -> None:
+        self.config = config
+        self.recorder = recorder
+        self.device = device
+        self.outcome = Outcome()
+        self._sent: list[Message] = []
+
+    @abstractmethod
+    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
+        """Run the federation; return the accuracy over all sites' own test splits, where they told it."""
+
+    def introduce(self, grid: Grid, deadline: float) -> Group:
+        """Ask every connected site who it is; what fits together takes part. Raises RunError when there is no site."""
+        nodes = connected_nodes(grid, self.config.sites, deadline)
+        self.outcome.sites = {node: Site(name=f"node {node}") for node in nodes}
+        self.recorder.event("invited", sites=len(nodes))
+        said: dict[int, Introduction] = {}
+        questions = [self._message(HELLO, node, to_record(None, {"run": run_digest(self.config)})) for node in nodes]
+        for reply in Collection(grid, questions, deadline):
+            node = self._node(reply)
+            site = self.outcome.sites[node]
+            try:
+                _, info = self._read(reply, site)
+                said[node] = introduction(site.name, info)
+            except SurrogateError as error:
+                self._reject(node, str(error))
+                continue
+            site.simulated = said[node].simulated
+        group, misfits = settle(said, self.config.classes, self.config.fingerprint)
+        for node, reason in misfits.items():
+            self.outcome.sites[node].barred = True
+            self._reject(node, reason)
+        for node, site in self.outcome.sites.items():
+            if node not in said and site.fate == "dropped":
+                self.recorder.event("dropped", site=site.name, reason=NO_REPLY)
+        check_quorum(len(group.nodes), len(nodes), self.config.sites, self.config.quorum)
+        if not group.classes:
+            raise RunError("no site names its classes; set classes in the run's settings")
+        return group
+
+    def evaluate(self, grid: Grid, deadline: float) -> float | None:
+        """Take the model to the sites, and in a simulation to one site that judges it on all data."""
+        started = time.perf_counter()
+        accuracy = self._judge(Collection(grid, self._broadcast(), deadline))
+        self._compare(grid, deadline)
+        self.outcome.seconds["evaluate"] = time.perf_counter() - started
+        return accuracy
+
+    def _broadcast(self) -> Iterable[Message]:
+        """Take the head to every site whose surrogate was used."""
+        payload = self._payload()
+        used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
+        return [self._message(MessageType.EVALUATE, node, to_record(payload, {"bytes": len(payload)})) for node in used]
+
+    def _judge(self, replies: Iterable[Message]) -> float | None:
+        """Take in each site's accuracy on its own test split; return the accuracy over all of these together."""
+        silent = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
+        for reply in replies:
+            node = self._node(reply)
+            site = self.outcome.sites[node]
+            silent.remove(node)
+            try:
+                _, info = self._read(reply, site)
+                correct, tested = whole_number(info, "correct"), whole_number(info, "tested")
+                if correct > tested:
+                    raise SurrogateError(f"{correct} right answers on {tested} records")
+            except SurrogateError as error:
+                self.recorder.event("evaluation-failed", site=site.name, reason=str(error))
+                continue
+            site.correct, site.tested = correct, tested
+            if site.tested:
+                self.recorder.event("evaluated", site=site.name, accuracy=site.correct / site.tested, tested=site.tested)
+        for node in silent:
+            self.recorder.event("evaluation-failed", site=self.outcome.sites[node].name, reason=NO_REPLY)
+        tested = sum(site.tested for site in self.outcome.sites.values())
+        correct = sum(site.correct for site in self.outcome.sites.values())
+        return correct / tested if tested else None
+
+    def _message(self, kind: str, node: int, record: RecordDict) -> Message:
+        self.outcome.sites[node].bytes_down += record_bytes(record)
+        message = Message(record, node, kind)
+        self._sent.append(message)
+        return message
+
+    def _node(self, reply: Message) -> int:
+        """The node a reply comes from. Errors made by the SuperLink carry its own id, so the question is what counts."""
+        return next(
+            m.metadata.dst_node_id for m in self._sent if m.metadata.message_id == reply.metadata.reply_to_message_id
+        )
+
+    def _read(self, reply: Message, site: Site) -> tuple[bytes | None, Info]:
+        """Payload and numbers of a reply. Raises SurrogateError when the site failed or sent too much."""
+        if reply.has_error():
+            # Flower puts the text of an exception here, which may hold a path; only the number is kept.
+            raise SurrogateError(f"the site's app did not answer (Flower error code {reply.error.code})")
+        try:
+            site.bytes_up += record_bytes(reply.content)
+        except (IndexError, ValueError):
+            # Flower's counters break on empty values; an honest site sends none.
+            raise SurrogateError("a reply with empty values, which cannot be counted") from None
+        payload, info = from_record(reply.content, self.config.max_payload_mib * 2**20)
+        self._name(site, info.get("site"))
+        if (status := info.get("status")) != "ok":
+            raise SurrogateError(PUBLIC_SENTENCES.get(str(status), PUBLIC_SENTENCES["internal"]))
+        return payload, info
+
+    def _name(self, site: Site, name: object) -> None:
+        """Call a site what it calls itself, once and for all, unless a site that was not rejected has that name already."""
+        if site.fate == "used" or not (isinstance(name, str) and SITE_NAME.fullmatch(name)):
+            return
+        others = {node: other for node, other in self.outcome.sites.items() if other is not site and other.name == name}
+        if all(other.fate != "used" for other in others.values()):
+            site.name = name
+            for node, other in others.items():
+                other.name = f"node {node}"
+                if other.fate == "dropped":
+                    # The same site, come back under another number.
+                    site.bytes_up, site.bytes_down = site.bytes_up + other.bytes_up, site.bytes_down + other.bytes_down
+                    del self.outcome.sites[node]
+
+    def _reject(self, node: int, reason: str, number: int | None = None) -> None:
+        site = self.outcome.sites[node]
+        site.fate, site.reason = "rejected", reason
+        self.recorder.event("rejected", site=site.name, reason=reason, bytes=site.bytes_up, round=number)
+
+    def _payload(self) -> bytes:
+        assert self.outcome.model is not None  # a subclass has learned it or raised
+        return pack_classifier(self.outcome.model)
+
+    def _simulated(self) -> bool:
+        """Whether all data of this run is a simulation's. One site could claim so; all of them have to."""
+        used = [site for site in self.outcome.sites.values() if site.fate == "used"]
+        return bool(used) and all(site.simulated for site in used)
+
+    def _compare(self, grid: Grid, deadline: float) -> None:
+        """In a simulation, ask one site to judge the model on the whole test split, beside baselines when wanted."""
+        if not self._simulated():
+            return
+        try:
+            info = self._judged(grid, deadline, {})
+        except SurrogateError as error:
+            self.recorder.event("comparison-failed", reason=str(error))
+            return
+        for key, value in info.items():
+            if key.startswith("accuracy.") and isinstance(value, float) and math.isfinite(value):
+                self.outcome.accuracy[key.removeprefix("accuracy.")] = value
+            elif key.startswith("bytes.") and isinstance(value, int):
+                self.outcome.compare_bytes[key.removeprefix("bytes.")] = value
+        self._picture(info)
+        self.recorder.event("compared", **self.outcome.accuracy)
+
+    def _judged(self, grid: Grid, deadline: float, told: Info) -> Info:
+        """What one site of a simulation answers about the model on the whole test split. Raises SurrogateError."""
+        node = next(node for node, site in self.outcome.sites.items() if site.fate == "used")
+        payload = self._payload()
+        message = Message(to_record(payload, told | {"bytes": len(payload)}), node, COMPARE)
+        for reply in Collection(grid, [message], deadline):
+            return self._read(reply, Site(name=""))[1]
+        raise SurrogateError(NO_REPLY)
+
+    def _picture(self, info: Info) -> None:
+        """Points of the real test data, and of what the model was learned from, seen along the model's own plane."""
+        points = self.outcome.points
+        model = unpack_classifier(self._payload())
+        if (plane := model.plane()) is None:
+            return
+        if self.outcome.learned is not None:
+            features, labels = self.outcome.learned.sample(self.config.seed, PICTURE_POINTS)
+            flat = (features @ plane).T.tolist()
+            points["synthetic"] = Points(flat[0], flat[1], labels.tolist())
+        x, y = (cast(list[float], info.get(f"points.{axis}", [])) for axis in ("x", "y"))
+        points["real"] = Points(x, y, cast(list[int], info.get("points.label", [])))
+
+
+def whole_number(info: Info, key: str) -> int:
+    """A count a site has told, 0 for anything else."""
+    value = info.get(key)
+    return value if isinstance(value, int) and 0 <= value < 2**40 else 0
+
+
+def seconds_told(info: Info, key: str) -> float | None:
+    """A duration a site has told, None for anything else."""
+    value = info.get(f"{key}-seconds")
+    return value if isinstance(value, float) and 0 <= value < math.inf else None

@@ -1,0 +1,77 @@
+"""Runs of many steps over gRPC: a site is killed in the middle, the SuperLink is restarted, and the run goes on."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server_app.simulate import stop_process
+from tests.e2e.processes import Federation, federation, until
+
+SETTINGS = "sites=3 quorum=0.3 deadline=90.0 alpha=1.0 head.min-steps=100 head.epochs=2"
+NAMES = ("north", "south", "west")
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Federation]:
+    nodes = [
+        f'site="{name}" data="digits" partition-id={i} num-partitions=3 '
+        f'cache-dir="{tmp_path}/c" state-dir="{tmp_path}/{name}"'
+        for i, name in enumerate(NAMES)
+    ]
+    with federation(tmp_path / "flower", nodes) as started:
+        yield started
+
+
+def events(output: Path, kind: str) -> list[dict[str, Any]]:
+    """Of all runs in a folder, oldest first."""
+    lines = [line for file in sorted(output.glob("*/events.jsonl")) for line in file.read_text().splitlines()]
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def newest(output: Path) -> tuple[Path, dict[str, Any]]:
+    folder = max(output.iterdir(), key=lambda path: path.stat().st_mtime)
+    return folder, json.loads((folder / "metrics.json").read_text())
+
+
+def test_a_chain_goes_round_a_killed_site(running: Federation, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    chain = f'{SETTINGS} fedpft.topology="chain" fedpft.order="north,south,west" output-dir="{output}"'
+    run = running.submit(chain, tmp_path)
+    # While the relay is on its way from the first site to the second, the second dies.
+    until(lambda: bool(events(output, "replied")))
+    stop_process(running.nodes[1].pid)
+    assert running.wait(run) == "finished:completed"
+    folder, metrics = newest(output)
+    assert [hop["site"] for hop in metrics["hops"]] == ["north", "west"]
+    troubles = {e["site"]: e["reason"] for kind in ("dropped", "rejected") for e in events(output, kind)}
+    assert troubles.keys() == {"south"}
+    assert (folder / "model.safetensors").exists()
+    assert set(metrics["accuracy"]["per_site"]) == {"north", "west"}
+
+
+def test_rounds_go_on_without_a_killed_site_and_after_a_restart_of_the_superlink(
+    running: Federation, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    rounds = f'{SETTINGS} method="fedavg" fedavg.rounds=3 fedavg.local-epochs=1 output-dir="{output}"'
+    run = running.submit(rounds, tmp_path)
+    until(lambda: len(events(output, "round")) == 1)
+    stop_process(running.superlink.pid)
+    folder, _ = newest(output)
+    running.start_superlink()
+    run = running.submit(f'{rounds} resume="{folder}"', tmp_path)
+    until(lambda: bool(events(output, "resumed")))
+    assert events(output, "resumed")[0]["round"] >= 1
+    # And now a site, in the middle of what is left.
+    stop_process(running.nodes[2].pid)
+    assert running.wait(run) == "finished:completed"
+    resumed, metrics = newest(output)
+    assert resumed != folder
+    assert [entry["round"] for entry in metrics["rounds"]] == [1, 2, 3]
+    assert metrics["rounds"][0]["used"] == 3
+    assert metrics["rounds"][2]["used"] == 2
+    assert set(metrics["accuracy"]["per_site"]) == {"north", "south"}
+    assert metrics["status"] == "ok"
