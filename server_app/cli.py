@@ -95,7 +95,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    private = rows[0].noise is not None
+    private = rows[0].epsilon is not None
     columns = ("epsilon", "delta", "noise on a class mean") if private else ()
     table = Table("a site", "up", "down", "rounds", "messages", *columns)
     for row in rows:
@@ -104,11 +104,13 @@ def plan(
         cells = (row.name, human_bytes(row.up), human_bytes(row.down), str(row.rounds), str(row.messages))
         table.add_row(*cells, *((*budget, noise) if private else ()))
     console.print(table)
-    if private:
+    if rows[0].noise is not None:
         size = max(1, records // classes)
         console.print(
             f"the noise on the mean of a class of {size} at one site; over S such sites it shrinks to 1/sqrt(S) of that"
         )
+    elif private:
+        console.print("the budget is that of all rounds together, for one record")
     else:
         console.print("privacy none")
 

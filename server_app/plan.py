@@ -10,6 +10,8 @@ from pathlib import Path
 from common.claims import make_claim
 from common.config import RunConfig
 from common.errors import ConfigError
+from common.networks import convnet
+from common.sections import IN_ROUNDS
 from server_app.privacy_card import mean_noise
 
 # What travels beside the numbers, as measured on real messages: a surrogate's header, the frame of its table and the
@@ -76,26 +78,55 @@ def plan(config: RunConfig, dimension: int, classes: int, records: int, fedavg_r
     if config.fedpft.public:
         # The public centre goes out with the question, and again with the head.
         down += 2 * (2 * dimension + CLASS_BYTES)
+    if config.method != "fedpft":
+        return [_head_or_network(config, dimension, classes), *_alternatives(head, dimension, records, fedavg_rounds)]
     budget = (config.epsilon or None, config.delta or None, noise_on_mean(config, dimension, classes, records))
     kind: str = "spherical" if config.mechanism == "dp-em" else config.fedpft.covariance
     kind += f", {config.mechanism}" if config.epsilon else ""
+    # A chain asks who is there, and its last site for its head.
+    hops = 2 if config.fedpft.topology == "chain" else 0
     return [
-        Cost(f"fedpft {kind}", up, down, 1, 2, *budget),
-        Cost(
-            f"FedAvg of the head, {fedavg_rounds} rounds",
-            fedavg_rounds * head,
-            fedavg_rounds * head,
-            fedavg_rounds,
-            fedavg_rounds,
-        ),
+        Cost(f"fedpft {kind}", up + hops * ENVELOPE_UP, down + (up if hops else 0), 1, 2 + hops, *budget),
+        *_alternatives(head, dimension, records, fedavg_rounds),
+    ]
+
+
+def _alternatives(head: int, dimension: int, records: int, rounds: int) -> list[Cost]:
+    """FedAvg of a head of so many bytes, and the features themselves."""
+    return [
+        Cost(f"FedAvg of the head, {rounds} rounds", rounds * head, rounds * head, rounds, rounds),
         Cost("raw features", 2 * records * dimension, head, 1, 1),
     ]
+
+
+def _head_or_network(config: RunConfig, dimension: int, classes: int) -> Cost:
+    """What a site sends under one of the methods that FedPFT is compared with."""
+    settings, name = config.fedavg, str(config.method)
+    size = classes * (dimension + 1)
+    if config.method in IN_ROUNDS and settings.model == "convnet":
+        size = sum(p.numel() for p in convnet(dimension, classes, settings.width).parameters())
+        name += " of a convnet"
+    sent = {
+        "local": 0,
+        "scaffold": 4 * size,
+        "dsfl": round(2 * settings.keep * size) + size // 8,
+        "fedbe": 2 * (size + 2 * dimension),
+        "fedkt": 2 * (size + 2 * dimension),
+    }.get(config.method, 2 * size)
+    rounds = settings.rounds if config.method in IN_ROUNDS else 1
+    received = 0 if config.method == "local" else 2 * size
+    budget = (config.epsilon or None, config.delta or None)
+    up = rounds * (sent + ENVELOPE_UP) + ENVELOPE_UP
+    down = rounds * (max(sent, received) if config.method == "scaffold" else received) + received + ENVELOPE_DOWN
+    return Cost(f"{name}, {rounds} rounds" if rounds > 1 else name, up, down, rounds, rounds + 2, *budget)
 
 
 def noise_on_mean(config: RunConfig, dimension: int, classes: int, records: int) -> float | None:
     """Length of the noise on the mean of a class of records / classes records (of a component of it), beside features of
     norm one; None without privacy.
     """
+    if config.mechanism == "dp-sgd":
+        return None
     claim = make_claim(config, "record")
     components = config.fedpft.components if config.mechanism == "dp-em" else 1
     return None if claim is None else mean_noise(claim, dimension, max(1.0, records / classes / components))

@@ -11,6 +11,7 @@ import numpy as np
 from common.config import RunConfig
 from server_app import plots
 from server_app.privacy_view import privacy_picture, privacy_view
+from server_app.progress_plot import progress, steps
 from server_app.run_view import (
     TROUBLES,
     Json,
@@ -128,6 +129,9 @@ def _pictures(run: Run) -> dict[str, tuple[str, ...]]:
     if outcomes:
         ends = (min(per_site), max(per_site)) if per_site and model is None else None
         pictures["outcomes"] = (plots.accuracy_against_bytes(outcomes, ends),)
+    what, taken = steps(run)
+    if len(taken) > 1:
+        pictures["progress"] = (progress(what, taken, run.number("accuracy", "oracle")),)
     rows = list(run.sites)
     if len(rows) > NAMED_SITES:
         rows.sort(key=lambda site: -1.0 if site.accuracy is None else site.accuracy, reverse=True)

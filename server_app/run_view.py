@@ -14,7 +14,27 @@ from common.errors import RunError
 Json = dict[str, Any]
 OUTCOMES = {"invited": "no reply", "replied": "used", "rejected": "rejected", "dropped": "dropped", "late": "late"}
 TROUBLES = ("rejected", "dropped", "late", "no reply")
-METHODS = {"fedpft": "FedPFT", "fedlap": "FedLAP", "dpcvae": "DP-CVAE", "fedavg": "FedAvg"}
+METHODS = {
+    "fedpft": "FedPFT",
+    "kd": "Knowledge distillation",
+    "local": "Training alone",
+    "ensemble": "The ensemble of heads",
+    "average": "The average of heads",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "fedyogi": "FedYogi",
+    "fedsgd": "FedSGD",
+    "scaffold": "SCAFFOLD",
+    "dsfl": "DSFL",
+    "fedbe": "FedBE",
+    "fedkt": "FedKT",
+    "fedlambda": "FedLambda",
+    "knn-per": "kNN-Per",
+    "dp-fedavg": "DP-FedAvg",
+    "dp-fedprox": "DP-FedProx",
+    "fedlap": "FedLAP",
+    "dpcvae": "DP-CVAE",
+}
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ READERS = {"south": public_key(SOUTH), "west": public_key(WEST)}
 SEALED = seal(CONTENT, NORTH, READERS, CONTEXT)
 
 
-@pytest.mark.parametrize(("name", "key"), [("south", SOUTH), ("west", WEST)])
-def test_every_reader_can_open_it_alone(name: str, key: bytes) -> None:
-    assert open_sealed(SEALED, name, key, public_key(NORTH), CONTEXT) == CONTENT
+def test_every_reader_can_open_it_alone() -> None:
+    for name, key in (("south", SOUTH), ("west", WEST)):
+        assert open_sealed(SEALED, name, key, public_key(NORTH), CONTEXT) == CONTENT
 
 
 def test_nothing_of_the_content_shows_and_no_two_are_alike() -> None:
@@ -32,10 +32,10 @@ def test_any_changed_byte_is_noticed_by_every_reader() -> None:
                     open_sealed(bytes(changed), name, key, public_key(NORTH), CONTEXT)
 
 
-@pytest.mark.parametrize("length", [0, 1, 50, len(SEALED) - 1])
-def test_a_part_is_refused(length: int) -> None:
-    with pytest.raises(SealError):
-        open_sealed(SEALED[:length], "south", SOUTH, public_key(NORTH), CONTEXT)
+def test_a_part_is_refused() -> None:
+    for length in (0, 1, 50, len(SEALED) - 1):
+        with pytest.raises(SealError):
+            open_sealed(SEALED[:length], "south", SOUTH, public_key(NORTH), CONTEXT)
 
 
 def test_another_run_place_sender_or_reader_is_refused() -> None:

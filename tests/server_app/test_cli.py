@@ -64,7 +64,7 @@ WRONG = {
     "seed=-1": "seed = -1",
     "seed=1.5": "seed = 1.5",
     "compare=1": "compare = 1",
-    'method="fedavg"': "method = 'fedavg'",
+    'method="fedfoo"': "method = 'fedfoo'",
     'fedpft.covariance="ful"': "fedpft.covariance = 'ful'",
     "epsilon=1.0": "epsilon = 1",
     "method=fedpft": 'a string needs quotes: method="fedpft"',

@@ -80,7 +80,7 @@ def test_metrics_count_every_site_once(tmp_path: Path) -> None:
 def test_a_learned_head_is_kept_with_its_picture(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     points = {"synthetic": Points([0.0], [1.0], [0]), "real": Points([], [], [])}
-    folder.finish(Outcome(head=HEAD, accuracy={"model": 0.5}, points=points), "ok")
+    folder.finish(Outcome(model=HEAD, accuracy={"model": 0.5}, points=points), "ok")
     assert read_json(folder.path, "manifest.json")["classes"] == ["cat", "dog"]
     assert read_json(folder.path, "projection.json")["synthetic"] == {"x": [0.0], "y": [1.0], "label": [0]}
     assert read_json(folder.path, "metrics.json")["rounds"][0]["accuracy"] == 0.5
