@@ -35,7 +35,8 @@ PHASES = {
     "extract": "extracting features",
     "fit": "fitting surrogates",
     "wait": "messages and waiting",
-    "learn": "learning from surrogates",
+    "learn": "learning the model",
+    "chain": "along the chain",
     "evaluate": "evaluating the model",
 }
 NAMED_IN_BANNER = 24

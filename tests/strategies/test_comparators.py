@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from common.errors import RunError
+from common.errors import ConfigError, RunError
 from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_federation, sites
 
 quick = partial(run_federation, report=False)
@@ -87,14 +87,10 @@ def test_the_convnet_is_trained_in_rounds_as_well(tmp_path: Path, settings: dict
         assert "convolution1.weight" in model.keys()  # noqa: SIM118 - it has no other
 
 
-def test_a_convnet_on_features_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="no square images"):
-        quick(
-            tmp_path,
-            sites(2),
-            method="fedavg",
-            **SMALL | {"fedavg.model": "convnet", "backbone": "pixels:rgb", "image-size": 5},
-        )
+def test_a_convnet_that_cannot_be_built_is_refused_in_one_line(tmp_path: Path) -> None:
+    odd = {"fedavg.model": "convnet", "backbone": "pixels:rgb", "image-size": 5}
+    with pytest.raises(ConfigError, match="set image-size to 6"):
+        quick(tmp_path, sites(2), method="fedavg", **SMALL | odd)
 
 
 def test_rounds_are_recorded_one_by_one(tmp_path: Path) -> None:
