@@ -33,7 +33,7 @@ lint: setup
 	$(RUN) -m mypy
 
 bench: setup
-	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(RUN) "$$script" || exit 1; done
+	@for script in benchmarks/[a-z]*.py benchmarks/reproduce/[a-z]*.py; do echo "== $$script"; $(RUN) "$$script" || exit 1; done
 
 proto: setup
 	$(RUN) -m grpc_tools.protoc -I common --python_out=common --pyi_out=common common/surrogate.proto

@@ -15,7 +15,7 @@ from rich.text import Text
 from client_app.policy import DEFAULT, Policy, load_policy
 from client_app.settings import NodeConfig, parse_node_config
 from common.config import RunConfig, parse_overrides, parse_run_config
-from common.errors import FedSurrogateError
+from common.errors import ConfigError, FedSurrogateError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 policy_app = typer.Typer(no_args_is_help=True, help="The file that says what may leave.")
@@ -95,6 +95,23 @@ def reopen_ledger(
     gate = open_gate(parse_node_config(parse_overrides(node_config)), RunConfig(), "")
     gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta)
     console.print(f"a new ledger begins with epsilon {epsilon_spent:g} spent: {gate.ledger.path}", soft_wrap=True)
+
+
+@app.command()
+def key(node_config: Node) -> None:
+    """Show this site's public key for sealed chains, as other sites put it into their `peers` file.
+
+    The private half is made when first needed and stays in the state folder.
+    """
+    from client_app.keys import private_key
+    from client_app.site import site_name
+    from common.sealing import public_key
+
+    node = _node(node_config)
+    if not (node.site or node.num_partitions > 1):
+        raise ConfigError("the node-config names no site, and other sites know keys by name; set site")
+    name = site_name(node, 0)
+    print(f'{name} = "{public_key(private_key(node, name)).hex()}"')
 
 
 @policy_app.command("check")

@@ -10,7 +10,8 @@ from client_app.release import prepare
 from client_app.settings import NodeConfig
 from client_app.site import site_name
 from common.config import RunConfig
-from common.errors import FedSurrogateError
+from common.errors import ConfigError, FedSurrogateError
+from common.sections import IN_ROUNDS
 
 DRY = "dry-run"
 
@@ -28,8 +29,13 @@ def dry_run(run: RunConfig, node: NodeConfig) -> DryRun:
 
     The noise of a real release is drawn anew, so what is shown here never leaves.
     """
+    if run.method in IN_ROUNDS or run.method in ("kd", "local"):
+        raise ConfigError(
+            f"method = {run.method!r}: a dry run shows what a site releases once; this method answers models it is sent, or "
+            "releases nothing; `coordinator plan` tells its bytes"
+        )
     gate = open_gate(node, run, DRY)
-    prepared = prepare(run, node, site_name(node, 0), gate, DRY)
+    prepared = prepare(run, node, site_name(node, 0), gate, DRY, told={"lineage": "dryrun"})
     release, classes = prepared.release, prepared.found.classes
     facts: dict[str, Any] = {
         "mechanism": release.mechanism,

@@ -31,6 +31,11 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
     if not isinstance(settings, dict):
         raise RunError(f"{run} is no run folder: manifest.json holds no config")
     config = parse_run_config(settings)
+    if config.fedpft.topology == "chain" and not config.epsilon and without:
+        raise RunError(
+            "what the last site of a chain passed on holds the records of all before it, and none can be taken out; run "
+            "again without that site"
+        )
     stored = read_surrogates(run)
     sites = [surrogate.header.site for surrogate in stored]
     if missing := set(without) - set(sites):

@@ -128,7 +128,7 @@ footer dd { margin: 0; }
 {{ run.method }} did not finish: {{ sites_of(run.used, run.invited) }} had replied
 {%- if sent %}, {{ sent | bytes }} received{% endif %}.
 {%- else -%}
-{{ run.method }} on the surrogates of {{ sites_of(run.used, run.invited) }}
+{{ run.method }} {{ "on the surrogates of" if run.sends_surrogates else "with" }} {{ sites_of(run.used, run.invited) }}
 {%- if model is not none %} reaches {{ model | percent }} accuracy
 {%- if oracle is not none %}, against {{ oracle | percent }} with all real features in one place{% endif %}
 {%- elif run.accuracy is not none %} reaches {{ run.accuracy | percent }} accuracy {{ "on the site's own" if run.used == 1 else "averaged over the sites' own" }} test data

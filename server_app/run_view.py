@@ -105,6 +105,11 @@ class Run:
         return listed or sorted({name for site in self.sites for name in site.counts}, key=natural_order)
 
     @property
+    def sends_surrogates(self) -> bool:
+        """Return whether what the sites sent stands for their data, rather than being a model."""
+        return str(self.metrics.get("method") or "fedpft") in ("fedpft", "fedlap", "dpcvae")
+
+    @property
     def method(self) -> str:
         """Return the method as people write it."""
         name = str(self.metrics.get("method") or at(self.manifest, "config", "method") or "This run")

@@ -1,6 +1,7 @@
 """The `site` command as a hospital types it: one line on stderr and exit code 1 when something is wrong."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -148,3 +149,21 @@ def test_features_can_be_written_for_a_public_centre(
     assert site(monkeypatch, "features", "--node-config", 'data="digits"', "--out", str(out)) == 0
     content = load_file(out)
     assert content["x"].shape == (len(content["y"]), 64)
+
+
+def test_the_key_of_a_site_is_shown_as_peers_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    named = f'site="north" state-dir="{tmp_path}"'
+    assert site(monkeypatch, "key", "--node-config", named) == 0
+    line = capsys.readouterr().out
+    assert re.fullmatch(r'north = "[0-9a-f]{64}"\n', line)
+    assert site(monkeypatch, "key", "--node-config", named) == 0
+    assert capsys.readouterr().out == line
+    assert site(monkeypatch, "key", "--node-config", f'state-dir="{tmp_path}"') == 1
+    assert "names no site" in capsys.readouterr().err
+
+
+def test_a_dry_run_of_rounds_says_what_to_do_instead(node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    assert site(monkeypatch, "dry-run", "--node-config", node, "-c", 'method="fedavg"') == 1
+    assert "`coordinator plan` tells its bytes" in capsys.readouterr().err
