@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from common.claims import Claim
-from common.privacy import system_normals
+from common.privacy import Statistic, release
 from common.sections import FedAvgConfig
 
 # Gradients of so many records are held in memory at a time.
@@ -32,20 +32,22 @@ def train_privately(
     generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
     start = [parameter.detach().clone() for parameter in module.parameters()]
     sampled = GradSampleModule(module, loss_reduction="sum")
-    sigma, _ = claim.noise["gradients"]
     clipped = drawn = 0
-    signal = 0.0
+    signal: list[float] = []
     for _ in range(settings.private_steps):
         rows = (torch.rand(len(labels), generator=generator) < settings.sample_rate).nonzero().squeeze(1)
         total, cut = _clipped_sum(sampled, features[rows], labels[rows], claim.clip)
         clipped, drawn = clipped + cut, drawn + len(rows)
-        signal += sum(float(each.square().sum()) for each in total) ** 0.5 / settings.private_steps
+        flat = torch.cat([gradient.double().flatten() for gradient in total])
+        # All parameters are one statistic: one record moves all of them together by at most the clip.
+        (noisy,) = release([Statistic("gradients", flat, claim.clip, 1.0)], claim.noise_multiplier)
+        signal.append(float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5))
+        parts = torch.split(noisy.value / settings.batch_size, [gradient.numel() for gradient in total])
         with torch.no_grad():
-            for parameter, before, gradient in zip(module.parameters(), start, total, strict=True):
-                noisy = (gradient.double() + sigma * system_normals(gradient.shape)) / settings.batch_size
-                parameter.sub_(rate * (noisy.to(parameter) + mu * (parameter - before)))
-    numbers = sum(each.numel() for each in start)
-    return {"clip-fraction": clipped / max(1, drawn), "signal-to-noise-gradients": signal / (sigma * numbers**0.5)}
+            for parameter, before, part in zip(module.parameters(), start, parts, strict=True):
+                step = part.reshape(parameter.shape).to(parameter)
+                parameter.sub_(rate * (step + mu * (parameter - before)))
+    return {"clip-fraction": clipped / max(1, drawn), "signal-to-noise-gradients": sum(signal) / len(signal)}
 
 
 def _clipped_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float) -> tuple[list[Tensor], int]:
