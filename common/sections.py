@@ -89,7 +89,7 @@ class FedAvgConfig(Settings):
     """How sites train one model in rounds: FedAvg and its relatives (section `fedavg.`).
 
     learning_rate: of a linear model in units of one over the mean squared norm of the features, so their scale does not
-    matter; zero for 30 of a linear model (1 under privacy) and 0.1 of a convnet. mu: FedProx's. server_learning_rate:
+    matter; zero for 30 of a linear model (3 under privacy) and 0.1 of a convnet. mu: FedProx's. server_learning_rate:
     FedYogi's. keep: the share of an update that DSFL sends. clip, sample_rate: of a record's gradient and of the records
     in a step under privacy, where a step divides by batch_size.
     """
@@ -109,7 +109,7 @@ class FedAvgConfig(Settings):
 
     def rate(self, private: bool) -> float:
         """The learning rate, or what works for the model."""
-        usual = 0.1 if self.model == "convnet" else 1.0 if private else 30.0
+        usual = 0.1 if self.model == "convnet" else 3.0 if private else 30.0
         return self.learning_rate or usual
 
     @property

@@ -27,7 +27,7 @@ COVERS = {
 }
 SINGLE_RECORDS = (
     "a patient with several records at a site that protects records: k records together have k times the epsilon, and a "
-    "larger delta; patient-column protects patients instead"
+    "larger delta; fedpft with patient-column protects patients instead"
 )
 IN_CLEAR = (
     "class sizes and which classes a site has: they are sent in clear",

@@ -194,8 +194,7 @@ Higher is better, further left is cheaper. The accuracy axis is zoomed to the va
 {% endif %}
 {% endcall %}
 {% call picture("progress", "Step by step") %}
-{% if run.metrics.get("hops") %}Every site adds its own records to what the one before passed on, and trains a head on both: accuracy of its head on all test data.
-{% else %}Accuracy of the model on all test data after every round.{% endif %}
+{% if run.metrics.get("hops") %}Every site adds its own records to what the one before passed on, and trains a head on both: accuracy of its head on all test data. {% else %}Accuracy of the model on all test data after every round. {% endif %}
 This is known only because the run was a simulation.
 {% endcall %}
 {% call picture("time", "Where the time went") %}
