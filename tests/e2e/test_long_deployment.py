@@ -75,3 +75,22 @@ def test_rounds_go_on_without_a_killed_site_and_after_a_restart_of_the_superlink
     assert metrics["rounds"][2]["used"] == 2
     assert set(metrics["accuracy"]["per_site"]) == {"north", "south"}
     assert metrics["status"] == "ok"
+
+
+def test_the_superlink_never_stores_a_parameter_of_a_sealed_chain(running: Federation, tmp_path: Path) -> None:
+    chain = f'{SETTINGS} fedpft.topology="chain" fedpft.order="north,south,west"'
+
+    def stored(*folders: Path) -> bytes:
+        files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+        return b"".join(file.read_bytes() for file in (*files, *running.home.glob("state.db*")))
+
+    assert running.run(f'{chain} fedpft.seal=true output-dir="{tmp_path}/sealed"', tmp_path) == "finished:completed"
+    sealed = stored(tmp_path / "sealed")
+    assert running.run(f'{chain} output-dir="{tmp_path}/open"', tmp_path) == "finished:completed"
+    # The same sites pass on the same bytes where nothing is sealed, and there they are found.
+    (relay,) = (tmp_path / "open").glob("*/relay.bin")
+    content = relay.read_bytes()
+    pieces = [content[at : at + 24] for at in range(200, len(content) - 24, 24)]
+    assert not any(piece in sealed for piece in pieces)
+    assert all(piece in stored() for piece in pieces)
+    assert [hop["site"] for hop in newest(tmp_path / "sealed")[1]["hops"]] == list(NAMES)
