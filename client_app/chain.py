@@ -73,6 +73,8 @@ def _received(task: Task) -> list[AnySurrogate]:
     if not 1 <= len(payloads) <= (LARGEST_CHAIN if run.epsilon else 1):
         raise SurrogateError(f"a relay of {len(payloads)} surrogates")
     surrogates = [unpack_surrogate(payload) for payload in payloads]
+    if (total := sum(sum(each.counts) for each in surrogates)) > run.head.max_samples:
+        raise SurrogateError(f"a relay that stands for {total} records; head.max-samples = {run.head.max_samples}")
     for surrogate in surrogates:
         check_surrogate(surrogate, expectation(run, found.fingerprint, found.train.features.shape[1]))
         check_claim(surrogate.claim, run)

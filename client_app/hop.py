@@ -31,7 +31,7 @@ def hop(task: Task) -> Made:
 
 
 def kept_head(task: Task) -> Classifier:
-    """The head this site has from its hop. Raises DataError when it has none."""
+    """The head this site has from its hop in an open chain. Raises DataError when it has none."""
     file = task.state / "head.pb"
     if not file.is_file():
         raise DataError(f"no head of this run in {str(file)!r}")
@@ -56,9 +56,12 @@ def _context(task: Task, sender: str, number: object) -> bytes:
 
 
 def _keep(task: Task, head: Head) -> None:
-    """The site's own head stays on its disk: it is the site's to use, and the last one's may be asked for."""
+    """The site's own head stays on its disk, for the site to use. Only one from an open chain may be asked for later:
+    whatever a later request says of itself, what was learned from sealed or private relays is not looked for.
+    """
     task.state.mkdir(parents=True, exist_ok=True)
-    (task.state / "head.pb").write_bytes(pack_classifier(head))
+    confidential = task.run.fedpft.seal or task.run.epsilon
+    (task.state / ("confidential-head.pb" if confidential else "head.pb")).write_bytes(pack_classifier(head))
 
 
 def _worth(task: Task, head: Head) -> Info:

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from client_app.task import Made, Task
 from common.classifiers import Head
+from common.config import run_digest
 from common.errors import SurrogateError
 from common.heads import shuffled_batches, train_head, train_on_features
 from common.model_frames import pack_parameters, unpack_parameters
-from common.parameters import Parameters
+from common.parameters import Parameters, check_update
 
 
 def distil(task: Task) -> tuple[Made, Head]:
@@ -27,12 +28,14 @@ def distil(task: Task) -> tuple[Made, Head]:
         weight, bias = train_on_features(features, labels, len(classes), run.head, run.seed)
     else:
         teacher = unpack_parameters(task.question)
-        if teacher.header.classes != classes or teacher.tensors["weight"].shape != (len(classes), features.shape[1]):
-            raise SurrogateError("a head of other classes, or for another backbone, than this site's")
+        header = teacher.header
+        if (header.classes, header.run, header.fingerprint) != (classes, run_digest(run), task.found.fingerprint):
+            raise SurrogateError("a head of another run, of other classes, or for another backbone")
+        check_update(teacher, {"weight": (len(classes), features.shape[1]), "bias": (len(classes),)}, 1, private=False)
         lessons = features @ teacher.tensors["weight"].T + teacher.tensors["bias"]
         weight, bias = _train(task, features, torch.cat([labels[:, None].float(), lessons], 1), len(classes))
     head = Head(task.header(classes), weight, bias)
-    made = Made(pack_parameters(Parameters(head.header, task.round, {"weight": weight, "bias": bias}, len(labels))))
+    made = Made(pack_parameters(Parameters(head.header, 1, {"weight": weight, "bias": bias}, len(labels))))
     return made, head
 
 

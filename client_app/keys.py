@@ -11,7 +11,7 @@ from pathlib import Path
 
 from client_app.settings import NodeConfig
 from common.errors import ConfigError, SealError
-from common.sealing import KEY_BYTES, new_key
+from common.sealing import PUBLIC_BYTES, SEED_BYTES, new_key
 
 log = logging.getLogger("fedsurrogate.site")
 
@@ -35,25 +35,29 @@ def private_key(node: NodeConfig, site: str) -> bytes:
         key = file.read_bytes()
     except OSError as error:
         raise SealError(f"the key {str(file)!r} cannot be used ({error}); see state-dir in the node-config") from None
-    if len(key) != KEY_BYTES:
+    if len(key) != SEED_BYTES:
         raise SealError(f"the key {str(file)!r} is damaged; remove it, and tell the other sites the new one")
     return key
 
 
 def told_keys(node: NodeConfig, text: object) -> dict[str, bytes]:
-    """Public keys by site as the coordinator tells them (JSON of hex). Raises SealError where `peers` says otherwise.
+    """Public keys by site as the coordinator tells them (JSON of hex); those that `peers` does not confirm are left out.
 
-    Without `peers` in the node-config the coordinator is believed: then it must not be one that lies about keys.
+    A site whose key is left out can neither read what is sealed here nor have its own relays opened. Without `peers` in
+    the node-config the coordinator is believed: then it must not be one that lies about keys. Raises SealError,
+    ConfigError.
     """
     try:
-        told = {name: bytes.fromhex(key) for name, key in json.loads(str(text)).items()}
-    except (ValueError, AttributeError, TypeError):
+        listed = dict(json.loads(str(text)))
+        whole = {name: key for name, key in listed.items() if isinstance(key, str) and len(key) == 2 * PUBLIC_BYTES}
+        told = {name: bytes.fromhex(key) for name, key in whole.items()}
+    except (ValueError, TypeError):
         raise SealError("keys of other sites that cannot be read") from None
     if node.peers:
         known = read_peers(Path(node.peers).expanduser())
-        for name, key in told.items():
-            if known.get(name) != key:
-                raise SealError(f"the key told for site {name!r} is not the one in peers = {node.peers!r}")
+        for name in [name for name, key in told.items() if known.get(name) != key]:
+            log.error("the key told for site %s is not the one in peers = %s; nothing is sealed for it", name, node.peers)
+            del told[name]
     return told
 
 

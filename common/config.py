@@ -105,6 +105,10 @@ class RunConfig(Settings):
             raise ValueError(f"fedpft.topology = 'chain' under privacy passes on noisy sums, not {self.mechanism!r}")
         if chain and self.fedpft.public:
             raise ValueError("fedpft.public goes with fedpft.topology = 'star' only")
+        if self.method == "scaffold" and self.fedavg.momentum:
+            raise ValueError(
+                f"fedavg.momentum = {self.fedavg.momentum:g}: SCAFFOLD's control variates hold without momentum only"
+            )
         if self.fedavg.model == "convnet" and self.method in ("dsfl", "fedlambda", "knn-per"):
             raise ValueError(f"method = {self.method!r} is for linear heads; leave fedavg.model = 'convnet' out")
 

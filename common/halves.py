@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -32,7 +34,7 @@ def unpack(halves: Halves, name: str, shape: tuple[int, ...]) -> Tensor:
     """Decode to float32 of exactly `shape`; raises SurrogateError naming `name` when shape, size or scale are wrong."""
     if tuple(halves.shape) != shape:
         raise SurrogateError(f"{name} of shape {tuple(halves.shape)[:4]}, expected {shape}")
-    if len(halves.data) != 2 * int(np.prod(shape, dtype=np.int64)):
+    if len(halves.data) != 2 * math.prod(shape):
         raise SurrogateError(f"{name} of {len(halves.data)} bytes do not fill the shape {shape}")
     if not 0 < halves.scale < np.inf:
         raise SurrogateError(f"{name} with scale {halves.scale}; a positive number is needed")

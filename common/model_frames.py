@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast, get_args
 
 import numpy as np
@@ -16,6 +17,8 @@ from common.frames import pack_centre, pack_claim, pack_header, parse, unpack_ce
 from common.halves import pack, unpack
 from common.networks import WIDEST, Kind, build
 from common.parameters import Parameters, Tensors
+
+MOST_DIMENSIONS = 8
 
 
 def pack_head(head: Head) -> bytes:
@@ -146,11 +149,13 @@ def _unpack_tensors(packed: object) -> dict[str, Tensor]:
             raise SurrogateError(f"tensor {each.name[:40]!r} twice, or with a name that is too long")
         name = each.name[:40]
         if not each.kept:
+            if len(each.values.shape) > MOST_DIMENSIONS:
+                raise SurrogateError(f"{name} of {len(each.values.shape)} dimensions")
             tensors[each.name] = unpack(each.values, name, tuple(each.values.shape))
             continue
-        shape, entries = tuple(each.shape), int(np.prod(each.shape, dtype=np.float64))
-        if len(each.kept) != -(-entries // 8):
-            raise SurrogateError(f"{name}: {len(each.kept)} bytes do not mark {entries} entries")
+        shape, entries = tuple(each.shape), math.prod(each.shape)
+        if len(shape) > MOST_DIMENSIONS or len(each.kept) != -(-entries // 8):
+            raise SurrogateError(f"{name}: {len(each.kept)} bytes do not mark the entries of shape {shape[:4]}")
         marks = torch.from_numpy(np.unpackbits(np.frombuffer(each.kept, np.uint8), count=entries).astype(bool))
         dense = torch.zeros(entries)
         dense[marks] = unpack(each.values, name, (int(marks.sum()),))

@@ -183,7 +183,7 @@ class Relay(_message.Message):
     def __init__(self, surrogates: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Sealed(_message.Message):
-    __slots__ = ("nonce", "content", "readers")
+    __slots__ = ("nonce", "content", "readers", "signature")
     class Reader(_message.Message):
         __slots__ = ("name", "nonce", "key")
         NAME_FIELD_NUMBER: _ClassVar[int]
@@ -196,7 +196,9 @@ class Sealed(_message.Message):
     NONCE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     READERS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     content: bytes
     readers: _containers.RepeatedCompositeFieldContainer[Sealed.Reader]
-    def __init__(self, nonce: _Optional[bytes] = ..., content: _Optional[bytes] = ..., readers: _Optional[_Iterable[_Union[Sealed.Reader, _Mapping]]] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., content: _Optional[bytes] = ..., readers: _Optional[_Iterable[_Union[Sealed.Reader, _Mapping]]] = ..., signature: _Optional[bytes] = ...) -> None: ...

@@ -6,6 +6,7 @@ import json
 import random
 import secrets
 import time
+from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
 
 from flwr.app import MessageType
@@ -17,6 +18,7 @@ from common.classifiers import Head
 from common.config import run_digest
 from common.errors import RunError, SurrogateError
 from common.model_frames import unpack_classifier, unpack_parameters, unpack_relay
+from common.parameters import check_update
 from common.wire import Info, to_record, unpack_surrogate
 from strategies.collect import Collection, check_quorum
 from strategies.federation import Federation, seconds_told
@@ -31,13 +33,18 @@ STATE, RELAY = "chain.json", "relay.bin"
 
 @dataclass
 class Walk:
-    """How far a chain has come. sender, sent_hop: of the relay that is on its way, which may be sealed."""
+    """How far a chain has come. sender, sender_key, sent_hop: of the relay (base64) on its way, which may be sealed. run: the
+    digest of its settings.
+    """
 
     order: list[str]
     done: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     sender: str = ""
+    sender_key: str = ""
     sent_hop: int = 0
+    run: str = ""
+    relay: str = ""
     lineage: str = field(default_factory=lambda: secrets.token_hex(8))
     hops: list[dict[str, str | float]] = field(default_factory=list)
 
@@ -64,8 +71,10 @@ class Chain(Federation):
         started = time.perf_counter()
         while walk.left:
             relay = self._hop(grid, group, walk, relay, deadline)
-            self.recorder.keep(RELAY, relay or b"")
+            # One file, so that no kill can leave a relay with a site in it that counts as not yet asked.
+            walk.relay = b64encode(relay or b"").decode()
             self.recorder.keep(STATE, json.dumps(vars(walk)).encode())
+            self.recorder.keep(RELAY, relay or b"")
         self.outcome.seconds["chain"] = time.perf_counter() - started
         check_quorum(len(walk.done), len(self.outcome.sites), self.config.sites, self.config.quorum)
         assert relay is not None  # somebody is done
@@ -82,6 +91,8 @@ class Chain(Federation):
                 walk = Walk(**json.loads(read_kept(self.config.resume, STATE)))
             except (TypeError, ValueError) as error:
                 raise RunError(f"resume = {self.config.resume!r}: {STATE} is damaged ({type(error).__name__})") from None
+            if walk.run != run_digest(self.config):
+                raise RunError(f"resume = {self.config.resume!r} is of a run with other settings")
             # Who was skipped gets another chance, at the end.
             walk.order, walk.skipped = [*walk.done, *walk.left, *walk.skipped], []
             self.recorder.event("resumed", hops=len(walk.done))
@@ -89,9 +100,9 @@ class Chain(Federation):
                 if name in group.nodes:
                     site = self.outcome.sites[group.nodes[name]]
                     site.fate, site.reason = "used", ""
-            relay = read_kept(self.config.resume, RELAY) or None
+            relay = b64decode(walk.relay) or None
         else:
-            walk, relay = Walk(self._order(group)), None
+            walk, relay = Walk(self._order(group), run=run_digest(self.config)), None
         for name in walk.left:
             if name not in group.nodes:
                 self._skip(walk, name, "not connected")
@@ -124,7 +135,7 @@ class Chain(Federation):
         }
         if self.config.fedpft.seal:
             later = walk.left[1:]
-            keys = {each: group.keys[each] for each in (*later, walk.sender) if each}
+            keys = {each: group.keys[each] for each in later if each in group.keys} | {walk.sender: walk.sender_key}
             told |= {"keys": json.dumps(keys), "readers": ",".join(later), "sender": walk.sender, "sent-hop": walk.sent_hop}
         if relay is not None:
             told["bytes"] = len(relay)
@@ -135,7 +146,7 @@ class Chain(Federation):
                 if payload is None:
                     raise SurrogateError("a reply without a relay")
                 if not self.config.fedpft.seal:
-                    self._check(payload, name, group)
+                    self._check(payload, relay, name, group)
             except SurrogateError as error:
                 walk.skipped.append(name)
                 self._reject(node, str(error), hop)
@@ -149,7 +160,7 @@ class Chain(Federation):
         site = self.outcome.sites[group.nodes[name]]
         site.fate, site.reason, site.simulated = "used", "", info.get("simulated") is True
         walk.done.append(name)
-        walk.sender, walk.sent_hop = name, hop
+        walk.sender, walk.sender_key, walk.sent_hop = name, group.keys[name], hop
         story: dict[str, str | float] = {"site": name, "bytes": len(payload), "seconds": round(seconds, 3)}
         if isinstance(accuracy := info.get("accuracy.model"), float):
             story["accuracy"] = accuracy
@@ -161,7 +172,7 @@ class Chain(Federation):
         walk.skipped.append(name)
         self.recorder.event("dropped", site=name, reason=f"skipped in the chain: {reason}")
 
-    def _check(self, payload: bytes, name: str, group: Group) -> None:
+    def _check(self, payload: bytes, relay: bytes | None, name: str, group: Group) -> None:
         """Raise SurrogateError unless what a site passes on can be used by the next one."""
         config = self.config
         family, components, rank = config.fedpft.covariance, config.fedpft.components, config.fedpft.rank
@@ -172,13 +183,21 @@ class Chain(Federation):
         if config.method == "kd":
             head = unpack_parameters(payload)
             check_header(head.header, place)
-            if head.tensors.keys() != {"weight", "bias"} or not all(t.isfinite().all() for t in head.tensors.values()):
-                raise SurrogateError("a head that is not one, or not finite")
+            if head.header.classes != group.classes:
+                raise SurrogateError("a head of other classes than the run's, or in another order")
+            count = len(group.classes)
+            check_update(head, {"weight": (count, group.dimension), "bias": (count,)}, 1, private=False)
             last = head.header.site
         else:
-            surrogates = [unpack_surrogate(each) for each in unpack_relay(payload)]
-            if not surrogates:
-                raise SurrogateError("a relay without a surrogate")
+            parts = unpack_relay(payload)
+            before = unpack_relay(relay) if relay and config.epsilon else []
+            if parts[:-1] != before or len(parts) != len(before) + 1:
+                raise SurrogateError("a relay in which the surrogates of the sites before are not as they were")
+            surrogates = [unpack_surrogate(each) for each in parts]
+            if (total := sum(sum(each.counts) for each in surrogates)) > config.head.max_samples:
+                raise SurrogateError(
+                    f"a relay that stands for {total} records; head.max-samples = {config.head.max_samples}"
+                )
             for surrogate in surrogates:
                 check_surrogate(surrogate, place)
                 check_claim(surrogate.claim, config)
@@ -205,7 +224,12 @@ class Chain(Federation):
         if config.epsilon:
             return
         told: Info = {"run": run_digest(config), "lineage": walk.lineage}
-        last = group.nodes[walk.done[-1]]
+        last = group.nodes.get(walk.done[-1])
+        if last is None:
+            self.recorder.event(
+                "no-head", reason="the last site of the chain is not connected; one is learned from its surrogate"
+            )
+            return
         for reply in Collection(grid, [self._message(GIVE_HEAD, last, to_record(None, told))], deadline):
             site = self.outcome.sites[last]
             try:

@@ -34,6 +34,8 @@ class Federation(ABC):
         self.device = device
         self.outcome = Outcome()
         self._sent: list[Message] = []
+        # Whose name nobody else may take, unless they were rejected.
+        self._connected: set[int] = set()
 
     @abstractmethod
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
@@ -42,6 +44,7 @@ class Federation(ABC):
     def introduce(self, grid: Grid, deadline: float) -> Group:
         """Ask every connected site who it is; what fits together takes part. Raises RunError when there is no site."""
         nodes = connected_nodes(grid, self.config.sites, deadline)
+        self._connected = set(nodes)
         self.outcome.sites = {node: Site(name=f"node {node}") for node in nodes}
         self.recorder.event("invited", sites=len(nodes))
         said: dict[int, Introduction] = {}
@@ -139,14 +142,15 @@ class Federation(ABC):
         if site.fate == "used" or not (isinstance(name, str) and SITE_NAME.fullmatch(name)):
             return
         others = {node: other for node, other in self.outcome.sites.items() if other is not site and other.name == name}
-        if all(other.fate != "used" for other in others.values()):
+        gone = {node: other for node, other in others.items() if node not in self._connected}
+        if all(node in gone or other.fate == "rejected" for node, other in others.items()):
             site.name = name
             for node, other in others.items():
                 other.name = f"node {node}"
-                if other.fate == "dropped":
-                    # The same site, come back under another number.
-                    site.bytes_up, site.bytes_down = site.bytes_up + other.bytes_up, site.bytes_down + other.bytes_down
-                    del self.outcome.sites[node]
+            for node, other in gone.items():
+                # The same site, come back under another number.
+                site.bytes_up, site.bytes_down = site.bytes_up + other.bytes_up, site.bytes_down + other.bytes_down
+                del self.outcome.sites[node]
 
     def _reject(self, node: int, reason: str, number: int | None = None) -> None:
         site = self.outcome.sites[node]

@@ -57,6 +57,7 @@ class FedPFT(Federation):
     def _ask(self, grid: Grid) -> Iterable[Message]:
         """Ask every connected site for its surrogate."""
         nodes = connected_nodes(grid, self.config.sites, self.config.deadline)
+        self._connected = set(nodes)
         self.outcome.sites = {node: Site(name=f"node {node}") for node in nodes}
         self.recorder.event("invited", sites=len(nodes))
         question, told = pack_question(self._centre), Info(run=run_digest(self.config))

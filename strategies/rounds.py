@@ -56,10 +56,16 @@ class Rounds(Federation):
 
     def _round(self, grid: Grid, training: Training, deadline: float, started: float, before: float) -> None:
         number, sites = training.round + 1, self.outcome.sites
-        for node in connected_nodes(grid, 0, deadline):
+        nodes = connected_nodes(grid, 0, deadline)
+        self._connected = set(nodes)
+        for node in nodes:
             # Who came only now, or came back under another number, takes part from here on.
             sites.setdefault(node, Site(name=f"node {node}"))
-        asked = [node for node in connected_nodes(grid, 0, deadline) if not sites[node].barred]
+        for node, site in sites.items():
+            if node not in self._connected and site.fate == "used":
+                site.fate, site.reason = "dropped", f"gone before round {number}"
+                self.recorder.event("dropped", site=site.name, reason=site.reason, round=number)
+        asked = [node for node in nodes if not sites[node].barred]
         question = training.question()
         run, lineage = run_digest(self.config), training.lineage
         told: Info = {"run": run, "round": number, "lineage": lineage, "bytes": len(question)}
@@ -81,15 +87,23 @@ class Rounds(Federation):
         updates.sort(key=lambda update: (len(update.header.site), update.header.site))
         training.absorb(updates, len([site for site in sites.values() if not site.barred]))
         self.outcome.model = training.classifier()
-        accuracy: float | None = None
-        if self._simulated():
-            judged = self._judged(grid, deadline, {"brief": True}).get("accuracy.model")
-            accuracy = judged if isinstance(judged, float) else None
+        accuracy = self._accuracy(grid, deadline)
         bytes_up = before + sum(site.bytes_up for site in sites.values())
         story = {"round": number, "accuracy": accuracy, "bytes_up": bytes_up, "used": len(updates)}
         training.history.append(story | {"seconds": round(time.perf_counter() - started, 3)})
         self.recorder.keep(CHECKPOINT, training.save())
         self.recorder.event("round", **story)
+
+    def _accuracy(self, grid: Grid, deadline: float) -> float | None:
+        """Of the model as it is now on all test data, in a simulation where a site answers."""
+        if not self._simulated():
+            return None
+        try:
+            judged = self._judged(grid, deadline, {"brief": True}).get("accuracy.model")
+        except SurrogateError as error:
+            self.recorder.event("comparison-failed", reason=str(error))
+            return None
+        return judged if isinstance(judged, float) else None
 
     def _update(self, reply: Message, training: Training) -> Parameters | None:
         """One site's update, checked; None when it is refused, and the site is asked again in the next round."""

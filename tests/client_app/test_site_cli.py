@@ -157,7 +157,7 @@ def test_the_key_of_a_site_is_shown_as_peers_need_it(
     named = f'site="north" state-dir="{tmp_path}"'
     assert site(monkeypatch, "key", "--node-config", named) == 0
     line = capsys.readouterr().out
-    assert re.fullmatch(r'north = "[0-9a-f]{64}"\n', line)
+    assert re.fullmatch(r'north = "[0-9a-f]{128}"\n', line)
     assert site(monkeypatch, "key", "--node-config", named) == 0
     assert capsys.readouterr().out == line
     assert site(monkeypatch, "key", "--node-config", f'state-dir="{tmp_path}"') == 1

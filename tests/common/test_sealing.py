@@ -1,9 +1,11 @@
 """Sealed relays: only those they are for can read them, and nobody can change them unseen."""
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from common.errors import SealError
-from common.sealing import new_key, open_sealed, public_key, seal
+from common.sealing import _halves, _shared, _signed, new_key, open_sealed, public_key, seal
+from common.surrogate_pb2 import Sealed
 
 CONTENT = b"means and covariances" * 20
 CONTEXT = b"run\0lineage\0north\x001"
@@ -32,6 +34,20 @@ def test_any_changed_byte_is_noticed_by_every_reader() -> None:
                     open_sealed(bytes(changed), name, key, public_key(NORTH), CONTEXT)
 
 
+def test_a_reader_cannot_put_other_content_under_the_senders_name() -> None:
+    """Readers share the key of the content; what they make with it lacks the sender's signature."""
+    sealed = Sealed()
+    sealed.ParseFromString(SEALED)
+    entry = next(reader for reader in sealed.readers if reader.name == "south")
+    key = ChaCha20Poly1305(_shared(SOUTH, public_key(NORTH), CONTEXT)).decrypt(entry.nonce, entry.key, b"south")
+    sealed.content = ChaCha20Poly1305(key).encrypt(sealed.nonce, b"other means", CONTEXT)
+    for private in (None, SOUTH):
+        if private is not None:
+            sealed.signature = _halves(private)[1].sign(_signed(CONTEXT, sealed))
+        with pytest.raises(SealError, match="changed on its way"):
+            open_sealed(sealed.SerializeToString(), "west", WEST, public_key(NORTH), CONTEXT)
+
+
 def test_a_part_is_refused() -> None:
     for length in (0, 1, 50, len(SEALED) - 1):
         with pytest.raises(SealError):
@@ -46,7 +62,7 @@ def test_another_run_place_sender_or_reader_is_refused() -> None:
         ("west", SOUTH, public_key(NORTH), CONTEXT),
         ("east", SOUTH, public_key(NORTH), CONTEXT),
         ("south", SOUTH, b"short", CONTEXT),
-        ("south", SOUTH, bytes(32), CONTEXT),
+        ("south", SOUTH, bytes(64), CONTEXT),
     ):
         with pytest.raises(SealError):
             open_sealed(SEALED, name, key, sender, context)

@@ -170,12 +170,12 @@ def test_a_relay_that_changes_one_byte_is_noticed_and_named(tmp_path: Path, plac
 
 def test_pinned_keys_are_believed_rather_than_the_coordinators(tmp_path: Path) -> None:
     peers = tmp_path / "peers.toml"
-    peers.write_text(f'0 = "{"ab" * 32}"\n2 = "{"ab" * 32}"\n')
+    peers.write_text(f'0 = "{"ab" * 64}"\n2 = "{"ab" * 64}"\n')
     nodes = sites(3)
     nodes[1]["peers"] = str(peers)
     folder = quick(tmp_path, nodes, **CHAIN | ORDER, **{"fedpft.seal": True})
-    (rejected,) = [event for event in events_of(folder) if event["event"] == "rejected"]
-    assert rejected["site"] == "1"
+    # It opens nothing from a site it does not know.
+    assert "1" in [event["site"] for event in events_of(folder) if event["event"] == "rejected"]
     assert "is not the one in peers" in (tmp_path / "site-state" / "site.log").read_text()
 
 
