@@ -19,7 +19,7 @@ from client_app.keys import private_key
 from client_app.release import entry, prepare
 from client_app.settings import NodeConfig, parse_node_config
 from client_app.site import load_site, site_name
-from client_app.task import Made, Task
+from client_app.task import Limits, Made, Task
 from common.classifiers import Classifier
 from common.config import RunConfig, parse_run_config, run_digest
 from common.errors import FedSurrogateError, PolicyError, SurrogateError
@@ -88,7 +88,10 @@ def _introduction(message: Message, context: Context, run: RunConfig, node: Node
     told: Info = {"fingerprint": found.fingerprint, "dimension": dimension, "simulated": found.simulated}
     # Which classes a site has may be private; then the run names all there are.
     if not run.classes and (found.simulated or gate.exact_numbers_may_leave(run)):
-        told["classes"] = json.dumps(found.classes)
+        limits = Limits(smallest_class=gate.smallest_class(run.mechanism))
+        told["classes"] = json.dumps(Task(run, node, site, found, limits).classes)
+        if not found.simulated:
+            gate.let_out(entry(run, str(context.run_id), Made(str(told["classes"]).encode())))
     if run.fedpft.seal:
         told["key"] = public_key(private_key(node, site)).hex()
     return None, told
@@ -122,6 +125,7 @@ def _evaluation(message: Message, context: Context, run: RunConfig, node: NodeCo
     told: Info = {"correct": correct, "tested": tested}
     if not found.simulated:
         gate = open_gate(node, run, str(context.run_id))
+        gate.check_request(run)
         if not gate.exact_numbers_may_leave(run):
             return None, {}
         gate.let_out(entry(run, str(context.run_id), Made(json.dumps(told).encode())))

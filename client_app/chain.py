@@ -89,7 +89,7 @@ def expectation(run: RunConfig, fingerprint: str, dimension: int) -> Expectation
 
 def _names(task: Task, received: list[AnySurrogate]) -> tuple[str, ...]:
     """This site's classes, then those it only hears of."""
-    names = list(task.found.classes)
+    names = list(task.classes)
     for surrogate in received:
         names += [name for name in surrogate.header.classes if name not in names]
     return tuple(names)

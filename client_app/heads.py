@@ -19,7 +19,7 @@ def own_head(task: Task) -> Made:
     together. FedKT (Li et al. 2021): the head is a student of `baseline.teachers` heads trained on disjoint parts of the
     records, which vote.
     """
-    classes = task.found.classes
+    classes = task.classes
     features, labels = task.training_data(classes)
     settings, count = task.run, len(classes)
     if task.run.method == "fedkt":

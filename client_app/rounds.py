@@ -41,7 +41,7 @@ def update(task: Task) -> Made:
     kind, settings = kind_of(run), run.fedavg
     module = network(kind, features.shape[1], len(received.header.classes), start)
     rate, correction = step_length(kind, settings, features), None
-    own = scaffold.read_control(task.state, start) if common else {}
+    own = scaffold.read_control(task.state, task.confirmed, start) if common else {}
     if common:
         correction = {name: common[name] - own[name] for name in common}
     mu = settings.mu if run.method == "fedprox" else 0.0
@@ -53,7 +53,7 @@ def update(task: Task) -> Made:
     if common:
         new = scaffold.next_control(own, common, moved, steps, rate)
         moved = {**moved, **{scaffold.CONTROL + name: new[name] - own[name] for name in new}}
-        scaffold.write_control(task.state, new)
+        scaffold.write_control(task.state, received.round, new)
     if run.method == "dsfl":
         moved = largest(moved, settings.keep)
     answer = Parameters(task.header(received.header.classes), received.round, moved, len(labels))

@@ -51,6 +51,12 @@ class Task:
         return value if isinstance(value, int) else 1
 
     @property
+    def confirmed(self) -> int:
+        """The last round in which the coordinator used what this site sent; zero for none."""
+        value = self.told.get("confirmed", 0)
+        return value if isinstance(value, int) else 0
+
+    @property
     def lineage(self) -> str:
         """What a run and those that resume it have in common."""
         value = str(self.told.get("lineage", ""))
@@ -62,6 +68,15 @@ class Task:
     def state(self) -> Path:
         """Where this site keeps what must last until the run ends."""
         return self.node.state / "runs" / f"{self.lineage}-{self.site}"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The site's classes whose names it lets out: those with enough training records."""
+        found = self.found
+        if self.limits.smallest_class <= 1:
+            return found.classes
+        sizes = torch.bincount(found.train.labels, minlength=len(found.classes)).tolist()
+        return tuple(n for n, size in zip(found.classes, sizes, strict=True) if size >= self.limits.smallest_class)
 
     def header(self, classes: tuple[str, ...]) -> Header:
         """Of what this site answers."""

@@ -33,8 +33,8 @@ STATE, RELAY = "chain.json", "relay.bin"
 
 @dataclass
 class Walk:
-    """How far a chain has come. sender, sender_key, sent_hop: of the relay (base64) on its way, which may be sealed. run: the
-    digest of its settings.
+    """How far a chain has come. sender, sender_key, sent_hop: of the relay (base64) that is on its way, which may be sealed.
+    run: the digest of its settings.
     """
 
     order: list[str]

@@ -69,10 +69,14 @@ class Rounds(Federation):
         question = training.question()
         run, lineage = run_digest(self.config), training.lineage
         told: Info = {"run": run, "round": number, "lineage": lineage, "bytes": len(question)}
+
+        def message(node: int) -> Message:
+            confirmed = training.confirmed.get(sites[node].name, 0)
+            return self._message(MessageType.TRAIN, node, to_record(question, told | {"confirmed": confirmed}))
+
         updates: list[Parameters] = []
         silent = set(asked)
-        messages = [self._message(MessageType.TRAIN, node, to_record(question, told)) for node in asked]
-        for reply in Collection(grid, messages, deadline):
+        for reply in Collection(grid, map(message, asked), deadline):
             silent.discard(self._node(reply))
             if (update := self._update(reply, training)) is not None:
                 updates.append(update)

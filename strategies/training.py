@@ -30,7 +30,8 @@ logging.getLogger("flwr").addFilter(lambda record: not str(record.msg).startswit
 class Training:
     """The model after `round` rounds (32-bit), what its aggregator remembers, and the story so far.
 
-    lineage: what this run and those that resume it have in common.
+    lineage: what this run and those that resume it have in common. confirmed: the last round in which each site's update
+    was used.
     """
 
     config: RunConfig
@@ -42,6 +43,7 @@ class Training:
     round: int = 0
     lineage: str = field(default_factory=lambda: secrets.token_hex(8))
     history: list[dict[str, float | None]] = field(default_factory=list)
+    confirmed: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, config: RunConfig, classes: tuple[str, ...], fingerprint: str, inputs: int) -> Training:
@@ -71,6 +73,7 @@ class Training:
         """Move the model by one round's updates; `sites` take part in the run."""
         self.model, self.memory = aggregate(self.config, self.model, updates, self.memory, sites)
         self.round += 1
+        self.confirmed |= {update.header.site: self.round for update in updates}
 
     def classifier(self) -> Classifier:
         """The model as it is used."""
@@ -99,6 +102,7 @@ class Training:
             "round": self.round,
             "lineage": self.lineage,
             "history": self.history,
+            "confirmed": self.confirmed,
         }
         content: bytes = save(tensors, {"state": json.dumps(state)})
         return content
@@ -121,4 +125,5 @@ class Training:
             kind, _, rest = key.partition(".")
             parts[kind][rest] = tensor.to(torch.float32)
         place = (tuple(state["classes"]), state["fingerprint"], state["inputs"])
-        return cls(config, *place, parts["model"], parts["memory"], state["round"], state["lineage"], state["history"])
+        story = (state["round"], state["lineage"], state["history"], state["confirmed"])
+        return cls(config, *place, parts["model"], parts["memory"], *story)

@@ -155,7 +155,7 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
     training = Training.begin(run, data.classes, data.sites[0].fingerprint, data.sites[0].train.features.shape[1])
     sent, curve = 0, []
     while training.round < run.fedavg.rounds:
-        told: Info = {"round": training.round + 1, "lineage": training.lineage}
+        told: Info = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
         question = training.question()
         payloads = [method_of(run)(replace(task, question=question, told=told)).payload for task in tasks]
         training.absorb([unpack_parameters(payload) for payload in payloads], len(tasks))

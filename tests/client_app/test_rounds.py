@@ -41,7 +41,7 @@ def task(folder: Path, run: RunConfig, training: Training) -> Task:
     records = LabelledFeatures(features, labels)
     node = NodeConfig(state_dir=str(folder))
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
-    told = {"round": training.round + 1, "lineage": training.lineage}
+    told = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
     return Task(run, node, "s", found, question=training.question(), told=told)
 
 
@@ -129,7 +129,7 @@ def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_d
     _, control = scaffold.split(answer.tensors)
     assert module.weight.grad is not None
     assert torch.allclose(control["weight"], module.weight.grad, atol=1e-3)
-    kept = scaffold.read_control(first.state, training.model)
+    kept = scaffold.read_control(first.state, 1, training.model)
     assert torch.allclose(kept["weight"], module.weight.grad, atol=1e-5)
     training.absorb([answer], 1)
     # With one site c equals c_i: the correction vanishes, and the second round is FedAvg's again.

@@ -95,6 +95,10 @@ def test_malformed_updates_are_refused() -> None:
     huge.tensors[0].shape[:] = [2**31, 2**31]
     with pytest.raises(SurrogateError, match="do not mark"):
         unpack_parameters(huge.SerializeToString())
+    for shape, kept in (([2**32 - 1] * 40, b"\xff"), ([2**31, 2**31, 4], b""), ([2**31, 2**31, 4], b"\xff")):
+        huge.tensors[0].CopyFrom(pb.Tensor(name="weight", kept=kept, shape=shape, values=pb.Halves(shape=shape, scale=1)))
+        with pytest.raises(SurrogateError):
+            unpack_parameters(huge.SerializeToString())
     twice = pb.Parameters()
     twice.CopyFrom(good)
     twice.tensors.append(good.tensors[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from common.errors import RunError
-from common.model_frames import unpack_relay
+from common.model_frames import pack_parameters, pack_relay, unpack_parameters, unpack_relay
 from common.wire import unpack_surrogate
 from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_federation, sites
 
@@ -188,3 +189,63 @@ def test_several_samples_a_record_are_worth_it(tmp_path: Path, monkeypatch: pyte
         found[draws] = sum(hops(folder)[-1]["accuracy"] for folder in runs) / 2
     assert found[10] > found[1]
     assert torch.tensor(list(found.values())).min() > 0.8
+
+
+def test_what_was_learned_from_sealed_relays_is_not_given_out_later(tmp_path: Path) -> None:
+    quick(tmp_path, sites(2), **CHAIN, **{"fedpft.seal": True})
+    kept = [path.name for path in (tmp_path / "site-state" / "runs").rglob("*.pb")]
+    assert kept == ["confidential-head.pb"] * 2
+
+
+def test_the_surrogates_of_others_cannot_be_changed_in_a_private_chain(tmp_path: Path) -> None:
+    def forge(payload: bytes) -> bytes:
+        parts = unpack_relay(payload)
+        return pack_relay([*parts[:-2], parts[-1]])
+
+    private = {"epsilon": 4.0, "delta": 1e-5, "fedpft.covariance": "spherical"}
+    folder = quick(tmp_path, InProcessGrid(sites(3), {1: Fault(payload=forge)}), **CHAIN | ORDER | private)
+    (rejected,) = [event for event in events_of(folder) if event["event"] == "rejected"]
+    assert rejected["site"] == "1"
+    assert "are not as they were" in rejected["reason"]
+    assert [surrogate.header.site for surrogate in relay(folder)] == ["0", "2"]
+
+
+def test_a_head_of_the_wrong_shape_goes_no_further(tmp_path: Path) -> None:
+    def flat(payload: bytes) -> bytes:
+        head = unpack_parameters(payload)
+        return pack_parameters(replace(head, tensors={"weight": torch.ones(1, 1, 5), "bias": torch.ones(7)}))
+
+    grid = InProcessGrid(sites(2), {1: Fault(payload=flat)})
+    folder = quick(tmp_path, grid, method="kd", **{"head.min-steps": 20}, **{"fedpft.order": "0,1"})
+    (rejected,) = [event for event in events_of(folder) if event["event"] == "rejected"]
+    assert "tensors that are not this run's" in rejected["reason"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "average", "fedpft"])
+def test_a_name_cannot_be_taken_from_a_site_that_is_there(tmp_path: Path, method: str) -> None:
+    nodes = sites(3)
+    nodes[2]["site"] = "0"
+    settings: dict[str, Any] = CHAIN if method == "fedpft" else {"method": method, "head.min-steps": 20, "fedavg.rounds": 1}
+    folder = quick(tmp_path, nodes, **settings)
+    metrics = metrics_of(folder)
+    assert metrics["status"] == "ok"
+    assert metrics["sites"]["used"] == 2
+    (rejected,) = {event["reason"] for event in events_of(folder) if event["event"] == "rejected"}
+    assert "which is another site" in rejected
+
+
+def test_names_of_small_classes_stay_at_home(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    labels = torch.tensor([0] * 50 + [1] * 50 + [2])
+    features = torch.randn(101, 4, generator=torch.Generator().manual_seed(0)) + 3 * torch.eye(3, 4)[labels]
+    for part in ("train", "test"):
+        content = {"x": features, "y": labels}
+        save_file(content, tmp_path / f"f-{part}.safetensors", {"classes": "cat,dog,rare-disease", "fingerprint": "f" * 16})
+    (tmp_path / "policy.toml").write_text("without-dp = true\nsmallest-class = 10\n")
+    node: dict[str, Any] = {"site": "north", "data": "safetensors", "data-dir": str(tmp_path), "dataset": "f"}
+    node |= {"policy": str(tmp_path / "policy.toml"), "state-dir": str(tmp_path / "state")}
+    for settings in ({"method": "average"}, CHAIN, {"method": "fedavg", "fedavg.rounds": 1}):
+        folder = quick(tmp_path / str(settings)[:20], [dict(node)], **settings)
+        assert metrics_of(folder)["status"] == "ok"
+        assert not [path for path in folder.rglob("*") if path.is_file() and b"rare-disease" in path.read_bytes()]

@@ -15,7 +15,13 @@ from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_fe
 
 quick = partial(run_federation, report=False)
 SMALL: dict[str, Any] = {"head.min-steps": 60, "head.epochs": 2, "fedavg.local-epochs": 2, "fedavg.rounds": 2, "alpha": 1.0}
-PRIVATE: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "fedavg.sample-rate": 1.0, "fedavg.local-epochs": 3}
+PRIVATE: dict[str, Any] = {
+    "epsilon": 8.0,
+    "delta": 1e-5,
+    "fedavg.sample-rate": 1.0,
+    "fedavg.local-epochs": 3,
+    "fedavg.batch-size": 512,
+}
 # Least accuracy on the digits, far above the tenth of a guess, and how often sites answer with an update.
 METHODS: dict[str, tuple[dict[str, Any], float]] = {
     "local": ({}, 0.4),
