@@ -7,7 +7,7 @@ import random
 import secrets
 import time
 from base64 import b64decode, b64encode
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flwr.app import MessageType
 from flwr.serverapp import Grid
@@ -15,12 +15,12 @@ from flwr.serverapp import Grid
 from common.checks import Expectation, check_header, check_surrogate
 from common.claims import check_claim
 from common.classifiers import Head
-from common.config import run_digest
+from common.config import RunConfig, run_digest
 from common.errors import RunError, SurrogateError
 from common.model_frames import unpack_classifier, unpack_parameters, unpack_relay
 from common.parameters import check_update
 from common.wire import Info, to_record, unpack_surrogate
-from strategies.collect import Collection, check_quorum
+from strategies.collect import Collection, Recorder, check_quorum
 from strategies.federation import Federation, seconds_told
 from strategies.introductions import Group
 from strategies.learning import learn
@@ -56,6 +56,14 @@ class Walk:
 
 class Chain(Federation):
     """`fedpft.order`, or a random order: site after site. Who does not answer is skipped and named."""
+
+    # A sealed relay before the one that is on its way, with its sender, the sender's key and the hop.
+    _earlier: tuple[bytes | None, str, str, int] | None = None
+
+    def __init__(self, config: RunConfig, recorder: Recorder, device: str = "cpu") -> None:
+        super().__init__(config, recorder, device)
+        # Sites that could not use the relay on its way.
+        self._failed: list[str] = []
 
     def summary(self) -> None:
         """Record what is about to happen."""
@@ -126,20 +134,72 @@ class Chain(Federation):
     def _hop(self, grid: Grid, group: Group, walk: Walk, relay: bytes | None, deadline: float) -> bytes | None:
         """Send the relay to the next site; return what it passes on, or the same relay when it does not answer."""
         name, hop = walk.left[0], len(walk.done) + len(walk.skipped) + 1
-        node = group.nodes[name]
-        told: Info = {
-            "run": run_digest(self.config),
-            "hop": hop,
-            "lineage": walk.lineage,
-            "classes": json.dumps(group.classes),
-        }
+        started, node = time.perf_counter(), group.nodes[name]
+        answer = self._ask(grid, group, walk, relay, hop, deadline)
+        if isinstance(answer, SurrogateError) and self._earlier is not None and (self._failed or len(walk.left) == 1):
+            answer, relay = self._without_last(grid, group, walk, relay, answer, hop, deadline)
+        if isinstance(answer, SurrogateError):
+            walk.skipped.append(name)
+            self._failed.append(name)
+            self._reject(node, str(answer), hop)
+        elif answer is None:
+            self._skip(walk, name, NO_REPLY)
+        else:
+            self._failed = []
+            if self.config.fedpft.seal:
+                self._earlier = (relay, walk.sender, walk.sender_key, walk.sent_hop)
+            self._passed_on(walk, group, name, hop, *answer, time.perf_counter() - started)
+            return answer[0]
+        return relay
+
+    def _without_last(
+        self,
+        grid: Grid,
+        group: Group,
+        walk: Walk,
+        relay: bytes | None,
+        failure: SurrogateError,
+        hop: int,
+        deadline: float,
+    ) -> tuple[tuple[bytes, Info] | SurrogateError | None, bytes | None]:
+        """What a site answers to the relay before the last, and that relay, when others have failed on the last as well.
+
+        Nobody but the sites can read a sealed relay. If this site can use the earlier one, the site that made the last is
+        left out, and who failed on it is asked again; else the failure is this site's own.
+        """
+        assert self._earlier is not None
+        name, last, before = walk.left[0], walk.done[-1], replace(walk, skipped=list(walk.skipped), order=list(walk.order))
+        earlier, walk.sender, walk.sender_key, walk.sent_hop = self._earlier
+        others = [each for each in walk.order if each not in self._failed]
+        place = others.index(name) + 1
+        walk.order = [*others[:place], *self._failed, *others[place:]]
+        walk.skipped = [each for each in walk.skipped if each not in self._failed]
+        answer = self._ask(grid, group, walk, earlier, hop, deadline)
+        if not isinstance(answer, tuple):
+            walk.order, walk.skipped = before.order, before.skipped
+            walk.sender, walk.sender_key, walk.sent_hop = before.sender, before.sender_key, before.sent_hop
+            return failure, relay
+        self._earlier, self._failed = None, []
+        walk.done.remove(last)
+        walk.skipped.append(last)
+        walk.hops.pop()
+        self._reject(group.nodes[last], f"others cannot use what it passed on, but what came before it: {failure}")
+        return answer, earlier
+
+    def _ask(
+        self, grid: Grid, group: Group, walk: Walk, relay: bytes | None, hop: int, deadline: float
+    ) -> tuple[bytes, Info] | SurrogateError | None:
+        """What the next site passes on and tells, why that is no use, or None when it does not answer."""
+        name = walk.left[0]
+        told: Info = {"run": run_digest(self.config), "hop": hop, "lineage": walk.lineage}
+        told["classes"] = json.dumps(group.classes)
         if self.config.fedpft.seal:
             later = walk.left[1:]
             keys = {each: group.keys[each] for each in later if each in group.keys} | {walk.sender: walk.sender_key}
             told |= {"keys": json.dumps(keys), "readers": ",".join(later), "sender": walk.sender, "sent-hop": walk.sent_hop}
         if relay is not None:
             told["bytes"] = len(relay)
-        started = time.perf_counter()
+        node = group.nodes[name]
         for reply in Collection(grid, [self._message(MessageType.TRAIN, node, to_record(relay, told))], deadline):
             try:
                 payload, info = self._read(reply, self.outcome.sites[node])
@@ -148,13 +208,9 @@ class Chain(Federation):
                 if not self.config.fedpft.seal:
                     self._check(payload, relay, name, group)
             except SurrogateError as error:
-                walk.skipped.append(name)
-                self._reject(node, str(error), hop)
-                return relay
-            self._passed_on(walk, group, name, hop, payload, info, time.perf_counter() - started)
-            return payload
-        self._skip(walk, name, NO_REPLY)
-        return relay
+                return error
+            return payload, info
+        return None
 
     def _passed_on(self, walk: Walk, group: Group, name: str, hop: int, payload: bytes, info: Info, seconds: float) -> None:
         site = self.outcome.sites[group.nodes[name]]
