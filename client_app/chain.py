@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 from torch import Tensor
 
@@ -13,11 +11,12 @@ from common.accounting import GaussianEvent
 from common.checks import Expectation, check_surrogate
 from common.claims import check_claim
 from common.classifiers import Head, class_indices
-from common.config import RunConfig, run_digest
+from common.config import RunConfig
 from common.errors import SurrogateError
 from common.heads import train_on_features
 from common.model_frames import pack_relay, unpack_relay
 from common.privacy import clip
+from common.randomness import stream
 from common.sums import as_mixtures
 from common.surrogates import AnySurrogate, SumsSurrogate
 from common.wire import pack_surrogate, unpack_surrogate
@@ -54,7 +53,7 @@ def extend(task: Task) -> tuple[Made, Head]:
         made = fedpft.make_surrogate(train.features, train.labels, *place, train.units)
         relay: list[AnySurrogate] = [*received, made.surrogate]
     else:
-        generator = _stream(task.run.seed, task.site, "")
+        generator = stream(task.run.seed, "chain", task.site, "")
         made = fedpft.Made(fedpft.release_mixtures(*union, task.header(names), task.run, task.limits, generator, draws))
         relay = [made.surrogate]
     claim = made.surrogate.claim
@@ -75,16 +74,11 @@ def _received(task: Task) -> list[AnySurrogate]:
     surrogates = [unpack_surrogate(payload) for payload in payloads]
     if (total := sum(sum(each.counts) for each in surrogates)) > run.head.max_samples:
         raise SurrogateError(f"a relay that stands for {total} records; head.max-samples = {run.head.max_samples}")
+    place = Expectation.of(run, run.classes, found.fingerprint, found.train.features.shape[1])
     for surrogate in surrogates:
-        check_surrogate(surrogate, expectation(run, found.fingerprint, found.train.features.shape[1]))
+        check_surrogate(surrogate, place)
         check_claim(surrogate.claim, run)
     return surrogates
-
-
-def expectation(run: RunConfig, fingerprint: str, dimension: int) -> Expectation:
-    """What a surrogate of this run must look like."""
-    family, components, rank = run.fedpft.covariance, run.fedpft.components, run.fedpft.rank
-    return Expectation(run.method, run_digest(run), family, components, rank, run.classes, fingerprint, dimension)
 
 
 def _names(task: Task, received: list[AnySurrogate]) -> tuple[str, ...]:
@@ -105,11 +99,6 @@ def _draw(run: RunConfig, surrogate: AnySurrogate, names: tuple[str, ...], draws
         classes = tuple(classes[index] for index in kept)
     else:
         mixtures, classes = surrogate.mixtures, surrogate.header.classes
-    streams = [_stream(run.seed, surrogate.header.site, name) for name in classes]
+    streams = [stream(run.seed, "chain", surrogate.header.site, name) for name in classes]
     features, labels = mixtures.draw([draws * int(count) for count in mixtures.counts], streams)
     return features.float(), class_indices(names, classes)[labels]
-
-
-def _stream(seed: int, site: str, name: str) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed}\0chain\0{site}\0{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

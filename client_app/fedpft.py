@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +15,7 @@ from common.config import RunConfig, run_digest
 from common.errors import DataError, SurrogateError
 from common.frames import centre_digest
 from common.mixtures import Mixtures, MixtureSettings, fit
+from common.randomness import stream
 from common.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
 
 
@@ -46,8 +46,7 @@ def make_surrogate(
     `config.mechanism` says; the claim in the surrogate names what it covers.
     Source: FedPFT, algorithm 1, lines 1 to 8. Raises DataError when no class is large enough.
     """
-    seed = hashlib.sha256(f"{config.seed}\0{site}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(seed[:8], "little") >> 1)
+    generator = stream(config.seed, site)
     header = Header(config.method, run_digest(config), site, fingerprint, tuple(classes))
     if centre is not None and len(centre) != features.shape[1]:
         raise SurrogateError(f"a public centre of dimension {len(centre)}, features here have {features.shape[1]}")

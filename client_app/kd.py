@@ -11,7 +11,7 @@ from client_app.task import Made, Task
 from common.classifiers import Head
 from common.config import run_digest
 from common.errors import SurrogateError
-from common.heads import shuffled_batches, train_head, train_on_features
+from common.heads import train_on_features
 from common.model_frames import pack_parameters, unpack_parameters
 from common.parameters import Parameters, check_update
 
@@ -41,7 +41,7 @@ def distil(task: Task) -> tuple[Made, Head]:
 
 def _train(task: Task, features: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """targets (n, 1 + C): the label, and the teacher's logits."""
-    settings, t, share = task.run.head, task.run.baseline.temperature, task.run.baseline.received
+    t, share = task.run.baseline.temperature, task.run.baseline.received
 
     def loss(logits: Tensor, wanted: Tensor) -> Tensor:
         own = torch.nn.functional.cross_entropy(logits, wanted[:, 0].long())
@@ -50,12 +50,7 @@ def _train(task: Task, features: Tensor, targets: Tensor, classes: int) -> tuple
         )
         return (1 - share) * own + share * t**2 * taught
 
-    generator = torch.Generator().manual_seed(task.run.seed)
-    per_pass = -(-len(targets) // settings.batch_size)
-    passes = settings.passes(per_pass)
-    batches = (b for _ in range(passes) for b in shuffled_batches(features, targets, settings.batch_size, generator))
-    mean, variance = features.mean(0), features.var(0, correction=0)
-    return train_head(batches, passes * per_pass, mean, variance, classes, settings, loss)
+    return train_on_features(features, targets, classes, task.run.head, task.run.seed, loss)
 
 
 def _classes(task: Task) -> tuple[str, ...]:

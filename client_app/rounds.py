@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-
-import torch
-
 from client_app import scaffold
 from client_app.local_training import network, step_length, train
 from client_app.private_training import train_privately
 from client_app.task import Made, Task
 from common.accounting import GaussianEvent
 from common.claims import make_claim
-from common.config import RunConfig, run_digest
+from common.config import run_digest
 from common.errors import ConfigError, SurrogateError
 from common.model_frames import pack_parameters, unpack_parameters
-from common.networks import Kind
-from common.parameters import Parameters, Tensors, largest
+from common.parameters import CONTROL, Parameters, Tensors, largest, split_control
 from common.privacy import clip
+from common.randomness import stream
 
 
 def update(task: Task) -> Made:
@@ -37,8 +33,8 @@ def update(task: Task) -> Made:
     if run.epsilon:
         return _private_update(task, received)
     features, labels = task.training_data(received.header.classes)
-    start, common = scaffold.split(received.tensors)
-    kind, settings = kind_of(run), run.fedavg
+    start, common = split_control(received.tensors)
+    settings, kind = run.fedavg, run.fedavg.model
     module = network(kind, features.shape[1], len(received.header.classes), start)
     rate, correction = step_length(kind, settings, features), None
     own = scaffold.read_control(task.state, task.confirmed, start) if common else {}
@@ -46,13 +42,12 @@ def update(task: Task) -> Made:
         correction = {name: common[name] - own[name] for name in common}
     mu = settings.mu if run.method == "fedprox" else 0.0
     single = run.method == "fedsgd"
-    steps = train(
-        module, features, labels, settings, rate, _generator(task), mu=mu, correction=correction, single_step=single
-    )
+    order = stream(run.seed, task.site, task.round)
+    steps = train(module, features, labels, settings, rate, order, mu=mu, correction=correction, single_step=single)
     moved: Tensors = {name: parameter.detach() - start[name] for name, parameter in module.named_parameters()}
     if common:
         new = scaffold.next_control(own, common, moved, steps, rate)
-        moved = {**moved, **{scaffold.CONTROL + name: new[name] - own[name] for name in new}}
+        moved = {**moved, **{CONTROL + name: new[name] - own[name] for name in new}}
         scaffold.write_control(task.state, received.round, new)
     if run.method == "dsfl":
         moved = largest(moved, settings.keep)
@@ -63,7 +58,7 @@ def update(task: Task) -> Made:
 def _private_update(task: Task, received: Parameters) -> Made:
     if task.found.train.units is not None:
         raise ConfigError(f"method = {task.run.method!r} protects single records; leave patient-column out, or use fedpft")
-    run, settings, kind = task.run, task.run.fedavg, kind_of(task.run)
+    run, settings, kind = task.run, task.run.fedavg, task.run.fedavg.model
     claim = make_claim(run, "record")
     assert claim is not None
     # No class is too small here: noise is in everything that leaves.
@@ -77,14 +72,3 @@ def _private_update(task: Task, received: Parameters) -> Made:
     answer = Parameters(task.header(received.header.classes), received.round, moved, 0, claim)
     events = (GaussianEvent(claim.noise_multiplier, settings.sample_rate, settings.private_steps),)
     return Made(pack_parameters(answer), claim, events, facts)
-
-
-def kind_of(run: RunConfig) -> Kind:
-    """The model of this run."""
-    return run.fedavg.model
-
-
-def _generator(task: Task) -> torch.Generator:
-    """Order of the records: its own for every site and round."""
-    digest = hashlib.sha256(f"{task.run.seed}\0{task.site}\0{task.round}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -11,14 +11,6 @@ from torch import Tensor
 from common.errors import DataError
 from common.parameters import Tensors
 
-CONTROL = "control."
-
-
-def split(tensors: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Parameters, and the control variates that travel beside them."""
-    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(CONTROL)}
-    return own, {name.removeprefix(CONTROL): tensor for name, tensor in tensors.items() if name.startswith(CONTROL)}
-
 
 def read_control(folder: Path, confirmed: int, like: Tensors) -> dict[str, Tensor]:
     """This site's control variate as the coordinator knows it: after the last round whose update arrived there, zero before

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from common.config import RunConfig, run_digest
 from common.covariances import LowRank
 from common.errors import SurrogateError
 from common.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
@@ -31,6 +32,13 @@ class Expectation:
     classes: tuple[str, ...] = ()
     fingerprint: str = ""
     dimension: int = 0
+
+    @classmethod
+    def of(cls, run: RunConfig, classes: tuple[str, ...], fingerprint: str, dimension: int = 0) -> Expectation:
+        """What these settings lead to."""
+        family = "spherical" if run.mechanism == "dp-em" else run.fedpft.covariance
+        shape = (family, run.fedpft.components, run.fedpft.rank)
+        return cls(run.method, run_digest(run), *shape, classes, fingerprint, dimension)
 
 
 def check_header(header: Header, expected: Expectation) -> None:

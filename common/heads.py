@@ -54,12 +54,18 @@ def shuffled_batches(features: Tensor, labels: Tensor, size: int, generator: tor
 
 
 def train_on_features(
-    features: Tensor, labels: Tensor, classes: int, settings: HeadConfig, seed: int
+    features: Tensor,
+    targets: Tensor,
+    classes: int,
+    settings: HeadConfig,
+    seed: int,
+    loss: Callable[[Tensor, Tensor], Tensor] = torch.nn.functional.cross_entropy,
 ) -> tuple[Tensor, Tensor]:
-    """Train the same head on real features (n, d) held in memory: the oracle and the local heads of the comparison."""
+    """Train the same head on features (n, d) held in memory, with labels or whatever `loss` takes as targets (n, ...)."""
     generator = torch.Generator().manual_seed(seed)
     features = features.float()
-    per_pass = -(-len(labels) // settings.batch_size)
+    per_pass = -(-len(targets) // settings.batch_size)
     passes = settings.passes(per_pass)
-    batches = (batch for _ in range(passes) for batch in shuffled_batches(features, labels, settings.batch_size, generator))
-    return train_head(batches, passes * per_pass, features.mean(0), features.var(0, correction=0), classes, settings)
+    batches = (batch for _ in range(passes) for batch in shuffled_batches(features, targets, settings.batch_size, generator))
+    mean, variance = features.mean(0), features.var(0, correction=0)
+    return train_head(batches, passes * per_pass, mean, variance, classes, settings, loss)

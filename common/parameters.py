@@ -14,6 +14,8 @@ from common.errors import SurrogateError
 from common.surrogates import Header
 
 Tensors = Mapping[str, Tensor]
+# SCAFFOLD's control variates travel beside the parameters, under their names with this before them.
+CONTROL = "control."
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,12 @@ class Parameters:
     tensors: Tensors
     records: int = 0
     claim: Claim | None = None
+
+
+def split_control(tensors: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Parameters, and the control variates beside them, both by the parameters' names."""
+    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(CONTROL)}
+    return own, {name.removeprefix(CONTROL): tensor for name, tensor in tensors.items() if name.startswith(CONTROL)}
 
 
 def check_update(update: Parameters, shapes: Mapping[str, tuple[int, ...]], round: int, private: bool) -> None:

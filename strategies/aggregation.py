@@ -11,9 +11,8 @@ from flwr.serverapp.strategy import FedAvg, FedProx, FedYogi
 from torch import Tensor
 
 from common.config import RunConfig
-from common.parameters import Parameters, Tensors
+from common.parameters import CONTROL, Parameters, Tensors, split_control
 
-CONTROL = "control."
 # FedPFT's settings of FedYogi (appendix); Flower's begin at zero where the paper begins at 1e-6.
 YOGI_MOMENTUM, YOGI_DECAY, YOGI_TAU = 0.9, 0.99, 1e-3
 
@@ -29,12 +28,12 @@ def aggregate(
     FedYogi's moments, or SCAFFOLD's control variate under "control.": it moves by the mean of what the sites' moved,
     as if those of all `sites` that did not answer had not moved (Karimireddy et al. 2020, algorithm 1).
     """
-    moved = [{name: t for name, t in update.tensors.items() if not name.startswith(CONTROL)} for update in updates]
+    split = [split_control(update.tensors) for update in updates]
     weights = [max(1, update.records) for update in updates]
-    new, kept = _flower(config, model, moved, weights, memory)
+    new, kept = _flower(config, model, [moved for moved, _ in split], weights, memory)
     if config.method == "scaffold":
         for name in model:
-            total = torch.stack([update.tensors[CONTROL + name].double() for update in updates]).sum(0)
+            total = torch.stack([control[name].double() for _, control in split]).sum(0)
             kept[CONTROL + name] = (memory[CONTROL + name].double() + total / max(sites, len(updates))).float()
     return new, kept
 

@@ -231,11 +231,8 @@ class Chain(Federation):
     def _check(self, payload: bytes, relay: bytes | None, name: str, group: Group) -> None:
         """Raise SurrogateError unless what a site passes on can be used by the next one."""
         config = self.config
-        family, components, rank = config.fedpft.covariance, config.fedpft.components, config.fedpft.rank
         classes = config.classes if config.epsilon else group.classes
-        place = Expectation(
-            config.method, run_digest(config), family, components, rank, classes, group.fingerprint, group.dimension
-        )
+        place = Expectation.of(config, classes, group.fingerprint, group.dimension)
         if config.method == "kd":
             head = unpack_parameters(payload)
             check_header(head.header, place)

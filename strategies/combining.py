@@ -9,7 +9,7 @@ from torch import Tensor
 
 from common.classifiers import Classifier, Ensemble, Head, class_indices
 from common.config import RunConfig
-from common.heads import Batch, shuffled_batches, train_head
+from common.heads import train_on_features
 from common.parameters import Parameters, average
 from common.surrogates import Header
 
@@ -34,7 +34,8 @@ def combine(updates: Sequence[Parameters], config: RunConfig, classes: tuple[str
     if config.method == "average":
         return mean
     features, labelled = _drawn(updates, config), fedbe if config.method == "fedbe" else fedkt
-    return Head(header, *_distilled(features, labelled(features, heads, mean, weights, config), config))
+    wanted = labelled(features, heads, mean, weights, config)
+    return Head(header, *train_on_features(features, wanted, len(classes), config.head, config.seed))
 
 
 def fedbe(features: Tensor, heads: Sequence[Head], mean: Head, weights: Sequence[float], config: RunConfig) -> Tensor:
@@ -90,17 +91,3 @@ def _drawn(updates: Sequence[Parameters], config: RunConfig) -> Tensor:
         mean, deviation = update.tensors["mean"], update.tensors["deviation"]
         drawn.append(mean + deviation * torch.randn(count, len(mean), generator=generator))
     return torch.cat(drawn)
-
-
-def _distilled(features: Tensor, wanted: Tensor, config: RunConfig) -> tuple[Tensor, Tensor]:
-    """A head that gives features (n, d) the probabilities wanted (n, C)."""
-    settings, generator = config.head, torch.Generator().manual_seed(config.seed)
-    per_pass = -(-len(features) // settings.batch_size)
-    passes = settings.passes(per_pass)
-
-    def batches() -> Sequence[Batch]:
-        return list(shuffled_batches(features, wanted, settings.batch_size, generator))
-
-    stream = (batch for _ in range(passes) for batch in batches())
-    mean, variance = features.mean(0), features.var(0, correction=0)
-    return train_head(stream, passes * per_pass, mean, variance, wanted.shape[1], settings)

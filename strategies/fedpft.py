@@ -121,16 +121,8 @@ class FedPFT(Federation):
     def _expectation(self) -> Expectation:
         """What a surrogate must look like; a late one must fit the head that was learned without it."""
         config, model = self.config, self.outcome.model
-        return Expectation(
-            method=config.method,
-            run=run_digest(config),
-            family="spherical" if config.mechanism == "dp-em" else config.fedpft.covariance,
-            components=config.fedpft.components,
-            rank=config.fedpft.rank,
-            classes=config.classes,
-            fingerprint=model.header.fingerprint if model else config.fingerprint,
-            dimension=model.dimension if model else 0,
-        )
+        fingerprint = model.header.fingerprint if model else config.fingerprint
+        return Expectation.of(config, config.classes, fingerprint, model.dimension if model else 0)
 
     def _settle_backbone(self) -> None:
         """One run has one backbone. Without a `fingerprint` in the settings it is the one most sites have."""

@@ -56,7 +56,7 @@ class OneShot(Federation):
             if payload is None:
                 raise SurrogateError("a reply without a head")
             head = unpack_parameters(payload)
-            check_header(head.header, Expectation(config.method, run_digest(config), "", 0, 0, classes, fingerprint))
+            check_header(head.header, Expectation.of(config, classes, fingerprint))
             count = len(head.header.classes)
             shapes: dict[str, tuple[int, ...]] = {"weight": (count, dimension), "bias": (count,)}
             if config.method in ("fedbe", "fedkt"):

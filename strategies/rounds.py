@@ -119,8 +119,7 @@ class Rounds(Federation):
             if payload is None:
                 raise SurrogateError("a reply without an update")
             update = unpack_parameters(payload)
-            place = Expectation(config.method, run_digest(config), "", 0, 0, training.classes, training.fingerprint)
-            check_header(update.header, place)
+            check_header(update.header, Expectation.of(config, training.classes, training.fingerprint))
             check_update(update, training.shapes(), number, bool(config.epsilon))
             check_claim(update.claim, config)
             if update.header.site != site.name:

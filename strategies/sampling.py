@@ -16,6 +16,7 @@ from common.classifiers import Head
 from common.errors import RunError
 from common.heads import Batch, shuffled_batches, train_head
 from common.mixtures import Mixtures
+from common.randomness import stream
 from common.sections import HeadConfig
 from common.surrogates import AnySurrogate, Header, Surrogate
 
@@ -25,18 +26,13 @@ POOL_BYTES = 64 * 2**20
 SWEEPS = 4
 
 
-def stream(seed: int, site: str, label: str) -> torch.Generator:
-    """The generator of one (site, class): independent of all others, and of which other sites take part.
-
-    Differs from the reference code, which seeds every sampler alike and so draws the same normals for every class.
-    """
-    digest = hashlib.sha256(f"{seed}\0{site}\0{label}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-
-
 @dataclass(frozen=True)
 class Share:
-    """One site's part in a pass: how many samples of each class, from which streams, and its labels among the run's."""
+    """One site's part in a pass: how many samples of each class, from which streams, and its labels among the run's.
+
+    The stream of a (site, class) is independent of all others, and of which other sites take part. Differs from the
+    reference code, which seeds every sampler alike and so draws the same normals for every class.
+    """
 
     mixtures: Mixtures
     counts: list[int]

@@ -17,9 +17,9 @@ from common.config import RunConfig, run_digest
 from common.errors import RunError
 from common.model_frames import pack_parameters
 from common.networks import convnet, linear, parameters_of
-from common.parameters import Parameters, Tensors
+from common.parameters import CONTROL, Parameters, Tensors
 from common.surrogates import Header
-from strategies.aggregation import CONTROL, aggregate, fresh_memory
+from strategies.aggregation import aggregate, fresh_memory
 
 FORMAT = 1
 # What Flower's strategies say of every round is in the run folder anyway.

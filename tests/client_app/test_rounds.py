@@ -13,7 +13,6 @@ from client_app import private_training, scaffold
 from client_app.local_training import network, step_length, train
 from client_app.private_training import train_privately
 from client_app.release import method_of
-from client_app.rounds import _generator
 from client_app.settings import NodeConfig
 from client_app.site import LabelledFeatures, SiteFeatures
 from client_app.task import Task
@@ -23,7 +22,8 @@ from common.config import RunConfig, parse_run_config
 from common.errors import ConfigError, SurrogateError
 from common.model_frames import pack_parameters, unpack_parameters
 from common.networks import convnet, linear, parameters_of
-from common.parameters import Parameters
+from common.parameters import Parameters, split_control
+from common.randomness import stream
 from strategies.aggregation import aggregate
 from strategies.training import Training
 
@@ -79,7 +79,7 @@ def test_over_the_wire_one_site_stays_within_half_precision_of_plain_training(tm
     rate = step_length("linear", config.fedavg, data()[0])
     for _ in range(3):
         asked = task(tmp_path, config, training)
-        train(plain, *data(), config.fedavg, rate, _generator(asked))
+        train(plain, *data(), config.fedavg, rate, stream(config.seed, asked.site, asked.round))
         training.absorb([unpack_parameters(method_of(config)(asked).payload)], 1)
     for name, parameter in plain.named_parameters():
         assert torch.allclose(training.model[name], parameter, atol=5e-3 * float(parameter.abs().max()))
@@ -113,7 +113,7 @@ def test_the_proximal_gradient_is_that_of_half_mu_times_the_squared_distance() -
 
 def test_scaffold_with_zero_control_variates_is_fedavg(tmp_path: Path) -> None:
     plain, with_control = moved(tmp_path, run("fedavg")), moved(tmp_path, run("scaffold"))
-    own, control = scaffold.split(with_control)
+    own, control = split_control(with_control)
     assert own.keys() == plain.keys() == control.keys()
     for name, tensor in plain.items():
         assert torch.equal(own[name], tensor)
@@ -126,7 +126,7 @@ def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_d
     answer = unpack_parameters(method_of(config)(first).payload)
     module = linear(16, 3)
     torch.nn.functional.cross_entropy(module(data()[0]), data()[1]).backward()  # type: ignore[no-untyped-call]
-    _, control = scaffold.split(answer.tensors)
+    _, control = split_control(answer.tensors)
     assert module.weight.grad is not None
     assert torch.allclose(control["weight"], module.weight.grad, atol=1e-3)
     kept = scaffold.read_control(first.state, 1, training.model)
@@ -134,7 +134,7 @@ def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_d
     training.absorb([answer], 1)
     # With one site c equals c_i: the correction vanishes, and the second round is FedAvg's again.
     second = unpack_parameters(method_of(config)(task(tmp_path, config, training)).payload)
-    own, _ = scaffold.split(second.tensors)
+    own, _ = split_control(second.tensors)
     moving = network("linear", 16, 3, training.model)
     train(moving, *data(), config.fedavg, step_length("linear", config.fedavg, data()[0]), torch.Generator().manual_seed(0))
     assert torch.allclose(own["weight"], moving.weight.detach() - training.model["weight"], atol=5e-3)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from common.config import parse_run_config
-from common.parameters import Parameters
+from common.parameters import CONTROL, Parameters
 from common.surrogates import Header
-from strategies.aggregation import CONTROL, aggregate, fresh_memory
+from strategies.aggregation import aggregate, fresh_memory
 from strategies.training import Training
 
 HEADER = Header("fedavg", "r", "s", "f", ("a", "b"))
