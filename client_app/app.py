@@ -16,7 +16,7 @@ from client_app.gate import open_gate
 from client_app.heads import local_head
 from client_app.hop import kept_head
 from client_app.keys import private_key
-from client_app.release import entry, prepare
+from client_app.release import entry, keep_file, prepare
 from client_app.settings import NodeConfig, parse_node_config
 from client_app.site import load_site, site_name
 from client_app.task import Limits, Made, Task
@@ -77,6 +77,8 @@ def _surrogate(message: Message, context: Context, run: RunConfig, node: NodeCon
         # How long the work took tells how many records there are; under differential privacy nothing exact leaves.
         told |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
     gate.let_out(prepared.release)
+    if prepared.keep is not None:
+        keep_file(*prepared.keep)
     return prepared.payload, told
 
 

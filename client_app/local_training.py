@@ -7,22 +7,23 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from common.networks import Kind, build
+from common.augmentation import draw
+from common.networks import build, split_input
 from common.parameters import Tensors
-from common.sections import FedAvgConfig
+from common.sections import FedAvgConfig, Model
 
 
-def network(kind: Kind, inputs: int, classes: int, tensors: Tensors) -> nn.Module:
+def network(kind: Model, inputs: int, classes: int, tensors: Tensors) -> nn.Module:
     """A network with these parameters, copied."""
     module = build(kind, inputs, classes, tensors)
     module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()})
     return module
 
 
-def step_length(kind: Kind, settings: FedAvgConfig, features: Tensor) -> float:
+def step_length(kind: Model, settings: FedAvgConfig, features: Tensor) -> float:
     """The learning rate: of a linear model over the mean squared norm of its inputs, the scale of its curvature."""
     rate = settings.rate(private=False)
-    if kind == "convnet":
+    if kind != "linear":
         return rate
     return rate / max(float(features.square().sum(1).mean()), 1e-12)
 
@@ -47,9 +48,12 @@ def train(
     start = [parameter.detach().clone() for parameter in module.parameters()] if mu else []
     optimiser = torch.optim.SGD(module.parameters(), lr=rate, momentum=settings.momentum)
     steps = 0
+    if settings.augment:
+        module, features = split_input(module, features)
     for rows in _batches(len(labels), settings, generator):
         optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(module(features[rows]), labels[rows]).backward()  # type: ignore[no-untyped-call]
+        change = draw(settings.augment, generator)
+        torch.nn.functional.cross_entropy(module(change(features[rows])), labels[rows]).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for index, (name, parameter) in enumerate(module.named_parameters()):
                 assert parameter.grad is not None

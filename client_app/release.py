@@ -6,8 +6,9 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from client_app import fedpft, heads, rounds
+from client_app import fedlap, fedpft, heads, rounds
 from client_app.gate import Gate
 from client_app.hop import hop
 from client_app.ledger import Release
@@ -31,6 +32,7 @@ class Prepared:
     found: SiteFeatures
     fit_seconds: float
     answer: Info
+    keep: tuple[Path, bytes] | None = None
 
 
 def prepare(
@@ -50,7 +52,7 @@ def prepare(
     started = time.perf_counter()
     made = method_of(run)(task)
     release = entry(run, flower_run, made, task.round)
-    return Prepared(made.payload, release, made.claim, found, time.perf_counter() - started, made.answer)
+    return Prepared(made.payload, release, made.claim, found, time.perf_counter() - started, made.answer, made.keep)
 
 
 def entry(run: RunConfig, flower_run: str, made: Made, number: int = 1) -> Release:
@@ -79,6 +81,8 @@ def method_of(run: RunConfig) -> Callable[[Task], Made]:
     """What a site does in such a run."""
     if run.method in IN_ROUNDS:
         return rounds.update
+    if run.method == "fedlap":
+        return fedlap.approximate
     if run.method in ONE_SHOT:
         return heads.own_head
     if run.method == "kd" or run.fedpft.topology == "chain":
@@ -103,3 +107,11 @@ def _star(task: Task) -> Made:
     claim = made.surrogate.claim
     events = (GaussianEvent(claim.noise_multiplier),) if claim else ()
     return Made(pack_surrogate(made.surrogate), claim, events, made.facts)
+
+
+def keep_file(file: Path, content: bytes) -> None:
+    """Write a file in one step."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}")
+    temporary.write_bytes(content)
+    temporary.replace(file)

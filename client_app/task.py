@@ -102,7 +102,8 @@ class Task:
 class Made:
     """What a site has made and not let out yet.
 
-    events: the noise in it, for the ledger. facts: about it, which stay. answer: numbers that go along.
+    events: the noise in it, for the ledger. facts: about it, which stay. answer: numbers that go along. keep: a file and its
+    content, written only once the payload may leave: what builds on it later has been paid for.
     """
 
     payload: bytes
@@ -110,3 +111,4 @@ class Made:
     events: tuple[GaussianEvent, ...] = ()
     facts: dict[str, float] = field(default_factory=dict)
     answer: Info = field(default_factory=dict)
+    keep: tuple[Path, bytes] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 
-from common.accounting import Unit, calibrate, gaussian_epsilon, gaussian_noise_multiplier
+from common.accounting import GaussianEvent, Unit, calibrate, epsilon_spent, gaussian_epsilon, gaussian_noise_multiplier
 from common.config import RunConfig
 from common.errors import ConfigError, SurrogateError
 from common.sums import budget_shares
@@ -50,8 +50,8 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
 
     "theorem-4.1" is what FedPFT publishes: noise (4 / (n epsilon)) sqrt(5 ln(4 / delta)) on mean and covariance of a class
     of n records, whose joint sensitivity is 2 sqrt(5) / n (the mean's 2 / n, the covariance's 4 / n). It holds for one
-    record and for class sizes that are public; it covers neither them nor which classes a site has. "dp-sgd": epsilon and
-    noise_multiplier are those of all steps of all rounds together.
+    record and for class sizes that are public; it covers neither them nor which classes a site has. "dp-sgd": epsilon is
+    that of all steps of all rounds together, noise_multiplier that of each step.
     """
     mechanism, epsilon, delta = config.mechanism, config.epsilon, config.delta
     if mechanism == "none":
@@ -65,8 +65,12 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
             )
         return Claim(mechanism, epsilon, delta, unit, multiplier, config.fedpft.clip, {}, centre)
     if mechanism == "dp-sgd":
-        settings = config.fedavg
-        multiplier = _noise_of_steps(epsilon, delta, settings.sample_rate, settings.rounds * settings.private_steps)
+        settings, rounds = config.trained, private_rounds(config)
+        multiplier = settings.noise_multiplier
+        if multiplier:
+            epsilon = _spent(multiplier, delta, settings.sample_rate, rounds * settings.private_steps)
+        else:
+            multiplier = _noise_of_steps(epsilon, delta, settings.sample_rate, rounds * settings.private_steps)
         sgd = {"gradients": (multiplier * settings.clip, settings.clip)}
         return Claim(mechanism, epsilon, delta, unit, multiplier, settings.clip, sgd, centre)
     multiplier = gaussian_noise_multiplier(epsilon, delta)
@@ -75,6 +79,42 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
     each = multiplier * math.sqrt(steps)
     noise = {name: (each / math.sqrt(share), 1.0) for name, share in budget_shares(family, each).items()}
     return Claim(mechanism, epsilon, delta, unit, multiplier, config.fedpft.clip, noise, centre)
+
+
+def private_rounds(config: RunConfig) -> int:
+    """How many of a private run's rounds its epsilon affords: all where the noise follows from it, else as many as the
+    given noise_multiplier leaves room for. Raises ConfigError when that is none.
+    """
+    settings = config.trained
+    if not (config.epsilon and settings.noise_multiplier):
+        return settings.rounds
+
+    def spent(rounds: int) -> float:
+        steps = rounds * settings.private_steps
+        return _spent(settings.noise_multiplier, config.delta, settings.sample_rate, steps)
+
+    if (least := spent(1)) > config.epsilon:
+        raise ConfigError(
+            f"noise-multiplier = {settings.noise_multiplier:g}: one round spends epsilon {least:.4g}, the run's is "
+            f"{config.epsilon:g}; ask for more noise, fewer steps a round, or noise-multiplier = 0, which finds the noise"
+        )
+    low, high = 1, settings.rounds + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if spent(middle) <= config.epsilon else (low, middle)
+    return low
+
+
+def spent_after(config: RunConfig, rounds: int) -> float:
+    """Epsilon of so many rounds of a private run, at its delta."""
+    claim, settings = make_claim(config, "record"), config.trained
+    assert claim is not None
+    return _spent(claim.noise_multiplier, config.delta, settings.sample_rate, rounds * settings.private_steps)
+
+
+@cache
+def _spent(noise_multiplier: float, delta: float, sample_rate: float, steps: int) -> float:
+    return epsilon_spent([GaussianEvent(noise_multiplier, sample_rate, steps)], delta)
 
 
 @cache

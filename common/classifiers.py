@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.networks import Kind, build, run_network
+from common.networks import build, run_network
 from common.privacy import clip
+from common.sections import Model
 from common.surrogates import Header
 
 
@@ -116,7 +117,7 @@ class Network(Classifier):
     """A small network on features (n, d), which for a convolutional one are flat images. tensors: its parameters by name."""
 
     header: Header
-    kind: Kind
+    kind: Model
     inputs: int
     tensors: Mapping[str, Tensor]
 

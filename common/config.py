@@ -19,6 +19,7 @@ from common.sections import (
     DataKind,
     Device,
     FedAvgConfig,
+    FedLAPConfig,
     FedPFTConfig,
     HeadConfig,
     Method,
@@ -64,6 +65,7 @@ class RunConfig(Settings):
     fedpft: FedPFTConfig = FedPFTConfig()
     head: HeadConfig = HeadConfig()
     fedavg: FedAvgConfig = FedAvgConfig()
+    fedlap: FedLAPConfig = FedLAPConfig()
     baseline: BaselineConfig = BaselineConfig()
 
     @model_validator(mode="after")
@@ -93,9 +95,9 @@ class RunConfig(Settings):
         private = self.method.startswith("dp-")
         if private and not self.epsilon:
             raise ValueError(f"method = {self.method!r} needs a budget; set epsilon and delta")
-        if self.epsilon and not private and self.method != "fedpft":
+        if self.epsilon and not private and self.method not in ("fedpft", "fedlap"):
             raise ValueError(
-                f"{budget}, but method = {self.method!r} has no privacy; use 'fedpft', 'dp-fedavg' or 'dp-fedprox'"
+                f"{budget}, but method = {self.method!r} has no privacy; use 'fedpft', 'fedlap', 'dp-fedavg' or 'dp-fedprox'"
             )
         chain = self.method == "fedpft" and self.fedpft.topology == "chain"
         for name in ("order", "seal"):
@@ -109,8 +111,31 @@ class RunConfig(Settings):
             raise ValueError(
                 f"fedavg.momentum = {self.fedavg.momentum:g}: SCAFFOLD's control variates hold without momentum only"
             )
-        if self.fedavg.model == "convnet" and self.method in ("dsfl", "fedlambda", "knn-per"):
-            raise ValueError(f"method = {self.method!r} is for linear heads; leave fedavg.model = 'convnet' out")
+        if self.fedavg.model != "linear" and self.method in ("dsfl", "fedlambda", "knn-per"):
+            raise ValueError(f"method = {self.method!r} is for linear heads; leave fedavg.model = {self.fedavg.model!r} out")
+        self._trained_agrees(private)
+
+    def _trained_agrees(self, private: bool) -> None:
+        if self.method == "fedlap" and self.epsilon and self.fedlap.labels == "present":
+            raise ValueError("fedlap.labels = 'present' tells which classes a site has; under privacy leave it out")
+        if self.method == "fedlap" and self.epsilon and self.fedlap.mse(private=True) and not self.fedlap.batch_size:
+            raise ValueError(
+                "fedlap.batch-size = 0: the squared error needs gradients of the right length, and under privacy they are "
+                "divided by a public number; set it to about sample-rate times a site's records, or fedlap.mse-weight = 0"
+            )
+        if self.trained.noise_multiplier and not self.epsilon:
+            raise ValueError(
+                f"noise-multiplier = {self.trained.noise_multiplier:g} without epsilon, the most that may be spent"
+            )
+        if self.trained.augment and self.trained.model != "convnet":
+            raise ValueError(f"augment = {', '.join(self.trained.augment)} is for images; set model = 'convnet'")
+        if self.fedavg.augment and private:
+            raise ValueError(f"fedavg.augment goes with no {self.method!r}; leave it out")
+
+    @property
+    def trained(self) -> FedAvgConfig | FedLAPConfig:
+        """The section that says which model is trained in rounds, and how."""
+        return self.fedlap if self.method == "fedlap" else self.fedavg
 
     @property
     def mechanism(self) -> str:
@@ -191,6 +216,8 @@ def _sections(method: str) -> tuple[str, ...]:
     """Sections of the settings that what a site sends depends on."""
     if method == "fedpft":
         return ("fedpft",)
+    if method == "fedlap":
+        return ("fedlap",)
     return ("fedavg", "baseline") if method in IN_ROUNDS else ("head", "baseline")
 
 

@@ -19,7 +19,7 @@ from common.surrogates import Header
 
 SCHEMA = 1
 
-Framed = pb.Surrogate | pb.Head | pb.Parameters | pb.Network
+Framed = pb.Surrogate | pb.Head | pb.Parameters | pb.Network | pb.Synthetic
 
 
 def pack_sums(sums: Sums) -> pb.Sums:

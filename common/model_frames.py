@@ -15,8 +15,10 @@ from common.classifiers import Classifier, Ensemble, Head, Network
 from common.errors import ConfigError, SurrogateError
 from common.frames import pack_centre, pack_claim, pack_header, parse, unpack_centre, unpack_claim, unpack_header
 from common.halves import pack, unpack
-from common.networks import WIDEST, Kind, build
+from common.networks import WIDEST, build
 from common.parameters import Parameters, Tensors
+from common.sections import Model
+from common.synthetic import Synthetic
 
 MOST_DIMENSIONS = 8
 
@@ -94,12 +96,12 @@ def unpack_classifier(payload: bytes) -> Classifier:
 
 def _unpack_network(message: pb.Network) -> Network:
     tensors, classes = _unpack_tensors(message.tensors), len(message.header.classes)
-    if message.kind not in get_args(Kind) or not classes or not 0 < message.inputs < 2**24:
+    if message.kind not in get_args(Model) or not classes or not 0 < message.inputs < 2**24:
         raise SurrogateError(f"a network of kind {message.kind[:20]!r} for {classes} classes and {message.inputs} inputs")
-    kind = cast(Kind, message.kind)
-    first = tensors.get("convolution1.weight")
-    if kind == "convnet" and not (first is not None and first.dim() and len(first) <= WIDEST):
-        raise SurrogateError(f"a convnet without a first convolution, or of more than {WIDEST} channels")
+    kind = cast(Model, message.kind)
+    first = tensors.get("convolution1.weight" if kind == "convnet" else "hidden.weight")
+    if kind != "linear" and not (first is not None and first.dim() and 0 < len(first) <= WIDEST):
+        raise SurrogateError(f"a {kind} without a first layer, or wider than {WIDEST}")
     try:
         wanted = {name: p.shape for name, p in build(kind, message.inputs, classes, tensors).named_parameters()}
     except ConfigError as error:
@@ -127,6 +129,37 @@ def unpack_parameters(payload: bytes) -> Parameters:
     parse(message, payload)
     claim = unpack_claim(message.claim) if message.HasField("claim") else None
     return Parameters(unpack_header(message.header), message.round, _unpack_tensors(message.tensors), message.records, claim)
+
+
+def pack_synthetic(synthetic: Synthetic) -> bytes:
+    """Canonical bytes of synthetic records, at 16 bits."""
+    message = pb.Synthetic(
+        header=pack_header(synthetic.header),
+        round=synthetic.round,
+        records=synthetic.records,
+        values=pack(synthetic.values),
+        labels=synthetic.labels.tolist(),
+        radius=synthetic.radius,
+        claim=pack_claim(synthetic.claim),
+    )
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_synthetic(payload: bytes) -> Synthetic:
+    """Undo `pack_synthetic`. Raises SurrogateError."""
+    message = pb.Synthetic()
+    parse(message, payload)
+    shape, labels = tuple(message.values.shape), list(message.labels)
+    if len(shape) != 2 or not shape[1] or not labels:
+        raise SurrogateError(f"synthetic records of shape {shape[:4]}; (n, d) is expected, n at least one")
+    if any(label >= len(message.header.classes) for label in labels) or labels != sorted(labels):
+        raise SurrogateError(
+            f"labels of synthetic records that are not among {len(message.header.classes)} classes in order"
+        )
+    values = unpack(message.values, "synthetic records", (len(labels), shape[1]))
+    claim = unpack_claim(message.claim) if message.HasField("claim") else None
+    header = unpack_header(message.header)
+    return Synthetic(header, message.round, values, torch.tensor(labels), message.radius, message.records, claim)
 
 
 def _pack_tensors(tensors: Tensors) -> list[pb.Tensor]:

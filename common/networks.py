@@ -1,22 +1,30 @@
-"""Small networks that sites train together: a linear layer, and FedLAP's ConvNet on flat images."""
+"""Small networks that sites train together: a linear layer, one with a hidden layer, and FedLAP's ConvNet on flat images."""
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from common.errors import ConfigError
+from common.privacy import clip
+from common.sections import Model
 
-Kind = Literal["linear", "convnet"]
 BLOCKS = 3
 WIDEST = 1024
 # Pixels come as grey levels between 0 and 1; a public constant brings them to about zero and one.
 PIXEL_MEAN, PIXEL_DEVIATION = 0.5, 0.25
+
+
+class Normalise(nn.Module):
+    """Features (n, d), each brought to mean zero and deviation one over its own entries: nothing of others is needed."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features of norm sqrt(d)."""
+        return nn.functional.layer_norm(features, features.shape[1:])
 
 
 class Standardise(nn.Module):
@@ -37,6 +45,14 @@ def linear(inputs: int, classes: int) -> nn.Module:
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+def mlp(inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:
+    """A hidden layer of `width` ReLU units on normalised features. The same seed gives the same parameters."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        hidden, out = nn.Linear(inputs, width), nn.Linear(width, classes)
+    return nn.Sequential(OrderedDict(features=Normalise(), hidden=hidden, relu=nn.ReLU(), linear=out))
 
 
 def convnet(inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:
@@ -77,11 +93,31 @@ def image_shape(inputs: int) -> tuple[int, int]:
     )
 
 
-def build(kind: Kind, inputs: int, classes: int, tensors: Mapping[str, Tensor]) -> nn.Module:
+def build(kind: Model, inputs: int, classes: int, tensors: Mapping[str, Tensor]) -> nn.Module:
     """An empty network that fits `tensors`; they are not copied in."""
-    if kind == "linear":
-        return linear(inputs, classes)
-    return convnet(inputs, classes, len(tensors["convolution1.weight"]))
+    width = 0 if kind == "linear" else len(tensors["convolution1.weight" if kind == "convnet" else "hidden.weight"])
+    return fresh(kind, inputs, classes, width)
+
+
+def fresh(kind: Model, inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:
+    """A network before any training. Raises ConfigError for inputs that a convnet cannot take."""
+    match kind:
+        case "linear":
+            return linear(inputs, classes)
+        case "mlp":
+            return mlp(inputs, classes, width, seed)
+        case "convnet":
+            return convnet(inputs, classes, width, seed)
+
+
+def split_input(module: nn.Module, features: Tensor) -> tuple[nn.Module, Tensor]:
+    """What follows a network's fixed first step, with the same names of parameters, and features (n, d) after that step.
+
+    A linear layer has none; its features are brought to norm one.
+    """
+    if isinstance(module, nn.Sequential):
+        return module[1:], module[0](features)
+    return module, clip(features, 0.0)[0].to(features)
 
 
 def run_network(module: nn.Module, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal, get_args
 
@@ -40,13 +41,14 @@ def _check_device(value: str) -> str:
 Device = Annotated[str, AfterValidator(_check_device)]
 Covariance = Literal["full", "diag", "spherical", "lowrank"]
 DataKind = Literal["digits", "imagefolder", "parquet", "safetensors"]
+Model = Literal["linear", "mlp", "convnet"]
 # Every site trains a head on its own data, and sends it once.
 OneShot = Literal["local", "ensemble", "average", "fedbe", "fedkt"]
 # Sites train one model together in rounds; the last two keep something of their own beside it.
 InRounds = Literal[
     "fedavg", "fedprox", "fedyogi", "fedsgd", "scaffold", "dsfl", "dp-fedavg", "dp-fedprox", "fedlambda", "knn-per"
 ]
-Method = Literal["fedpft", "kd", OneShot, InRounds]
+Method = Literal["fedpft", "fedlap", "kd", OneShot, InRounds]
 ONE_SHOT, IN_ROUNDS = get_args(OneShot), get_args(InRounds)
 
 
@@ -54,6 +56,16 @@ class Settings(BaseModel):
     """Base of all settings: frozen, strict types, dashes in keys, nothing unknown."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True)
+
+
+def _check_augmentations(names: tuple[str, ...]) -> tuple[str, ...]:
+    if wrong := [name for name in names if name not in AUGMENTATIONS]:
+        raise ValueError(f"no augmentation {wrong[0]!r}; there are {', '.join(AUGMENTATIONS)}")
+    return names
+
+
+AUGMENTATIONS = ("colour", "crop", "cutout", "flip", "scale", "rotate")
+Augmentations = Annotated[Names, AfterValidator(_check_augmentations)]
 
 
 class FedPFTConfig(Settings):
@@ -89,12 +101,13 @@ class FedAvgConfig(Settings):
     """How sites train one model in rounds: FedAvg and its relatives (section `fedavg.`).
 
     learning_rate: of a linear model in units of one over the mean squared norm of the features, so their scale does not
-    matter; zero for 30 of a linear model (3 under privacy) and 0.1 of a convnet. mu: FedProx's. server_learning_rate:
+    matter; zero for 30 of a linear model (3 under privacy) and 0.1 of the others. mu: FedProx's. server_learning_rate:
     FedYogi's. keep: the share of an update that DSFL sends. clip, sample_rate: of a record's gradient and of the records
-    in a step under privacy, where a step divides by batch_size.
+    in a step under privacy, where a step divides by batch_size. noise_multiplier: of a private step; zero finds the one that
+    spends epsilon in all rounds. augment: how images are changed at random in every step; see common/augmentation.py.
     """
 
-    model: Literal["linear", "convnet"] = "linear"
+    model: Model = "linear"
     width: int = Field(128, ge=1, le=1024)
     rounds: int = Field(10, ge=1, le=100_000)
     local_epochs: int = Field(5, ge=1, le=10_000)
@@ -106,16 +119,69 @@ class FedAvgConfig(Settings):
     keep: float = Field(0.5, gt=0, le=1)
     clip: float = Field(1.0, gt=0)
     sample_rate: float = Field(0.05, gt=0, le=1)
+    noise_multiplier: float = Field(0.0, ge=0)
+    augment: Augmentations = ()
 
     def rate(self, private: bool) -> float:
         """The learning rate, or what works for the model."""
-        usual = 0.1 if self.model == "convnet" else 3.0 if private else 30.0
+        usual = (3.0 if private else 30.0) if self.model == "linear" else 0.1
         return self.learning_rate or usual
 
     @property
     def private_steps(self) -> int:
         """Steps of a private round: as many as take in every record `local_epochs` times on average."""
         return max(1, round(self.local_epochs / self.sample_rate))
+
+
+class FedLAPConfig(Settings):
+    """How FedLAP sites make synthetic images, and how the coordinator learns from them (section `fedlap.`).
+
+    In the paper's letters: trajectories is R_i, loops its limit of five, batches the real batches of a loop, image_steps
+    R_b, model_steps R_l, trust_radius r. batch_size zero: all records of the site at once. labels: "present" makes images
+    of a site's own classes, "all" of the run's, "auto" all under privacy, which hides which a site has. start: every round
+    from noise, or from the images of the last. mse_weight: of the squared error beside the cosine; negative for 0.1, and 0
+    under privacy. learning_rate: of the model, annealed over the server_steps; with `cosine` also over the rounds. rule:
+    whose radius the coordinator heeds. clip, sample_rate, noise_multiplier: as in FedAvgConfig.
+    """
+
+    model: Model = "convnet"
+    width: int = Field(32, ge=1, le=1024)
+    rounds: int = Field(5, ge=1, le=100_000)
+    images_per_class: int = Field(10, ge=1, le=10_000)
+    labels: Literal["auto", "present", "all"] = "auto"
+    start: Literal["noise", "last"] = "last"
+    trajectories: int = Field(1, ge=1, le=1000)
+    loops: int = Field(1, ge=1, le=1000)
+    batches: int = Field(1, ge=1, le=100_000)
+    batch_size: int = Field(0, ge=0)
+    image_steps: int = Field(100, ge=1, le=100_000)
+    model_steps: int = Field(0, ge=0, le=100_000)
+    trust_radius: float = Field(10.0, gt=0, le=1e6)
+    image_learning_rate: float = Field(100.0, gt=0, le=1e6)
+    image_momentum: float = Field(0.5, ge=0, lt=1)
+    mse_weight: float = Field(-1.0, le=1e6)
+    learning_rate: float = Field(0.1, gt=0, le=1e4)
+    cosine: bool = False
+    server_steps: int = Field(100, ge=1, le=100_000)
+    rule: Literal["min", "median", "max", "fixed"] = "median"
+    augment: Augmentations = ()
+    clip: float = Field(1.0, gt=0)
+    sample_rate: float = Field(1.0, gt=0, le=1)
+    noise_multiplier: float = Field(0.0, ge=0)
+
+    @property
+    def private_steps(self) -> int:
+        """Looks at the records in one round, all of them counted, however early a trajectory may stop."""
+        return self.trajectories * self.loops * self.batches
+
+    def mse(self, private: bool) -> float:
+        """The weight of the squared error in the matching loss."""
+        return self.mse_weight if self.mse_weight >= 0 else 0.0 if private else 0.1
+
+    def rate(self, round: int) -> float:
+        """The model's learning rate in a round, counted from one."""
+        share = (round - 1) / max(1, self.rounds - 1)
+        return max(self.learning_rate * (1 + math.cos(math.pi * share)) / 2, 1e-6) if self.cosine else self.learning_rate
 
 
 class BaselineConfig(Settings):

@@ -148,6 +148,24 @@ class Parameters(_message.Message):
     claim: Claim
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., round: _Optional[int] = ..., records: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ...) -> None: ...
 
+class Synthetic(_message.Message):
+    __slots__ = ("header", "round", "records", "values", "labels", "radius", "claim")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    RADIUS_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    round: int
+    records: int
+    values: Halves
+    labels: _containers.RepeatedScalarFieldContainer[int]
+    radius: float
+    claim: Claim
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., round: _Optional[int] = ..., records: _Optional[int] = ..., values: _Optional[_Union[Halves, _Mapping]] = ..., labels: _Optional[_Iterable[int]] = ..., radius: _Optional[float] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ...) -> None: ...
+
 class Network(_message.Message):
     __slots__ = ("header", "kind", "inputs", "tensors")
     HEADER_FIELD_NUMBER: _ClassVar[int]

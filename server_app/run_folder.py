@@ -101,6 +101,8 @@ class RunFolder:
         }
         if failure:
             metrics["failure"] = failure
+        if outcome.stopped:
+            metrics["stopped"] = outcome.stopped
         if outcome.hops:
             metrics["hops"] = outcome.hops
         if outcome.model is not None:

@@ -6,15 +6,18 @@ from common.config import RunConfig
 from common.sections import IN_ROUNDS
 from strategies.chain import Chain
 from strategies.federation import Federation
+from strategies.fedlap import FedLAP
 from strategies.fedpft import FedPFT
 from strategies.one_shot import Local, OneShot
-from strategies.rounds import Rounds
+from strategies.rounds import Updates
 
 
 def strategy_of(config: RunConfig) -> type[Federation]:
     """The strategy of a run's method."""
     if config.method in IN_ROUNDS:
-        return Rounds
+        return Updates
+    if config.method == "fedlap":
+        return FedLAP
     if config.method == "local":
         return Local
     if config.method == "kd" or (config.method == "fedpft" and config.fedpft.topology == "chain"):
@@ -22,4 +25,4 @@ def strategy_of(config: RunConfig) -> type[Federation]:
     return FedPFT if config.method == "fedpft" else OneShot
 
 
-__all__ = ["Chain", "FedPFT", "Federation", "Grid", "Local", "OneShot", "Rounds", "strategy_of"]
+__all__ = ["Chain", "FedLAP", "FedPFT", "Federation", "Grid", "Local", "OneShot", "Updates", "strategy_of"]

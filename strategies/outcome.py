@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from common.claims import Claim
 from common.classifiers import Classifier
@@ -47,7 +47,8 @@ class Outcome:
     """Everything a run folder is written from. `sites` is keyed by Flower's node id.
 
     rounds: of training, each with its number, accuracy on all test data, bytes up so far and seconds. hops: of a chain, in
-    order, each with its site and what the head there was worth.
+    order, each with its site and what the head there was worth. stopped: why a run ended before its last round, with what it
+    had learned by then.
     """
 
     sites: dict[int, Site] = field(default_factory=dict)
@@ -57,9 +58,10 @@ class Outcome:
     accuracy: dict[str, float] = field(default_factory=dict)
     compare_bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    rounds: list[dict[str, float | None]] = field(default_factory=list)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
     hops: list[dict[str, str | float]] = field(default_factory=list)
     points: dict[str, Points] = field(default_factory=dict)
+    stopped: str = ""
 
     def count(self, fate: Fate) -> int:
         """Sites that met this fate."""

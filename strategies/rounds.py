@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from common.checks import Expectation, check_header
-from common.claims import check_claim
+from common.claims import check_claim, private_rounds, spent_after
 from common.config import run_digest
-from common.errors import RunError, SurrogateError
+from common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
 from common.model_frames import unpack_parameters
 from common.parameters import Parameters, check_update
+from common.synthetic import Synthetic
 from common.wire import Info, to_record
 from strategies.collect import Collection, check_quorum, connected_nodes
 from strategies.federation import Federation, seconds_told
@@ -21,10 +25,27 @@ from strategies.outcome import NO_REPLY, Site
 from strategies.training import Training
 
 CHECKPOINT = "checkpoint.safetensors"
+# What the time of a FedLAP site goes into.
+PARTS = ("real-gradients", "image-steps", "radius-search")
 
 
-class Rounds(Federation):
-    """Rounds of `fedavg.rounds`: the model goes out, updates come back. A site that fails a round is asked again."""
+# What comes back in a round: `header` and `claim` are all that the rounds themselves look at.
+R = TypeVar("R", Parameters, Synthetic)
+
+
+class Rounds(Federation, Generic[R]):
+    """Rounds of training: the model goes out, replies come back. A site that fails a round is asked again.
+
+    Subclasses say what a reply must be, and how replies move the model.
+    """
+
+    @abstractmethod
+    def read(self, payload: bytes, training: Training) -> R:
+        """One site's reply, checked. Raises SurrogateError."""
+
+    @abstractmethod
+    def absorb(self, training: Training, replies: Sequence[R]) -> dict[str, object]:
+        """Move the model by one round's replies; return what there is to tell of it."""
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run all rounds that are left. Raises RunError when a quorum is missed; what was learned by then can be resumed."""
@@ -33,15 +54,18 @@ class Rounds(Federation):
         training = self._begin(grid, deadline)
         self.outcome.rounds = training.history
         started, asked_before = time.perf_counter(), sum(entry["bytes_up"] or 0 for entry in training.history[-1:])
-        while training.round < self.config.fedavg.rounds:
+        rounds, affordable = self.config.trained.rounds, private_rounds(self.config)
+        while training.round < affordable and not self.outcome.stopped:
             self._round(grid, training, deadline, started, asked_before)
+        if affordable < rounds and not self.outcome.stopped:
+            self._stop(f"epsilon = {self.config.epsilon:g} affords {affordable} of {rounds} rounds at this noise-multiplier")
         self.outcome.model = training.classifier()
         self.outcome.seconds["learn"] = time.perf_counter() - started
         return self.evaluate(grid, deadline)
 
     def summary(self) -> None:
         """Record what is about to happen."""
-        self.recorder.event("configured", method=self.config.method, **self.config.fedavg.model_dump())
+        self.recorder.event("configured", method=self.config.method, **self.config.trained.model_dump())
 
     def _begin(self, grid: Grid, deadline: float) -> Training:
         """A new model for the backbone and the classes of the connected sites, or the one of an earlier run."""
@@ -56,16 +80,7 @@ class Rounds(Federation):
 
     def _round(self, grid: Grid, training: Training, deadline: float, started: float, before: float) -> None:
         number, sites = training.round + 1, self.outcome.sites
-        nodes = connected_nodes(grid, 0, deadline)
-        self._connected = set(nodes)
-        for node in nodes:
-            # Who came only now, or came back under another number, takes part from here on.
-            sites.setdefault(node, Site(name=f"node {node}"))
-        for node, site in sites.items():
-            if node not in self._connected and site.fate == "used":
-                site.fate, site.reason = "dropped", f"gone before round {number}"
-                self.recorder.event("dropped", site=site.name, reason=site.reason, round=number)
-        asked = [node for node in nodes if not sites[node].barred]
+        asked = self._present(grid, deadline, number)
         question = training.question()
         run, lineage = run_digest(self.config), training.lineage
         told: Info = {"run": run, "round": number, "lineage": lineage, "bytes": len(question)}
@@ -74,26 +89,32 @@ class Rounds(Federation):
             confirmed = training.confirmed.get(sites[node].name, 0)
             return self._message(MessageType.TRAIN, node, to_record(question, told | {"confirmed": confirmed}))
 
-        updates: list[Parameters] = []
+        replies: list[R] = []
         silent = set(asked)
         for reply in Collection(grid, map(message, asked), deadline):
             silent.discard(self._node(reply))
-            if (update := self._update(reply, training)) is not None:
-                updates.append(update)
+            if (read := self._reply(reply, training)) is not None:
+                replies.append(read)
         for node in silent:
             sites[node].fate, sites[node].reason = "dropped", NO_REPLY
             self.recorder.event("dropped", site=sites[node].name, reason=NO_REPLY, round=number)
         try:
-            check_quorum(len(updates), len(asked), self.config.sites, self.config.quorum)
+            check_quorum(len(replies), len(asked), self.config.sites, self.config.quorum)
         except RunError as error:
+            if training.round and any(site.reason == PUBLIC_SENTENCES["budget"] for site in sites.values()):
+                self._stop(f"round {number}: {error}, and sites' privacy budgets do not allow more")
+                return
             raise RunError(f"round {number}: {error}; go on from its checkpoint with resume") from None
         # The same order whoever was faster, so that sums agree to the last bit.
-        updates.sort(key=lambda update: (len(update.header.site), update.header.site))
-        training.absorb(updates, len([site for site in sites.values() if not site.barred]))
+        replies.sort(key=lambda reply: (len(reply.header.site), reply.header.site))
+        walked = self.absorb(training, replies)
+        training.finish_round(reply.header.site for reply in replies)
         self.outcome.model = training.classifier()
         accuracy = self._accuracy(grid, deadline)
         bytes_up = before + sum(site.bytes_up for site in sites.values())
-        story = {"round": number, "accuracy": accuracy, "bytes_up": bytes_up, "used": len(updates)}
+        story: dict[str, object] = {"round": number, "accuracy": accuracy, "bytes_up": bytes_up, "used": len(replies), **walked}
+        if self.config.epsilon:
+            story["epsilon"] = spent_after(self.config, number)
         training.history.append(story | {"seconds": round(time.perf_counter() - started, 3)})
         self.recorder.keep(CHECKPOINT, training.save())
         self.recorder.event("round", **story)
@@ -109,28 +130,59 @@ class Rounds(Federation):
             return None
         return judged if isinstance(judged, float) else None
 
-    def _update(self, reply: Message, training: Training) -> Parameters | None:
-        """One site's update, checked; None when it is refused, and the site is asked again in the next round."""
+    def _present(self, grid: Grid, deadline: float, number: int) -> list[int]:
+        """The nodes to ask in a round: who came only now, or came back under another number, takes part from here on."""
+        nodes, sites = connected_nodes(grid, 0, deadline), self.outcome.sites
+        self._connected = set(nodes)
+        for node in nodes:
+            sites.setdefault(node, Site(name=f"node {node}"))
+        for node, site in sites.items():
+            if node not in self._connected and site.fate == "used":
+                site.fate, site.reason = "dropped", f"gone before round {number}"
+                self.recorder.event("dropped", site=site.name, reason=site.reason, round=number)
+        return [node for node in nodes if not sites[node].barred]
+
+    def _stop(self, reason: str) -> None:
+        self.outcome.stopped = reason
+        self.recorder.event("stopped", reason=reason)
+
+    def _reply(self, reply: Message, training: Training) -> R | None:
+        """One site's reply, checked; None when it is refused, and the site is asked again in the next round."""
         node = self._node(reply)
         site = self.outcome.sites[node]
-        config, number = self.config, training.round + 1
+        number = training.round + 1
         try:
             payload, info = self._read(reply, site)
             if payload is None:
-                raise SurrogateError("a reply without an update")
-            update = unpack_parameters(payload)
-            check_header(update.header, Expectation.of(config, training.classes, training.fingerprint))
-            check_update(update, training.shapes(), number, bool(config.epsilon))
-            check_claim(update.claim, config)
-            if update.header.site != site.name:
-                raise SurrogateError(f"an update in the name of {update.header.site[:64]!r}, which is another site")
+                raise SurrogateError("a reply without a payload")
+            read = self.read(payload, training)
+            check_claim(read.claim, self.config)
+            if read.header.site != site.name:
+                raise SurrogateError(f"a reply in the name of {read.header.site[:64]!r}, which is another site")
         except SurrogateError as error:
             self._reject(node, str(error), number)
             return None
-        site.fate, site.reason, site.simulated, site.claim = "used", "", info.get("simulated") is True, update.claim
-        told = {"payload": len(payload), "seconds": seconds_told(info, "fit")}
+        site.fate, site.reason, site.simulated, site.claim = "used", "", info.get("simulated") is True, read.claim
+        parts = {name: seconds for name in PARTS if (seconds := seconds_told(info, name)) is not None}
+        told = {"payload": len(payload), "seconds": seconds_told(info, "fit"), "parts": parts or None}
         self.recorder.event("replied", site=site.name, round=number, **told)
+        return read
+
+
+class Updates(Rounds[Parameters]):
+    """FedAvg and its relatives: what comes back is how a site's training moved the model."""
+
+    def read(self, payload: bytes, training: Training) -> Parameters:
+        """One site's update, checked. Raises SurrogateError."""
+        update = unpack_parameters(payload)
+        check_header(update.header, Expectation.of(self.config, training.classes, training.fingerprint))
+        check_update(update, training.shapes(), training.round + 1, bool(self.config.epsilon))
         return update
+
+    def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
+        """Move the model by the mean of the updates."""
+        training.absorb(replies, len([site for site in self.outcome.sites.values() if not site.barred]))
+        return {}
 
 
 def read_kept(folder: str, name: str) -> bytes:

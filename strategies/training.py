@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from common.classifiers import Classifier, Head, Network
 from common.config import RunConfig, run_digest
 from common.errors import RunError
 from common.model_frames import pack_parameters
-from common.networks import convnet, linear, parameters_of
+from common.networks import fresh, parameters_of
 from common.parameters import CONTROL, Parameters, Tensors
 from common.surrogates import Header
 from strategies.aggregation import aggregate, fresh_memory
@@ -42,19 +42,14 @@ class Training:
     memory: Mapping[str, Tensor]
     round: int = 0
     lineage: str = field(default_factory=lambda: secrets.token_hex(8))
-    history: list[dict[str, float | None]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
     confirmed: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, config: RunConfig, classes: tuple[str, ...], fingerprint: str, inputs: int) -> Training:
         """Before the first round. The model depends on the seed alone. Raises ConfigError for features no convnet takes."""
-        settings = config.fedavg
-        module = (
-            linear(inputs, len(classes))
-            if settings.model == "linear"
-            else convnet(inputs, len(classes), settings.width, config.seed)
-        )
-        model = parameters_of(module)
+        settings = config.trained
+        model = parameters_of(fresh(settings.model, inputs, len(classes), settings.width, config.seed))
         return cls(config, classes, fingerprint, inputs, model, fresh_memory(config, model))
 
     def question(self) -> bytes:
@@ -72,16 +67,20 @@ class Training:
     def absorb(self, updates: Sequence[Parameters], sites: int) -> None:
         """Move the model by one round's updates; `sites` take part in the run."""
         self.model, self.memory = aggregate(self.config, self.model, updates, self.memory, sites)
+
+    def finish_round(self, used: Iterable[str]) -> None:
+        """A round is over, in which these sites' replies were used."""
         self.round += 1
-        self.confirmed |= {update.header.site: self.round for update in updates}
+        self.confirmed |= dict.fromkeys(used, self.round)
 
     def classifier(self) -> Classifier:
         """The model as it is used."""
-        if self.config.fedavg.model == "linear":
-            # Private training clips every record's features to norm one.
-            clip = 0.0 if self.config.epsilon else None
+        kind = self.config.trained.model
+        if kind == "linear":
+            # FedLAP and private training bring every record's features to norm one.
+            clip = 0.0 if self.config.epsilon or self.config.method == "fedlap" else None
             return Head(self.header(), self.model["weight"], self.model["bias"], clip)
-        return Network(self.header(), "convnet", self.inputs, self.model)
+        return Network(self.header(), kind, self.inputs, self.model)
 
     def header(self) -> Header:
         """Whose model it is."""

@@ -1,0 +1,82 @@
+"""Differentiable augmentation (Zhao & Bilen 2021): one random change for a whole batch, the same for real and synthetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+# The strengths that FedLAP's code uses.
+BRIGHTNESS, SATURATION, CONTRAST = 1.0, 2.0, 0.5
+SHIFT, HOLE, LARGEST_SCALE, LARGEST_ANGLE = 0.125, 0.5, 1.2, 15.0
+
+Change = Callable[[Tensor], Tensor]
+
+
+def draw(names: Sequence[str], generator: torch.Generator) -> Change:
+    """One of the augmentations `names`, its parameters drawn; without names the identity.
+
+    Images (n, c, s, s) come in and go out in the same shape, differentiably. Parameters hold for the whole batch, so that a
+    record's own change depends on no other record. `generator` is never that of privacy noise.
+    """
+    if not names:
+        return lambda images: images
+    name = names[int(torch.randint(len(names), (1,), generator=generator))]
+    u, v, w = (torch.rand(3, generator=generator) - 0.5).tolist()
+    match name:
+        case "colour":
+            return lambda images: _colour(images, u, v, w)
+        case "crop":
+            return lambda images: _shift(images, u, v)
+        case "cutout":
+            return lambda images: _cutout(images, u, v)
+        case "flip":
+            return lambda images: images.flip(-1) if u < 0 else images
+        case "scale":
+            across, along = (LARGEST_SCALE ** (2 * each) for each in (u, v))
+            return lambda images: _warp(images, [[across, 0.0, 0.0], [0.0, along, 0.0]])
+        case _:
+            angle = math.radians(2 * u * LARGEST_ANGLE)
+            sine, cosine = math.sin(angle), math.cos(angle)
+            return lambda images: _warp(images, [[cosine, -sine, 0.0], [sine, cosine, 0.0]])
+
+
+def draws(names: Sequence[str], generator: torch.Generator) -> Iterator[Change]:
+    """One change after another, without end."""
+    while True:
+        yield draw(names, generator)
+
+
+def _colour(images: Tensor, brightness: float, saturation: float, contrast: float) -> Tensor:
+    images = images + brightness * BRIGHTNESS
+    grey = images.mean(1, keepdim=True)
+    images = (images - grey) * ((saturation + 0.5) * SATURATION) + grey
+    mean = images.mean((1, 2, 3), keepdim=True)
+    return (images - mean) * (contrast + CONTRAST) + mean
+
+
+def _shift(images: Tensor, across: float, along: float) -> Tensor:
+    """Moved by up to an eighth of the side each way; what comes in is zero, the mean grey."""
+    side = images.shape[-1]
+    most = int(side * SHIFT + 0.5)
+    dx, dy = (round(2 * each * most) for each in (across, along))
+    padded = torch.nn.functional.pad(images, (most,) * 4)
+    return padded[..., most + dy : most + dy + side, most + dx : most + dx + side]
+
+
+def _cutout(images: Tensor, across: float, along: float) -> Tensor:
+    """A square of half the side is zero."""
+    side = images.shape[-1]
+    half = int(side * HOLE / 2 + 0.5)
+    column, row = (int((each + 0.5) * side) for each in (across, along))
+    mask = torch.ones(side, side, device=images.device, dtype=images.dtype)
+    mask[max(0, row - half) : row + half, max(0, column - half) : column + half] = 0
+    return images * mask
+
+
+def _warp(images: Tensor, matrix: list[list[float]]) -> Tensor:
+    theta = torch.tensor(matrix, device=images.device, dtype=images.dtype).expand(len(images), 2, 3)
+    grid = torch.nn.functional.affine_grid(theta, list(images.shape), align_corners=True)
+    return torch.nn.functional.grid_sample(images, grid, align_corners=True)
