@@ -13,10 +13,14 @@ from rich.table import Table
 
 from common.config import parse_overrides, parse_run_config
 from common.errors import ConfigError, FedSurrogateError
+from server_app.presets import preset_note, preset_settings, presets
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console(highlight=False)
 
+Preset = Annotated[
+    str, typer.Option("--preset", metavar="NAME", help="Settings to begin with; `coordinator preset` lists them.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -32,6 +36,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder."
 @app.command()
 def simulate(
     sites: Annotated[int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")] = 3,
+    preset: Preset = "",
     run_config: Overrides = None,
     gpus: Annotated[float, typer.Option(min=0, help="Share of a GPU each simulated site gets.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json instead of a table.")] = False,
@@ -43,7 +48,7 @@ def simulate(
     from server_app.privacy_view import privacy_line
     from server_app.simulate import simulate as run
 
-    overrides = parse_overrides(run_config or [])
+    overrides = preset_settings(preset) | parse_overrides(run_config or [])
     config = parse_run_config(overrides)
     output = Path(config.output_dir).expanduser().absolute()
     # The run happens in other processes, which stand elsewhere.
@@ -76,6 +81,7 @@ def simulate(
 
 @app.command()
 def plan(
+    preset: Preset = "",
     run_config: Overrides = None,
     classes: Annotated[int, typer.Option(min=1, help="Classes a site holds.")] = 10,
     records: Annotated[int, typer.Option(min=1, help="Training records a site holds.")] = 1000,
@@ -90,7 +96,7 @@ def plan(
     from server_app.plan import plan as costs
     from server_app.units import human_bytes
 
-    config = parse_run_config(parse_overrides(run_config or []))
+    config = parse_run_config(preset_settings(preset) | parse_overrides(run_config or []))
     rows = costs(config, dimension or find_dimension(config), classes, records, rounds)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
@@ -115,15 +121,30 @@ def plan(
         console.print("privacy none")
 
 
+@app.command(name="preset")
+def show_preset(name: Annotated[str, typer.Argument(help="The preset to print, for `flwr run --run-config`.")] = "") -> None:
+    """List the presets, or print the settings of one."""
+    if name:
+        typer.echo(" ".join(f"{key}={json.dumps(value)}" for key, value in preset_settings(name).items()))
+        return
+    for each in presets():
+        typer.echo(f"{each}: {preset_note(each)}")
+
+
 @app.command()
-def report(run: RunArgument) -> None:
+def report(
+    run: RunArgument,
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="Another run whose accuracy is drawn beside; may be given several times.")
+    ] = None,
+) -> None:
     """Write RUN/report.html again from what the run left."""
     from server_app.privacy_view import privacy_line
     from server_app.report import write_report
     from server_app.run_view import read_run
 
     console.print(f"privacy {privacy_line(read_run(run).metrics)}", soft_wrap=True)
-    console.print(str(write_report(run)), soft_wrap=True)
+    console.print(str(write_report(run, beside or ())), soft_wrap=True)
 
 
 @app.command()
@@ -170,6 +191,8 @@ def result_table(metrics: dict[str, Any]) -> Table:
 
 
 def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key}:{_short(each)}" for key, each in value.items())
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from server_app.svg import FAINT, QUIET, accuracy_range, make_axes, render
 from server_app.units import human_bytes, percent, shorten
 
 BLUE = "#0072b2"
+COLOURS = (BLUE, "#c25500", "#00805d", "#aa4c87", "#5d6878")
 NAMED_STEPS = 8
 
 
@@ -40,6 +41,35 @@ def steps(run: Run) -> tuple[str, list[Step]]:
         if accuracy is not None and number is not None:
             known.append(Step(f"{number:.0f}", accuracy, as_number(entry.get("bytes_up"))))
     return "round", known
+
+
+def curves(found: Mapping[str, Sequence[Step]]) -> tuple[str, str]:
+    """Draw accuracy of several runs, over rounds and over bytes sent up; the first is this one."""
+
+    def draw_over(name: str) -> Callable[[Any], None]:
+        def draw(figure: Any) -> None:
+            axes = make_axes(figure, left=0.55, right=0.2, top=0.15, bottom=0.5)
+            for index, (label, steps_) in enumerate(found.items()):
+                xs = [float(step.name) if name == "round" else (step.bytes or 0) for step in steps_]
+                ys = [step.accuracy for step in steps_]
+                axes.plot(
+                    xs, ys, color=COLOURS[index % len(COLOURS)], lw=2 if index == 0 else 1.3, marker="o", ms=4, label=label
+                )
+            axes.set_ylim(*accuracy_range([step.accuracy for steps_ in found.values() for step in steps_]))
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+            axes.grid(axis="y", color=FAINT)
+            if name == "round":
+                axes.xaxis.get_major_locator().set_params(integer=True)
+                axes.set_xlabel("round")
+                axes.legend(frameon=False, fontsize=8.5, loc="lower right")
+            else:
+                axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
+                axes.locator_params(axis="x", nbins=5)
+                axes.set_xlabel("sent up by all sites")
+
+        return draw
+
+    return render("curves-rounds", 2.8, draw_over("round")), render("curves-bytes", 2.8, draw_over("bytes"))
 
 
 def progress(what: str, found: Sequence[Step], reference: float | None) -> str:

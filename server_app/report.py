@@ -10,8 +10,9 @@ import numpy as np
 
 from common.config import RunConfig
 from server_app import plots
+from server_app.landscape_plots import epsilons, radii, sheets
 from server_app.privacy_view import privacy_picture, privacy_view
-from server_app.progress_plot import progress, steps
+from server_app.progress_plot import Step, curves, progress, steps
 from server_app.run_view import (
     TROUBLES,
     Json,
@@ -43,8 +44,10 @@ NAMED_IN_BANNER = 24
 BASELINES = {"oracle": "pooled real features", "ensemble": "ensemble of heads", "average": "average of heads"}
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
     """Write `report.html` into `run_dir` and return its path. The same folder always gives the same bytes.
+
+    beside: other runs in rounds, whose accuracy is drawn next to this one's.
 
     Raises RunError when `run_dir` is no run folder.
     """
@@ -60,16 +63,21 @@ def write_report(run_dir: Path) -> Path:
         lstrip_blocks=True,
     )
     environment.filters.update(bytes=human_bytes, seconds=human_seconds, percent=percent)
-    html = environment.from_string(PAGE).render(_page(run, run_dir.resolve().name))
+    html = environment.from_string(PAGE).render(_page(run, run_dir.resolve(), [read_run(other) for other in beside]))
     path = run_dir / "report.html"
     path.write_text(html, encoding="utf-8", newline="\n")
     return path
 
 
-def _page(run: Run, folder: str) -> Json:
+def _page(run: Run, folder: Path, beside: Sequence[Run]) -> Json:
     from markupsafe import Markup
 
     pictures, privacy = _pictures(run), privacy_view(run)
+    pictures |= {key: (svg,) for key, svg in (("radii", radii(run)), ("epsilons", epsilons(run))) if svg is not None}
+    if drawn_sheets := sheets(folder):
+        pictures["sheets"] = tuple(svg for _, svg in drawn_sheets)
+    if beside:
+        pictures["curves"] = curves(_runs([run, *beside]))
     if drawn := privacy_picture(privacy["rows"]):
         pictures["privacy"] = (drawn,)
     changed, unchanged = _settings(as_table(run.manifest.get("config")))
@@ -77,7 +85,8 @@ def _page(run: Run, folder: str) -> Json:
     measured = sorted((s for s in run.sites if s.accuracy is not None), key=lambda site: site.accuracy or 0.0)
     return {
         "run": run,
-        "folder": folder,
+        "folder": folder.name,
+        "sheet_rounds": [f"Round {number}" for number, _ in drawn_sheets],
         "pictures": {key: [Markup(svg) for svg in svgs] for key, svgs in pictures.items()},
         "undrawn": [what for key, what in PICTURES.items() if key not in pictures],
         "lowest": measured[:3] if len(measured) > NAMED_SITES else [],
@@ -155,6 +164,15 @@ def _pictures(run: Run) -> dict[str, tuple[str, ...]]:
         rest = total - sum(seconds.values())
         pictures["time"] = (plots.time_spent(seconds | ({plots.REST: rest} if rest > 0.01 * total else {})),)
     return pictures
+
+
+def _runs(runs: Sequence[Run]) -> dict[str, Sequence[Step]]:
+    """Steps of each run, by its method; of several of one method by their settings' digests as well."""
+    found: dict[str, Sequence[Step]] = {}
+    for run in runs:
+        name = run.method if run.method not in found else f"{run.method} {str(run.manifest.get('run', ''))[:6]}"
+        found[name] = steps(run)[1]
+    return found
 
 
 def _points(value: Any) -> plots.Points | None:

@@ -25,7 +25,7 @@ PAGE = """\
 </figure>
 {% endif %}
 {% endmacro %}
-{% set titles = {"features": ["Real, held by the sites", "Synthetic, sampled from surrogates"]} %}
+{% set titles = {"features": ["Real, held by the sites", "Synthetic, sampled from surrogates"], "sheets": sheet_rounds, "curves": ["Round by round", "Byte by byte"]} %}
 <!doctype html>
 <html lang="en">
 <head>
@@ -138,9 +138,11 @@ footer dd { margin: 0; }
 </h1>
 </header>
 
-{% if not run_ok or troubles or run.notes or run.used < run.invited or privacy.dropped %}
+{% set stopped = run.metrics.get("stopped") %}
+{% if not run_ok or stopped or troubles or run.notes or run.used < run.invited or privacy.dropped %}
 <div class="banner" role="alert">
 {% if not run_ok %}<h2>The run failed</h2> <p>{{ run.failure }}</p>
+{% elif stopped %}<h2>The run stopped early, with what it had learned by then</h2> <p>{{ stopped }}</p>
 {% elif run.used < run.invited %}<h2>{{ run.invited - run.used }} of {{ run.invited }} sites {{ "is" if run.invited - run.used == 1 else "are" }} not in this result</h2>
 {% elif troubles %}<h2>Not every site answered as it should</h2>
 {% elif privacy.dropped and not run.notes %}<h2>The model does not know every class</h2>
@@ -196,6 +198,20 @@ Higher is better, further left is cheaper. The accuracy axis is zoomed to the va
 {% call picture("progress", "Step by step") %}
 {% if run.metrics.get("hops") %}Every site adds its own records to what the one before passed on, and trains a head on both: accuracy of its head on all test data. {% else %}Accuracy of the model on all test data after every round. {% endif %}
 This is known only because the run was a simulation.
+{% endcall %}
+{% call picture("curves", "Beside other runs", wide=true) %}
+Accuracy on all test data after every round; on the right over what all sites together had sent up by then.
+{% endcall %}
+{% call picture("sheets", "What the sites sent", wide=true) %}
+Synthetic images, one row a class, as they came from the first site that has it; contrast stretched. They are made to have the gradients of real
+ones, not their looks{% if private %}; the noise of privacy is in them{% else %}. Without privacy nothing promises that a record cannot be guessed from them{% endif %}.
+{% endcall %}
+{% call picture("radii", "How far the landscapes were trusted") %}
+Grey: the distance from the round's model up to which each site's synthetic images stood for its real ones. Black: what the
+coordinator kept to{% if run.manifest.get("config", {}).get("fedlap.rule") %}, by rule <code>{{ run.manifest.config["fedlap.rule"] }}</code>{% endif %}. Blue: how far the model moved.
+{% endcall %}
+{% call picture("epsilons", "Privacy spent, round by round") %}
+Every round is charged to the site's ledger before it leaves; all rounds compose.
 {% endcall %}
 {% call picture("time", "Where the time went") %}
 {% if run.number("seconds", "total") is not none %}The whole run took {{ run.number("seconds", "total") | seconds }}.{% endif %}

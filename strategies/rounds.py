@@ -112,7 +112,13 @@ class Rounds(Federation, Generic[R]):
         self.outcome.model = training.classifier()
         accuracy = self._accuracy(grid, deadline)
         bytes_up = before + sum(site.bytes_up for site in sites.values())
-        story: dict[str, object] = {"round": number, "accuracy": accuracy, "bytes_up": bytes_up, "used": len(replies), **walked}
+        story: dict[str, object] = {
+            "round": number,
+            "accuracy": accuracy,
+            "bytes_up": bytes_up,
+            "used": len(replies),
+            **walked,
+        }
         if self.config.epsilon:
             story["epsilon"] = spent_after(self.config, number)
         training.history.append(story | {"seconds": round(time.perf_counter() - started, 3)})

@@ -8,6 +8,7 @@ import json
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,30 +23,35 @@ from client_app.hop import kept_head
 from client_app.partition import share
 from client_app.personal import METHODS as PERSONAL
 from client_app.personal import personal_accuracy
-from client_app.release import method_of
+from client_app.release import keep_file, method_of
 from client_app.settings import NodeConfig
 from client_app.site import LabelledFeatures, SiteFeatures, dataset_features, usable
 from client_app.task import Task
 from common.classifiers import Classifier, Head
-from common.config import RunConfig, Scalar, parse_overrides
+from common.config import RunConfig, Scalar, parse_overrides, pick_device
 from common.heads import train_on_features
-from common.model_frames import pack_classifier, unpack_classifier, unpack_parameters
+from common.model_frames import pack_classifier, unpack_classifier, unpack_parameters, unpack_synthetic
 from common.sections import IN_ROUNDS, ONE_SHOT
 from common.surrogates import Header
 from common.wire import Info, unpack_surrogate
 from strategies.combining import combine
+from strategies.landscapes import optimise
 from strategies.learning import learn
 from strategies.training import Training
 
 
 @dataclass
 class Measured:
-    """Accuracy on all test data, mean over sites on their own, bytes that sites send; curve: both after each step."""
+    """Accuracy on all test data, mean over sites on their own, bytes that sites send; curve: both after each step.
+
+    seconds: that a site has worked in a round.
+    """
 
     accuracy: float
     bytes: int
     own: float = 0.0
     curve: list[tuple[int, float]] = field(default_factory=list)
+    seconds: float = 0.0
 
 
 @dataclass
@@ -132,7 +138,7 @@ def federate(run: RunConfig, data: Federation) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         node = NodeConfig(state_dir=str(Path(folder) / "state"))
         tasks = [Task(run, node, str(index), found) for index, found in enumerate(data.sites)]
-        if run.method in IN_ROUNDS:
+        if run.method in IN_ROUNDS or run.method == "fedlap":
             return _in_rounds(run, data, tasks)
         if run.method == "kd" or run.fedpft.topology == "chain":
             return _along(run, data, tasks)
@@ -153,12 +159,25 @@ def federate(run: RunConfig, data: Federation) -> Measured:
 
 def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
     training = Training.begin(run, data.classes, data.sites[0].fingerprint, data.sites[0].train.features.shape[1])
-    sent, curve = 0, []
-    while training.round < run.fedavg.rounds:
+    sent, curve, seconds = 0, [], 0.0
+    while training.round < run.trained.rounds:
         told: Info = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
         question = training.question()
-        payloads = [method_of(run)(replace(task, question=question, told=told)).payload for task in tasks]
-        training.absorb([unpack_parameters(payload) for payload in payloads], len(tasks))
+        started = time.perf_counter()
+        made = [method_of(run)(replace(task, question=question, told=told)) for task in tasks]
+        seconds += time.perf_counter() - started
+        for each in made:
+            if each.keep is not None:
+                keep_file(*each.keep)
+        payloads = [each.payload for each in made]
+        if run.method == "fedlap":
+            sets = [unpack_synthetic(payload) for payload in payloads]
+            training.model = optimise(
+                training.model, training.inputs, data.classes, sets, run.fedlap, run.seed, pick_device(run.device)
+            ).model
+        else:
+            training.absorb([unpack_parameters(payload) for payload in payloads], len(tasks))
+        training.finish_round(task.site for task in tasks)
         sent += sum(map(len, payloads))
         curve.append((sent, data.judge(training.classifier())))
     model = training.classifier()
@@ -167,7 +186,7 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
         own = statistics.mean(100 * right / tested for right, tested in pairs if tested)
     else:
         own = _own([model] * len(tasks), data)
-    return Measured(curve[-1][1], sent, own, curve)
+    return Measured(curve[-1][1], sent, own, curve, seconds / run.trained.rounds / len(tasks))
 
 
 def _along(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
