@@ -117,6 +117,8 @@ def _last(file: Path, named: tuple[str, ...]) -> Tensor | None:
 class _Batches:
     """Exact gradients of random batches of a site's records, or of all of them where `size` is zero."""
 
+    noise = 0.0
+
     def __init__(self, body: nn.Module, records: Records, size: int, generator: torch.Generator) -> None:
         self._body, self._records, self._size, self._generator = body, records, size, generator
 

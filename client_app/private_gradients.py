@@ -32,11 +32,12 @@ class PrivateGradient:
         self, body: nn.Module, records: Records, clip: float, noise_multiplier: float, sample_rate: float, expected: int
     ) -> None:
         self._body, self._records = body, records
-        self._clip, self._noise, self._rate, self._expected = clip, noise_multiplier, sample_rate, expected
+        self._clip, self._multiplier, self._rate, self._expected = clip, noise_multiplier, sample_rate, expected
         # The draw that decides who takes part is as secret as the noise.
         self._generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
         self._clipped = self._drawn = 0
         self._signal: list[float] = []
+        self.noise = noise_multiplier * clip / expected
 
     def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
         """One look at the records."""
@@ -46,7 +47,7 @@ class PrivateGradient:
         self._clipped, self._drawn = self._clipped + cut, self._drawn + len(rows)
         flat = torch.cat([part.double().flatten() for part in total])
         # All parameters are one statistic: one record moves all of them together by at most the clip.
-        (noisy,) = release([Statistic("gradients", flat, self._clip, 1.0)], self._noise)
+        (noisy,) = release([Statistic("gradients", flat, self._clip, 1.0)], self._multiplier)
         self._signal.append(float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5))
         parts = torch.split(noisy.value / self._expected, [part.numel() for part in total])
         return {

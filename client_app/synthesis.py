@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,14 @@ from common.landscape import Records, distance, gradient, loss, mismatch
 from common.parameters import Tensors
 from common.sections import FedLAPConfig
 
-# The gradient of real records under these parameters: exact, of a batch, or private.
-RealGradient = Callable[[Tensors, Change], dict[str, Tensor]]
+
+class RealGradient(Protocol):
+    """Gradients of a site's real records: exact, of a batch, or private; noise: its standard deviation in every entry."""
+
+    noise: float
+
+    def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
+        """One look at the records."""
 
 
 @dataclass
@@ -59,7 +66,11 @@ def synthesise(
                 story.seconds["real-gradients"] += time.perf_counter() - began
                 began = time.perf_counter()
                 for _ in range(settings.image_steps):
-                    story.last = _image_step(body, here, values, begin, target, change, mse_weight, optimiser)
+                    synthetic = Records(change(values), begin.labels, begin.weights)
+                    story.last = _mismatch_to(body, here, synthetic, values, target, mse_weight, real.noise)
+                    # A step that is not finite would lose all that came before it.
+                    if values.grad is not None and values.grad.isfinite().all():
+                        optimiser.step()
                     story.first = story.last if story.first != story.first else story.first
                 story.seconds["image-steps"] += time.perf_counter() - began
             if loop < settings.loops - 1:
@@ -70,23 +81,12 @@ def synthesise(
     return Records(values.detach(), begin.labels, begin.weights), story
 
 
-def _image_step(
-    body: nn.Module,
-    here: Tensors,
-    values: Tensor,
-    begin: Records,
-    target: list[Tensor],
-    change: Change,
-    mse_weight: float,
-    optimiser: torch.optim.Optimizer,
+def _mismatch_to(
+    body: nn.Module, here: Tensors, synthetic: Records, values: Tensor, target: list[Tensor], mse_weight: float, noise: float
 ) -> float:
-    """One step of the values towards a target gradient; returns the mismatch before it."""
+    """The mismatch of a set's gradient to a target, whose slope is left in `values.grad`."""
     asked = {name: tensor.detach().requires_grad_() for name, tensor in here.items()}
-    synthetic = loss(body, asked, Records(change(values), begin.labels, begin.weights))
-    mine = torch.autograd.grad(synthetic, list(asked.values()), create_graph=True)
-    wrong = mismatch(mine, target, mse_weight)
+    mine = torch.autograd.grad(loss(body, asked, synthetic), list(asked.values()), create_graph=True)
+    wrong = mismatch(mine, target, mse_weight, noise)
     (values.grad,) = torch.autograd.grad(wrong, [values])
-    # A step that is not finite would lose all that came before it.
-    if values.grad.isfinite().all():
-        optimiser.step()
     return float(wrong.detach())

@@ -75,20 +75,25 @@ def _parts(records: Records) -> Iterator[Records]:
         yield Records(*part)
 
 
-def mismatch(synthetic: Sequence[Tensor], real: Sequence[Tensor], mse_weight: float) -> Tensor:
+def mismatch(synthetic: Sequence[Tensor], real: Sequence[Tensor], mse_weight: float, noise: float = 0.0) -> Tensor:
     """How unlike two gradients are: over all parameter tensors the mean of 1 - cosine of their rows, plus mse_weight times
     the squared error of all.
 
     A row is what leads to one output: (out, in) of a linear layer, (out, in * h * w) of a convolution; a vector, such as a
     bias, is one row. Source: FedLAP-DP, equations 9 and 10. Differs from the paper: rows are averaged, as in its code, where
-    equation 10 sums them, which would make a layer weigh as many times as it has outputs.
+    equation 10 sums them, which would make a layer weigh as many times as it has outputs. And where every entry of the real
+    gradient carries noise of standard deviation `noise`, a row weighs by the share of its energy that is signal,
+    1 - entries noise^2 / |row|^2: to imitate the rest would be to learn the noise. It costs no privacy, the noise is public.
     """
     total = torch.zeros((), dtype=real[0].dtype, device=real[0].device)
     for mine, theirs in zip(synthetic, real, strict=True):
         a, b = (tensor.flatten(1) if tensor.dim() > 1 else tensor[None] for tensor in (mine, theirs))
         # Added under the root: the derivative of a norm at zero is no number.
         norms = ((a.square().sum(1) + 1e-16) * (b.square().sum(1) + 1e-16)).sqrt()
-        total = total + (1 - (a * b).sum(1) / norms).mean()
+        unlike = 1 - (a * b).sum(1) / norms
+        if noise:
+            unlike = unlike * (1 - b.shape[1] * noise**2 / b.square().sum(1).clamp_min(1e-30)).clamp_min(0)
+        total = total + unlike.mean()
         if mse_weight:
             total = total + mse_weight * (a - b).square().sum()
     return total

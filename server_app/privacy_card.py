@@ -64,7 +64,8 @@ def privacy_card(
         open_ends.append(SIMULATED)
     return {
         "mechanism": config.mechanism,
-        "epsilon": config.epsilon,
+        # With a given noise it is less than the most the run may spend.
+        "epsilon": max(claim.epsilon for _, claim in claims.values()),
         "delta": config.delta,
         "relation": _relation(config.mechanism, units),
         "covers": COVERS[config.mechanism] + DERIVED,

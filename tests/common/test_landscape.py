@@ -74,6 +74,17 @@ def test_the_derivative_through_the_network_is_right() -> None:
     assert right >= 18
 
 
+def test_rows_of_noise_weigh_by_the_signal_left_in_them() -> None:
+    generator = torch.Generator().manual_seed(3)
+    signal = torch.zeros(200, 1000)
+    signal[:100] = 3.0
+    real = [signal + torch.randn(200, 1000, generator=generator)]
+    # Opposite to the signal, where there is one: 2 a row times 9 / 10 of its energy; noise alone weighs about nothing.
+    wrong = float(mismatch([-real[0]], real, 0.0, noise=1.0))
+    assert wrong == pytest.approx((100 * 2 * 0.9 + 100 * 2 * 0.018) / 200, rel=0.03)
+    assert float(mismatch([-real[0]], real, 0.0)) == pytest.approx(2.0)
+
+
 def test_a_gradient_without_length_does_no_harm() -> None:
     zero = [torch.zeros(3, 4, requires_grad=True)]
     wrong = mismatch(zero, [torch.ones(3, 4)], 0.1)

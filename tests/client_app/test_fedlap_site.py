@@ -71,12 +71,24 @@ def sent(made: Made) -> Synthetic:
     return unpack_synthetic(made.payload)
 
 
+class Looks:
+    """Gradients without noise, from a function of the place alone."""
+
+    noise = 0.0
+
+    def __init__(self, at: Any) -> None:
+        self.at = at
+
+    def __call__(self, parameters: Any, change: Any) -> dict[str, Tensor]:
+        return self.at(parameters)
+
+
 def test_synthesis_brings_the_synthetic_gradient_to_the_real_one() -> None:
     body, model = body_and_model()
     begin = Records.evenly(torch.randn(6, 1, 8, 8), torch.arange(6) % 2)
     target = gradient(body, model, real())
     settings = FedLAPConfig(image_steps=300, image_learning_rate=0.5)
-    made, story = synthesise(body, model, begin, lambda here, change: target, settings, 0.1, 0.1, unchanged())
+    made, story = synthesise(body, model, begin, Looks(lambda here: target), settings, 0.1, 0.1, unchanged())
 
     def cosine(records: Records) -> float:
         mine = torch.cat([part.flatten() for part in gradient(body, model, records).values()])
@@ -92,17 +104,17 @@ def test_a_synthesis_looks_as_often_as_it_says_and_walks_only_between_loops() ->
     begin = Records.evenly(torch.randn(4, 1, 8, 8), torch.arange(4) % 2)
     looked: list[float] = []
 
-    def look(here: Any, change: Any) -> dict[str, Tensor]:
+    def look(here: Any) -> dict[str, Tensor]:
         looked.append(distance(here, model))
         return gradient(body, here, real())
 
     settings = FedLAPConfig(trajectories=2, loops=3, batches=2, image_steps=1, model_steps=2, trust_radius=100.0)
-    _, story = synthesise(body, model, begin, look, settings, 0.1, 0.1, unchanged())
+    _, story = synthesise(body, model, begin, Looks(look), settings, 0.1, 0.1, unchanged())
     assert story.looks == len(looked) == settings.private_steps == 12
     assert looked[0] == looked[1] == looked[6] == looked[7] == 0, "every trajectory begins at the model"
     assert 0 < looked[2] == looked[3] < looked[4] == looked[5]
     looked.clear()
-    synthesise(body, model, begin, look, settings.model_copy(update={"trust_radius": 1e-6}), 0.1, 0.1, unchanged())
+    synthesise(body, model, begin, Looks(look), settings.model_copy(update={"trust_radius": 1e-6}), 0.1, 0.1, unchanged())
     assert len(looked) == 4, "a trajectory that has left the trust region is over"
 
 
