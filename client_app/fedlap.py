@@ -94,6 +94,9 @@ def _begin(task: Task, present: Tensor, named: tuple[str, ...], shape: torch.Siz
     settings = task.run.fedlap
     labels = present.repeat_interleave(settings.images_per_class)
     noise = torch.randn((len(labels), *shape), generator=stream(task.run.seed, "fedlap", task.site, "begin"))
+    if settings.model == "linear":
+        # As long as the records, which are brought to norm one.
+        noise /= noise[0].numel() ** 0.5
     if settings.start == "last" and task.confirmed:
         last = _last(task.state / f"synthetic-{task.confirmed}.safetensors", named)
         if last is not None and last.shape == noise.flatten(1).shape:

@@ -165,7 +165,7 @@ class FedLAPConfig(Settings):
     server_steps: int = Field(100, ge=1, le=100_000)
     rule: Literal["min", "median", "max", "fixed"] = "median"
     augment: Augmentations = ()
-    clip: float = Field(1.0, gt=0)
+    clip: float = Field(0.3, gt=0)
     sample_rate: float = Field(1.0, gt=0, le=1)
     noise_multiplier: float = Field(0.0, ge=0)
 

@@ -7,10 +7,10 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.claims import make_claim
+from common.claims import make_claim, private_rounds
 from common.config import RunConfig
 from common.errors import ConfigError
-from common.networks import convnet
+from common.networks import fresh
 from common.sections import IN_ROUNDS
 from server_app.privacy_card import mean_noise
 
@@ -101,19 +101,22 @@ def _alternatives(head: int, dimension: int, records: int, rounds: int) -> list[
 
 def _head_or_network(config: RunConfig, dimension: int, classes: int) -> Cost:
     """What a site sends under one of the methods that FedPFT is compared with."""
-    settings, name = config.fedavg, str(config.method)
-    size = classes * (dimension + 1)
-    if config.method in IN_ROUNDS and settings.model == "convnet":
-        size = sum(p.numel() for p in convnet(dimension, classes, settings.width).parameters())
-        name += " of a convnet"
+    settings, name = config.trained, str(config.method)
+    in_rounds = config.method in IN_ROUNDS or config.method == "fedlap"
+    size, total = classes * (dimension + 1), max(classes, len(config.classes))
+    if in_rounds and settings.model != "linear":
+        module = fresh(settings.model, dimension, total, settings.width)
+        size = sum(p.numel() for p in module.parameters())
+        name += f" of a {settings.model}"
     sent = {
         "local": 0,
         "scaffold": 4 * size,
-        "dsfl": round(2 * settings.keep * size) + size // 8,
+        "dsfl": round(2 * config.fedavg.keep * size) + size // 8,
+        "fedlap": config.fedlap.images_per_class * (total if config.epsilon else classes) * (2 * dimension + 1),
         "fedbe": 2 * (size + 2 * dimension),
         "fedkt": 2 * (size + 2 * dimension),
     }.get(config.method, 2 * size)
-    rounds = settings.rounds if config.method in IN_ROUNDS else 1
+    rounds = private_rounds(config) if in_rounds else 1
     received = 0 if config.method == "local" else 2 * size
     budget = (config.epsilon or None, config.delta or None)
     up = rounds * (sent + ENVELOPE_UP) + ENVELOPE_UP
@@ -142,8 +145,8 @@ def find_dimension(config: RunConfig) -> int:
                 return int(json.loads(file.read(length))["x"]["shape"][1])
         except (OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError, struct.error):
             raise ConfigError(f"cannot read the feature dimension from {path}; give --dimension") from None
-    if config.backbone == "pixels" and config.data == "digits":
-        return 64
+    if config.backbone in ("pixels", "pixels:rgb") and (config.image_size or config.data == "digits"):
+        return (3 if config.backbone == "pixels:rgb" else 1) * (config.image_size or 8) ** 2
     if config.backbone in KNOWN_DIMENSIONS:
         return KNOWN_DIMENSIONS[config.backbone]
     raise ConfigError(f"the feature dimension of backbone {config.backbone!r} is not known here; give --dimension")

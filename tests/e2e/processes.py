@@ -49,18 +49,25 @@ class Federation:
 
     def __init__(self, home: Path, node_configs: Sequence[str]) -> None:
         self.home = home
-        self.nodes: list[subprocess.Popen[bytes]] = []
         self._fleet, self._control, self._runtime, *self._apps = free_ports(3 + len(node_configs))
         home.joinpath("config.toml").write_text(
             f'[superlink.local-test]\naddress = "127.0.0.1:{self._control}"\ninsecure = true\n'
         )
         self.superlink = self.start_superlink()
-        for number, (config, port) in enumerate(zip(node_configs, self._apps, strict=True)):
-            link = ["--insecure", "--superlink", f"127.0.0.1:{self._fleet}"]
-            link += ["--clientappio-api-address", f"127.0.0.1:{port}"]
-            self.nodes.append(self._start(f"supernode-{number}", "flower-supernode", *link, "--node-config", config))
+        self._configs = list(node_configs)
+        self.nodes = [self._start_node(index) for index in range(len(node_configs))]
         for port in self._apps:
             _wait_for_port(port)
+
+    def restart_node(self, index: int) -> None:
+        """Start a SuperNode that was stopped again, with the same settings and folders."""
+        self.nodes[index] = self._start_node(index)
+        _wait_for_port(self._apps[index])
+
+    def _start_node(self, index: int) -> subprocess.Popen[bytes]:
+        link = ["--insecure", "--superlink", f"127.0.0.1:{self._fleet}"]
+        link += ["--clientappio-api-address", f"127.0.0.1:{self._apps[index]}", "--node-config", self._configs[index]]
+        return self._start(f"supernode-{index}", "flower-supernode", *link)
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
         """Start the SuperLink, the first time or again, on the same ports and the same database."""

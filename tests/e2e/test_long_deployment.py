@@ -94,3 +94,38 @@ def test_the_superlink_never_stores_a_parameter_of_a_sealed_chain(running: Feder
     assert not any(piece in sealed for piece in pieces)
     assert all(piece in stored() for piece in pieces)
     assert [hop["site"] for hop in newest(tmp_path / "sealed")[1]["hops"]] == list(NAMES)
+
+
+def test_fedlap_goes_on_after_a_site_and_the_superlink_were_restarted(running: Federation, tmp_path: Path) -> None:
+    output, west = tmp_path / "out", tmp_path / "west"
+    settings = 'sites=3 quorum=0.3 deadline=60.0 method="fedlap" image-size=16 partition="classes" classes-per-site=5'
+    settings += ' classes="0,1,2,3,4,5,6,7,8,9" epsilon=8.0 delta=1e-5 fedlap.width=8 fedlap.images-per-class=1'
+    settings += f' fedlap.image-steps=20 fedlap.server-steps=20 fedlap.rounds=3 output-dir="{output}"'
+    running.submit(settings, tmp_path)
+    until(lambda: len(events(output, "round")) == 1)
+    stop_process(running.nodes[2].pid)
+    ledgers = {file: file.read_bytes() for file in west.rglob("*.jsonl")}
+    (images,) = west.rglob("synthetic-1.safetensors")
+    before = images.read_bytes()
+    assert ledgers
+    running.restart_node(2)
+    until(lambda: len(events(output, "round")) == 2)
+    assert images.read_bytes() == before
+    assert all(file.read_bytes().startswith(content) for file, content in ledgers.items())
+    stop_process(running.superlink.pid)
+    folder, _ = newest(output)
+    done = len(events(output, "round"))
+    running.start_superlink()
+    run = running.submit(f'{settings} resume="{folder}"', tmp_path)
+    assert running.wait(run) == "finished:completed"
+    assert events(output, "resumed")[0]["round"] >= min(done, 2)
+    _, metrics = newest(output)
+    assert [entry["round"] for entry in metrics["rounds"]] == [1, 2, 3]
+    assert metrics["rounds"][2]["used"] == 3, "the restarted site takes part again"
+    assert "west" in metrics["rounds"][2]["radii"]
+    # One entry for every round the site took part in, and it began round three with the images it had kept.
+    entries = [json.loads(line) for file in west.rglob("*.jsonl") for line in file.read_text().splitlines()]
+    charged = sorted(entry["round"] for entry in entries if entry["kind"] == "release")
+    assert charged[0] == 1
+    assert charged[-1] == 3
+    assert {int(file.stem.partition("-")[2]) for file in west.rglob("synthetic-*.safetensors")} == set(charged)

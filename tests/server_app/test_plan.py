@@ -53,6 +53,21 @@ def test_a_private_plan_is_within_five_percent_of_the_run(tmp_path: Path, settin
     assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in grid.counted(1))
 
 
+@pytest.mark.parametrize("private", [False, True])
+def test_a_plan_of_fedlap_is_within_five_percent_of_the_run(tmp_path: Path, private: bool) -> None:
+    settings: dict[str, Any] = {"method": "fedlap", "image-size": 16, "partition": "iid", "fedlap.rounds": 2}
+    settings |= {"fedlap.image-steps": 1, "fedlap.server-steps": 1}
+    if private:
+        settings |= {"epsilon": 4.0, "delta": 1e-5, "classes": ",".join(map(str, range(10)))}
+    grid = InProcessGrid(sites(3))
+    run_federation(tmp_path, grid, report=False, **settings)
+    run = parse_run_config(settings)
+    planned = plan(run, find_dimension(run), 10, 400, 20)[0]
+    counted = grid.counted(1, ("train", "evaluate", "query.hello"))
+    assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in counted)
+    assert (planned.rounds, planned.epsilon) == (2, 4.0 if private else None)
+
+
 def test_noisy_sums_are_of_all_classes_whatever_the_records() -> None:
     settings = {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(map(str, range(30)))}
     for family, squares in (("spherical", 0), ("diag", 64), ("full", 64 * 65 // 2), ("lowrank", 64 * 65 // 2)):
