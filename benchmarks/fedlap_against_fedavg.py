@@ -35,13 +35,12 @@ def methods(case: str, rounds: int, epsilon: float, records: int) -> dict[str, d
     """
     own = {"fedavg.model": "convnet", "fedavg.width": 32, "fedavg.rounds": rounds, "fedavg.local-epochs": 5}
     if not epsilon:
-        return {
-            "FedLAP": {"method": "fedlap", "fedlap.rounds": rounds},
-            "FedLAP, min": {"method": "fedlap", "fedlap.rounds": rounds, "fedlap.rule": "min"},
-            "FedLAP, fixed": {"method": "fedlap", "fedlap.rounds": rounds, "fedlap.rule": "fixed"},
-            "FedAvg": own | {"method": "fedavg"},
-            "FedAvg, momentum": own | {"method": "fedavg", "fedavg.momentum": 0.9, "fedavg.learning-rate": 0.01},
-        }
+        lap = {"method": "fedlap", "fedlap.rounds": rounds}
+        found = {"FedLAP": lap, "FedLAP, fixed": lap | {"fedlap.rule": "fixed"}, "FedAvg": own | {"method": "fedavg"}}
+        if case == "digits":
+            momentum = {"fedavg.momentum": 0.9, "fedavg.learning-rate": 0.01}
+            found |= {"FedLAP, min": lap | {"fedlap.rule": "min"}, "FedAvg, momentum": own | {"method": "fedavg"} | momentum}
+        return found
     budget: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-5}
     whole = own | budget | {"fedavg.sample-rate": 1.0, "fedavg.batch-size": records, "fedavg.learning-rate": 0.5}
     tenths = own | budget | {"fedavg.sample-rate": 0.1, "fedavg.batch-size": records // 10}

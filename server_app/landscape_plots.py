@@ -79,7 +79,7 @@ def _sheet(name: str, names: Sequence[str], images: NDArray[np.float32]) -> str:
         for spine in axes.spines.values():
             spine.set_visible(False)
 
-    return render(name, 4.4 * rows / columns + 0.1, draw)
+    return render(name, 4.4 * rows / max(columns, COLUMNS) + 0.1, draw)
 
 
 def radii(run: Run) -> str | None:

@@ -160,7 +160,7 @@ def test_a_search_costs_no_more_than_its_share() -> None:
     work = 1000 * 9 * 100 + 200 * 3 * 256
     search = Search.within(work, 100, 10_000, 100)
     evaluations = math.ceil(search.steps / search.every)
-    assert search.steps * 3 * 100 + evaluations * 256 <= SHARE * work
+    assert search.steps * 3 * 100 + evaluations * 128 <= SHARE * work
     assert search == Search(100, 1)
     tiny = Search.within(100.0, 100, 10_000, 100)
     assert (tiny.steps, tiny.every) == (4, 1), "however little there is, something is looked at"
