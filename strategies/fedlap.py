@@ -41,6 +41,7 @@ class FedLAP(Rounds[Synthetic]):
         )
         training.model = walked.model
         self._keep_sheets(training, replies)
+        training.finish_round(told)
         story = {"radius": walked.radius, "moved": walked.moved, "steps": walked.steps, "at_edge": walked.at_edge}
         return {**story, "radii": told}
 

@@ -45,7 +45,7 @@ class Rounds(Federation, Generic[R]):
 
     @abstractmethod
     def absorb(self, training: Training, replies: Sequence[R]) -> dict[str, object]:
-        """Move the model by one round's replies; return what there is to tell of it."""
+        """Move the model by one round's replies and finish the round; return what there is to tell of it."""
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run all rounds that are left. Raises RunError when a quorum is missed; what was learned by then can be resumed."""
@@ -108,7 +108,6 @@ class Rounds(Federation, Generic[R]):
         # The same order whoever was faster, so that sums agree to the last bit.
         replies.sort(key=lambda reply: (len(reply.header.site), reply.header.site))
         walked = self.absorb(training, replies)
-        training.finish_round(reply.header.site for reply in replies)
         self.outcome.model = training.classifier()
         accuracy = self._accuracy(grid, deadline)
         bytes_up = before + sum(site.bytes_up for site in sites.values())

@@ -67,6 +67,7 @@ class Training:
     def absorb(self, updates: Sequence[Parameters], sites: int) -> None:
         """Move the model by one round's updates; `sites` take part in the run."""
         self.model, self.memory = aggregate(self.config, self.model, updates, self.memory, sites)
+        self.finish_round(update.header.site for update in updates)
 
     def finish_round(self, used: Iterable[str]) -> None:
         """A round is over, in which these sites' replies were used."""

@@ -175,9 +175,9 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
             training.model = optimise(
                 training.model, training.inputs, data.classes, sets, run.fedlap, run.seed, pick_device(run.device)
             ).model
+            training.finish_round(task.site for task in tasks)
         else:
             training.absorb([unpack_parameters(payload) for payload in payloads], len(tasks))
-        training.finish_round(task.site for task in tasks)
         sent += sum(map(len, payloads))
         curve.append((sent, data.judge(training.classifier())))
     model = training.classifier()

@@ -238,3 +238,17 @@ def test_a_gradient_that_is_not_finite_does_not_poison_the_sum() -> None:
     total, _ = private_training._clipped_sum(GradSampleModule(linear(16, 3), loss_reduction="sum"), features, labels, 1.0)
     assert all(bool(tensor.isfinite().all()) for tensor in total)
     assert parameters_of(linear(16, 3)).keys() == {"weight", "bias"}
+
+
+def test_augmentation_trains_the_same_network_on_changed_images(tmp_path: Path) -> None:
+    small = {"fedavg.model": "convnet", "fedavg.width": 4}
+    plain, same, changed = (
+        moved(tmp_path, run("fedavg", **small, **{"fedavg.augment": names})) for names in ("", "", "crop,flip,colour")
+    )
+    assert plain.keys() == changed.keys()
+    assert all(torch.equal(plain[name], same[name]) for name in plain)
+    assert any(not torch.allclose(plain[name], changed[name], atol=1e-3) for name in plain)
+    with pytest.raises(ConfigError, match="set model = 'convnet'"):
+        run("fedavg", **{"fedavg.augment": "flip"})
+    with pytest.raises(ConfigError, match="dp-fedavg"):
+        run("dp-fedavg", epsilon=1.0, delta=1e-5, **small, **{"fedavg.augment": "flip"})
