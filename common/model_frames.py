@@ -21,6 +21,8 @@ from common.sections import Model
 from common.synthetic import Synthetic
 
 MOST_DIMENSIONS = 8
+# More would fill memory before anybody has counted what was asked for.
+MOST_SYNTHETIC = 2**20
 
 
 def pack_head(head: Head) -> bytes:
@@ -149,9 +151,13 @@ def unpack_synthetic(payload: bytes) -> Synthetic:
     """Undo `pack_synthetic`. Raises SurrogateError."""
     message = pb.Synthetic()
     parse(message, payload)
-    shape, labels = tuple(message.values.shape), list(message.labels)
-    if len(shape) != 2 or not shape[1] or not labels:
-        raise SurrogateError(f"synthetic records of shape {shape[:4]}; (n, d) is expected, n at least one")
+    shape = tuple(message.values.shape)
+    if len(shape) != 2 or not shape[1] or not 0 < shape[0] == len(message.labels) <= MOST_SYNTHETIC:
+        raise SurrogateError(
+            f"synthetic records of shape {shape[:4]} with {len(message.labels)} labels; (n, d) and n are expected, at most "
+            f"{MOST_SYNTHETIC} records"
+        )
+    labels = list(message.labels)
     if any(label >= len(message.header.classes) for label in labels) or labels != sorted(labels):
         raise SurrogateError(
             f"labels of synthetic records that are not among {len(message.header.classes)} classes in order"

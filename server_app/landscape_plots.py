@@ -27,7 +27,7 @@ def sheets(folder: Path) -> list[tuple[int, str]]:
     for name in SHEETS:
         try:
             number, names, images = _read(folder / f"synthetic-{name}.safetensors")
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue
         found.setdefault(number, _sheet(f"sheet-{name}", names, images))
     return sorted(found.items())

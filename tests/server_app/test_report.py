@@ -298,3 +298,12 @@ def test_bytes_are_said_in_decimal_units(count: float, text: str) -> None:
 )
 def test_durations_are_said_in_human_units(seconds: float, text: str) -> None:
     assert units.human_seconds(seconds) == text
+
+
+@pytest.mark.parametrize("content", [b"", b"no safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00{}              "])
+def test_a_broken_sheet_of_images_is_left_out(tmp_path: Path, content: bytes) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.json").write_text('{"status": "ok", "method": "fedlap"}')
+    (folder / "synthetic-first.safetensors").write_bytes(content)
+    assert "What the sites sent" not in write_report(folder).read_text()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from common import surrogate_pb2 as pb
 from common.config import parse_run_config
 from common.errors import SurrogateError
 from common.landscape import Records, distance
@@ -143,6 +144,11 @@ def test_labels_that_are_no_classes_are_refused() -> None:
     for labels in ([0, 0, 2, 2], [1, 1, 0, 0]):
         with pytest.raises(SurrogateError, match="labels"):
             unpack_synthetic(pack_synthetic(replace(synthetic(), labels=torch.tensor(labels))))
+    many = pb.Synthetic()
+    many.ParseFromString(pack_synthetic(synthetic()))
+    many.labels.extend([0] * 2**21)
+    with pytest.raises(SurrogateError, match="2097156 labels"):
+        unpack_synthetic(many.SerializeToString())
     with pytest.raises(SurrogateError, match="shape"):
         unpack_synthetic(pack_synthetic(replace(synthetic(), values=torch.zeros(256))))
 
