@@ -18,10 +18,9 @@ from client_app.task import Made, Task
 from common.accounting import GaussianEvent
 from common.augmentation import Change, draws
 from common.claims import make_claim
-from common.config import run_digest
-from common.errors import ConfigError, SurrogateError
+from common.errors import ConfigError
 from common.landscape import Records, gradient
-from common.model_frames import pack_synthetic, unpack_parameters
+from common.model_frames import pack_synthetic
 from common.networks import split_input
 from common.parameters import Parameters, Tensors
 from common.randomness import stream
@@ -34,14 +33,7 @@ def approximate(task: Task) -> Made:
     FedLAP and, with a budget, FedLAP-DP: then all a round knows of the records are private gradients. The images' steps, the
     labels, which are all of the run's, and the radius, which is the announced one, depend on nothing else.
     """
-    if task.question is None:
-        raise SurrogateError("a round without a model")
-    run, received = task.run, unpack_parameters(task.question)
-    if received.header.run != run_digest(run) or received.header.fingerprint != task.found.fingerprint:
-        raise SurrogateError(
-            f"a model of run {received.header.run!r} for backbone {received.header.fingerprint[:16]!r}; here it is run "
-            f"{run_digest(run)!r} and {task.found.fingerprint[:16]!r}"
-        )
+    run, received = task.run, task.received_model()
     if run.epsilon and task.found.train.units is not None:
         raise ConfigError("method = 'fedlap' protects single records; leave patient-column out, or use fedpft")
     classes = received.header.classes

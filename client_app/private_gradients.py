@@ -74,17 +74,20 @@ def clipped_sum(
 
     each_of = vmap(grad(one), in_dims=(None, 0, 0))
     at = {name: tensor.detach() for name, tensor in parameters.items()}
-    # Norms are rounded; the bound must hold in exact arithmetic.
-    bound = clip * (1 - 1e-5)
     total, cut = [torch.zeros_like(tensor) for tensor in at.values()], 0
     for values, labels in zip(torch.split(records.values, TOGETHER), torch.split(records.labels, TOGETHER), strict=True):
         if not len(labels):
             continue
         each = list(each_of(at, values, labels).values())
-        norms = torch.stack([gradients.flatten(1).norm(dim=1) for gradients in each]).norm(dim=0)
-        # A gradient that is not finite says nothing and must not poison the sum.
-        factors = torch.where(norms.isfinite(), (bound / norms.clamp_min(1e-12)).clamp_max(1.0), 0.0)
-        cut += int((norms > clip).sum())
-        for sum_, gradients in zip(total, each, strict=True):
-            sum_ += torch.einsum("n,n...->...", factors, gradients.nan_to_num(0.0, 0.0, 0.0))
+        cut += add_clipped(total, each, clip)
     return total, cut
+
+
+def add_clipped(total: Sequence[Tensor], each: Sequence[Tensor], clip: float) -> int:
+    """Add records' gradients (n, ...), each of norm at most `clip` over all parameters, to sums; how many were longer."""
+    norms = torch.stack([gradients.flatten(1).norm(dim=1) for gradients in each]).norm(dim=0)
+    # Norms are rounded; the bound must hold in exact arithmetic. A gradient that is not finite says nothing.
+    factors = torch.where(norms.isfinite(), (clip * (1 - 1e-5) / norms.clamp_min(1e-12)).clamp_max(1.0), 0.0)
+    for sum_, gradients in zip(total, each, strict=True):
+        sum_ += torch.einsum("n,n...->...", factors, gradients.nan_to_num(0.0, 0.0, 0.0))
+    return int((norms > clip).sum())

@@ -8,6 +8,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from client_app.private_gradients import add_clipped
 from common.claims import Claim
 from common.privacy import Statistic, release
 from common.sections import FedAvgConfig
@@ -64,10 +65,5 @@ def _clipped_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: floa
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             torch.nn.functional.cross_entropy(module(some), truth, reduction="sum").backward()  # type: ignore[no-untyped-call]
         each = [parameter.grad_sample.detach() for parameter in parameters]  # type: ignore[attr-defined]
-        norms = torch.stack([gradients.flatten(1).norm(dim=1) for gradients in each]).norm(dim=0)
-        # A gradient that is not finite says nothing and must not poison the sum.
-        factors = torch.where(norms.isfinite(), (clip / norms.clamp_min(1e-12)).clamp_max(1.0), 0.0)
-        cut += int((norms > clip).sum())
-        for sum_, gradients in zip(total, each, strict=True):
-            sum_ += torch.einsum("n,n...->...", factors, gradients.nan_to_num(0.0, 0.0, 0.0))
+        cut += add_clipped(total, each, clip)
     return total, cut

@@ -8,9 +8,8 @@ from client_app.private_training import train_privately
 from client_app.task import Made, Task
 from common.accounting import GaussianEvent
 from common.claims import make_claim
-from common.config import run_digest
-from common.errors import ConfigError, SurrogateError
-from common.model_frames import pack_parameters, unpack_parameters
+from common.errors import ConfigError
+from common.model_frames import pack_parameters
 from common.parameters import CONTROL, Parameters, Tensors, largest, split_control
 from common.privacy import clip
 from common.randomness import stream
@@ -22,14 +21,7 @@ def update(task: Task) -> Made:
     FedAvg (McMahan et al. 2017), FedProx (Li et al. 2020), FedSGD, SCAFFOLD (Karimireddy et al. 2020), DSFL, which sends
     the largest entries only, and DP-FedAvg and DP-FedProx, record-level, whose epsilon is that of all rounds together.
     """
-    if task.question is None:
-        raise SurrogateError("a round without a model")
-    run, received = task.run, unpack_parameters(task.question)
-    if received.header.run != run_digest(run) or received.header.fingerprint != task.found.fingerprint:
-        raise SurrogateError(
-            f"a model of run {received.header.run!r} for backbone {received.header.fingerprint[:16]!r}; here it is run "
-            f"{run_digest(run)!r} and {task.found.fingerprint[:16]!r}"
-        )
+    run, received = task.run, task.received_model()
     if run.epsilon:
         return _private_update(task, received)
     features, labels = task.training_data(received.header.classes)

@@ -16,6 +16,8 @@ from common.claims import Claim
 from common.classifiers import class_indices
 from common.config import RunConfig, run_digest
 from common.errors import DataError, SurrogateError
+from common.model_frames import unpack_parameters
+from common.parameters import Parameters
 from common.surrogates import Header
 from common.wire import Info
 
@@ -77,6 +79,18 @@ class Task:
             return found.classes
         sizes = torch.bincount(found.train.labels, minlength=len(found.classes)).tolist()
         return tuple(n for n, size in zip(found.classes, sizes, strict=True) if size >= self.limits.smallest_class)
+
+    def received_model(self) -> Parameters:
+        """The model that came for this round. Raises SurrogateError when there is none, or it is not this run's."""
+        if self.question is None:
+            raise SurrogateError("a round without a model")
+        model = unpack_parameters(self.question)
+        if model.header.run != run_digest(self.run) or model.header.fingerprint != self.found.fingerprint:
+            raise SurrogateError(
+                f"a model of run {model.header.run!r} for backbone {model.header.fingerprint[:16]!r}; here it is run "
+                f"{run_digest(self.run)!r} and {self.found.fingerprint[:16]!r}"
+            )
+        return model
 
     def header(self, classes: tuple[str, ...]) -> Header:
         """Of what this site answers."""
