@@ -78,7 +78,11 @@ def _surrogate(message: Message, context: Context, run: RunConfig, node: NodeCon
         told |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
     gate.let_out(prepared.release)
     if prepared.keep is not None:
-        keep_file(*prepared.keep)
+        try:
+            keep_file(*prepared.keep)
+        except OSError as error:
+            # It is paid for and may leave; the next round begins from noise.
+            log.error("%s cannot be written (%s)", prepared.keep[0], error)
     return prepared.payload, told
 
 

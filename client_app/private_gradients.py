@@ -41,8 +41,7 @@ class PrivateGradient:
 
     def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
         """One look at the records."""
-        chosen = torch.rand(len(self._records.labels), generator=self._generator) < self._rate
-        rows = chosen.nonzero().squeeze(1).to(self._records.labels.device)
+        rows = poisson_sample(len(self._records.labels), self._rate, self._generator).to(self._records.labels.device)
         total, cut = clipped_sum(self._body, parameters, self._records.take(rows), self._clip, change)
         self._clipped, self._drawn = self._clipped + cut, self._drawn + len(rows)
         flat = torch.cat([part.double().flatten() for part in total])
@@ -83,11 +82,18 @@ def clipped_sum(
     return total, cut
 
 
+def poisson_sample(count: int, rate: float, generator: torch.Generator) -> Tensor:
+    """Rows of so many, each taken with probability `rate`, independently. 53 bits: with 24 a tiny rate would be 6e-8."""
+    return (torch.rand(count, generator=generator, dtype=torch.float64) < rate).nonzero().squeeze(1)
+
+
 def add_clipped(total: Sequence[Tensor], each: Sequence[Tensor], clip: float) -> int:
     """Add records' gradients (n, ...), each of norm at most `clip` over all parameters, to sums; how many were longer."""
-    norms = torch.stack([gradients.flatten(1).norm(dim=1) for gradients in each]).norm(dim=0)
-    # Norms are rounded; the bound must hold in exact arithmetic. A gradient that is not finite says nothing.
-    factors = torch.where(norms.isfinite(), (clip * (1 - 1e-5) / norms.clamp_min(1e-12)).clamp_max(1.0), 0.0)
+    # In double precision: over a hundred thousand entries single is off by a ten-thousandth.
+    squares = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=torch.float64) for part in each]
+    norms = torch.stack(squares).norm(dim=0)
+    # Products are rounded as well; the bound must hold in exact arithmetic. A gradient that is not finite says nothing.
+    factors = torch.where(norms.isfinite(), (clip * (1 - 1e-5) / norms.clamp_min(1e-12)).clamp_max(1.0), 0.0).to(each[0])
     for sum_, gradients in zip(total, each, strict=True):
         sum_ += torch.einsum("n,n...->...", factors, gradients.nan_to_num(0.0, 0.0, 0.0))
     return int((norms > clip).sum())

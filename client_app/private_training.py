@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from client_app.private_gradients import add_clipped
+from client_app.private_gradients import add_clipped, poisson_sample
 from common.claims import Claim
 from common.privacy import Statistic, release
 from common.sections import FedAvgConfig
@@ -36,7 +36,7 @@ def train_privately(
     clipped = drawn = 0
     signal: list[float] = []
     for _ in range(settings.private_steps):
-        rows = (torch.rand(len(labels), generator=generator) < settings.sample_rate).nonzero().squeeze(1)
+        rows = poisson_sample(len(labels), settings.sample_rate, generator)
         total, cut = _clipped_sum(sampled, features[rows], labels[rows], claim.clip)
         clipped, drawn = clipped + cut, drawn + len(rows)
         flat = torch.cat([gradient.double().flatten() for gradient in total])

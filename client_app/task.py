@@ -90,6 +90,8 @@ class Task:
                 f"a model of run {model.header.run!r} for backbone {model.header.fingerprint[:16]!r}; here it is run "
                 f"{run_digest(self.run)!r} and {self.found.fingerprint[:16]!r}"
             )
+        if self.run.epsilon and self.run.classes and model.header.classes != self.run.classes:
+            raise SurrogateError(f"a model of classes {', '.join(model.header.classes)[:200]}, which are not this run's")
         return model
 
     def header(self, classes: tuple[str, ...]) -> Header:
@@ -104,7 +106,8 @@ class Task:
         features, labels = self.found.train.features, class_indices(classes, self.found.classes)[self.found.train.labels]
         sizes = torch.bincount(labels.clamp_min(0), minlength=len(classes))
         kept = (labels >= 0) & (sizes[labels.clamp_min(0)] >= self.limits.smallest_class)
-        if not kept.any():
+        # Under privacy a site with no record of a class answers like one that has some.
+        if not kept.any() and not self.run.epsilon:
             raise DataError(
                 f"no training record of the run's classes {', '.join(classes)[:200]}, with {self.limits.smallest_class} or "
                 "more of a class"

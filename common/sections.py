@@ -118,7 +118,7 @@ class FedAvgConfig(Settings):
     server_learning_rate: float = Field(0.03, gt=0)
     keep: float = Field(0.5, gt=0, le=1)
     clip: float = Field(1.0, gt=0)
-    sample_rate: float = Field(0.05, gt=0, le=1)
+    sample_rate: float = Field(0.05, ge=1e-6, le=1)
     noise_multiplier: float = Field(0.0, ge=0)
     augment: Augmentations = ()
 
@@ -166,7 +166,7 @@ class FedLAPConfig(Settings):
     rule: Literal["min", "median", "max", "fixed"] = "median"
     augment: Augmentations = ()
     clip: float = Field(0.3, gt=0)
-    sample_rate: float = Field(1.0, gt=0, le=1)
+    sample_rate: float = Field(1.0, ge=1e-6, le=1)
     noise_multiplier: float = Field(0.0, ge=0)
 
     @property
@@ -180,7 +180,7 @@ class FedLAPConfig(Settings):
 
     def rate(self, round: int) -> float:
         """The model's learning rate in a round, counted from one."""
-        share = (round - 1) / max(1, self.rounds - 1)
+        share = (round - 1) / self.rounds
         return max(self.learning_rate * (1 + math.cos(math.pi * share)) / 2, 1e-6) if self.cosine else self.learning_rate
 
 

@@ -27,9 +27,10 @@ def sheets(folder: Path) -> list[tuple[int, str]]:
     for name in SHEETS:
         try:
             number, names, images = _read(folder / f"synthetic-{name}.safetensors")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            drawn = _sheet(f"sheet-{name}", names, images)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue
-        found.setdefault(number, _sheet(f"sheet-{name}", names, images))
+        found.setdefault(number, drawn)
     return sorted(found.items())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.config import RunConfig
+from common.errors import RunError
 from server_app import plots
 from server_app.landscape_plots import epsilons, radii, sheets
 from server_app.privacy_view import privacy_picture, privacy_view
@@ -63,13 +64,14 @@ def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
         lstrip_blocks=True,
     )
     environment.filters.update(bytes=human_bytes, seconds=human_seconds, percent=percent)
-    html = environment.from_string(PAGE).render(_page(run, run_dir.resolve(), [read_run(other) for other in beside]))
+    others = [(other.resolve().name, read_run(other)) for other in beside]
+    html = environment.from_string(PAGE).render(_page(run, run_dir.resolve(), others))
     path = run_dir / "report.html"
     path.write_text(html, encoding="utf-8", newline="\n")
     return path
 
 
-def _page(run: Run, folder: Path, beside: Sequence[Run]) -> Json:
+def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
     from markupsafe import Markup
 
     pictures, privacy = _pictures(run), privacy_view(run)
@@ -77,7 +79,7 @@ def _page(run: Run, folder: Path, beside: Sequence[Run]) -> Json:
     if drawn_sheets := sheets(folder):
         pictures["sheets"] = tuple(svg for _, svg in drawn_sheets)
     if beside:
-        pictures["curves"] = curves(_runs([run, *beside]))
+        pictures["curves"] = curves(_curves([(folder.name, run), *beside]))
     if drawn := privacy_picture(privacy["rows"]):
         pictures["privacy"] = (drawn,)
     changed, unchanged = _settings(as_table(run.manifest.get("config")))
@@ -166,12 +168,17 @@ def _pictures(run: Run) -> dict[str, tuple[str, ...]]:
     return pictures
 
 
-def _runs(runs: Sequence[Run]) -> dict[str, Sequence[Step]]:
-    """Steps of each run, by its method; of several of one method by their settings' digests as well."""
+def _curves(runs: Sequence[tuple[str, Run]]) -> dict[str, Sequence[Step]]:
+    """Accuracy by round of each run, by its method; by its folder as well where one method stands twice.
+
+    Raises RunError for a run that has none: it is no run in rounds, or nobody knew the test data of all sites.
+    """
     found: dict[str, Sequence[Step]] = {}
-    for run in runs:
-        name = run.method if run.method not in found else f"{run.method} {str(run.manifest.get('run', ''))[:6]}"
-        found[name] = steps(run)[1]
+    for folder, run in runs:
+        what, taken = steps(run)
+        if what != "round" or not taken:
+            raise RunError(f"{folder} tells no accuracy after its rounds, so no curve can be drawn beside another")
+        found[run.method if run.method not in found else f"{run.method} {folder[-6:]}"] = taken
     return found
 
 

@@ -103,6 +103,9 @@ class RunFolder:
             metrics["failure"] = failure
         if outcome.stopped:
             metrics["stopped"] = outcome.stopped
+            if metrics["privacy"] and outcome.rounds and outcome.rounds[-1].get("epsilon"):
+                # Less was spent than promised.
+                metrics["privacy"]["epsilon"] = outcome.rounds[-1]["epsilon"]
         if outcome.hops:
             metrics["hops"] = outcome.hops
         if outcome.model is not None:

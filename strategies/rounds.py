@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections.abc import Collection as Container
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -50,15 +51,17 @@ class Rounds(Federation, Generic[R]):
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run all rounds that are left. Raises RunError when a quorum is missed; what was learned by then can be resumed."""
         deadline = deadline or self.config.deadline
+        rounds, affordable = self.config.trained.rounds, private_rounds(self.config)
         self.summary()
         training = self._begin(grid, deadline)
         self.outcome.rounds = training.history
         started, asked_before = time.perf_counter(), sum(entry["bytes_up"] or 0 for entry in training.history[-1:])
-        rounds, affordable = self.config.trained.rounds, private_rounds(self.config)
-        while training.round < affordable and not self.outcome.stopped:
+        while training.round < rounds and not self.outcome.stopped:
+            if self.config.epsilon and training.asked >= affordable:
+                paid = f"{training.round} are done, {training.asked} are paid for"
+                self._stop(f"epsilon = {self.config.epsilon:g} affords {affordable} of {rounds} rounds; {paid}")
+                break
             self._round(grid, training, deadline, started, asked_before)
-        if affordable < rounds and not self.outcome.stopped:
-            self._stop(f"epsilon = {self.config.epsilon:g} affords {affordable} of {rounds} rounds at this noise-multiplier")
         self.outcome.model = training.classifier()
         self.outcome.seconds["learn"] = time.perf_counter() - started
         return self.evaluate(grid, deadline)
@@ -81,6 +84,9 @@ class Rounds(Federation, Generic[R]):
     def _round(self, grid: Grid, training: Training, deadline: float, started: float, before: float) -> None:
         number, sites = training.round + 1, self.outcome.sites
         asked = self._present(grid, deadline, number)
+        training.asked += 1
+        # Before anybody is asked: what is paid for must not be forgotten when this process dies.
+        self.recorder.keep(CHECKPOINT, training.save())
         question = training.question()
         run, lineage = run_digest(self.config), training.lineage
         told: Info = {"run": run, "round": number, "lineage": lineage, "bytes": len(question)}
@@ -101,8 +107,11 @@ class Rounds(Federation, Generic[R]):
         try:
             check_quorum(len(replies), len(asked), self.config.sites, self.config.quorum)
         except RunError as error:
-            if training.round and any(site.reason == PUBLIC_SENTENCES["budget"] for site in sites.values()):
+            if training.round and self._only_budgets_are_missing(asked, silent, len(replies)):
                 self._stop(f"round {number}: {error}, and sites' privacy budgets do not allow more")
+                for site in sites.values():
+                    if site.name in training.confirmed:
+                        site.fate, site.reason = "used", ""
                 return
             raise RunError(f"round {number}: {error}; go on from its checkpoint with resume") from None
         # The same order whoever was faster, so that sums agree to the last bit.
@@ -119,7 +128,7 @@ class Rounds(Federation, Generic[R]):
             **walked,
         }
         if self.config.epsilon:
-            story["epsilon"] = spent_after(self.config, number)
+            story["epsilon"] = spent_after(self.config, training.asked)
         training.history.append(story | {"seconds": round(time.perf_counter() - started, 3)})
         self.recorder.keep(CHECKPOINT, training.save())
         self.recorder.event("round", **story)
@@ -146,6 +155,18 @@ class Rounds(Federation, Generic[R]):
                 site.fate, site.reason = "dropped", f"gone before round {number}"
                 self.recorder.event("dropped", site=site.name, reason=site.reason, round=number)
         return [node for node in nodes if not sites[node].barred]
+
+    def _only_budgets_are_missing(self, asked: Sequence[int], silent: Container[int], used: int) -> bool:
+        """Whether a private round would have had its quorum, had no site refused it for lack of budget."""
+        sites, config = self.outcome.sites, self.config
+        refused = [node for node in asked if node not in silent and sites[node].reason == PUBLIC_SENTENCES["budget"]]
+        if not (config.epsilon and refused):
+            return False
+        try:
+            check_quorum(used + len(refused), len(asked), config.sites, config.quorum)
+        except RunError:
+            return False
+        return True
 
     def _stop(self, reason: str) -> None:
         self.outcome.stopped = reason

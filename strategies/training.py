@@ -21,7 +21,7 @@ from common.parameters import CONTROL, Parameters, Tensors
 from common.surrogates import Header
 from strategies.aggregation import aggregate, fresh_memory
 
-FORMAT = 1
+FORMAT = 2
 # What Flower's strategies say of every round is in the run folder anyway.
 logging.getLogger("flwr").addFilter(lambda record: not str(record.msg).startswith("%s: Received"))
 
@@ -30,8 +30,8 @@ logging.getLogger("flwr").addFilter(lambda record: not str(record.msg).startswit
 class Training:
     """The model after `round` rounds (32-bit), what its aggregator remembers, and the story so far.
 
-    lineage: what this run and those that resume it have in common. confirmed: the last round in which each site's update
-    was used.
+    asked: rounds that sites were asked for, those that failed included: under privacy they are paid for as well. lineage:
+    what this run and those that resume it have in common. confirmed: the last round in which each site's update was used.
     """
 
     config: RunConfig
@@ -41,6 +41,7 @@ class Training:
     model: Tensors
     memory: Mapping[str, Tensor]
     round: int = 0
+    asked: int = 0
     lineage: str = field(default_factory=lambda: secrets.token_hex(8))
     history: list[dict[str, Any]] = field(default_factory=list)
     confirmed: dict[str, int] = field(default_factory=dict)
@@ -100,6 +101,7 @@ class Training:
             "fingerprint": self.fingerprint,
             "inputs": self.inputs,
             "round": self.round,
+            "asked": self.asked,
             "lineage": self.lineage,
             "history": self.history,
             "confirmed": self.confirmed,
@@ -125,5 +127,5 @@ class Training:
             kind, _, rest = key.partition(".")
             parts[kind][rest] = tensor.to(torch.float32)
         place = (tuple(state["classes"]), state["fingerprint"], state["inputs"])
-        story = (state["round"], state["lineage"], state["history"], state["confirmed"])
+        story = (state["round"], state["asked"], state["lineage"], state["history"], state["confirmed"])
         return cls(config, *place, parts["model"], parts["memory"], *story)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from client_app import private_gradients
 from client_app.fedlap import approximate
-from client_app.private_gradients import PrivateGradient, clipped_sum
+from client_app.private_gradients import PrivateGradient, add_clipped, clipped_sum, poisson_sample
 from client_app.radius import SHARE, Search, effective_radius
 from client_app.release import keep_file
 from client_app.settings import NodeConfig
@@ -23,7 +24,7 @@ from common.accounting import GaussianEvent
 from common.augmentation import draws
 from common.claims import make_claim, private_rounds, spent_after
 from common.config import RunConfig, parse_run_config
-from common.errors import ConfigError
+from common.errors import ConfigError, SurrogateError
 from common.landscape import Records, distance, gradient, total_loss, walk
 from common.model_frames import unpack_synthetic
 from common.networks import convnet, parameters_of, split_input
@@ -292,3 +293,29 @@ def test_a_given_noise_affords_so_many_rounds() -> None:
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         run(**settings)
+
+
+def test_a_tiny_sample_rate_takes_nobody_more_often_than_accounted_for() -> None:
+    drawn = sum(len(poisson_sample(10_000_000, 1e-9, torch.Generator().manual_seed(seed))) for seed in range(20))
+    assert drawn <= 3, "0.2 are expected; single precision would draw a dozen"
+    with pytest.raises(ConfigError, match="sample-rate"):
+        run(**PRIVATE, **{"fedlap.sample-rate": 1e-9})
+
+
+def test_the_clip_holds_for_gradients_of_many_entries() -> None:
+    each = [torch.full((1, 400, 1000), 0.37), torch.full((1, 320_010), 0.011)]
+    total = [torch.zeros(400, 1000), torch.zeros(320_010)]
+    assert add_clipped(total, each, 1.0) == 1
+    assert math.sqrt(sum(float(part.double().square().sum()) for part in total)) <= 1.0
+
+
+def test_a_site_without_records_of_a_class_answers_like_one_that_has_some(tmp_path: Path) -> None:
+    config = run(**PRIVATE)
+    asked = task(tmp_path, config)
+    empty = LabelledFeatures(asked.found.train.features, torch.zeros(90, dtype=torch.int64))
+    without = replace(asked, found=replace(asked.found, train=empty, classes=("e", "f", "g", "h")))
+    assert sent(approximate(without)).header.classes == CLASSES
+    # And nobody can ask about one class at a time.
+    single = Training.begin(config, ("c",), "f", 64)
+    with pytest.raises(SurrogateError, match="not this run's"):
+        approximate(replace(asked, question=single.question()))

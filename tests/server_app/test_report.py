@@ -307,3 +307,16 @@ def test_a_broken_sheet_of_images_is_left_out(tmp_path: Path, content: bytes) ->
     (folder / "metrics.json").write_text('{"status": "ok", "method": "fedlap"}')
     (folder / "synthetic-first.safetensors").write_bytes(content)
     assert "What the sites sent" not in write_report(folder).read_text()
+
+
+def test_runs_are_drawn_beside_each_other_and_those_without_a_curve_refused(tmp_path: Path) -> None:
+    for name, rounds in (("a-111111", [0.2, 0.5]), ("b-222222", [0.3, 0.4]), ("c-333333", [])):
+        (tmp_path / name).mkdir()
+        told = [{"round": i + 1, "accuracy": a, "bytes_up": 1000 * (i + 1)} for i, a in enumerate(rounds)]
+        told = told or [{"round": 1, "accuracy": None}]
+        (tmp_path / name / "metrics.json").write_text(json.dumps({"status": "ok", "method": "fedavg", "rounds": told}))
+    page = write_report(tmp_path / "a-111111", [tmp_path / "b-222222"]).read_text()
+    assert "Beside other runs" in page
+    assert "FedAvg 222222" in page
+    with pytest.raises(RunError, match="c-333333"):
+        write_report(tmp_path / "a-111111", [tmp_path / "c-333333"])

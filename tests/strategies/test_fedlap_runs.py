@@ -18,9 +18,10 @@ from common.config import parse_run_config
 from common.errors import ConfigError, RunError
 from common.model_frames import pack_synthetic, unpack_synthetic
 from common.synthetic import Synthetic
+from common.wire import INFO
 from server_app.presets import preset_settings, presets
 from server_app.report import write_report
-from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+from tests.grid import FIRST_NODE, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 quick = partial(run_federation, report=False)
 SMALL: dict[str, Any] = {
@@ -167,8 +168,49 @@ def test_sites_whose_own_budget_ends_in_the_middle_leave_the_model_of_the_last_r
     assert [entry["round"] for entry in metrics["rounds"]] == [1, 2]
     assert metrics["status"] == "ok"
     assert "privacy budgets do not allow more" in metrics["stopped"]
+    assert metrics["sites"] == {"invited": 2, "used": 2, "rejected": 0, "dropped": 0}
+    assert metrics["accuracy"]["model"] == pytest.approx(metrics["rounds"][-1]["accuracy"])
+    assert metrics["privacy"]["epsilon"] == pytest.approx(two)
     assert (folder / "model.safetensors").exists()
     assert len(ledger_of(tmp_path)) == 4, "what was refused was never charged"
+
+
+def test_a_word_about_budgets_does_not_end_a_run_that_has_none(tmp_path: Path) -> None:
+    def lies(record: Any) -> None:
+        record[INFO]["status"] = "budget"
+
+    def quiet(messages: Any) -> Any:
+        chosen = list(messages)
+        if any(e["event"] == "round" for f in (tmp_path / "runs").glob("*") for e in events_of(f)):
+            grid.faults |= {FIRST_NODE + 1: Fault(reply=lies), FIRST_NODE + 2: Fault(offline=True)}
+        return push(chosen)
+
+    grid = InProcessGrid(sites(3))
+    push, grid.push_messages = grid.push_messages, quiet  # type: ignore[method-assign]
+    with pytest.raises(RunError, match="round 2: quorum missed"):
+        quick(tmp_path, grid, **SMALL | {"deadline": 0.5, "quorum": 0.6})
+
+
+def test_a_private_round_that_failed_is_paid_for_when_the_run_goes_on(tmp_path: Path) -> None:
+    settings = SMALL | PRIVATE | {"fedlap.rounds": 3, "deadline": 0.5, "quorum": 1.0}
+    grid = InProcessGrid(sites(2))
+    push = grid.push_messages
+
+    def quiet(messages: Any) -> Any:
+        chosen = list(messages)
+        if any(e["event"] == "round" for f in (tmp_path / "runs").glob("*") for e in events_of(f)):
+            grid.faults |= {FIRST_NODE + 1: Fault(offline=True)}
+        return push(chosen)
+
+    grid.push_messages = quiet  # type: ignore[method-assign]
+    with pytest.raises(RunError, match="round 2: quorum missed"):
+        quick(tmp_path, grid, **settings)
+    (half,) = (tmp_path / "runs").iterdir()
+    metrics = metrics_of(quick(tmp_path, sites(2), **settings, resume=str(half)))
+    assert [entry["round"] for entry in metrics["rounds"]] == [1, 2]
+    assert "2 are done, 3 are paid for" in metrics["stopped"]
+    assert metrics["rounds"][-1]["epsilon"] == pytest.approx(50.0, rel=1e-3)
+    assert len(ledger_of(tmp_path)) == 5
 
 
 def test_a_budget_that_affords_no_round_is_a_failure(tmp_path: Path) -> None:
