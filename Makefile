@@ -24,8 +24,9 @@ setup:
 demo: setup
 	@$(RUN) -m server_app.cli simulate --sites $(SITES) -c 'compare=true'
 
+# One thread a process: the same numbers on every machine, and processes do not fight for cores.
 test: setup
-	$(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --maxprocesses 4
 
 lint: setup
 	$(RUN) -m ruff check .
