@@ -86,9 +86,9 @@ class Looks:
 
 def test_synthesis_brings_the_synthetic_gradient_to_the_real_one() -> None:
     body, model = body_and_model()
-    begin = Records.evenly(torch.randn(6, 1, 8, 8), torch.arange(6) % 2)
+    begin = Records.evenly(torch.randn(20, 1, 8, 8), torch.arange(20) % 2)
     target = gradient(body, model, real())
-    settings = FedLAPConfig(image_steps=300, image_learning_rate=0.5)
+    settings = FedLAPConfig(image_steps=300, image_learning_rate=5.0)
     made, story = synthesise(body, model, begin, Looks(lambda here: target), settings, 0.1, 0.1, unchanged())
 
     def cosine(records: Records) -> float:
