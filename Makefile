@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 RUN := PYTHONPATH="$(CURDIR)" "$(VENV)/bin/python"
 SITES ?= 5
-NEEDED := flwr flwr-datasets torch torchvision open_clip_torch timm scikit-learn scipy dp-accounting opacus cryptography pydantic safetensors protobuf pyarrow \
+NEEDED := flwr flwr-datasets torch torchvision open_clip_torch timm scikit-learn scipy dp-accounting opacus POT cryptography pydantic safetensors protobuf pyarrow \
 	pillow filelock psutil rich typer jinja2 matplotlib pytest pytest-xdist hypothesis ruff mypy grpcio-tools \
 	types-protobuf types-psutil
 

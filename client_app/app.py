@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from logging.handlers import RotatingFileHandler
 
 from flwr.app import Context, Message
@@ -13,6 +14,7 @@ from flwr.clientapp import ClientApp
 from client_app import personal
 from client_app.compare import compare
 from client_app.gate import open_gate
+from client_app.generating import use_generator
 from client_app.heads import local_head
 from client_app.hop import kept_head
 from client_app.keys import private_key
@@ -25,6 +27,7 @@ from common.config import RunConfig, parse_run_config, run_digest
 from common.errors import FedSurrogateError, PolicyError, SurrogateError
 from common.model_frames import pack_classifier, unpack_classifier
 from common.sealing import public_key
+from common.sections import GENERATIVE
 from common.wire import Info, from_record, to_record
 
 LARGEST_MODEL = 2**30
@@ -115,9 +118,13 @@ def _head(message: Message, context: Context, run: RunConfig, node: NodeConfig, 
 
 
 def _evaluation(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
-    found = load_site(run, node)
+    found, told = load_site(run, node), Info()
     task = Task(run, node, site, found)
-    if run.method == "local":
+    if run.method in GENERATIVE:
+        payload, _ = from_record(message.content, LARGEST_MODEL)
+        told = use_generator(replace(task, question=payload), str(context.run_id))
+        correct, tested = told.pop("correct"), told.pop("tested")
+    elif run.method == "local":
         correct, tested = local_head(task).accuracy(found.test.features, found.classes, found.test.labels)
     else:
         model = _model(message, run)
@@ -128,7 +135,7 @@ def _evaluation(message: Message, context: Context, run: RunConfig, node: NodeCo
         else:
             correct, tested = model.accuracy(found.test.features, found.classes, found.test.labels)
     log.info("the model of run %s is right for %d of %d test records here", run_digest(run), correct, tested)
-    told: Info = {"correct": correct, "tested": tested}
+    told |= {"correct": correct, "tested": tested}
     if not found.simulated:
         gate = open_gate(node, run, str(context.run_id))
         gate.check_request(run)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_app import fedlap, fedpft, heads, rounds
+from client_app import dpcvae, fedlap, fedpft, heads, rounds
 from client_app.gate import Gate
 from client_app.hop import hop
 from client_app.ledger import Release
@@ -18,7 +18,7 @@ from client_app.task import Limits, Made, Task
 from common.accounting import GaussianEvent
 from common.claims import Claim
 from common.config import RunConfig, run_digest
-from common.sections import IN_ROUNDS, ONE_SHOT
+from common.sections import GENERATIVE, IN_ROUNDS, ONE_SHOT
 from common.wire import Info, pack_surrogate, unpack_question
 
 
@@ -83,6 +83,8 @@ def method_of(run: RunConfig) -> Callable[[Task], Made]:
         return rounds.update
     if run.method == "fedlap":
         return fedlap.approximate
+    if run.method in GENERATIVE:
+        return dpcvae.train_generator
     if run.method in ONE_SHOT:
         return heads.own_head
     if run.method == "kd" or run.fedpft.topology == "chain":

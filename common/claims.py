@@ -10,6 +10,7 @@ from functools import cache
 from common.accounting import GaussianEvent, Unit, calibrate, epsilon_spent, gaussian_epsilon, gaussian_noise_multiplier
 from common.config import RunConfig
 from common.errors import ConfigError, SurrogateError
+from common.sections import DPCVAEConfig
 from common.sums import budget_shares
 
 # Releases of DP-EM: one to find the class means, then steps of EM. More steps split the same budget further.
@@ -65,13 +66,12 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
             )
         return Claim(mechanism, epsilon, delta, unit, multiplier, config.fedpft.clip, {}, centre)
     if mechanism == "dp-sgd":
-        settings, rounds = config.trained, private_rounds(config)
-        multiplier = settings.noise_multiplier
-        if multiplier:
-            epsilon = _spent(multiplier, delta, settings.sample_rate, rounds * settings.private_steps)
-        else:
-            multiplier = _noise_of_steps(epsilon, delta, settings.sample_rate, rounds * settings.private_steps)
+        settings, multiplier = config.trained, _noise_of_a_step(config)
+        if settings.noise_multiplier:
+            epsilon = _spent(config, private_rounds(config))
         sgd = {"gradients": (multiplier * settings.clip, settings.clip)}
+        if (opening := opening_noise(config)) is not None:
+            sgd |= {name: (opening / math.sqrt(share), 1.0) for name, share in opening_shares(config).items()}
         return Claim(mechanism, epsilon, delta, unit, multiplier, settings.clip, sgd, centre)
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     steps = EM_STEPS if mechanism == "dp-em" else 1
@@ -88,38 +88,67 @@ def private_rounds(config: RunConfig) -> int:
     settings = config.trained
     if not (config.epsilon and settings.noise_multiplier):
         return settings.rounds
-
-    def spent(rounds: int) -> float:
-        steps = rounds * settings.private_steps
-        return _spent(settings.noise_multiplier, config.delta, settings.sample_rate, steps)
-
-    if (least := spent(1)) > config.epsilon:
+    least_rounds = 1 if opening_noise(config) is None else 2
+    if (least := _spent(config, least_rounds)) > config.epsilon:
         raise ConfigError(
             f"noise-multiplier = {settings.noise_multiplier:g}: one round spends epsilon {least:.4g}, the run's is "
             f"{config.epsilon:g}; ask for more noise, fewer steps a round, or noise-multiplier = 0, which finds the noise"
         )
-    low, high = 1, settings.rounds + 1
+    low, high = least_rounds, settings.rounds + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if spent(middle) <= config.epsilon else (low, middle)
+        low, high = (middle, high) if _spent(config, middle) <= config.epsilon else (low, middle)
     return low
 
 
 def spent_after(config: RunConfig, rounds: int) -> float:
     """Epsilon of so many rounds of a private run, at its delta."""
-    claim, settings = make_claim(config, "record"), config.trained
-    assert claim is not None
-    return _spent(claim.noise_multiplier, config.delta, settings.sample_rate, rounds * settings.private_steps)
+    return _spent(config, rounds)
+
+
+def released_in(config: RunConfig, round: int) -> GaussianEvent:
+    """What a site releases in a round of private training, counted from one."""
+    if round == 1 and (opening := opening_noise(config)) is not None:
+        return GaussianEvent(opening)
+    return GaussianEvent(_noise_of_a_step(config), config.trained.sample_rate, config.trained.private_steps)
+
+
+def opening_noise(config: RunConfig) -> float | None:
+    """The noise multiplier of the class sizes and sums a generative run begins with; None for other methods."""
+    settings = config.trained
+    if not isinstance(settings, DPCVAEConfig):
+        return None
+    return gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(settings.share(config.epsilon))
+
+
+def opening_shares(config: RunConfig) -> dict[str, float]:
+    """How the opening's budget is divided among its statistics."""
+    return budget_shares("spherical", 1.0) if config.dpcvae.opening == "sums" else {"counts": 1.0}
+
+
+def _noise_of_a_step(config: RunConfig) -> float:
+    settings, opening = config.trained, opening_noise(config)
+    if settings.noise_multiplier:
+        return settings.noise_multiplier
+    rounds = settings.rounds - (opening is not None)
+    return _calibrated(config.epsilon, config.delta, settings.sample_rate, rounds * settings.private_steps, opening)
+
+
+def _spent(config: RunConfig, rounds: int) -> float:
+    opening = opening_noise(config)
+    steps = (rounds - (opening is not None)) * config.trained.private_steps
+    return _composed(_noise_of_a_step(config), config.delta, config.trained.sample_rate, steps, opening)
 
 
 @cache
-def _spent(noise_multiplier: float, delta: float, sample_rate: float, steps: int) -> float:
-    return epsilon_spent([GaussianEvent(noise_multiplier, sample_rate, steps)], delta)
+def _composed(noise_multiplier: float, delta: float, sample_rate: float, steps: int, opening: float | None) -> float:
+    before = [GaussianEvent(opening)] if opening is not None else []
+    return epsilon_spent([*before, *([GaussianEvent(noise_multiplier, sample_rate, steps)] if steps else [])], delta)
 
 
 @cache
-def _noise_of_steps(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
-    return calibrate(epsilon, delta, sample_rate, steps)
+def _calibrated(epsilon: float, delta: float, sample_rate: float, steps: int, opening: float | None) -> float:
+    return calibrate(epsilon, delta, sample_rate, steps, [GaussianEvent(opening)] if opening is not None else [])
 
 
 def check_claim(claim: Claim | None, config: RunConfig, centre: str = "") -> None:

@@ -14,10 +14,12 @@ from pydantic import Field, ValidationError, model_validator
 
 from common.errors import ConfigError
 from common.sections import (
+    GENERATIVE,
     IN_ROUNDS,
     BaselineConfig,
     DataKind,
     Device,
+    DPCVAEConfig,
     FedAvgConfig,
     FedLAPConfig,
     FedPFTConfig,
@@ -66,6 +68,7 @@ class RunConfig(Settings):
     head: HeadConfig = HeadConfig()
     fedavg: FedAvgConfig = FedAvgConfig()
     fedlap: FedLAPConfig = FedLAPConfig()
+    dpcvae: DPCVAEConfig = DPCVAEConfig()
     baseline: BaselineConfig = BaselineConfig()
 
     @model_validator(mode="after")
@@ -95,10 +98,9 @@ class RunConfig(Settings):
         private = self.method.startswith("dp-")
         if private and not self.epsilon:
             raise ValueError(f"method = {self.method!r} needs a budget; set epsilon and delta")
-        if self.epsilon and not private and self.method not in ("fedpft", "fedlap"):
-            raise ValueError(
-                f"{budget}, but method = {self.method!r} has no privacy; use 'fedpft', 'fedlap', 'dp-fedavg' or 'dp-fedprox'"
-            )
+        if self.epsilon and not private and self.method not in ("fedpft", "fedlap", *GENERATIVE):
+            others = "'fedpft', 'fedlap', 'dpcvae', 'dp-fedavg' or 'dp-fedprox'"
+            raise ValueError(f"{budget}, but method = {self.method!r} has no privacy; use {others}")
         chain = self.method == "fedpft" and self.fedpft.topology == "chain"
         for name in ("order", "seal"):
             if getattr(self.fedpft, name) and not (chain or (self.method == "kd" and name == "order")):
@@ -127,14 +129,18 @@ class RunConfig(Settings):
             raise ValueError(
                 f"noise-multiplier = {self.trained.noise_multiplier:g} without epsilon, the most that may be spent"
             )
+        if isinstance(self.trained, DPCVAEConfig):
+            return
         if self.trained.augment and self.trained.model != "convnet":
             raise ValueError(f"augment = {', '.join(self.trained.augment)} is for images; set model = 'convnet'")
         if self.fedavg.augment and private:
             raise ValueError(f"fedavg.augment goes with no {self.method!r}; leave it out")
 
     @property
-    def trained(self) -> FedAvgConfig | FedLAPConfig:
+    def trained(self) -> FedAvgConfig | FedLAPConfig | DPCVAEConfig:
         """The section that says which model is trained in rounds, and how."""
+        if self.method in GENERATIVE:
+            return self.dpcvae
         return self.fedlap if self.method == "fedlap" else self.fedavg
 
     @property
@@ -218,6 +224,8 @@ def _sections(method: str) -> tuple[str, ...]:
         return ("fedpft",)
     if method == "fedlap":
         return ("fedlap",)
+    if method in GENERATIVE:
+        return ("dpcvae",)
     return ("fedavg", "baseline") if method in IN_ROUNDS else ("head", "baseline")
 
 

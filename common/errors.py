@@ -55,6 +55,12 @@ class SealError(FedSurrogateError):
     code = "seal"
 
 
+class StateError(FedSurrogateError):
+    """What a site keeps between the rounds of a run is not there any more."""
+
+    code = "state"
+
+
 class RunError(FedSurrogateError):
     """The federation as a whole cannot go on: no sites, or too few of them."""
 
@@ -70,6 +76,7 @@ PUBLIC_SENTENCES = {
     "budget": "the site's privacy budget does not allow this release",
     "ledger": "the site cannot account for a release at present",
     "seal": "what was relayed to the site was changed on its way, or not sealed for it by the site before",
+    "state": "the site has lost what it kept of this run, and does not begin it a second time",
     "surrogate": "the site was sent something it cannot read",
     "internal": "the site failed; its own log says why",
 }

@@ -48,8 +48,10 @@ OneShot = Literal["local", "ensemble", "average", "fedbe", "fedkt"]
 InRounds = Literal[
     "fedavg", "fedprox", "fedyogi", "fedsgd", "scaffold", "dsfl", "dp-fedavg", "dp-fedprox", "fedlambda", "knn-per"
 ]
-Method = Literal["fedpft", "fedlap", "kd", OneShot, InRounds]
-ONE_SHOT, IN_ROUNDS = get_args(OneShot), get_args(InRounds)
+# Sites train a generator of embeddings together in rounds, and use it at home.
+Generative = Literal["dpcvae", "dpcgan"]
+Method = Literal["fedpft", "fedlap", "kd", Generative, OneShot, InRounds]
+ONE_SHOT, IN_ROUNDS, GENERATIVE = get_args(OneShot), get_args(InRounds), get_args(Generative)
 
 
 class Settings(BaseModel):
@@ -182,6 +184,64 @@ class FedLAPConfig(Settings):
         """The model's learning rate in a round, counted from one."""
         share = (round - 1) / self.rounds
         return max(self.learning_rate * (1 + math.cos(math.pi * share)) / 2, 1e-6) if self.cosine else self.learning_rate
+
+
+class DPCVAEConfig(Settings):
+    """How sites train a generator of embeddings together (section `dpcvae.`; of dpcgan as well).
+
+    rounds: the first one releases the size of every class and, with opening = "sums", the sum of its embeddings; the others
+    train. opening_share: of the budget that it gets; zero for 4 / (4 + epsilon) with sums, 0.05 with counts. latent, hidden:
+    sizes of z and of the hidden layers; zero and negative for 32 and 256, and 8 and none under privacy. beta: weight of
+    the divergence, reached after the share `warm_up` of all rounds. learning_rate: zero for what works; annealed over the
+    rounds with `cosine`. Optimisers begin anew every round. weights: what a site weighs in the average, the size it told or
+    one. clip, sample_rate, noise_multiplier: as in FedAvgConfig. synthetic: embeddings a class that models are judged by.
+    """
+
+    rounds: int = Field(11, ge=2, le=100_000)
+    opening: Literal["sums", "counts"] = "sums"
+    opening_share: float = Field(0.0, ge=0, lt=1)
+    latent: int = Field(0, ge=0, le=4096)
+    hidden: int = Field(-1, ge=-1, le=8192)
+    learned_variance: bool = True
+    class_prior: bool = True
+    beta: float = Field(1.0, ge=0, le=1e4)
+    warm_up: float = Field(0.3, ge=0, le=1)
+    local_epochs: int = Field(5, ge=1, le=10_000)
+    batch_size: int = Field(256, ge=1)
+    optimiser: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = Field(0.0, ge=0, le=1e4)
+    cosine: bool = True
+    weights: Literal["records", "equal"] = "records"
+    clip: float = Field(0.1, gt=0)
+    sample_rate: float = Field(1.0, ge=1e-6, le=1)
+    noise_multiplier: float = Field(0.0, ge=0)
+    synthetic: int = Field(1000, ge=1, le=100_000)
+
+    def latents(self, private: bool) -> int:
+        """The dimension of z."""
+        return self.latent or (8 if private else 32)
+
+    def units(self, private: bool) -> int:
+        """Of a hidden layer; zero for none."""
+        return self.hidden if self.hidden >= 0 else 0 if private else 256
+
+    def share(self, epsilon: float) -> float:
+        """The part of the budget (of 1 / noise_multiplier^2) that the opening gets."""
+        return self.opening_share or (4 / (4 + epsilon) if self.opening == "sums" else 0.05)
+
+    def rate(self, round: int, usual: float) -> float:
+        """The learning rate in a round, counted from one; `usual` where none is set."""
+        done = (round - 2) / max(1, self.rounds - 1)
+        return (self.learning_rate or usual) * ((1 + math.cos(math.pi * done)) / 2 if self.cosine else 1.0)
+
+    def weight_of_divergence(self, round: int) -> float:
+        """beta in a round, counted from one."""
+        return self.beta * min(1.0, (round - 1) / max(1e-9, self.warm_up * (self.rounds - 1)))
+
+    @property
+    def private_steps(self) -> int:
+        """Steps of a private round: as many as take in every record `local_epochs` times on average."""
+        return max(1, round(self.local_epochs / self.sample_rate))
 
 
 class BaselineConfig(Settings):

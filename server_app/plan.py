@@ -11,7 +11,7 @@ from common.claims import make_claim, private_rounds
 from common.config import RunConfig
 from common.errors import ConfigError
 from common.networks import fresh
-from common.sections import IN_ROUNDS
+from common.sections import IN_ROUNDS, DPCVAEConfig
 from server_app.privacy_card import mean_noise
 
 # What travels beside the numbers, as measured on real messages: a surrogate's header, the frame of its table and the
@@ -102,6 +102,8 @@ def _alternatives(head: int, dimension: int, records: int, rounds: int) -> list[
 def _head_or_network(config: RunConfig, dimension: int, classes: int) -> Cost:
     """What a site sends under one of the methods that FedPFT is compared with."""
     settings, name = config.trained, str(config.method)
+    if isinstance(settings, DPCVAEConfig):
+        return _generator(config, dimension, max(classes, len(config.classes)))
     in_rounds = config.method in IN_ROUNDS or config.method == "fedlap"
     size, total = classes * (dimension + 1), max(classes, len(config.classes))
     if in_rounds and settings.model != "linear":
@@ -122,6 +124,30 @@ def _head_or_network(config: RunConfig, dimension: int, classes: int) -> Cost:
     up = rounds * (sent + ENVELOPE_UP) + ENVELOPE_UP
     down = rounds * (max(sent, received) if config.method == "scaffold" else received) + received + ENVELOPE_DOWN
     return Cost(f"{name}, {rounds} rounds" if rounds > 1 else name, up, down, rounds, rounds + 2, *budget)
+
+
+def generator_numbers(config: RunConfig, dimension: int, classes: int) -> int:
+    """Parameters of what is shared, C classes, d = dimension, latent L and hidden h: of a decoder (L + C) d of the linear
+    path, d without hidden layers, else (L + C + 1) h + (h + 1) h + (h + 1) d; d of the variance; 2 L C of the prior. Of a
+    GAN's generator (L + C + 1) 512 + 513 * 1024 + 1025 d.
+    """
+    settings, private = config.dpcvae, bool(config.epsilon)
+    latent, hidden = settings.latents(private), settings.units(private)
+    inputs = latent + classes
+    if config.method == "dpcgan":
+        return (inputs + 1) * 512 + 513 * 1024 + 1025 * dimension
+    layers = (inputs + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * dimension if hidden else dimension
+    return inputs * dimension + layers + settings.learned_variance * dimension + settings.class_prior * 2 * latent * classes
+
+
+def _generator(config: RunConfig, dimension: int, classes: int) -> Cost:
+    """What a site sends: class sizes and sums once, then what its decoder moved by; the means go down with it."""
+    size, rounds = generator_numbers(config, dimension, classes), private_rounds(config)
+    opening = classes * (1 + (dimension if config.dpcvae.opening == "sums" else 0))
+    up = 2 * (opening + (rounds - 1) * size) + (rounds + 2) * ENVELOPE_UP
+    down = 2 * (rounds + 1) * (size + classes * (dimension + 1)) + ENVELOPE_DOWN
+    budget = (config.epsilon or None, config.delta or None)
+    return Cost(f"{config.method}, {rounds} rounds", up, down, rounds, rounds + 2, *budget)
 
 
 def noise_on_mean(config: RunConfig, dimension: int, classes: int, records: int) -> float | None:

@@ -99,6 +99,8 @@ class RunFolder:
             "rounds": outcome.rounds,
             "seconds": {key: round(value, 3) for key, value in outcome.seconds.items()} | {"total": round(total, 3)},
         }
+        if downstream := {site.name: site.downstream for site in outcome.sites.values() if site.downstream}:
+            metrics["downstream"] = downstream
         if failure:
             metrics["failure"] = failure
         if outcome.stopped:

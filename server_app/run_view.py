@@ -34,6 +34,7 @@ METHODS = {
     "dp-fedprox": "DP-FedProx",
     "fedlap": "FedLAP",
     "dpcvae": "DP-CVAE",
+    "dpcgan": "DP-CGAN",
 }
 
 
@@ -107,7 +108,7 @@ class Run:
     @property
     def sends_surrogates(self) -> bool:
         """Return whether what the sites sent stands for their data, rather than being a model."""
-        return str(self.metrics.get("method") or "fedpft") in ("fedpft", "fedlap", "dpcvae")
+        return str(self.metrics.get("method") or "fedpft") in ("fedpft", "fedlap", "dpcvae", "dpcgan")
 
     @property
     def method(self) -> str:

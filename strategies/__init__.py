@@ -3,8 +3,9 @@
 from flwr.serverapp import Grid
 
 from common.config import RunConfig
-from common.sections import IN_ROUNDS
+from common.sections import GENERATIVE, IN_ROUNDS
 from strategies.chain import Chain
+from strategies.dpcvae import DPCVAE
 from strategies.federation import Federation
 from strategies.fedlap import FedLAP
 from strategies.fedpft import FedPFT
@@ -18,6 +19,8 @@ def strategy_of(config: RunConfig) -> type[Federation]:
         return Updates
     if config.method == "fedlap":
         return FedLAP
+    if config.method in GENERATIVE:
+        return DPCVAE
     if config.method == "local":
         return Local
     if config.method == "kd" or (config.method == "fedpft" and config.fedpft.topology == "chain"):
@@ -25,4 +28,4 @@ def strategy_of(config: RunConfig) -> type[Federation]:
     return FedPFT if config.method == "fedpft" else OneShot
 
 
-__all__ = ["Chain", "FedLAP", "FedPFT", "Federation", "Grid", "Local", "OneShot", "Updates", "strategy_of"]
+__all__ = ["DPCVAE", "Chain", "FedLAP", "FedPFT", "Federation", "Grid", "Local", "OneShot", "Updates", "strategy_of"]

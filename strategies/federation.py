@@ -23,6 +23,7 @@ from strategies.outcome import NO_REPLY, Outcome, Points, Site
 COMPARE = f"{MessageType.QUERY}.compare"
 HELLO = f"{MessageType.QUERY}.hello"
 PICTURE_POINTS = 1500
+DOWNSTREAM = "downstream."
 
 
 class Federation(ABC):
@@ -100,7 +101,7 @@ class Federation(ABC):
             except SurrogateError as error:
                 self.recorder.event("evaluation-failed", site=site.name, reason=str(error))
                 continue
-            site.correct, site.tested = correct, tested
+            site.correct, site.tested, site.downstream = correct, tested, downstream_told(info)
             if site.tested:
                 self.recorder.event("evaluated", site=site.name, accuracy=site.correct / site.tested, tested=site.tested)
         for node in silent:
@@ -210,6 +211,12 @@ def whole_number(info: Info, key: str) -> int:
     """A count a site has told, 0 for anything else."""
     value = info.get(key)
     return value if isinstance(value, int) and 0 <= value < 2**40 else 0
+
+
+def downstream_told(info: Info) -> dict[str, float]:
+    """How well a generator serves at a site, as far as it has told."""
+    told = {key.removeprefix(DOWNSTREAM): value for key, value in info.items() if key.startswith(DOWNSTREAM)}
+    return {name[:40]: value for name, value in told.items() if isinstance(value, float) and math.isfinite(value)}
 
 
 def seconds_told(info: Info, key: str) -> float | None:

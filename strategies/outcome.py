@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from common.claims import Claim
 from common.classifiers import Classifier
+from common.heads import Batch
 from common.surrogates import AnySurrogate
-from strategies.learning import Learned
 
 Fate = Literal["used", "rejected", "dropped"]
 NO_REPLY = "no reply before the deadline"
@@ -18,7 +18,8 @@ NO_REPLY = "no reply before the deadline"
 class Site:
     """One site in a run. `name` is what the site calls itself, or its node id until it has answered.
 
-    barred: it can take no part, and is not asked again. claim: of what it sent in rounds under privacy.
+    barred: it can take no part, and is not asked again. claim: of what it sent in rounds under privacy. downstream: how well
+    a generator serves there.
     """
 
     name: str
@@ -31,6 +32,14 @@ class Site:
     simulated: bool = False
     barred: bool = False
     claim: Claim | None = None
+    downstream: dict[str, float] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """What a model was learned from, for pictures."""
+
+    def sample(self, seed: int, limit: int) -> Batch:
+        """About `limit` synthetic features (n, d) and their labels."""
 
 
 @dataclass
@@ -54,7 +63,7 @@ class Outcome:
     sites: dict[int, Site] = field(default_factory=dict)
     surrogates: list[AnySurrogate] = field(default_factory=list)
     model: Classifier | None = None
-    learned: Learned | None = None
+    learned: Source | None = None
     accuracy: dict[str, float] = field(default_factory=dict)
     compare_bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)

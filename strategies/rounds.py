@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from common.checks import Expectation, check_header
 from common.claims import check_claim, private_rounds, spent_after
+from common.classifiers import Classifier
 from common.config import run_digest
 from common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
 from common.model_frames import unpack_parameters
@@ -48,6 +49,10 @@ class Rounds(Federation, Generic[R]):
     def absorb(self, training: Training, replies: Sequence[R]) -> dict[str, object]:
         """Move the model by one round's replies and finish the round; return what there is to tell of it."""
 
+    def classifier(self, training: Training) -> Classifier:
+        """What the model is used as, after any round."""
+        return training.classifier()
+
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run all rounds that are left. Raises RunError when a quorum is missed; what was learned by then can be resumed."""
         deadline = deadline or self.config.deadline
@@ -62,7 +67,7 @@ class Rounds(Federation, Generic[R]):
                 self._stop(f"epsilon = {self.config.epsilon:g} affords {affordable} of {rounds} rounds; {paid}")
                 break
             self._round(grid, training, deadline, started, asked_before)
-        self.outcome.model = training.classifier()
+        self.outcome.model = self.classifier(training)
         self.outcome.seconds["learn"] = time.perf_counter() - started
         return self.evaluate(grid, deadline)
 
@@ -117,7 +122,7 @@ class Rounds(Federation, Generic[R]):
         # The same order whoever was faster, so that sums agree to the last bit.
         replies.sort(key=lambda reply: (len(reply.header.site), reply.header.site))
         walked = self.absorb(training, replies)
-        self.outcome.model = training.classifier()
+        self.outcome.model = self.classifier(training)
         accuracy = self._accuracy(grid, deadline)
         bytes_up = before + sum(site.bytes_up for site in sites.values())
         story: dict[str, object] = {

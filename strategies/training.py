@@ -15,9 +15,11 @@ from torch import Tensor
 from common.classifiers import Classifier, Head, Network
 from common.config import RunConfig, run_digest
 from common.errors import RunError
+from common.generators import fresh_generator, tensors_of
 from common.model_frames import pack_parameters
 from common.networks import fresh, parameters_of
 from common.parameters import CONTROL, Parameters, Tensors
+from common.sections import DPCVAEConfig
 from common.surrogates import Header
 from strategies.aggregation import aggregate, fresh_memory
 
@@ -50,7 +52,10 @@ class Training:
     def begin(cls, config: RunConfig, classes: tuple[str, ...], fingerprint: str, inputs: int) -> Training:
         """Before the first round. The model depends on the seed alone. Raises ConfigError for features no convnet takes."""
         settings = config.trained
-        model = parameters_of(fresh(settings.model, inputs, len(classes), settings.width, config.seed))
+        if isinstance(settings, DPCVAEConfig):
+            model = tensors_of(fresh_generator(config, len(classes), inputs))
+        else:
+            model = parameters_of(fresh(settings.model, inputs, len(classes), settings.width, config.seed))
         return cls(config, classes, fingerprint, inputs, model, fresh_memory(config, model))
 
     def question(self) -> bytes:
@@ -77,7 +82,9 @@ class Training:
 
     def classifier(self) -> Classifier:
         """The model as it is used."""
-        kind = self.config.trained.model
+        settings = self.config.trained
+        assert not isinstance(settings, DPCVAEConfig)  # a generator is no classifier; a head is trained on what it makes
+        kind = settings.model
         if kind == "linear":
             # FedLAP and private training bring every record's features to norm one.
             clip = 0.0 if self.config.epsilon or self.config.method == "fedlap" else None

@@ -1,0 +1,54 @@
+"""A generator that came at the end of a run: kept by the site for its own use, and judged where that may be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from client_app.downstream import Records, fidelity, mix, told
+from client_app.release import keep_file
+from client_app.settings import NodeConfig
+from client_app.site import SiteFeatures
+from client_app.task import Task
+from common.classifiers import class_indices
+from common.errors import DataError
+from common.generator_files import pack_generator
+from common.generators import Generator, labels_evenly
+from common.privacy import clip
+from common.randomness import stream
+from common.wire import Info
+
+
+def generators(node: NodeConfig) -> Path:
+    """Where a site keeps the generators of runs it took part in, by Flower's number of the run."""
+    return node.state / "generators"
+
+
+def use_generator(task: Task, flower_run: str) -> Info:
+    """Keep the generator that came, and say how well it serves here; what of that may leave the caller decides.
+
+    Raises SurrogateError for a generator that is none of this run's.
+    """
+    received = task.received_model()
+    generator = Generator(received.header, task.run, received.tensors).checked()
+    keep_file(generators(task.node) / f"{flower_run}.safetensors", pack_generator(generator))
+    classes = generator.header.classes
+    own, test = (site_records(task.found, classes, part) for part in ("train", "test"))
+    labels = labels_evenly(len(classes), task.run.dpcvae.synthetic)
+    synthetic = Records(generator.draw(labels, stream(task.run.seed, "site", task.site)), labels)
+    mixture = mix(own, synthetic, len(classes), task.run.head, task.run.seed, task.run.baseline.validation)
+    found = dict(told(mixture, test))
+    like = generator.draw(test.labels, stream(task.run.seed, "fidelity", task.site))
+    if len(test.labels) > 1:
+        found |= fidelity(test.features, like, task.run.seed)
+    right = round(found["accuracy-mixed"] * len(test.labels))
+    answer: Info = {"correct": right, "tested": len(test.labels)}
+    return answer | {f"downstream.{key}": value for key, value in found.items()}
+
+
+def site_records(found: SiteFeatures, classes: tuple[str, ...], part: str) -> Records:
+    """The site's training or test records of these classes, brought to norm one. Raises DataError when there is none."""
+    chosen = found.train if part == "train" else found.test
+    labels = class_indices(classes, found.classes)[chosen.labels]
+    if not bool((labels >= 0).any()):
+        raise DataError(f"no {part} record of the classes {', '.join(classes)[:200]}")
+    return Records(clip(chosen.features.double(), 0.0)[0].float()[labels >= 0], labels[labels >= 0])
