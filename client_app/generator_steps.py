@@ -55,7 +55,7 @@ class CVAETrainer:
         """In nats a dimension."""
         kinds = one_hot(labels, len(self._decoder.means)).to(embeddings)
         noise = torch.randn(len(labels), self._decoder.latent, generator=self._generator).to(embeddings)
-        missed, apart = elbo(self._encoder, self._decoder, embeddings, kinds, noise, self._beta)
+        missed, apart = elbo(self._encoder, self._decoder, embeddings, kinds, noise)
         return (missed + self._beta * apart) / embeddings.shape[1]
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:

@@ -186,12 +186,10 @@ def tensors_of(module: AnyGenerator) -> dict[str, Tensor]:
     return parameters_of(module) | {MEANS: module.means.detach().clone(), COUNTS: module.counts.detach().clone()}
 
 
-def elbo(
-    encoder: Encoder, decoder: Decoder, embeddings: Tensor, kinds: Tensor, noise: Tensor, beta: float
-) -> tuple[Tensor, Tensor]:
+def elbo(encoder: Encoder, decoder: Decoder, embeddings: Tensor, kinds: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Negative log likelihood and divergence (n,), in nats, of embeddings (n, d) of mean square one; noise (n, latent).
 
-    Their sum with the divergence weighted by beta is the loss of a record, both terms summed over dimensions. Differs from
+    A record's loss is the first plus beta times the second, both summed over dimensions. Differs from
     the published code, which averages squared errors over dimensions and records but sums divergences over both: there
     the divergence weighs thousands of times as much, and nothing is ever encoded.
     """

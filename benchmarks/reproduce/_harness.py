@@ -29,12 +29,14 @@ from client_app.site import LabelledFeatures, SiteFeatures, dataset_features, us
 from client_app.task import Task
 from common.classifiers import Classifier, Head
 from common.config import RunConfig, Scalar, parse_overrides, pick_device
+from common.generators import Generator
 from common.heads import train_on_features
 from common.model_frames import pack_classifier, unpack_classifier, unpack_parameters, unpack_synthetic
-from common.sections import IN_ROUNDS, ONE_SHOT
+from common.sections import GENERATIVE, IN_ROUNDS, ONE_SHOT
 from common.surrogates import Header
 from common.wire import Info, unpack_surrogate
 from strategies.combining import combine
+from strategies.generating import head_of, take_in
 from strategies.landscapes import optimise
 from strategies.learning import learn
 from strategies.training import Training
@@ -44,7 +46,7 @@ from strategies.training import Training
 class Measured:
     """Accuracy on all test data, mean over sites on their own, bytes that sites send; curve: both after each step.
 
-    seconds: that a site has worked in a round.
+    seconds: that a site has worked in a round. generator: what dpcvae and dpcgan have learned.
     """
 
     accuracy: float
@@ -52,6 +54,7 @@ class Measured:
     own: float = 0.0
     curve: list[tuple[int, float]] = field(default_factory=list)
     seconds: float = 0.0
+    generator: Generator | None = None
 
 
 @dataclass
@@ -138,7 +141,7 @@ def federate(run: RunConfig, data: Federation) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         node = NodeConfig(state_dir=str(Path(folder) / "state"))
         tasks = [Task(run, node, str(index), found) for index, found in enumerate(data.sites)]
-        if run.method in IN_ROUNDS or run.method == "fedlap":
+        if run.method in IN_ROUNDS or run.method in ("fedlap", *GENERATIVE):
             return _in_rounds(run, data, tasks)
         if run.method == "kd" or run.fedpft.topology == "chain":
             return _along(run, data, tasks)
@@ -176,17 +179,25 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
                 training.model, training.inputs, data.classes, sets, run.fedlap, run.seed, pick_device(run.device)
             ).model
             training.finish_round(task.site for task in tasks)
+        elif run.method in GENERATIVE:
+            take_in(training, [unpack_parameters(payload) for payload in payloads])
         else:
             training.absorb([unpack_parameters(payload) for payload in payloads], len(tasks))
         sent += sum(map(len, payloads))
-        curve.append((sent, data.judge(training.classifier())))
-    model = training.classifier()
+        if run.method not in GENERATIVE or training.round == run.trained.rounds:
+            model = head_of(_generator(training), run) if run.method in GENERATIVE else training.classifier()
+            curve.append((sent, data.judge(model)))
     if run.method in PERSONAL:
         pairs = [personal_accuracy(task, model) for task in tasks]
         own = statistics.mean(100 * right / tested for right, tested in pairs if tested)
     else:
         own = _own([model] * len(tasks), data)
-    return Measured(curve[-1][1], sent, own, curve, seconds / run.trained.rounds / len(tasks))
+    generator = _generator(training) if run.method in GENERATIVE else None
+    return Measured(curve[-1][1], sent, own, curve, seconds / run.trained.rounds / len(tasks), generator)
+
+
+def _generator(training: Training) -> Generator:
+    return Generator(training.header(), training.config, training.model)
 
 
 def _along(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:

@@ -1,0 +1,121 @@
+"""Does the generator collapse, and what is each of its parts worth? One site with all CIFAR-10 features, no privacy.
+
+For every row: how many nats of a record its encoding holds (zero is a collapse), the spread of samples within a class
+beside the real one, and the accuracy of a head trained on samples alone, with z from the prior and from what the
+encodings of each class really are (a Gaussian fitted to them, which stays at the site).
+
+    python benchmarks/dpcvae_without_privacy.py -c 'data="safetensors" data-dir="/data" dataset="x"'
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
+import torch
+from _harness import Federation, arguments, load, mean_and_deviation, settings_of
+from _report import report
+from rich.progress import track
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from client_app.generator_steps import exact_gradient, trainer_of
+from common.classifiers import Head
+from common.config import RunConfig, parse_run_config
+from common.generators import MEANS, Decoder, Encoder, elbo, fresh_companion, fresh_generator, labels_evenly, scaled
+from common.heads import train_on_features
+from common.surrogates import Header
+
+PAPER = {"dpcvae.learned-variance": False, "dpcvae.class-prior": False, "dpcvae.hidden": 256}
+BETAS = (1.0, 4.0, 8.0)
+ROWS: dict[str, dict[str, Any]] = {
+    **{f"beta {b:g}": PAPER | {"dpcvae.beta": b} for b in BETAS},
+    **{f"beta {b:g}, variance": PAPER | {"dpcvae.beta": b, "dpcvae.learned-variance": True} for b in BETAS},
+    **{f"beta {b:g}, prior": PAPER | {"dpcvae.beta": b, "dpcvae.class-prior": True} for b in BETAS},
+    **{f"beta {b:g}, variance, prior": {"dpcvae.beta": b} for b in BETAS},
+    **{f"linear, beta {b:g}, variance, prior": {"dpcvae.beta": b, "dpcvae.hidden": 0} for b in BETAS},
+}
+PASSES = 30
+
+
+def train(run: RunConfig, x: Tensor, labels: Tensor, classes: int) -> tuple[Decoder, Encoder]:
+    decoder, encoder = fresh_generator(run, classes, x.shape[1]), fresh_companion(run, classes, x.shape[1])
+    assert isinstance(decoder, Decoder)
+    assert isinstance(encoder, Encoder)
+    decoder.means.copy_(torch.stack([x[labels == label].mean(0) for label in range(classes)]))
+    settings, random = run.dpcvae, torch.Generator().manual_seed(run.seed)
+    for number in range(2, settings.rounds + 1):
+        trainer = trainer_of(decoder, encoder, settings, number, torch.zeros(classes), False, random)
+        for _ in range(settings.local_epochs):
+            for rows in torch.split(torch.randperm(len(x), generator=random), settings.batch_size):
+                trainer.step(exact_gradient(trainer, x[rows], labels[rows]))
+    return decoder, encoder
+
+
+def encoded(decoder: Decoder, encoder: Encoder, x: Tensor, labels: Tensor, drawn: Tensor, random: torch.Generator) -> Tensor:
+    """Samples of the classes `drawn` with z from a Gaussian fitted to the encodings of each."""
+    mean, log_variance = encoder(x - decoder.means[labels], one_hot(labels, len(decoder.means)).float())
+    z = torch.empty(len(drawn), decoder.latent)
+    for label in range(len(decoder.means)):
+        own, rows = labels == label, (drawn == label).nonzero().squeeze(1)
+        covariance = torch.cov(mean[own].T) + log_variance[own].exp().mean(0).diag() + 1e-4 * torch.eye(decoder.latent)
+        noise = torch.randn(len(rows), decoder.latent, generator=random)
+        z[rows] = mean[own].mean(0) + noise @ torch.linalg.cholesky(covariance).T
+    kinds = one_hot(drawn, len(decoder.means)).float()
+    spread, made = decoder.log_variance(kinds), decoder(z, kinds)
+    return made if spread is None else made + (spread / 2).exp() * torch.randn(made.shape, generator=random)
+
+
+def spread(x: Tensor, labels: Tensor) -> float:
+    return float(torch.stack([x[labels == label].var(0).sum() for label in torch.unique(labels)]).mean().sqrt())
+
+
+def judged(data: Federation, x: Tensor, labels: Tensor, run: RunConfig) -> float:
+    header = Header("", "", "", data.sites[0].fingerprint, data.classes)
+    return data.judge(
+        Head(header, *train_on_features(x / x.shape[1] ** 0.5, labels, len(data.classes), run.head, run.seed), clip=0.0)
+    )
+
+
+def main() -> None:
+    options = arguments(__doc__, "dpcvae-without-privacy").parse_args()
+    settings, said = settings_of(options, {"dataset": "cifar10", "partition": "iid"})
+    found: dict[str, list[Sequence[float]]] = {}
+    for seed in range(options.seeds):
+        shared: dict[str, Any] = {"method": "dpcvae", "seed": seed, "dpcvae.local-epochs": PASSES // 10}
+        data = load(parse_run_config(settings | shared), 1)
+        (site,), classes = data.sites, len(data.classes)
+        x, labels = scaled(site.train.features), site.train.labels
+        real = judged(data, x, labels, parse_run_config(settings | shared))
+        for name, own in track(ROWS.items(), description=f"seed {seed}"):
+            run = parse_run_config(settings | shared | own)
+            decoder, encoder = train(run, x, labels, classes)
+            random, drawn = torch.Generator().manual_seed(seed), labels_evenly(classes, len(x) // classes)
+            kinds = one_hot(drawn, classes).float()
+            with torch.no_grad():
+                made = decoder.draw(kinds, random)
+                fitted = encoded(decoder, encoder, x, labels, drawn, random)
+                noise = torch.randn(len(x), decoder.latent, generator=random)
+                _, nats = elbo(encoder, decoder, x, one_hot(labels, classes).float(), noise)
+            accuracies = [judged(data, each, drawn, run) for each in (made, fitted)]
+            ratio = spread(made, drawn) / spread(x, labels)
+            shares = [100 * accuracy / real for accuracy in accuracies]
+            found.setdefault(name, []).append((float(nats.mean()), ratio, *accuracies, *shares))
+    rows = [
+        (name, *(mean_and_deviation(list(column)) for column in zip(*values, strict=True))) for name, values in found.items()
+    ]
+    columns = (
+        "generator",
+        "nats encoded",
+        "spread / real",
+        "accuracy, %",
+        "z fitted, %",
+        "of raw, %",
+        "z fitted, of raw, %",
+    )
+    report(options.name, f"One site, {PASSES} passes, {options.seeds} seeds, {MEANS} from class sums. {said}", columns, rows)
+
+
+if __name__ == "__main__":
+    main()
