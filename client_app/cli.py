@@ -12,26 +12,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from client_app.generator_cli import classify, ood, synthesize
+from client_app.options import Json, Node, Run, console, node_of
 from client_app.policy import DEFAULT, Policy, load_policy
-from client_app.settings import NodeConfig, parse_node_config
 from common.config import RunConfig, parse_overrides, parse_run_config
 from common.errors import ConfigError, FedSurrogateError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 policy_app = typer.Typer(no_args_is_help=True, help="The file that says what may leave.")
 app.add_typer(policy_app, name="policy")
-# Patterns, paths and reasons are shown as they are: "[a-z]" is no markup in them.
-console = Console(highlight=False, markup=False, emoji=False)
-
-Node = Annotated[
-    list[str],
-    typer.Option("--node-config", metavar="'key=value ...'", help="The same text that flower-supernode is given."),
-]
-Run = Annotated[
-    list[str] | None,
-    typer.Option("-c", "--run-config", metavar="'key=value ...'", help="Settings of the run; strings in quotes."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+for command in (synthesize, classify, ood):
+    app.command()(command)
 
 
 @app.command()
@@ -42,7 +33,7 @@ def ledger(node_config: Node, as_json: Json = False) -> None:
     """
     from client_app.gate import open_gate
 
-    node = parse_node_config(parse_overrides(node_config))
+    node = node_of(node_config)
     gate = open_gate(node, RunConfig(), "")
     entries, policy = gate.ledger.entries(), gate.policy
     spent = gate.ledger.spent(policy.delta)
@@ -92,7 +83,7 @@ def reopen_ledger(
     """Put a damaged ledger aside and begin a new one. The old files are kept, and named in the new one."""
     from client_app.gate import open_gate
 
-    gate = open_gate(parse_node_config(parse_overrides(node_config)), RunConfig(), "")
+    gate = open_gate(node_of(node_config), RunConfig(), "")
     gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta)
     console.print(f"a new ledger begins with epsilon {epsilon_spent:g} spent: {gate.ledger.path}", soft_wrap=True)
 
@@ -107,7 +98,7 @@ def key(node_config: Node) -> None:
     from client_app.site import site_name
     from common.sealing import public_key
 
-    node = _node(node_config)
+    node = node_of(node_config)
     if not (node.site or node.num_partitions > 1):
         raise ConfigError("the node-config names no site, and other sites know keys by name; set site")
     name = site_name(node, 0)
@@ -145,7 +136,7 @@ def dry_run_command(node_config: Node, run_config: Run = None, as_json: Json = F
     """
     from client_app.dry_run import dry_run
 
-    found = dry_run(parse_run_config(parse_overrides(run_config or [])), _node(node_config))
+    found = dry_run(parse_run_config(parse_overrides(run_config or [])), node_of(node_config))
     if as_json:
         print(json.dumps(found.facts, indent=2))
     else:
@@ -169,17 +160,13 @@ def features(
     from client_app.partition import share
     from client_app.site import dataset_features, usable
 
-    run, node = parse_run_config(parse_overrides(run_config or [])), _node(node_config)
+    run, node = parse_run_config(parse_overrides(run_config or [])), node_of(node_config)
     part = share(run, node)
     found = dataset_features(part.dataset, run, node)
     records = usable(part.dataset, found, part.train)
     metadata = {"fingerprint": found.fingerprint, "classes": ",".join(part.dataset.classes)}
     save_file({"x": records.features.half().contiguous(), "y": records.labels.contiguous()}, out, metadata)
     console.print(f"{len(records.labels)} features of dimension {records.features.shape[1]}: {out}")
-
-
-def _node(texts: list[str]) -> NodeConfig:
-    return parse_node_config(parse_overrides(texts))
 
 
 def _setting(value: object) -> str:

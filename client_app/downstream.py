@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from common.classifiers import Classifier, Head
 from common.errors import ConfigError, DataError
 from common.heads import train_on_features
+from common.privacy import clip
 from common.sections import HeadConfig
+from common.surrogates import Header
 
 # How much of its own head a site may mix in, as the paper has it.
 SHARES = torch.linspace(0, 1, 11)
@@ -42,36 +45,48 @@ class Score:
 
 @dataclass(frozen=True)
 class Mixture:
-    """A head of the site's own, one of synthetic embeddings, and the share of the first in their mixed probabilities."""
+    """A head of the site's own, one all sites share, and the share of the first in their mixed probabilities."""
 
-    local: tuple[Tensor, Tensor]
-    synthetic: tuple[Tensor, Tensor]
+    local: Head
+    shared: Classifier
     share: float
 
     def probabilities(self, features: Tensor, source: str) -> Tensor:
         """Class probabilities (n, C) of one of `SOURCES`."""
-        own, shared = (_probabilities(head, features) for head in (self.local, self.synthetic))
+        own, shared = (model.scores(features).softmax(1) for model in (self.local, self.shared))
         return {"local": own, "synthetic": shared}.get(source, self.share * own + (1 - self.share) * shared)
 
     def scores(self, test: Records) -> dict[str, Score]:
         """How often each source is right."""
         return {name: score(self.probabilities(test.features, name), test.labels) for name in SOURCES}
 
+    def told(self, test: Records) -> dict[str, float]:
+        """The same as numbers with names, and the share."""
+        scores = self.scores(test)
+        numbers = {f"accuracy-{name}": each.accuracy for name, each in scores.items()}
+        return numbers | {f"balanced-{name}": each.balanced for name, each in scores.items()} | {"share": self.share}
 
-def mix(own: Records, synthetic: Records, classes: int, head: HeadConfig, seed: int, validation: float) -> Mixture:
-    """Train both heads and choose how they are mixed. Source: DP-CVAE, equations 4 and 5, a share for every site.
+
+def head_on(records: Records, header: Header, settings: HeadConfig, seed: int) -> Head:
+    """A head of these records, whose embeddings it brings to norm one."""
+    features = clip(records.features.double(), 0.0)[0].float()
+    weight, bias = train_on_features(features, records.labels, len(header.classes), settings, seed)
+    return Head(header, weight, bias, clip=0.0)
+
+
+def mix(own: Records, shared: Classifier, settings: HeadConfig, seed: int, validation: float) -> Mixture:
+    """Train a head on the site's own records and choose how it is mixed with the shared one. Raises DataError.
 
     The share of validation records that the mixture classifies right decides; of equals the one nearest to a half, where
-    the paper's code takes the smallest. The own head does not see the validation records.
+    the paper's code takes the smallest. The own head does not see the validation records. Source: DP-CVAE, equations 4
+    and 5, with a share for every site, as in its text.
     """
     order = torch.randperm(len(own.labels), generator=torch.Generator().manual_seed(seed))
     held = round(validation * len(order))
     if not 0 < held < len(order):
         raise DataError(f"{len(order)} training records cannot be split into training and validation ({validation:g})")
-    rest, kept = own.take(order[held:]), own.take(order[:held])
-    local = train_on_features(rest.features, rest.labels, classes, head, seed)
-    shared = train_on_features(synthetic.features, synthetic.labels, classes, head, seed)
-    mine, theirs = (_probabilities(each, kept.features) for each in (local, shared))
+    kept, local = own.take(order[:held]), head_on(own.take(order[held:]), shared.header, settings, seed)
+    mine, theirs = (model.scores(kept.features).softmax(1) for model in (local, shared))
     right = [((s * mine + (1 - s) * theirs).argmax(1) == kept.labels).sum() for s in SHARES]
     best = max(range(len(SHARES)), key=lambda index: (int(right[index]), -abs(float(SHARES[index]) - 0.5)))
     return Mixture(local, shared, float(SHARES[best]))
@@ -143,15 +158,3 @@ def fidelity(real: Tensor, synthetic: Tensor, seed: int) -> dict[str, float]:
     blur = float(np.mean(ot.dist(one, other))) / 40
     divergence = ot.bregman.empirical_sinkhorn_divergence(one, other, blur, numIterMax=200, warn=False)
     return {"sliced": float(sliced), "sinkhorn": float(np.sqrt(max(0.0, float(divergence))))}
-
-
-def told(mixture: Mixture, test: Records) -> Mapping[str, float]:
-    """What may be told of all this, by name."""
-    scores = mixture.scores(test)
-    numbers = {f"accuracy-{name}": each.accuracy for name, each in scores.items()}
-    return numbers | {f"balanced-{name}": each.balanced for name, each in scores.items()} | {"share": mixture.share}
-
-
-def _probabilities(head: tuple[Tensor, Tensor], features: Tensor) -> Tensor:
-    weight, bias = head
-    return (features @ weight.T + bias).softmax(1)

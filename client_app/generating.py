@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from client_app.downstream import Records, fidelity, mix, told
+from client_app.downstream import Records, fidelity, head_on, mix
 from client_app.release import keep_file
 from client_app.settings import NodeConfig
 from client_app.site import SiteFeatures
@@ -35,8 +35,8 @@ def use_generator(task: Task, flower_run: str) -> Info:
     own, test = (site_records(task.found, classes, part) for part in ("train", "test"))
     labels = labels_evenly(len(classes), task.run.dpcvae.synthetic)
     synthetic = Records(generator.draw(labels, stream(task.run.seed, "site", task.site)), labels)
-    mixture = mix(own, synthetic, len(classes), task.run.head, task.run.seed, task.run.baseline.validation)
-    found = dict(told(mixture, test))
+    shared = head_on(synthetic, generator.header, task.run.head, task.run.seed)
+    found = mix(own, shared, task.run.head, task.run.seed, task.run.baseline.validation).told(test)
     like = generator.draw(test.labels, stream(task.run.seed, "fidelity", task.site))
     if len(test.labels) > 1:
         found |= fidelity(test.features, like, task.run.seed)

@@ -21,8 +21,8 @@ COVERS = {
     "included, so that the noise also hides which of them a site has",
     "dp-em": "every number of a surrogate: noisy sizes and means of the Gaussians of every class, over all steps of EM; "
     "which classes are in it follows from noisy sizes",
-    "dp-sgd": "every number a site sends, updates or synthetic records, over all rounds together: in every step noise is "
-    "added to the sum of the sampled records' clipped gradients",
+    "dp-sgd": "every number a site sends, updates, synthetic records, or class sizes and sums, over all rounds together: "
+    "noise is added to sums over records, in every step of training to that of the sampled records' clipped gradients",
     "theorem-4.1": "mean and covariance of every class in a surrogate",
 }
 SINGLE_RECORDS = (

@@ -11,6 +11,7 @@ import numpy as np
 from common.config import RunConfig
 from common.errors import RunError
 from server_app import plots
+from server_app.downstream_plot import downstream
 from server_app.landscape_plots import epsilons, radii, sheets
 from server_app.privacy_view import privacy_picture, privacy_view
 from server_app.progress_plot import Step, curves, progress, steps
@@ -76,6 +77,8 @@ def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
 
     pictures, privacy = _pictures(run), privacy_view(run)
     pictures |= {key: (svg,) for key, svg in (("radii", radii(run)), ("epsilons", epsilons(run))) if svg is not None}
+    if (worth := downstream(run)) is not None:
+        pictures["downstream"] = (worth,)
     if drawn_sheets := sheets(folder):
         pictures["sheets"] = tuple(svg for _, svg in drawn_sheets)
     if beside:

@@ -210,6 +210,12 @@ ones, not their looks{% if private %}; the noise of privacy is in them{% else %}
 Grey: the distance from the round's model up to which each site's synthetic images stood for its real ones. Black: what the
 coordinator kept to{% if run.manifest.get("config", {}).get("fedlap.rule") %}, by rule <code>{{ run.manifest.config["fedlap.rule"] }}</code>{% endif %}. Blue: how far the model moved.
 {% endcall %}
+{% call picture("downstream", "What the synthetic embeddings are worth at each site") %}
+Heads trained on a site's own records, on synthetic embeddings of all classes, and both mixed; λ is the share of its own, chosen on its validation records.
+{% if run.number("fidelity", "sliced") is not none %}Distance of synthetic to real embeddings of the same classes, mean of the sites:
+{{ "%.3g" | format(run.number("fidelity", "sliced")) }} sliced, {{ "%.3g" | format(run.number("fidelity", "sinkhorn") or 0) }} Sinkhorn Wasserstein; embeddings have norm one.{% endif %}
+{% if run.number("parameters") is not none %}A site sends {{ "{:,.0f}".format(run.number("parameters")) }} parameters a round.{% endif %}
+{% endcall %}
 {% call picture("epsilons", "Privacy spent, round by round") %}
 Every round is charged to the site's ledger before it leaves; all rounds compose.
 {% endcall %}

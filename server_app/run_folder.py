@@ -101,6 +101,11 @@ class RunFolder:
         }
         if downstream := {site.name: site.downstream for site in outcome.sites.values() if site.downstream}:
             metrics["downstream"] = downstream
+            told = [row for row in downstream.values() if "sliced" in row and "sinkhorn" in row]
+            if told:
+                metrics["fidelity"] = {name: sum(row[name] for row in told) / len(told) for name in ("sliced", "sinkhorn")}
+        if outcome.parameters:
+            metrics["parameters"] = outcome.parameters
         if failure:
             metrics["failure"] = failure
         if outcome.stopped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -63,6 +64,7 @@ class DPCVAE(Rounds[Parameters]):
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
         """Take in one round's replies."""
         take_in(training, replies)
+        self.outcome.parameters = sum(math.prod(shape) for shape in expected_shapes(training).values())
         return {}
 
     def classifier(self, training: Training) -> Classifier:

@@ -57,7 +57,7 @@ class Outcome:
 
     rounds: of training, each with its number, accuracy on all test data, bytes up so far and seconds. hops: of a chain, in
     order, each with its site and what the head there was worth. stopped: why a run ended before its last round, with what it
-    had learned by then.
+    had learned by then. parameters: of a generator, that a site sends in a round.
     """
 
     sites: dict[int, Site] = field(default_factory=dict)
@@ -71,6 +71,7 @@ class Outcome:
     hops: list[dict[str, str | float]] = field(default_factory=list)
     points: dict[str, Points] = field(default_factory=dict)
     stopped: str = ""
+    parameters: int = 0
 
     def count(self, fate: Fate) -> int:
         """Sites that met this fate."""

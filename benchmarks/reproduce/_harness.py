@@ -46,7 +46,7 @@ from strategies.training import Training
 class Measured:
     """Accuracy on all test data, mean over sites on their own, bytes that sites send; curve: both after each step.
 
-    seconds: that a site has worked in a round. generator: what dpcvae and dpcgan have learned.
+    seconds: that a site has worked in a round. model: that all sites share, where they share one.
     """
 
     accuracy: float
@@ -54,7 +54,7 @@ class Measured:
     own: float = 0.0
     curve: list[tuple[int, float]] = field(default_factory=list)
     seconds: float = 0.0
-    generator: Generator | None = None
+    model: Classifier | None = None
 
 
 @dataclass
@@ -157,7 +157,8 @@ def federate(run: RunConfig, data: Federation) -> Measured:
             model = combine([unpack_parameters(payload) for payload in payloads], run, data.classes)
         else:
             model = learn([unpack_surrogate(payload) for payload in payloads], run, "cpu", data.classes).head
-        return Measured(data.judge(model), sum(map(len, payloads)), _own([model] * len(tasks), data))
+        own = _own([model] * len(tasks), data)
+        return Measured(data.judge(model), sum(map(len, payloads)), own, model=model)
 
 
 def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
@@ -192,8 +193,7 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
         own = statistics.mean(100 * right / tested for right, tested in pairs if tested)
     else:
         own = _own([model] * len(tasks), data)
-    generator = _generator(training) if run.method in GENERATIVE else None
-    return Measured(curve[-1][1], sent, own, curve, seconds / run.trained.rounds / len(tasks), generator)
+    return Measured(curve[-1][1], sent, own, curve, seconds / run.trained.rounds / len(tasks), model)
 
 
 def _generator(training: Training) -> Generator:

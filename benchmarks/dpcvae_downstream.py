@@ -1,0 +1,100 @@
+"""What the synthetic embeddings are worth to a site, beside every other way to get a head that all sites share.
+
+10 sites, Dirichlet 0.3, every epsilon and none. Each row is a shared head, judged on every site's own test records (mean
+over sites) and on all test records, alone and mixed with a head of the site's own records; the share of its own is chosen
+on a fifth of the site's training records. "local" has no shared head.
+FedAvg mixed is FedLambda; under privacy it is DP-FedAvg.
+
+    python benchmarks/dpcvae_downstream.py --name mine -c 'data="safetensors" data-dir="/data" dataset="x"'
+"""
+
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
+from _harness import Federation, arguments, federate, load, mean_and_deviation, settings_of
+from _report import report
+from rich.progress import track
+
+from client_app.downstream import Records, mix
+from common.classifiers import Classifier
+from common.config import RunConfig, parse_run_config
+
+EPSILONS = (1.0, 4.0, 10.0, 0.0)
+DELTA = 1e-5
+CLASSES = ",".join(map(str, range(10)))
+ROWS: dict[str, dict[str, Any]] = {
+    "FedPFT spherical": {"fedpft.covariance": "spherical"},
+    "FedPFT lowrank r=16": {"fedpft.covariance": "lowrank"},
+    "FedAvg": {"method": "fedavg"},
+    "DP-CVAE": {"method": "dpcvae"},
+    "DP-CVAE, class sizes only": {"method": "dpcvae", "dpcvae.opening": "counts"},
+    "DP-CGAN": {"method": "dpcgan"},
+}
+NAMES = ("accuracy", "balanced")
+
+
+def scores(model: Classifier, data: Federation, run: RunConfig) -> dict[str, float]:
+    """Percent, mean over sites."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for site in data.sites:
+        # As they are: every head brings them to the norm it wants.
+        own, test = (Records(part.features, part.labels) for part in (site.train, site.test))
+        told = mix(own, model, run.head, run.seed, run.baseline.validation).told(test)
+        for key, value in told.items():
+            found[key].append(100 * value)
+    return {key: statistics.mean(values) for key, values in found.items()}
+
+
+def main() -> None:
+    parser = arguments(__doc__, "dpcvae-downstream")
+    parser.add_argument("--sites", type=int, default=10)
+    options = parser.parse_args()
+    settings, said = settings_of(options, {"dataset": "cifar10", "alpha": 0.3, "classes": CLASSES})
+    found: dict[tuple[str, float], list[dict[str, float]]] = defaultdict(list)
+    for seed in range(options.seeds):
+        data = load(parse_run_config(settings | {"seed": seed}), options.sites)
+        jobs = [(name, epsilon) for epsilon in EPSILONS for name in ROWS]
+        for name, epsilon in track(jobs, description=f"seed {seed}"):
+            own = dict(ROWS[name])
+            if epsilon and own.get("method") == "fedavg":
+                own["method"] = "dp-fedavg"
+            budget = {"epsilon": epsilon, "delta": DELTA} if epsilon else {}
+            run = parse_run_config(settings | {"seed": seed} | own | budget)
+            measured = federate(run, data)
+            assert measured.model is not None
+            told = scores(measured.model, data, run)
+            found[name, epsilon].append(told | {"all": measured.accuracy, "bytes": measured.bytes / 1e6})
+    rows: list[tuple[Any, ...]] = []
+    local = [told for (name, _), each in found.items() if name == "DP-CVAE" for told in each]
+    rows.append(
+        ("local", "", *(mean_and_deviation([told[f"{n}-local"] for told in local]) for n in NAMES), "", "", "", "", "")
+    )
+    for (name, epsilon), each in found.items():
+        columns = [
+            mean_and_deviation([told[f"{n}-{kind}"] for told in each]) for kind in ("synthetic", "mixed") for n in NAMES
+        ]
+        share = statistics.mean(told["share"] for told in each) / 100
+        everywhere = mean_and_deviation([told["all"] for told in each])
+        sent = statistics.mean(told["bytes"] for told in each)
+        rows.append((name, f"{epsilon:g}" if epsilon else "none", *columns, share, everywhere, sent))
+    heads = (
+        "shared head",
+        "epsilon",
+        "alone, %",
+        "alone, balanced",
+        "mixed, %",
+        "mixed, balanced",
+        "own share",
+        "all test data, %",
+        "MB sent",
+    )
+    title = f"{options.sites} sites, Dirichlet 0.3, delta {DELTA:g}, {options.seeds} seeds. {said}"
+    report(options.name, title, heads, rows)
+
+
+if __name__ == "__main__":
+    main()

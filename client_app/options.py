@@ -1,0 +1,29 @@
+"""Options that several `site` commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from client_app.settings import NodeConfig, parse_node_config
+from common.config import parse_overrides
+
+# Patterns, paths and reasons are shown as they are: "[a-z]" is no markup in them.
+console = Console(highlight=False, markup=False, emoji=False)
+
+Node = Annotated[
+    list[str],
+    typer.Option("--node-config", metavar="'key=value ...'", help="The same text that flower-supernode is given."),
+]
+Run = Annotated[
+    list[str] | None,
+    typer.Option("-c", "--run-config", metavar="'key=value ...'", help="Settings of the run; strings in quotes."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+def node_of(texts: list[str]) -> NodeConfig:
+    """Parse a node-config as it is given on the command line."""
+    return parse_node_config(parse_overrides(texts))
