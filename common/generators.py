@@ -252,10 +252,9 @@ def labels_evenly(classes: int, each: int) -> Tensor:
 
 
 def labels_like(shares: Sequence[float], count: int) -> Tensor:
-    """`count` labels in these shares, rounded so that they sum up; shares need not sum to one."""
-    ends = (
-        (torch.tensor(shares, dtype=torch.float64).clamp_min(0).cumsum(0) * count / max(sum(shares), 1e-12)).round().long()
-    )
+    """`count` labels in these shares, which need not sum to one; rounded so that they sum up. A share below zero is none."""
+    ends = torch.tensor(shares, dtype=torch.float64).clamp_min(0).cumsum(0)
+    ends = (ends * count / ends[-1].clamp_min(1e-12)).round().long()
     return torch.arange(len(shares)).repeat_interleave(torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int64)))
 
 
