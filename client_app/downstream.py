@@ -110,10 +110,12 @@ def grouped(groups: str, classes: Sequence[str]) -> tuple[tuple[str, ...], Tenso
     names: list[str] = []
     for part in groups.split():
         name, sign, inside = part.partition("=")
-        wrong = [each for each in inside.split(",") if each not in classes or each in members]
-        if not (name and sign and inside) or name in names or wrong:
-            what = f"class {wrong[0]!r} is unknown or in two groups" if wrong else "a group is name=class,class"
-            raise ConfigError(f"groups {part!r}: {what}; the classes are {', '.join(classes)}")
+        if not (name and sign and inside) or name in names:
+            raise ConfigError(f"groups {part!r}: a group is name=class,class, and stands once")
+        if wrong := [each for each in inside.split(",") if each not in classes or each in members]:
+            raise ConfigError(
+                f"groups {part!r}: class {wrong[0]!r} is unknown or in two groups; the classes are {', '.join(classes)}"
+            )
         names.append(name)
         members |= dict.fromkeys(inside.split(","), name)
     if missing := [each for each in classes if each not in members]:
