@@ -32,6 +32,8 @@ def use_generator(task: Task, flower_run: str) -> Info:
     generator = Generator(received.header, task.run, received.tensors).checked()
     keep_file(generators(task.node) / f"{flower_run}.safetensors", pack_generator(generator))
     classes = generator.header.classes
+    if not len(task.found.test.labels):
+        return {"correct": 0, "tested": 0}
     own, test = (site_records(task.found, classes, part) for part in ("train", "test"))
     labels = labels_evenly(len(classes), task.run.dpcvae.synthetic)
     synthetic = Records(generator.draw(labels, stream(task.run.seed, "site", task.site)), labels)

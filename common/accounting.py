@@ -110,8 +110,12 @@ def calibrate(
 
     `spent` is what left already. Raises ConfigError when that alone exceeds it.
     """
-    if sample_rate == 1 and not spent:
-        return gaussian_noise_multiplier(epsilon, delta) * math.sqrt(count)
+    merged, sampled = _merge(spent)
+    if sample_rate == 1 and not sampled:
+        # Precisions add up, so what is left of the budget is known in closed form.
+        left = gaussian_noise_multiplier(epsilon, delta) ** -2 - sum(event.noise_multiplier**-2 for event in merged)
+        if left > 0:
+            return math.sqrt(count / left)
     if spent and epsilon_spent(spent, delta) >= epsilon:
         raise ConfigError(f"epsilon = {epsilon:g} is spent already at delta = {delta:g}; ask for less, or raise the budget")
 

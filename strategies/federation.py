@@ -46,11 +46,10 @@ class Federation(ABC):
         """Ask every connected site who it is; what fits together takes part. Raises RunError when there is no site."""
         nodes = connected_nodes(grid, self.config.sites, deadline)
         self._connected = set(nodes)
-        self.outcome.sites = {node: Site(name=f"node {node}") for node in nodes}
+        self.outcome.sites = {node: Site(name=nameless(node)) for node in nodes}
         self.recorder.event("invited", sites=len(nodes))
         said: dict[int, Introduction] = {}
-        questions = [self._message(HELLO, node, to_record(None, {"run": run_digest(self.config)})) for node in nodes]
-        for reply in Collection(grid, questions, deadline):
+        for reply in Collection(grid, map(self.hello, nodes), deadline):
             node = self._node(reply)
             site = self.outcome.sites[node]
             try:
@@ -71,6 +70,10 @@ class Federation(ABC):
         if not group.classes:
             raise RunError("no site names its classes; set classes in the run's settings")
         return group
+
+    def hello(self, node: int) -> Message:
+        """The question who a site is."""
+        return self._message(HELLO, node, to_record(None, {"run": run_digest(self.config)}))
 
     def evaluate(self, grid: Grid, deadline: float) -> float | None:
         """Take the model to the sites, and in a simulation to one site that judges it on all data."""
@@ -147,7 +150,7 @@ class Federation(ABC):
         if all(node in gone or other.fate == "rejected" for node, other in others.items()):
             site.name = name
             for node, other in others.items():
-                other.name = f"node {node}"
+                other.name = nameless(node)
             for node, other in gone.items():
                 # The same site, come back under another number.
                 site.bytes_up, site.bytes_down = site.bytes_up + other.bytes_up, site.bytes_down + other.bytes_down
@@ -205,6 +208,11 @@ class Federation(ABC):
             points["synthetic"] = Points(flat[0], flat[1], labels.tolist())
         x, y = (cast(list[float], info.get(f"points.{axis}", [])) for axis in ("x", "y"))
         points["real"] = Points(x, y, cast(list[int], info.get("points.label", [])))
+
+
+def nameless(node: int) -> str:
+    """What a site is called that has not said its name; no site can choose that."""
+    return f"node {node}"
 
 
 def whole_number(info: Info, key: str) -> int:

@@ -22,7 +22,8 @@ from common.parameters import Parameters, check_update
 from common.synthetic import Synthetic
 from common.wire import Info, to_record
 from strategies.collect import Collection, check_quorum, connected_nodes
-from strategies.federation import Federation, seconds_told
+from strategies.federation import Federation, nameless, seconds_told
+from strategies.introductions import introduction
 from strategies.outcome import NO_REPLY, Site
 from strategies.training import Training
 
@@ -88,31 +89,15 @@ class Rounds(Federation, Generic[R]):
 
     def _round(self, grid: Grid, training: Training, deadline: float, started: float, before: float) -> None:
         number, sites = training.round + 1, self.outcome.sites
-        asked = self._present(grid, deadline, number)
+        present = self._present(grid, deadline, number)
         training.asked += 1
         # Before anybody is asked: what is paid for must not be forgotten when this process dies.
         self.recorder.keep(CHECKPOINT, training.save())
-        question = training.question()
-        run, lineage = run_digest(self.config), training.lineage
-        told: Info = {"run": run, "round": number, "lineage": lineage, "bytes": len(question)}
-
-        def message(node: int) -> Message:
-            confirmed = training.confirmed.get(sites[node].name, 0)
-            return self._message(MessageType.TRAIN, node, to_record(question, told | {"confirmed": confirmed}))
-
-        replies: list[R] = []
-        silent = set(asked)
-        for reply in Collection(grid, map(message, asked), deadline):
-            silent.discard(self._node(reply))
-            if (read := self._reply(reply, training)) is not None:
-                replies.append(read)
-        for node in silent:
-            sites[node].fate, sites[node].reason = "dropped", NO_REPLY
-            self.recorder.event("dropped", site=sites[node].name, reason=NO_REPLY, round=number)
+        replies, silent = self._ask(grid, training, present, deadline)
         try:
-            check_quorum(len(replies), len(asked), self.config.sites, self.config.quorum)
+            check_quorum(len(replies), len(present), self.config.sites, self.config.quorum)
         except RunError as error:
-            if training.round and self._only_budgets_are_missing(asked, silent, len(replies)):
+            if training.round and self._only_budgets_are_missing(present, silent, len(replies)):
                 self._stop(f"round {number}: {error}, and sites' privacy budgets do not allow more")
                 for site in sites.values():
                     if site.name in training.confirmed:
@@ -138,6 +123,31 @@ class Rounds(Federation, Generic[R]):
         self.recorder.keep(CHECKPOINT, training.save())
         self.recorder.event("round", **story)
 
+    def _ask(self, grid: Grid, training: Training, present: Sequence[int], deadline: float) -> tuple[list[R], set[int]]:
+        """What the sites answer in a round, and the nodes that stay silent. Who has no name yet is asked for that only."""
+        number, sites, question = training.round + 1, self.outcome.sites, training.question()
+        strangers = {node for node in present if sites[node].name == nameless(node)}
+        told: Info = {"run": run_digest(self.config), "round": number, "lineage": training.lineage, "bytes": len(question)}
+
+        def message(node: int) -> Message:
+            if node in strangers:
+                return self.hello(node)
+            confirmed = training.confirmed.get(sites[node].name, 0)
+            return self._message(MessageType.TRAIN, node, to_record(question, told | {"confirmed": confirmed}))
+
+        replies: list[R] = []
+        silent = set(present)
+        for reply in Collection(grid, map(message, present), deadline):
+            silent.discard(self._node(reply))
+            if self._node(reply) in strangers:
+                self._meet(reply, training)
+            elif (read := self._reply(reply, training)) is not None:
+                replies.append(read)
+        for node in silent:
+            sites[node].fate, sites[node].reason = "dropped", NO_REPLY
+            self.recorder.event("dropped", site=sites[node].name, reason=NO_REPLY, round=number)
+        return replies, silent
+
     def _accuracy(self, grid: Grid, deadline: float) -> float | None:
         """Of the model as it is now on all test data, in a simulation where a site answers."""
         if not self._simulated():
@@ -149,12 +159,34 @@ class Rounds(Federation, Generic[R]):
             return None
         return judged if isinstance(judged, float) else None
 
+    def _meet(self, reply: Message, training: Training) -> None:
+        """Take in who a site says it is that came during the run; from the next round on it takes part.
+
+        Only by its name can a site that has come back under another number be told how far it had come.
+        """
+        node = self._node(reply)
+        site, number = self.outcome.sites[node], training.round + 1
+        try:
+            _, info = self._read(reply, site)
+            site = self.outcome.sites[node]
+            said = introduction(site.name, info)
+            if (said.fingerprint, said.dimension) != (training.fingerprint, training.inputs):
+                site.barred = True
+                raise SurrogateError(
+                    f"backbone {said.fingerprint[:16]} of dimension {said.dimension}, which is not the run's"
+                )
+        except SurrogateError as error:
+            self._reject(node, str(error), number)
+            return
+        site.simulated, site.reason = said.simulated, f"came during round {number}"
+        self.recorder.event("joined", site=site.name, round=number)
+
     def _present(self, grid: Grid, deadline: float, number: int) -> list[int]:
-        """The nodes to ask in a round: who came only now, or came back under another number, takes part from here on."""
+        """The nodes that can be asked in a round, whoever came only now among them."""
         nodes, sites = connected_nodes(grid, 0, deadline), self.outcome.sites
         self._connected = set(nodes)
         for node in nodes:
-            sites.setdefault(node, Site(name=f"node {node}"))
+            sites.setdefault(node, Site(name=nameless(node)))
         for node, site in sites.items():
             if node not in self._connected and site.fate == "used":
                 site.fate, site.reason = "dropped", f"gone before round {number}"

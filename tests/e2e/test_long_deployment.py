@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from common.accounting import GaussianEvent, epsilon_spent
+from common.errors import PUBLIC_SENTENCES
 from server_app.simulate import stop_process
 from tests.e2e.processes import Federation, federation, until
 
@@ -131,3 +133,38 @@ def test_fedlap_goes_on_after_a_site_and_the_superlink_were_restarted(running: F
     assert charged[0] == 1
     assert charged[-1] == rounds[-1]
     assert {int(file.stem.partition("-")[2]) for file in west.rglob("synthetic-*.safetensors")} == set(charged)
+
+
+def test_a_generator_is_trained_on_after_a_site_was_restarted_and_without_one_that_lost_its_state(
+    running: Federation, tmp_path: Path
+) -> None:
+    output, south, west = (tmp_path / name for name in ("out", "south", "west"))
+    settings = 'sites=3 quorum=0.3 deadline=60.0 method="dpcvae" classes="0,1,2,3,4,5,6,7,8,9" epsilon=8.0 delta=1e-5'
+    settings += f' dpcvae.rounds=6 dpcvae.synthetic=50 head.min-steps=50 head.epochs=1 output-dir="{output}"'
+    run = running.submit(settings, tmp_path)
+    until(lambda: len(events(output, "round")) == 2)
+    stop_process(running.nodes[2].pid)
+    kept = {file: file.read_bytes() for pattern in ("kept-*.safetensors", "*.jsonl") for file in west.rglob(pattern)}
+    assert any(file.suffix == ".jsonl" for file in kept)
+    assert any(file.suffix == ".safetensors" for file in kept)
+    running.restart_node(2)
+    # Its encoder and its spent budget are what they were, until it goes on from them.
+    assert all(file.read_bytes().startswith(content) for file, content in kept.items() if file.exists())
+    until(lambda: len(events(output, "round")) == 3)
+    stop_process(running.nodes[1].pid)
+    for file in south.rglob("kept-*.safetensors"):
+        file.unlink()
+    running.restart_node(1)
+    assert running.wait(run) == "finished:completed"
+    folder, metrics = newest(output)
+    assert (folder / "generator.safetensors").exists()
+    refused = [e["reason"] for e in events(output, "rejected") if (e["site"], e["round"]) == ("south", 6)]
+    assert refused == [PUBLIC_SENTENCES["state"]], "the site without its state takes no part any more"
+    assert metrics["rounds"][-1]["used"] == 2
+    assert [e["site"] for e in events(output, "replied") if e["round"] == 6].count("west") == 1
+    entries = [json.loads(line) for file in west.rglob("*.jsonl") for line in file.read_text().splitlines()]
+    charged = [entry for entry in entries if entry["kind"] == "release" and entry["events"]]
+    assert sorted(entry["round"] for entry in charged) == sorted({entry["round"] for entry in charged})
+    spent = epsilon_spent([GaussianEvent(**event) for entry in charged for event in entry["events"]], 1e-5)
+    assert spent <= 8.0 * (1 + 1e-9)
+    assert list((west / "generators").glob("*.safetensors")), "every site keeps what was learned"

@@ -1,0 +1,116 @@
+"""What a private step of training a generator costs, beside the same step without privacy, and beside Opacus.
+
+A step: the gradients of a batch, clipped one by one, the noise, and the optimiser. Opacus per record: its
+`GradSampleModule`, which holds every record's gradient. Opacus ghost: its fast gradient clipping, which goes backward
+twice. Both get our noise.
+"""
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from _report import report
+from opacus.grad_sample import GradSampleModule
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from torch import Tensor, nn
+
+from client_app.generator_steps import Trainer, exact_gradient, private_gradient, trainer_of
+from common.config import parse_run_config
+from common.generators import fresh_companion, fresh_generator
+from common.privacy import Statistic, release
+
+CLIP, NOISE, RECORDS, CLASSES = 0.1, 2.0, 256, 10
+SIZES: dict[str, dict[str, Any]] = {
+    "linear, 8 latent (the default under privacy)": {"dpcvae.hidden": 0, "dpcvae.latent": 8},
+    "256 hidden, 32 latent": {"dpcvae.hidden": 256, "dpcvae.latent": 32},
+}
+
+
+class Losses(nn.Module):
+    """What Opacus can wrap: the losses as a module's output."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self.modules_, self._trainer = trainer.modules, trainer
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return self._trainer.losses(x, labels)
+
+
+def noisy(trainer: Trainer, parts: list[Tensor]) -> None:
+    flat = torch.cat([part.double().flatten() for part in parts])
+    (made,) = release([Statistic("gradients", flat, CLIP, 1.0)], NOISE)
+    named = dict(trainer.modules.named_parameters())
+    pieces = torch.split(made.value / RECORDS, [p.numel() for p in named.values()])
+    trainer.step({name: piece.reshape(p.shape).float() for (name, p), piece in zip(named.items(), pieces, strict=True)})
+
+
+def steps(settings: dict[str, Any], dimension: int) -> dict[str, Callable[[], None]]:
+    run = parse_run_config({"method": "dpcvae"} | settings)
+    x, labels = torch.randn(RECORDS, dimension), torch.arange(RECORDS) % CLASSES
+
+    def trainer() -> Trainer:
+        shared, companion = fresh_generator(run, CLASSES, dimension), fresh_companion(run, CLASSES, dimension)
+        return trainer_of(shared, companion, run.dpcvae, 2, torch.ones(CLASSES), True, torch.Generator())
+
+    plain, ours, per_record, ghost = (trainer() for _ in range(4))
+    sampled = GradSampleModule(Losses(per_record), loss_reduction="sum")
+    fast = GradSampleModuleFastGradientClipping(
+        Losses(ghost), max_grad_norm=CLIP, use_ghost_clipping=True, loss_reduction="sum"
+    )
+
+    def opacus_per_record() -> None:
+        sampled.zero_grad(set_to_none=True)
+        sampled(x, labels).sum().backward()
+        each: list[Tensor] = [p.grad_sample for p in per_record.modules.parameters()]  # type: ignore[misc]
+        norms = torch.stack([part.flatten(1).norm(dim=1) for part in each]).norm(dim=0)
+        factors = (CLIP / norms).clamp_max(1.0)
+        noisy(per_record, [torch.einsum("n,n...->...", factors, part) for part in each])
+
+    def opacus_ghost() -> None:
+        fast.enable_hooks()
+        losses = fast(x, labels)
+        losses.sum().backward(retain_graph=True)
+        factors = fast.get_clipping_coef()
+        fast.disable_hooks()
+        # Not backward(): the first one has left the unclipped sum in every .grad.
+        noisy(ghost, list(torch.autograd.grad((factors * losses).sum(), list(ghost.modules.parameters()))))
+        fast.zero_grad(set_to_none=True)
+
+    return {
+        "without privacy": lambda: plain.step(exact_gradient(plain, x, labels)),
+        "private": lambda: ours.step(private_gradient(ours, x, labels, CLIP, NOISE, RECORDS)[0]),
+        "Opacus ghost": opacus_ghost,
+        "Opacus per record": opacus_per_record,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dimension", type=int, default=1280)
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", "Full backward hook is firing")
+    rows = []
+    for name, settings in SIZES.items():
+        chosen = steps(settings, options.dimension)
+        times: dict[str, list[float]] = {kind: [] for kind in chosen}
+        for repeat in range(options.repeats + 2):
+            for kind, work in chosen.items():
+                started = time.perf_counter()
+                work()
+                if repeat >= 2:
+                    times[kind].append(time.perf_counter() - started)
+        for kind, found in times.items():
+            ratio = statistics.median(a / b for a, b in zip(found, times["without privacy"], strict=True))
+            rows.append((name, kind, 1000 * statistics.median(found), ratio))
+    title = f"A step on {RECORDS} records of dimension {options.dimension}"
+    report("dpcvae-step", title, ("generator", "step", "ms", "ratio"), rows)
+
+
+if __name__ == "__main__":
+    main()
