@@ -122,3 +122,12 @@ def test_fedlap_budgets_of_the_paper_are_reproduced_by_its_conversion(rounds: in
 @pytest.mark.parametrize(("rounds", "epsilon"), {1: 2.38, 7: 6.13, 15: 9.38}.items())
 def test_the_tight_accountant_says_less_of_the_same_noise(rounds: int, epsilon: float) -> None:
     assert epsilon_spent([GaussianEvent(1.0, 0.0256, 200 * rounds)], 1e-5) == pytest.approx(epsilon, abs=0.011)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 4.0, 20.0])
+def test_what_is_left_after_full_releases_is_spent_exactly(epsilon: float) -> None:
+    spent = [GaussianEvent(2 * gaussian_noise_multiplier(epsilon, 1e-5)), GaussianEvent(50.0, count=3)]
+    noise = calibrate(epsilon, 1e-5, count=7, spent=spent)
+    assert epsilon_spent([*spent, GaussianEvent(noise, count=7)], 1e-5) == pytest.approx(epsilon, rel=1e-9)
+    with pytest.raises(ConfigError, match="is spent already"):
+        calibrate(epsilon, 1e-5, spent=[GaussianEvent(0.9 * gaussian_noise_multiplier(epsilon, 1e-5))])

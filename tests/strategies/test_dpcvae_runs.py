@@ -213,3 +213,28 @@ def test_a_site_under_privacy_tells_nothing_of_its_own_and_keeps_the_generator(t
     assert [file.stem for file in kept] == ["77"]
     assert metrics["sites"]["used"] == 2
     assert FIRST_NODE in grid.node_configs
+
+
+def test_a_site_that_comes_back_under_another_number_goes_on_with_its_encoder(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(3))
+    push, new = grid.push_messages, FIRST_NODE + 50
+
+    def restarted(messages: Any) -> Any:
+        chosen = list(messages)
+        done = [e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        if len(done) == 2 and FIRST_NODE + 1 in grid.node_configs:
+            grid.node_configs[new] = grid.node_configs.pop(FIRST_NODE + 1)
+            grid._states[new] = grid._states[FIRST_NODE]
+            chosen = [m for m in chosen if m.metadata.dst_node_id != FIRST_NODE + 1]
+        return push(chosen)
+
+    grid.push_messages = restarted  # type: ignore[method-assign]
+    folder = quick(tmp_path, grid, **SMALL | PRIVATE | {"dpcvae.rounds": 5, "deadline": 1.0})
+    assert [(e["site"], e["round"]) for e in events_of(folder) if e["event"] == "joined"] == [("1", 4)]
+    asked = [m for m in grid.sent if m.metadata.dst_node_id == new and m.metadata.message_type == "train"]
+    # Round two is the last in which it counted: from there it goes on, and not from the beginning.
+    assert [(m.content.config_records["info"]["round"], m.content.config_records["info"]["confirmed"]) for m in asked] == [
+        (5, 2)
+    ]
+    assert [e["round"] for e in events_of(folder) if e["event"] == "replied" and e["site"] == "1"] == [1, 2, 5]
+    assert metrics_of(folder)["sites"] == {"invited": 3, "used": 3, "rejected": 0, "dropped": 0}
