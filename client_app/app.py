@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from logging.handlers import RotatingFileHandler
+from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -18,13 +19,13 @@ from client_app.generating import use_generator
 from client_app.heads import local_head
 from client_app.hop import kept_head
 from client_app.keys import private_key
-from client_app.release import entry, keep_file, prepare
+from client_app.release import Prepared, entry, prepare, stage_file
 from client_app.settings import NodeConfig, parse_node_config
 from client_app.site import load_site, site_name
 from client_app.task import Limits, Made, Task
 from common.classifiers import Classifier
 from common.config import RunConfig, parse_run_config, run_digest
-from common.errors import FedSurrogateError, PolicyError, SurrogateError
+from common.errors import FedSurrogateError, LedgerError, PolicyError, SurrogateError
 from common.model_frames import pack_classifier, unpack_classifier
 from common.sealing import public_key
 from common.sections import GENERATIVE
@@ -79,14 +80,28 @@ def _surrogate(message: Message, context: Context, run: RunConfig, node: NodeCon
     if not run.epsilon or prepared.found.simulated:
         # How long the work took tells how many records there are; under differential privacy nothing exact leaves.
         told |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
-    gate.let_out(prepared.release)
-    if prepared.keep is not None:
-        try:
-            keep_file(*prepared.keep)
-        except OSError as error:
-            # It is paid for and may leave; the next round begins from noise.
-            log.error("%s cannot be written (%s)", prepared.keep[0], error)
+    staged = _staged(prepared, run) if prepared.keep is not None else None
+    try:
+        gate.let_out(prepared.release)
+    except BaseException:
+        if staged is not None:
+            staged.unlink(missing_ok=True)
+        raise
+    if staged is not None and prepared.keep is not None:
+        staged.replace(prepared.keep[0])
     return prepared.payload, told
+
+
+def _staged(prepared: Prepared, run: RunConfig) -> Path | None:
+    """What the site keeps of a round, written before the round is paid for. Raises LedgerError where it is needed later."""
+    assert prepared.keep is not None
+    try:
+        return stage_file(*prepared.keep)
+    except OSError as error:
+        if run.method in GENERATIVE:
+            raise LedgerError(f"{prepared.keep[0]} cannot be written ({error}), and the next round builds on it") from None
+        log.error("%s cannot be written (%s); the next round begins from noise", prepared.keep[0], error)
+        return None
 
 
 def _introduction(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
@@ -122,7 +137,8 @@ def _evaluation(message: Message, context: Context, run: RunConfig, node: NodeCo
     task = Task(run, node, site, found)
     if run.method in GENERATIVE:
         payload, _ = from_record(message.content, LARGEST_MODEL)
-        told = use_generator(replace(task, question=payload), str(context.run_id))
+        gate = open_gate(node, run, str(context.run_id))
+        told = use_generator(replace(task, question=payload), gate, str(context.run_id))
         correct, tested = told.pop("correct"), told.pop("tested")
     elif run.method == "local":
         correct, tested = local_head(task).accuracy(found.test.features, found.classes, found.test.labels)

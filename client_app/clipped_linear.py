@@ -8,6 +8,8 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
+from client_app.private_gradients import clip_factors
+
 
 def clipped_sums(modules: nn.ModuleList, losses: Callable[[], Tensor], clip: float) -> tuple[dict[str, Tensor], int]:
     """The sum over records of gradients, each of norm at most `clip` over all parameters; and how many were longer.
@@ -42,8 +44,7 @@ def clipped_sums(modules: nn.ModuleList, losses: Callable[[], Tensor], clip: flo
         came, went = (torch.linalg.vector_norm(part, dim=1, dtype=torch.float64).square() for part in (inputs, after))
         squares += went * (came + (module.bias is not None))
     norms = squares.sqrt()
-    # Products are rounded as well. A gradient that is not finite says nothing.
-    factors = torch.where(norms.isfinite(), (clip * (1 - 1e-5) / norms.clamp_min(1e-12)).clamp_max(1.0), 0.0)
+    factors = clip_factors(norms, clip)
     sums: dict[str, Tensor] = {}
     for (name, module, inputs, _), after in zip(seen, backward, strict=True):
         scaled = after.nan_to_num(0.0, 0.0, 0.0) * factors.to(after)[:, None]

@@ -102,22 +102,23 @@ def score(probabilities: Tensor, labels: Tensor) -> Score:
 
 
 def grouped(groups: str, classes: Sequence[str]) -> tuple[tuple[str, ...], Tensor]:
-    """Names of coarser classes, and the group of each class (C,), of "animal=cat,dog vehicle=car,ship".
+    """Names of coarser classes, and the group of each class (C,), of "animal=cat,dog; vehicle=car,ship".
 
     Raises ConfigError unless every class is in exactly one group.
     """
     members: dict[str, str] = {}
     names: list[str] = []
-    for part in groups.split():
-        name, sign, inside = part.partition("=")
+    for part in (each.strip() for each in groups.split(";") if each.strip()):
+        name, sign, rest = part.partition("=")
+        inside = [each.strip() for each in rest.split(",") if each.strip()]
         if not (name and sign and inside) or name in names:
             raise ConfigError(f"groups {part!r}: a group is name=class,class, and stands once")
-        if wrong := [each for each in inside.split(",") if each not in classes or each in members]:
+        if wrong := [each for each in inside if each not in classes or each in members]:
             raise ConfigError(
                 f"groups {part!r}: class {wrong[0]!r} is unknown or in two groups; the classes are {', '.join(classes)}"
             )
         names.append(name)
-        members |= dict.fromkeys(inside.split(","), name)
+        members |= dict.fromkeys(inside, name)
     if missing := [each for each in classes if each not in members]:
         raise ConfigError(f"class {missing[0]!r} is in no group; every class must be in one")
     return tuple(names), torch.tensor([names.index(members[each]) for each in classes])

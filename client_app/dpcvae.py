@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from client_app.private_gradients import poisson_sample
 from client_app.site import site_device
 from client_app.task import Made, Task
 from common.claims import make_claim, opening_noise, opening_shares, released_in
+from common.config import run_digest
 from common.errors import ConfigError, StateError
 from common.generators import COUNTS, SUMS, fresh_companion, fresh_generator, load_into, scaled
 from common.model_frames import pack_parameters
@@ -48,11 +48,8 @@ def train_generator(task: Task) -> Made:
     embeddings, labels = scaled(features).to(device), labels.to(device)
     shared, companion, private = shared.to(device), companion.to(device), bool(run.epsilon)
     random = stream(run.seed, run.method, task.site, task.round)
-    if private:
-        # As secret as the noise: it decides who takes part, and how each record is encoded.
-        random = torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
     trainer = trainer_of(shared, companion, run.dpcvae, task.round, counts, private, random)
-    facts = _train_privately(task, trainer, embeddings, labels, counts, random) if private else {}
+    facts = _train_privately(task, trainer, embeddings, labels, counts) if private else {}
     if not private:
         for rows in _batches(len(labels), run.dpcvae, random):
             trainer.step(exact_gradient(trainer, embeddings[rows], labels[rows]))
@@ -86,9 +83,7 @@ def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Ten
     return Made(pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, told[COUNTS]))
 
 
-def _train_privately(
-    task: Task, trainer: Trainer, embeddings: Tensor, labels: Tensor, counts: Tensor, random: torch.Generator
-) -> dict[str, float]:
+def _train_privately(task: Task, trainer: Trainer, embeddings: Tensor, labels: Tensor, counts: Tensor) -> dict[str, float]:
     """DP-SGD (Abadi et al. 2016): every step takes every record with probability `sample_rate`, independently, and divides
     the noisy sum of clipped gradients by how many that is on average, by the size the site has released. Facts stay here.
     """
@@ -100,7 +95,7 @@ def _train_privately(
     clipped = drawn = 0
     signal: list[float] = []
     for _ in range(settings.private_steps):
-        rows = poisson_sample(len(labels), settings.sample_rate, random).to(labels.device)
+        rows = poisson_sample(len(labels), settings.sample_rate).to(labels.device)
         mean, cut, ratio = private_gradient(
             trainer, embeddings[rows], labels[rows], claim.clip, claim.noise_multiplier, expected
         )
@@ -124,7 +119,7 @@ def _kept(task: Task, companion: nn.Module, counts: Tensor) -> tuple[Path, bytes
     from safetensors.torch import save
 
     tensors: Tensors = {COMPANION + name: tensor.cpu().contiguous() for name, tensor in parameters_of(companion).items()}
-    content: bytes = save({**tensors, COUNTS: counts})
+    content: bytes = save({**tensors, COUNTS: counts}, {"run": run_digest(task.run)})
     return _file(task, task.round), content
 
 
@@ -133,13 +128,16 @@ def _restore(task: Task, companion: nn.Module, classes: int) -> Tensor:
 
     A site that comes later than the others begins with a new companion, and no sizes. Raises StateError.
     """
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     if not task.confirmed:
         return torch.zeros(classes)
     file = _file(task, task.confirmed)
     try:
+        with safe_open(file, "pt") as content:
+            if (content.metadata() or {}).get("run") != run_digest(task.run):
+                raise KeyError("of another run")
         tensors = load_file(file)
         counts: Tensor = tensors.pop(COUNTS)
         companion.load_state_dict({name.removeprefix(COMPANION): tensor for name, tensor in tensors.items()})

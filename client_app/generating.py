@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from client_app.downstream import Records, fidelity, head_on, mix
+from client_app.gate import Gate
 from client_app.release import keep_file
 from client_app.settings import NodeConfig
 from client_app.site import SiteFeatures
 from client_app.task import Task
 from common.classifiers import class_indices
-from common.errors import DataError
+from common.errors import DataError, SurrogateError
 from common.generator_files import pack_generator
 from common.generators import Generator, labels_evenly
 from common.privacy import clip
 from common.randomness import stream
 from common.wire import Info
+
+log = logging.getLogger("fedsurrogate.site")
 
 
 def generators(node: NodeConfig) -> Path:
@@ -23,14 +27,28 @@ def generators(node: NodeConfig) -> Path:
     return node.state / "generators"
 
 
-def use_generator(task: Task, flower_run: str) -> Info:
+def use_generator(task: Task, gate: Gate, flower_run: str) -> Info:
     """Keep the generator that came, and say how well it serves here; what of that may leave the caller decides.
 
-    Raises SurrogateError for a generator that is none of this run's.
+    Raises SurrogateError for a generator that is none of this run's, or of a run the site has taken no part in, and
+    PolicyError. Where nothing of it may leave, no failure to judge it shows: it would tell of the records.
     """
+    gate.check_request(task.run)
+    if not any(entry.get("flower_run") == flower_run for entry in gate.ledger.entries()):
+        raise SurrogateError(f"a generator of run {flower_run}, in which this site has taken no part")
     received = task.received_model()
     generator = Generator(received.header, task.run, received.tensors).checked()
-    keep_file(generators(task.node) / f"{flower_run}.safetensors", pack_generator(generator))
+    keep_file(generators(task.node) / f"{flower_run}-{task.site}.safetensors", pack_generator(generator))
+    try:
+        return _judged(task, generator)
+    except DataError as error:
+        if task.found.simulated or gate.exact_numbers_may_leave(task.run):
+            raise
+        log.warning("how well the generator serves here is not known: %s", error)
+        return {"correct": 0, "tested": 0}
+
+
+def _judged(task: Task, generator: Generator) -> Info:
     classes = generator.header.classes
     if not len(task.found.test.labels):
         return {"correct": 0, "tested": 0}
@@ -43,6 +61,7 @@ def use_generator(task: Task, flower_run: str) -> Info:
     if len(test.labels) > 1:
         found |= fidelity(test.features, like, task.run.seed)
     right = round(found["accuracy-mixed"] * len(test.labels))
+    log.info("heads here, own, synthetic and mixed: %s", {name: round(value, 4) for name, value in found.items()})
     answer: Info = {"correct": right, "tested": len(test.labels)}
     return answer | {f"downstream.{key}": value for key, value in found.items()}
 

@@ -46,6 +46,7 @@ def synthesize(
 
     if bool(per_class) == bool(total):
         raise ConfigError("give either --per-class, so many of every class, or --total, so many in all")
+    _check_writable(out)
     file = _generator_file(run, node_config)
     generator, manifest = read_generator(file), read_manifest(file)
     classes = generator.header.classes
@@ -72,7 +73,7 @@ def classify(
     file: File,
     node_config: Node,
     run_config: Run = None,
-    groups: Annotated[str, typer.Option(metavar="'name=class,class ...'", help="Coarser labels; every class in one.")] = "",
+    groups: Annotated[str, typer.Option(metavar="'name=class,class; ...'", help="Coarser labels; every class in one.")] = "",
     validation: Annotated[float, typer.Option(min=0.01, max=0.9, help="Share of the training records that chooses.")] = 0.2,
     out: Annotated[Path | None, typer.Option(help="Write both heads and the share: safetensors.")] = None,
     as_json: Json = False,
@@ -84,6 +85,7 @@ def classify(
     from client_app.downstream import SOURCES, Records, grouped, head_on, mix
     from common.surrogates import Header
 
+    _check_writable(out)
     run = parse_run_config(parse_overrides(run_config or []))
     synthetic, found = _opened(file, run, node_config)
     names, group = grouped(groups, synthetic.classes) if groups else (synthetic.classes, None)
@@ -121,44 +123,56 @@ def ood(
     """Score how strange this site's test records are beside synthetic embeddings of all sites, beside its own, and both.
 
     The score is the squared Mahalanobis distance to the nearest class. With --unknown those classes are left out of what
-    is known, and the area under the ROC curve tells how well the scores find them.
+    is known, as are all that the run does not have; the area under the ROC curve tells how well the scores find them.
     """
     import torch
 
     from client_app.downstream import Records, ranks_above, strangeness
+    from client_app.generating import site_records
+    from common.privacy import clip
 
+    _check_writable(out)
     run = parse_run_config(parse_overrides(run_config or []))
     synthetic, found = _opened(file, run, node_config)
-    own, test, made = _records(synthetic, found)
+    own, made = site_records(found, synthetic.classes, "train"), Records(synthetic.features, synthetic.labels)
     hidden = [name.strip() for name in unknown.split(",") if name.strip()]
-    if wrong := [name for name in hidden if name not in synthetic.classes]:
-        raise ConfigError(f"--unknown {wrong[0]!r}: the classes are {', '.join(synthetic.classes)}")
+    every = dict.fromkeys((*synthetic.classes, *found.classes))
+    if wrong := [name for name in hidden if name not in every]:
+        raise ConfigError(f"--unknown {wrong[0]!r}: the classes are {', '.join(every)}")
     marks = torch.tensor([name in hidden for name in synthetic.classes])
     if bool(marks.all()):
         raise ConfigError(f"--unknown {unknown!r} leaves no known class")
     known = {name: each.take(~marks[each.labels]) for name, each in (("local", own), ("synthetic", made))}
-    known["both"] = Records(
-        *(torch.cat([getattr(known[n], part) for n in ("local", "synthetic")]) for part in ("features", "labels"))
-    )
-    scores = {name: strangeness(each, test.features) for name, each in known.items() if len(each.labels) > 1}
-    outside = marks[test.labels]
+    columns = [[getattr(known[name], part) for name in ("local", "synthetic")] for part in ("features", "labels")]
+    known["both"] = Records(*map(torch.cat, columns))
+    # Records of classes the run does not have are what this is for.
+    features, labels = clip(found.test.features.double(), 0.0)[0].float(), found.test.labels
+    if not len(labels):
+        raise DataError("no test record at this site")
+    strange = torch.tensor([name in hidden or name not in synthetic.classes for name in found.classes])
+    scores = {name: strangeness(each, features) for name, each in known.items() if len(each.labels) > 1}
+    outside = strange[labels]
     areas = {n: ranks_above(s[~outside], s[outside]) for n, s in scores.items() if outside.any() and not outside.all()}
     if out is not None:
+        rows = zip(labels.tolist(), *(score.tolist() for score in scores.values()), strict=True)
         with out.open("w", newline="") as stream:
             writer = csv.writer(stream)
             writer.writerow(["class", *scores])
-            columns = [score.tolist() for score in scores.values()]
-            writer.writerows(
-                [synthetic.classes[label], *row] for label, *row in zip(test.labels.tolist(), *columns, strict=True)
-            )
+            writer.writerows([found.classes[label], *row] for label, *row in rows)
     medians = {name: float(score.median()) for name, score in scores.items()}
     if as_json:
-        print(json.dumps({"tested": len(test.labels), "unknown": hidden, "median": medians, "area": areas}, indent=2))
+        print(json.dumps({"tested": len(labels), "unknown": hidden, "median": medians, "area": areas}, indent=2))
         return
-    table = Table("beside", "median score", "finds the unknown (AUROC)", title=f"{len(test.labels)} test records")
+    table = Table("beside", "median score", "finds the unknown (AUROC)", title=f"{len(labels)} test records")
     for name, median in medians.items():
         table.add_row(name, f"{median:.4g}", f"{areas[name]:.3f}" if name in areas else "")
     console.print(table)
+
+
+def _check_writable(out: Path | None) -> None:
+    """Raise ConfigError before any work is done for a file that could not be written after it."""
+    if out is not None and not out.expanduser().absolute().parent.is_dir():
+        raise ConfigError(f"--out {str(out)!r}: there is no folder {str(out.parent)!r}; make it first")
 
 
 def _write_heads(out: Path, heads: Mapping[str, Head], share: float) -> None:
@@ -190,11 +204,10 @@ def _generator_file(run: str, node_config: list[str] | None) -> Path:
     if run == "latest" and kept:
         return kept[-1]
     for file in kept:
-        if file.stem == run:
+        if file.stem.partition("-")[0] == run:
             return file
-    raise DataError(
-        f"this site keeps no generator of run {run!r}; there are: {', '.join(file.stem for file in kept) or 'none'}"
-    )
+    there = ", ".join(dict.fromkeys(file.stem.partition("-")[0] for file in kept)) or "none"
+    raise DataError(f"this site keeps no generator of run {run!r}; there are: {there}")
 
 
 def _opened(file: Path, run: RunConfig, node_config: list[str]) -> tuple[SyntheticSet, SiteFeatures]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -11,11 +11,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from client_app.clipped_linear import clipped_sums
 from common.generators import AnyGenerator, Decoder, Encoder, GanGenerator, elbo
-from common.privacy import Statistic, release
+from common.privacy import Statistic, release, system_normals
 from common.sections import DPCVAEConfig
 
 # Of the paper's GAN.
 GAN_RATE, GAN_BETAS = 2e-4, (0.5, 0.999)
+Normals = Callable[[Sequence[int]], Tensor]
 
 
 class Trainer(Protocol):
@@ -34,27 +35,21 @@ class Trainer(Protocol):
 class CVAETrainer:
     """Encoder and decoder move along one gradient. beta: weight of the divergence.
 
-    generator: of the noise that encodings get. Under privacy it must be secret: a record's gradient depends on its noise,
+    normals: draws the noise that encodings get. Under privacy it must be secret: a record's gradient depends on its noise,
     and which noise it gets on who else was drawn; of noise that nobody knows, any record might have had any.
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        encoder: Encoder,
-        settings: DPCVAEConfig,
-        rate: float,
-        beta: float,
-        generator: torch.Generator,
+        self, decoder: Decoder, encoder: Encoder, settings: DPCVAEConfig, rate: float, beta: float, normals: Normals
     ) -> None:
         self.modules = nn.ModuleList([decoder, encoder])
-        self._decoder, self._encoder, self._beta, self._generator = decoder, encoder, beta, generator
+        self._decoder, self._encoder, self._beta, self._normals = decoder, encoder, beta, normals
         self._optimiser = _optimiser(self.modules, settings, rate)
 
     def losses(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """In nats a dimension."""
         kinds = one_hot(labels, len(self._decoder.means)).to(embeddings)
-        noise = torch.randn(len(labels), self._decoder.latent, generator=self._generator).to(embeddings)
+        noise = self._normals((len(labels), self._decoder.latent)).to(embeddings)
         missed, apart = elbo(self._encoder, self._decoder, embeddings, kinds, noise)
         return (missed + self._beta * apart) / embeddings.shape[1]
 
@@ -161,4 +156,9 @@ def trainer_of(
     assert isinstance(companion, Encoder)
     usual = {"adam": 0.03 if private else 3e-3, "sgd": 0.1}[settings.optimiser]
     beta = settings.weight_of_divergence(round)
-    return CVAETrainer(shared, companion, settings, settings.rate(round, usual), beta, generator)
+
+    def seeded(shape: Sequence[int]) -> Tensor:
+        return torch.randn(tuple(shape), generator=generator)
+
+    normals = system_normals if private else seeded
+    return CVAETrainer(shared, companion, settings, settings.rate(round, usual), beta, normals)

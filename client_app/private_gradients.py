@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import torch
@@ -12,10 +11,12 @@ from torch.func import functional_call, grad, vmap
 from common.augmentation import Change
 from common.landscape import Records
 from common.parameters import Tensors
-from common.privacy import Statistic, release
+from common.privacy import Statistic, release, system_uniforms
 
 # Gradients of so many records are held in memory at a time.
 TOGETHER = 128
+# Gradients beyond this are left out.
+LONGEST = 1e25
 
 
 class PrivateGradient:
@@ -33,15 +34,13 @@ class PrivateGradient:
     ) -> None:
         self._body, self._records = body, records
         self._clip, self._multiplier, self._rate, self._expected = clip, noise_multiplier, sample_rate, expected
-        # The draw that decides who takes part is as secret as the noise.
-        self._generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
         self._clipped = self._drawn = 0
         self._signal: list[float] = []
         self.noise = noise_multiplier * clip / expected
 
     def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
         """One look at the records."""
-        rows = poisson_sample(len(self._records.labels), self._rate, self._generator).to(self._records.labels.device)
+        rows = poisson_sample(len(self._records.labels), self._rate).to(self._records.labels.device)
         total, cut = clipped_sum(self._body, parameters, self._records.take(rows), self._clip, change)
         self._clipped, self._drawn = self._clipped + cut, self._drawn + len(rows)
         flat = torch.cat([part.double().flatten() for part in total])
@@ -82,9 +81,19 @@ def clipped_sum(
     return total, cut
 
 
-def poisson_sample(count: int, rate: float, generator: torch.Generator) -> Tensor:
-    """Rows of so many, each taken with probability `rate`, independently. 53 bits: with 24 a tiny rate would be 6e-8."""
-    return (torch.rand(count, generator=generator, dtype=torch.float64) < rate).nonzero().squeeze(1)
+def poisson_sample(count: int, rate: float) -> Tensor:
+    """Rows of so many, each taken with probability `rate`, independently, by numbers as secret as the noise.
+
+    53 bits each: with 24 a tiny rate would be 6e-8.
+    """
+    return (system_uniforms(count) < rate).nonzero().squeeze(1)
+
+
+def clip_factors(norms: Tensor, clip: float) -> Tensor:
+    """What brings gradients of these norms (n,), float64, to norm `clip` at most; zero for those that say nothing."""
+    # The products are rounded as well, and the bound must hold in exact arithmetic. Longer than single precision can shorten
+    # without losing digits, or not finite: zero.
+    return torch.where(norms < LONGEST, (clip * (1 - 1e-5) / norms.clamp_min(1e-12)).clamp_max(1.0), 0.0)
 
 
 def add_clipped(total: Sequence[Tensor], each: Sequence[Tensor], clip: float) -> int:
@@ -92,8 +101,7 @@ def add_clipped(total: Sequence[Tensor], each: Sequence[Tensor], clip: float) ->
     # In double precision: over a hundred thousand entries single is off by a ten-thousandth.
     squares = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=torch.float64) for part in each]
     norms = torch.stack(squares).norm(dim=0)
-    # Products are rounded as well; the bound must hold in exact arithmetic. A gradient that is not finite says nothing.
-    factors = torch.where(norms.isfinite(), (clip * (1 - 1e-5) / norms.clamp_min(1e-12)).clamp_max(1.0), 0.0).to(each[0])
+    factors = clip_factors(norms, clip).to(each[0])
     for sum_, gradients in zip(total, each, strict=True):
         sum_ += torch.einsum("n,n...->...", factors, gradients.nan_to_num(0.0, 0.0, 0.0))
     return int((norms > clip).sum())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 
 import torch
@@ -29,14 +28,12 @@ def train_privately(
     """
     from opacus import GradSampleModule
 
-    # The draw that decides who takes part is as secret as the noise.
-    generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
     start = [parameter.detach().clone() for parameter in module.parameters()]
     sampled = GradSampleModule(module, loss_reduction="sum")
     clipped = drawn = 0
     signal: list[float] = []
     for _ in range(settings.private_steps):
-        rows = poisson_sample(len(labels), settings.sample_rate, generator)
+        rows = poisson_sample(len(labels), settings.sample_rate)
         total, cut = _clipped_sum(sampled, features[rows], labels[rows], claim.clip)
         clipped, drawn = clipped + cut, drawn + len(rows)
         flat = torch.cat([gradient.double().flatten() for gradient in total])

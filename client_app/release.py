@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -113,7 +114,16 @@ def _star(task: Task) -> Made:
 
 def keep_file(file: Path, content: bytes) -> None:
     """Write a file in one step."""
+    stage_file(file, content).replace(file)
+
+
+def stage_file(file: Path, content: bytes) -> Path:
+    """Write what is to become a file beside it; renamed, it is there in one step. Processes do not meet in it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}")
-    temporary.write_bytes(content)
-    temporary.replace(file)
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        temporary.write_bytes(content)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary

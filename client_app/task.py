@@ -12,6 +12,7 @@ from torch import Tensor
 from client_app.settings import NodeConfig
 from client_app.site import SiteFeatures
 from common.accounting import GaussianEvent
+from common.checks import LARGEST_NUMBER
 from common.claims import Claim
 from common.classifiers import class_indices
 from common.config import RunConfig, run_digest
@@ -90,6 +91,8 @@ class Task:
                 f"a model of run {model.header.run!r} for backbone {model.header.fingerprint[:16]!r}; here it is run "
                 f"{run_digest(self.run)!r} and {self.found.fingerprint[:16]!r}"
             )
+        if not all(t.isfinite().all() and (not t.numel() or t.abs().max() < LARGEST_NUMBER) for t in model.tensors.values()):
+            raise SurrogateError(f"a model with a number that is not finite, or beyond {LARGEST_NUMBER:g}")
         if self.run.epsilon and self.run.classes and model.header.classes != self.run.classes:
             raise SurrogateError(f"a model of classes {', '.join(model.header.classes)[:200]}, which are not this run's")
         return model

@@ -127,8 +127,10 @@ def calibrate(
         def fits_loosely(noise: float) -> bool:
             return rdp_epsilon([*spent, GaussianEvent(noise, sample_rate, count)], delta) <= epsilon
 
-        high = _smallest(fits_loosely, 0.1, 1e4, 1e-3)
-        return _smallest(fits, high / 2, high, 1e-3) if fits(high) else _smallest(fits, high, 2 * high, 1e-3)
+        high = _smallest(fits_loosely, 0.1, 1e4, 1e-3) if fits_loosely(1e4) else 1.0
+        while not fits(high) and high < 1e6:
+            high *= 2
+        return _smallest(fits, high / 2, high, 1e-3)
     return _smallest(fits, 1e-3, 1e6)
 
 

@@ -72,10 +72,15 @@ def system_normals(shape: Sequence[int]) -> Tensor:
     """
     count = math.prod(shape)
     half = (count + 1) // 2
-    raw = torch.frombuffer(_secret_bytes(16 * max(1, half)), dtype=torch.int64)
-    uniform = ((raw >> 11) & (2**53 - 1)).double().add_(0.5).mul_(2.0**-53)
+    uniform = system_uniforms(2 * max(1, half))
     radius, angle = (-2 * uniform[:half].log()).sqrt(), 2 * math.pi * uniform[half : 2 * half]
     return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].reshape(tuple(shape))
+
+
+def system_uniforms(count: int) -> Tensor:
+    """Uniforms in (0, 1) of 53 bits (float64), from the same source."""
+    raw = torch.frombuffer(_secret_bytes(8 * max(1, count)), dtype=torch.int64)
+    return ((raw >> 11) & (2**53 - 1)).double().add_(0.5).mul_(2.0**-53)[:count]
 
 
 def _secret_bytes(count: int) -> bytearray:

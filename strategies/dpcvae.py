@@ -13,13 +13,13 @@ from common.checks import Expectation, check_header
 from common.classifiers import Classifier
 from common.errors import RunError, SurrogateError
 from common.generator_files import pack_generator
-from common.generators import COUNTS, Generator, labels_evenly
+from common.generators import Generator, labels_evenly
 from common.heads import Batch
 from common.model_frames import pack_parameters, unpack_parameters
 from common.parameters import Parameters, check_update
 from common.randomness import stream
 from common.wire import to_record
-from strategies.generating import expected_shapes, head_of, take_in
+from strategies.generating import check_opening, expected_shapes, head_of, take_in
 from strategies.rounds import Rounds
 from strategies.training import Training
 
@@ -57,8 +57,8 @@ class DPCVAE(Rounds[Parameters]):
         if reply.header.classes != training.classes:
             raise SurrogateError(f"{len(reply.header.classes)} classes that are not the run's in the run's order")
         check_update(reply, expected_shapes(training), training.round + 1, bool(self.config.epsilon))
-        if not (self.config.epsilon or training.round) and bool((reply.tensors[COUNTS] < 0).any()):
-            raise SurrogateError("a class of less than no records")
+        if training.round == 0:
+            check_opening(reply, self.config)
         return reply
 
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:

@@ -24,6 +24,9 @@ COMPARE = f"{MessageType.QUERY}.compare"
 HELLO = f"{MessageType.QUERY}.hello"
 PICTURE_POINTS = 1500
 DOWNSTREAM = "downstream."
+# What a site tells of a generator, and the most it can be: shares, and distances between embeddings of norm one.
+DOWNSTREAM_LIMITS = {f"{kind}-{head}": 1.0 for kind in ("accuracy", "balanced") for head in ("local", "synthetic", "mixed")}
+DOWNSTREAM_LIMITS |= {"share": 1.0, "sliced": 4.0, "sinkhorn": 4.0}
 
 
 class Federation(ABC):
@@ -223,8 +226,8 @@ def whole_number(info: Info, key: str) -> int:
 
 def downstream_told(info: Info) -> dict[str, float]:
     """How well a generator serves at a site, as far as it has told."""
-    told = {key.removeprefix(DOWNSTREAM): value for key, value in info.items() if key.startswith(DOWNSTREAM)}
-    return {name[:40]: value for name, value in told.items() if isinstance(value, float) and math.isfinite(value)}
+    told = {name: info.get(DOWNSTREAM + name) for name in DOWNSTREAM_LIMITS}
+    return {name: v for name, v in told.items() if isinstance(v, float) and 0 <= v <= DOWNSTREAM_LIMITS[name]}
 
 
 def seconds_told(info: Info, key: str) -> float | None:

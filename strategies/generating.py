@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from common.checks import LARGEST_COUNT
 from common.claims import opening_noise, opening_shares
 from common.classifiers import Head
 from common.config import RunConfig
+from common.errors import SurrogateError
 from common.generators import COUNTS, MEANS, SUMS, Generator, labels_evenly
 from common.heads import train_on_features
 from common.parameters import Parameters, average
@@ -22,6 +24,8 @@ from strategies.training import Training
 
 # What each site has told of its class sizes, in the memory of a training.
 SIZES = "sizes."
+# So many standard deviations of noise are believed.
+SIGMAS = 30.0
 
 
 def expected_shapes(training: Training) -> dict[str, tuple[int, ...]]:
@@ -30,6 +34,27 @@ def expected_shapes(training: Training) -> dict[str, tuple[int, ...]]:
         count, sums = len(training.classes), training.config.dpcvae.opening == "sums"
         return {COUNTS: (count,)} | ({SUMS: (count, training.inputs)} if sums else {})
     return {name: tuple(tensor.shape) for name, tensor in training.model.items() if name not in (MEANS, COUNTS)}
+
+
+def check_opening(reply: Parameters, run: RunConfig) -> None:
+    """Raise SurrogateError for class sizes no site has, or sums longer than embeddings of norm one add up to.
+
+    One site's nonsense would otherwise be every site's class means. Under privacy the noise may add to both.
+    """
+    counts, sums = reply.tensors[COUNTS].double(), reply.tensors.get(SUMS)
+    noise = opening_noise(run) if run.epsilon else None
+    slack = {name: SIGMAS * noise / math.sqrt(share) if noise else 0.0 for name, share in opening_shares(run).items()}
+    if bool((counts < -slack[COUNTS]).any() or (counts > LARGEST_COUNT).any()):
+        raise SurrogateError(f"a class of {float(counts.min()):g} to {float(counts.max()):g} records")
+    if sums is None:
+        return
+    allowed = counts.clamp_min(0) * (1 + 1e-2) + slack[COUNTS] + slack[SUMS] * math.sqrt(sums.shape[1]) + 1e-2
+    if bool((longer := sums.double().norm(dim=1) > allowed).any()):
+        worst = int(longer.int().argmax())
+        raise SurrogateError(
+            f"class {reply.header.classes[worst][:40]!r}: the sum of {float(counts[worst]):g} embeddings of norm one is "
+            f"{float(sums[worst].norm()):g} long"
+        )
 
 
 def take_in(training: Training, replies: Sequence[Parameters]) -> None:

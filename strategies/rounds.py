@@ -89,15 +89,16 @@ class Rounds(Federation, Generic[R]):
 
     def _round(self, grid: Grid, training: Training, deadline: float, started: float, before: float) -> None:
         number, sites = training.round + 1, self.outcome.sites
-        present = self._present(grid, deadline, number)
-        training.asked += 1
+        asked, mute = self._present(grid, training, deadline)
+        training.asked += bool(asked)
         # Before anybody is asked: what is paid for must not be forgotten when this process dies.
         self.recorder.keep(CHECKPOINT, training.save())
-        replies, silent = self._ask(grid, training, present, deadline)
+        replies, silent = self._ask(grid, training, asked, deadline)
+        silent |= mute
         try:
-            check_quorum(len(replies), len(present), self.config.sites, self.config.quorum)
+            check_quorum(len(replies), len(asked) + len(mute), self.config.sites, self.config.quorum)
         except RunError as error:
-            if training.round and self._only_budgets_are_missing(present, silent, len(replies)):
+            if training.round and self._only_budgets_are_missing(asked, silent, len(replies)):
                 self._stop(f"round {number}: {error}, and sites' privacy budgets do not allow more")
                 for site in sites.values():
                     if site.name in training.confirmed:
@@ -123,30 +124,30 @@ class Rounds(Federation, Generic[R]):
         self.recorder.keep(CHECKPOINT, training.save())
         self.recorder.event("round", **story)
 
-    def _ask(self, grid: Grid, training: Training, present: Sequence[int], deadline: float) -> tuple[list[R], set[int]]:
-        """What the sites answer in a round, and the nodes that stay silent. Who has no name yet is asked for that only."""
-        number, sites, question = training.round + 1, self.outcome.sites, training.question()
-        strangers = {node for node in present if sites[node].name == nameless(node)}
+    def _ask(self, grid: Grid, training: Training, asked: Sequence[int], deadline: float) -> tuple[list[R], set[int]]:
+        """What the sites answer in a round, and the nodes that stay silent."""
+        number, question = training.round + 1, training.question()
         told: Info = {"run": run_digest(self.config), "round": number, "lineage": training.lineage, "bytes": len(question)}
 
         def message(node: int) -> Message:
-            if node in strangers:
-                return self.hello(node)
-            confirmed = training.confirmed.get(sites[node].name, 0)
+            confirmed = training.confirmed.get(self.outcome.sites[node].name, 0)
             return self._message(MessageType.TRAIN, node, to_record(question, told | {"confirmed": confirmed}))
 
         replies: list[R] = []
-        silent = set(present)
-        for reply in Collection(grid, map(message, present), deadline):
+        silent = set(asked)
+        for reply in Collection(grid, map(message, asked), deadline):
             silent.discard(self._node(reply))
-            if self._node(reply) in strangers:
-                self._meet(reply, training)
-            elif (read := self._reply(reply, training)) is not None:
+            if (read := self._reply(reply, training)) is not None:
                 replies.append(read)
-        for node in silent:
-            sites[node].fate, sites[node].reason = "dropped", NO_REPLY
-            self.recorder.event("dropped", site=sites[node].name, reason=NO_REPLY, round=number)
+        self._miss(silent, number)
         return replies, silent
+
+    def _miss(self, silent: Container[int], number: int) -> None:
+        """Record which nodes did not answer."""
+        for node, site in self.outcome.sites.items():
+            if node in silent:
+                site.fate, site.reason = "dropped", NO_REPLY
+                self.recorder.event("dropped", site=site.name, reason=NO_REPLY, round=number)
 
     def _accuracy(self, grid: Grid, deadline: float) -> float | None:
         """Of the model as it is now on all test data, in a simulation where a site answers."""
@@ -159,31 +160,13 @@ class Rounds(Federation, Generic[R]):
             return None
         return judged if isinstance(judged, float) else None
 
-    def _meet(self, reply: Message, training: Training) -> None:
-        """Take in who a site says it is that came during the run; from the next round on it takes part.
+    def _present(self, grid: Grid, training: Training, deadline: float) -> tuple[list[int], set[int]]:
+        """The nodes to ask in a round, and those that do not even say who they are.
 
-        Only by its name can a site that has come back under another number be told how far it had come.
+        Who came only now, or came back under another number, is asked that first: only by its name can a site be told how
+        far it had come.
         """
-        node = self._node(reply)
-        site, number = self.outcome.sites[node], training.round + 1
-        try:
-            _, info = self._read(reply, site)
-            site = self.outcome.sites[node]
-            said = introduction(site.name, info)
-            if (said.fingerprint, said.dimension) != (training.fingerprint, training.inputs):
-                site.barred = True
-                raise SurrogateError(
-                    f"backbone {said.fingerprint[:16]} of dimension {said.dimension}, which is not the run's"
-                )
-        except SurrogateError as error:
-            self._reject(node, str(error), number)
-            return
-        site.simulated, site.reason = said.simulated, f"came during round {number}"
-        self.recorder.event("joined", site=site.name, round=number)
-
-    def _present(self, grid: Grid, deadline: float, number: int) -> list[int]:
-        """The nodes that can be asked in a round, whoever came only now among them."""
-        nodes, sites = connected_nodes(grid, 0, deadline), self.outcome.sites
+        nodes, sites, number = connected_nodes(grid, 0, deadline), self.outcome.sites, training.round + 1
         self._connected = set(nodes)
         for node in nodes:
             sites.setdefault(node, Site(name=nameless(node)))
@@ -191,7 +174,31 @@ class Rounds(Federation, Generic[R]):
             if node not in self._connected and site.fate == "used":
                 site.fate, site.reason = "dropped", f"gone before round {number}"
                 self.recorder.event("dropped", site=site.name, reason=site.reason, round=number)
-        return [node for node in nodes if not sites[node].barred]
+        mute = {node for node in nodes if sites[node].name == nameless(node) and not sites[node].barred}
+        for reply in Collection(grid, map(self.hello, list(mute)), deadline) if mute else ():
+            mute.discard(self._node(reply))
+            self._meet(reply, training)
+        self._miss(mute, number)
+        known = [node for node in nodes if sites[node].name != nameless(node) and not sites[node].barred]
+        return known, mute
+
+    def _meet(self, reply: Message, training: Training) -> None:
+        """Take in who a site says it is that came during the run."""
+        node, number = self._node(reply), training.round + 1
+        site = self.outcome.sites[node]
+        try:
+            _, info = self._read(reply, site)
+            said = introduction(site.name, info)
+            if site.name == nameless(node):
+                raise SurrogateError(f"a site that calls itself {str(info.get('site'))[:64]!r}, which is another site")
+            if (said.fingerprint, said.dimension) != (training.fingerprint, training.inputs):
+                site.barred = True
+                raise SurrogateError(f"backbone {said.fingerprint[:16]} of dimension {said.dimension}, not the run's")
+        except SurrogateError as error:
+            self._reject(node, str(error), number)
+            return
+        site.simulated = said.simulated
+        self.recorder.event("joined", site=site.name, round=number)
 
     def _only_budgets_are_missing(self, asked: Sequence[int], silent: Container[int], used: int) -> bool:
         """Whether a private round would have had its quorum, had no site refused it for lack of budget."""

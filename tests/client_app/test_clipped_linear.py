@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from client_app.clipped_linear import clipped_sums
 from client_app.generator_steps import trainer_of
+from client_app.private_gradients import add_clipped
 from common.config import parse_run_config
 from common.generators import fresh_companion, fresh_generator
 
@@ -39,7 +40,7 @@ def test_the_sum_is_that_of_records_clipped_one_by_one(method: str, hidden: int,
     x, labels = torch.randn(9, 20).double(), torch.arange(9) % 3
 
     def fresh_trainer() -> Any:
-        return trainer_of(shared, companion, run.dpcvae, 3, torch.ones(3), True, torch.Generator().manual_seed(5))
+        return trainer_of(shared, companion, run.dpcvae, 3, torch.ones(3), False, torch.Generator().manual_seed(5))
 
     trainer = fresh_trainer()
     sums, cut = clipped_sums(trainer.modules, lambda: trainer.losses(x, labels), clip)
@@ -72,7 +73,7 @@ def test_the_sum_is_that_of_opacus() -> None:
         assert torch.allclose(found, torch.einsum("n,n...->...", factors, part), rtol=3e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38, 3e22])
 def test_no_record_moves_the_sum_by_more_than_the_clip_whatever_it_holds(bad: float) -> None:
     torch.manual_seed(1)
     modules = nn.ModuleList([nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))])
@@ -112,3 +113,13 @@ def test_an_empty_sample_adds_nothing() -> None:
     sums, cut = clipped_sums(modules, lambda: modules[0](torch.zeros(0, 3)).squeeze(1), 1.0)
     assert cut == 0
     assert all(not bool(tensor.any()) for tensor in sums.values())
+
+
+@pytest.mark.parametrize("length", [1e20, 1e24, 1e30, 1e37, 1e38, 2e38])
+def test_no_gradient_is_too_long_to_be_shortened(length: float) -> None:
+    # A factor below the normal numbers of single precision loses its digits, up to a factor of two.
+    for clip in (0.01, 0.1, 1.0):
+        each = [torch.tensor([[length, 0.0]])]
+        total = [torch.zeros(2)]
+        add_clipped(total, each, clip)
+        assert float(total[0].double().norm()) <= clip

@@ -80,15 +80,15 @@ def test_too_few_records_to_split_are_refused() -> None:
 
 
 def test_coarser_labels_take_every_class_once() -> None:
-    names, group = grouped("animal=cat,dog vehicle=car", ("car", "cat", "dog"))
+    names, group = grouped("animal=cat, dog; vehicle=car", ("car", "cat", "dog"))
     assert names == ("animal", "vehicle")
     assert group.tolist() == [1, 0, 0]
     for wrong, said in (
         ("animal=cat", "in no group"),
-        ("animal=cat,dog vehicle=car,cat", "'cat' is unknown or in two groups"),
-        ("animal=cat,dog vehicle=bus", "'bus' is unknown"),
+        ("animal=cat,dog; vehicle=car,cat", "'cat' is unknown or in two groups"),
+        ("animal=cat,dog; vehicle=bus", "'bus' is unknown"),
         ("animal", "name=class,class"),
-        ("animal=cat,dog animal=car", "name=class,class"),
+        ("animal=cat,dog; animal=car", "name=class,class"),
     ):
         with pytest.raises(ConfigError, match=said):
             grouped(wrong, ("car", "cat", "dog"))
@@ -159,7 +159,7 @@ def test_from_a_generator_to_a_classifier_one_command_each(tmp_path: Path, gener
     assert told["scores"]["mixed"]["accuracy"] > 0.8
     assert set(load_file(heads)) == {"local.weight", "local.bias", "synthetic.weight", "synthetic.bias"}
     coarse = json.loads(
-        call("classify", out, "--node-config", node, "--groups", "low=0,1,2,3,4 high=5,6,7,8,9", "--json").output
+        call("classify", out, "--node-config", node, "--groups", "low=0,1,2,3,4; high=5,6,7,8,9", "--json").output
     )
     assert coarse["classes"] == ["low", "high"]
     csv = tmp_path / "scores.csv"

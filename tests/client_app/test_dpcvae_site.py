@@ -19,7 +19,7 @@ from client_app.task import Made, Task
 from common.accounting import GaussianEvent, calibrate, epsilon_spent, gaussian_noise_multiplier
 from common.claims import make_claim, opening_noise, private_rounds, released_in, spent_after
 from common.config import RunConfig, parse_run_config
-from common.errors import ConfigError, StateError
+from common.errors import ConfigError, StateError, SurrogateError
 from common.generators import COUNTS, MEANS, SUMS
 from common.model_frames import unpack_parameters
 from strategies.generating import take_in
@@ -96,8 +96,8 @@ def test_every_step_of_every_round_takes_its_own_poisson_sample(tmp_path: Path, 
     drawn: list[Tensor] = []
     real = dpcvae.poisson_sample
 
-    def spy(count: int, rate: float, generator: torch.Generator) -> Tensor:
-        drawn.append(real(count, rate, generator))
+    def spy(count: int, rate: float) -> Tensor:
+        drawn.append(real(count, rate))
         return drawn[-1]
 
     monkeypatch.setattr(dpcvae, "poisson_sample", spy)
@@ -183,16 +183,23 @@ def test_the_encoder_is_where_it_was_when_the_site_comes_back(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("private", [False, True])
-@pytest.mark.parametrize("damage", ["gone", "cut"])
+@pytest.mark.parametrize("damage", ["gone", "cut", "of another run"])
 def test_a_site_that_has_lost_its_state_does_not_go_on(tmp_path: Path, private: bool, damage: str) -> None:
-    site = Site(tmp_path, run(**(PRIVATE if private else {})))
+    site = Site(tmp_path / "mine", run(**(PRIVATE if private else {})))
     for _ in range(2):
         site.round()
-    (file,) = tmp_path.rglob("kept-2.safetensors")
+    (file,) = (tmp_path / "mine").rglob("kept-2.safetensors")
     if damage == "gone":
         file.unlink()
-    else:
+    elif damage == "cut":
         file.write_bytes(file.read_bytes()[:40])
+    else:
+        # A run without privacy, under the same name: its encoder has seen the records in clear.
+        other = Site(tmp_path / "other", run(**{"seed": 1} | (PRIVATE if private else {})))
+        for _ in range(2):
+            other.round()
+        (theirs,) = (tmp_path / "other").rglob("kept-2.safetensors")
+        file.write_bytes(theirs.read_bytes())
     with pytest.raises(StateError, match="round 2 of this run counted"):
         site.round()
 
@@ -258,3 +265,13 @@ def test_a_private_round_learns_the_spread_of_the_classes(tmp_path: Path) -> Non
     decoded = site.training.model["linear.weight"][:, :2]
     total = learned + decoded.square().sum(1)
     assert torch.allclose(total, around.var(0), rtol=0.35)
+
+
+@pytest.mark.parametrize("size", [float("nan"), float("inf"), 1e22])
+def test_a_model_that_no_training_leads_to_is_refused(tmp_path: Path, size: float) -> None:
+    # Gradients beyond what single precision can shorten would pass the clip.
+    site = Site(tmp_path, run(**PRIVATE))
+    site.round()
+    site.training.model = {**site.training.model, MEANS: torch.full((3, DIMENSION), size)}
+    with pytest.raises(SurrogateError, match=r"not finite, or beyond|scale"):
+        site.round()

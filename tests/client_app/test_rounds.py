@@ -190,7 +190,7 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
     config, claim = private(**{"fedavg.local-epochs": 1, "fedavg.sample-rate": 0.5})
     features, labels = data()
     monkeypatch.setattr("common.privacy.system_normals", lambda shape: torch.ones(tuple(shape), dtype=torch.float64))
-    monkeypatch.setattr(private_training.torch, "rand", lambda *size, **_: torch.zeros(*size))
+    monkeypatch.setattr("client_app.private_gradients.system_uniforms", torch.zeros)
     sigma, _ = claim.noise["gradients"]
     for mu in (0.0, 5.0):
         module = linear(16, 3)

@@ -131,3 +131,12 @@ def test_what_is_left_after_full_releases_is_spent_exactly(epsilon: float) -> No
     assert epsilon_spent([*spent, GaussianEvent(noise, count=7)], 1e-5) == pytest.approx(epsilon, rel=1e-9)
     with pytest.raises(ConfigError, match="is spent already"):
         calibrate(epsilon, 1e-5, spent=[GaussianEvent(0.9 * gaussian_noise_multiplier(epsilon, 1e-5))])
+
+
+@pytest.mark.parametrize(("epsilon", "rate"), [(0.5, 0.05), (1.0, 0.16)])
+def test_sampled_steps_after_a_full_release_get_no_more_noise_than_they_need(epsilon: float, rate: float) -> None:
+    # The looser bound of the first release alone is beyond epsilon here, so it can bracket nothing.
+    spent = [GaussianEvent(gaussian_noise_multiplier(epsilon, 1e-5) / 0.95**0.5)]
+    noise = calibrate(epsilon, 1e-5, rate, 100, spent)
+    assert epsilon_spent([*spent, GaussianEvent(noise, rate, 100)], 1e-5) <= epsilon
+    assert epsilon_spent([*spent, GaussianEvent(0.97 * noise, rate, 100)], 1e-5) > epsilon

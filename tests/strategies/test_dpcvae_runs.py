@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import ConfigRecord
 from safetensors.torch import load_file
 
 from common.accounting import GaussianEvent, epsilon_spent
@@ -19,7 +21,7 @@ from common.generator_files import read_generator, read_manifest
 from common.generators import COUNTS
 from common.model_frames import pack_parameters, unpack_parameters
 from common.parameters import Parameters
-from common.wire import PAYLOAD
+from common.wire import INFO, PAYLOAD
 from server_app.plan import generator_numbers, plan
 from server_app.report import write_report
 from tests.grid import FIRST_NODE, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
@@ -180,7 +182,9 @@ def test_a_site_without_its_state_is_refused_by_name_and_the_others_go_on(tmp_pa
     ("change", "said"),
     [
         (lambda p: replace(p, tensors={**p.tensors, "counts": torch.full((10,), float("nan"))}), "scale nan"),
-        (lambda p: replace(p, tensors={**p.tensors, "counts": torch.full((10,), -1.0)}), "less than no records"),
+        (lambda p: replace(p, tensors={**p.tensors, "counts": torch.full((10,), -1.0)}), "of -1 to -1 records"),
+        (lambda p: replace(p, tensors={**p.tensors, "counts": torch.full((10,), 1e9)}), "of 1e+09 to 1e+09 records"),
+        (lambda p: replace(p, tensors={**p.tensors, "sums": torch.full((10, 64), 1e3)}), "embeddings of norm one is"),
         (lambda p: replace(p, tensors={"counts": torch.ones(10)}), "sums"),
         (lambda p: replace(p, tensors={**p.tensors, "sums": torch.zeros(10, 3)}), "sums"),
         (lambda p: replace(p, header=replace(p.header, classes=p.header.classes[::-1])), "not the run's in the run's order"),
@@ -210,7 +214,7 @@ def test_a_site_under_privacy_tells_nothing_of_its_own_and_keeps_the_generator(t
         (reply,) = grid.replies(index, "evaluate")
         assert set(reply.content.config_records["info"]) == {"status", "site"}
     kept = list((tmp_path / "site-state" / "generators").glob("*.safetensors"))
-    assert [file.stem for file in kept] == ["77"]
+    assert sorted(file.stem for file in kept) == ["77-h0", "77-h1"]
     assert metrics["sites"]["used"] == 2
     assert FIRST_NODE in grid.node_configs
 
@@ -233,8 +237,71 @@ def test_a_site_that_comes_back_under_another_number_goes_on_with_its_encoder(tm
     assert [(e["site"], e["round"]) for e in events_of(folder) if e["event"] == "joined"] == [("1", 4)]
     asked = [m for m in grid.sent if m.metadata.dst_node_id == new and m.metadata.message_type == "train"]
     # Round two is the last in which it counted: from there it goes on, and not from the beginning.
-    assert [(m.content.config_records["info"]["round"], m.content.config_records["info"]["confirmed"]) for m in asked] == [
-        (5, 2)
-    ]
-    assert [e["round"] for e in events_of(folder) if e["event"] == "replied" and e["site"] == "1"] == [1, 2, 5]
+    told = [m.content.config_records["info"] for m in asked]
+    assert [(info["round"], info["confirmed"]) for info in told] == [(4, 2), (5, 4)]
+    assert [e["round"] for e in events_of(folder) if e["event"] == "replied" and e["site"] == "1"] == [1, 2, 4, 5]
     assert metrics_of(folder)["sites"] == {"invited": 3, "used": 3, "rejected": 0, "dropped": 0}
+
+
+def test_nobody_is_dropped_for_quorum_when_a_site_comes_back_under_another_number(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(2))
+    nodes, new = grid.get_node_ids, FIRST_NODE + 50
+
+    def renumbered() -> Any:
+        done = [e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        if len(done) == 1 and FIRST_NODE + 1 in grid.node_configs:
+            grid.node_configs[new] = grid.node_configs.pop(FIRST_NODE + 1)
+            grid._states[new] = grid._states[FIRST_NODE]
+        return nodes()
+
+    grid.get_node_ids = renumbered  # type: ignore[method-assign]
+    metrics = metrics_of(quick(tmp_path, grid, **SMALL | {"quorum": 1.0}))
+    assert [entry["used"] for entry in metrics["rounds"]] == [2, 2, 2, 2]
+    assert metrics["sites"]["invited"] == 2
+
+
+def test_a_site_that_takes_anothers_name_during_the_run_is_refused_by_name(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(2))
+    nodes, new = grid.get_node_ids, FIRST_NODE + 50
+
+    def joined() -> Any:
+        done = [e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        if len(done) == 1 and new not in grid.node_configs:
+            grid.node_configs[new] = dict(grid.node_configs[FIRST_NODE])
+            grid._states[new] = grid._states[FIRST_NODE]
+        return nodes()
+
+    grid.get_node_ids = joined  # type: ignore[method-assign]
+    folder = quick(tmp_path, grid, **SMALL)
+    refused = [e for e in events_of(folder) if e["event"] == "rejected"]
+    assert {e["reason"] for e in refused} == {"a site that calls itself '0', which is another site"}
+    assert metrics_of(folder)["sites"]["used"] == 2
+
+
+def test_a_full_disk_costs_a_site_the_round_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, failed = sys.modules["client_app.app"].stage_file, []
+
+    def full(file: Path, content: bytes) -> Path:
+        if file.name == "kept-2.safetensors" and file.parent.name.endswith("-1") and not failed:
+            failed.append(file)
+            raise OSError("no space left on device")
+        return stage(file, content)
+
+    monkeypatch.setattr(sys.modules["client_app.app"], "stage_file", full)
+    folder = quick(tmp_path, sites(2), **SMALL | PRIVATE)
+    assert [e["round"] for e in events_of(folder) if e["event"] == "rejected"] == [2]
+    assert [e["round"] for e in events_of(folder) if e["event"] == "replied" and e["site"] == "1"] == [1, 3, 4]
+    rounds = sorted([entry["round"] for entry in entries] for entries in ledgers(tmp_path))
+    assert rounds == [[1, 2, 3, 4], [1, 3, 4]]
+
+
+def test_numbers_a_site_makes_up_about_the_generator_are_left_out(tmp_path: Path) -> None:
+    def boasts(record: Any) -> None:
+        info = dict(record.config_records[INFO])
+        info |= {"downstream.accuracy-local": 1e308, "downstream.sliced": -1.0, "downstream.other": 0.5}
+        record[INFO] = ConfigRecord(info)
+
+    folder = quick(tmp_path, InProcessGrid(sites(2), {1: Fault(reply=boasts, kind="evaluate")}), **SMALL)
+    row = metrics_of(folder)["downstream"]["1"]
+    assert not {"accuracy-local", "sliced", "other"} & row.keys()
+    assert "What the synthetic embeddings are worth" in write_report(folder).read_text()
