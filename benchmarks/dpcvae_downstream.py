@@ -35,6 +35,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "DP-CGAN": {"method": "dpcgan"},
 }
 NAMES = ("accuracy", "balanced")
+# By row and epsilon, for every seed.
+Found = dict[tuple[str, float], list[dict[str, float]]]
 
 
 def scores(model: Classifier, data: Federation, run: RunConfig) -> dict[str, float]:
@@ -54,7 +56,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=10)
     options = parser.parse_args()
     settings, said = settings_of(options, {"dataset": "cifar10", "alpha": 0.3, "classes": CLASSES})
-    found: dict[tuple[str, float], list[dict[str, float]]] = defaultdict(list)
+    found: Found = defaultdict(list)
     for seed in range(options.seeds):
         data = load(parse_run_config(settings | {"seed": seed}), options.sites)
         jobs = [(name, epsilon) for epsilon in EPSILONS for name in ROWS]
@@ -68,19 +70,25 @@ def main() -> None:
             assert measured.model is not None
             told = scores(measured.model, data, run)
             found[name, epsilon].append(told | {"all": measured.accuracy, "bytes": measured.bytes / 1e6})
+        # After every seed: the GANs take most of an hour, and what is there is there.
+        write(found, f"{options.sites} sites, Dirichlet 0.3, delta {DELTA:g}, {seed + 1} seeds. {said}", options.name)
+
+
+def write(found: Found, title: str, name: str) -> None:
+    """Print and keep the table of what has been found so far."""
     rows: list[tuple[Any, ...]] = []
-    local = [told for (name, _), each in found.items() if name == "DP-CVAE" for told in each]
+    local = [told for (row, _), each in found.items() if row == "DP-CVAE" for told in each]
     rows.append(
         ("local", "", *(mean_and_deviation([told[f"{n}-local"] for told in local]) for n in NAMES), "", "", "", "", "")
     )
-    for (name, epsilon), each in found.items():
+    for (row, epsilon), each in found.items():
         columns = [
             mean_and_deviation([told[f"{n}-{kind}"] for told in each]) for kind in ("synthetic", "mixed") for n in NAMES
         ]
         share = statistics.mean(told["share"] for told in each) / 100
         everywhere = mean_and_deviation([told["all"] for told in each])
         sent = statistics.mean(told["bytes"] for told in each)
-        rows.append((name, f"{epsilon:g}" if epsilon else "none", *columns, share, everywhere, sent))
+        rows.append((row, f"{epsilon:g}" if epsilon else "none", *columns, share, everywhere, sent))
     heads = (
         "shared head",
         "epsilon",
@@ -92,8 +100,7 @@ def main() -> None:
         "all test data, %",
         "MB sent",
     )
-    title = f"{options.sites} sites, Dirichlet 0.3, delta {DELTA:g}, {options.seeds} seeds. {said}"
-    report(options.name, title, heads, rows)
+    report(name, title, heads, rows)
 
 
 if __name__ == "__main__":

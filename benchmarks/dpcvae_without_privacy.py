@@ -33,8 +33,8 @@ ROWS: dict[str, dict[str, Any]] = {
     **{f"beta {b:g}": PAPER | {"dpcvae.beta": b} for b in BETAS},
     **{f"beta {b:g}, variance": PAPER | {"dpcvae.beta": b, "dpcvae.learned-variance": True} for b in BETAS},
     **{f"beta {b:g}, prior": PAPER | {"dpcvae.beta": b, "dpcvae.class-prior": True} for b in BETAS},
-    **{f"beta {b:g}, variance, prior": {"dpcvae.beta": b} for b in BETAS},
-    **{f"linear, beta {b:g}, variance, prior": {"dpcvae.beta": b, "dpcvae.hidden": 0} for b in BETAS},
+    **{f"beta {b:g}, variance, prior": {"dpcvae.beta": b, "dpcvae.hidden": 256} for b in BETAS},
+    **{f"linear, beta {b:g}, variance, prior": {"dpcvae.beta": b} for b in BETAS},
 }
 PASSES = 30
 

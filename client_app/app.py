@@ -133,11 +133,12 @@ def _head(message: Message, context: Context, run: RunConfig, node: NodeConfig, 
 
 
 def _evaluation(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
+    gate = open_gate(node, run, str(context.run_id))
+    gate.check_request(run)
     found, told = load_site(run, node), Info()
     task = Task(run, node, site, found)
     if run.method in GENERATIVE:
         payload, _ = from_record(message.content, LARGEST_MODEL)
-        gate = open_gate(node, run, str(context.run_id))
         told = use_generator(replace(task, question=payload), gate, str(context.run_id))
         correct, tested = told.pop("correct"), told.pop("tested")
     elif run.method == "local":
@@ -153,8 +154,6 @@ def _evaluation(message: Message, context: Context, run: RunConfig, node: NodeCo
     log.info("the model of run %s is right for %d of %d test records here", run_digest(run), correct, tested)
     told |= {"correct": correct, "tested": tested}
     if not found.simulated:
-        gate = open_gate(node, run, str(context.run_id))
-        gate.check_request(run)
         if not gate.exact_numbers_may_leave(run):
             return None, {}
         gate.let_out(entry(run, str(context.run_id), Made(json.dumps(told).encode())))

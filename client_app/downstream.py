@@ -51,14 +51,11 @@ class Mixture:
     shared: Classifier
     share: float
 
-    def probabilities(self, features: Tensor, source: str) -> Tensor:
-        """Class probabilities (n, C) of one of `SOURCES`."""
-        own, shared = (model.scores(features).softmax(1) for model in (self.local, self.shared))
-        return {"local": own, "synthetic": shared}.get(source, self.share * own + (1 - self.share) * shared)
-
     def scores(self, test: Records) -> dict[str, Score]:
-        """How often each source is right."""
-        return {name: score(self.probabilities(test.features, name), test.labels) for name in SOURCES}
+        """How often each of `SOURCES` is right."""
+        own, shared = (model.scores(test.features).softmax(1) for model in (self.local, self.shared))
+        probabilities = (own, shared, self.share * own + (1 - self.share) * shared)
+        return {name: score(each, test.labels) for name, each in zip(SOURCES, probabilities, strict=True)}
 
     def told(self, test: Records) -> dict[str, float]:
         """The same as numbers with names, and the share."""

@@ -69,7 +69,7 @@ def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Ten
         SUMS: unit.new_zeros(count, unit.shape[1]).index_add_(0, labels, unit),
     }
     chosen = {COUNTS, SUMS} if run.dpcvae.opening == "sums" else {COUNTS}
-    claim, noise = make_claim(run, "record"), opening_noise(run) if run.epsilon else None
+    claim, noise = make_claim(run, "record"), opening_noise(run)
     facts: dict[str, float] = {}
     if noise is not None:
         shares = opening_shares(run)

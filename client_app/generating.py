@@ -30,10 +30,9 @@ def generators(node: NodeConfig) -> Path:
 def use_generator(task: Task, gate: Gate, flower_run: str) -> Info:
     """Keep the generator that came, and say how well it serves here; what of that may leave the caller decides.
 
-    Raises SurrogateError for a generator that is none of this run's, or of a run the site has taken no part in, and
-    PolicyError. Where nothing of it may leave, no failure to judge it shows: it would tell of the records.
+    Raises SurrogateError for a generator that is none of this run's, or of a run the site has taken no part in.
+    Where nothing of it may leave, no failure to judge it shows: it would tell of the records.
     """
-    gate.check_request(task.run)
     if not any(entry.get("flower_run") == flower_run for entry in gate.ledger.entries()):
         raise SurrogateError(f"a generator of run {flower_run}, in which this site has taken no part")
     received = task.received_model()

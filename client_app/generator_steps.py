@@ -154,7 +154,7 @@ def trainer_of(
     if isinstance(shared, GanGenerator):
         return GanTrainer(shared, companion, settings, settings.rate(round, GAN_RATE), shares, generator)
     assert isinstance(companion, Encoder)
-    usual = {"adam": 0.03 if private else 3e-3, "sgd": 0.1}[settings.optimiser]
+    usual = {"adam": 3e-3 if settings.hidden else 0.03, "sgd": 0.1}[settings.optimiser]
     beta = settings.weight_of_divergence(round)
 
     def seeded(shape: Sequence[int]) -> Tensor:

@@ -68,7 +68,7 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
     if mechanism == "dp-sgd":
         settings, multiplier = config.trained, _noise_of_a_step(config)
         if settings.noise_multiplier:
-            epsilon = _spent(config, private_rounds(config))
+            epsilon = spent_after(config, private_rounds(config))
         sgd = {"gradients": (multiplier * settings.clip, settings.clip)}
         if (opening := opening_noise(config)) is not None:
             sgd |= {name: (opening / math.sqrt(share), 1.0) for name, share in opening_shares(config).items()}
@@ -89,7 +89,7 @@ def private_rounds(config: RunConfig) -> int:
     if not (config.epsilon and settings.noise_multiplier):
         return settings.rounds
     least_rounds = 1 if opening_noise(config) is None else 2
-    if (least := _spent(config, least_rounds)) > config.epsilon:
+    if (least := spent_after(config, least_rounds)) > config.epsilon:
         raise ConfigError(
             f"noise-multiplier = {settings.noise_multiplier:g}: one round spends epsilon {least:.4g}, the run's is "
             f"{config.epsilon:g}; ask for more noise, fewer steps a round, or noise-multiplier = 0, which finds the noise"
@@ -97,13 +97,8 @@ def private_rounds(config: RunConfig) -> int:
     low, high = least_rounds, settings.rounds + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _spent(config, middle) <= config.epsilon else (low, middle)
+        low, high = (middle, high) if spent_after(config, middle) <= config.epsilon else (low, middle)
     return low
-
-
-def spent_after(config: RunConfig, rounds: int) -> float:
-    """Epsilon of so many rounds of a private run, at its delta."""
-    return _spent(config, rounds)
 
 
 def released_in(config: RunConfig, round: int) -> GaussianEvent:
@@ -114,9 +109,9 @@ def released_in(config: RunConfig, round: int) -> GaussianEvent:
 
 
 def opening_noise(config: RunConfig) -> float | None:
-    """The noise multiplier of the class sizes and sums a generative run begins with; None for other methods."""
+    """The noise multiplier of the class sizes and sums a generative run begins with; None for other methods, or no noise."""
     settings = config.trained
-    if not isinstance(settings, DPCVAEConfig):
+    if not (config.epsilon and isinstance(settings, DPCVAEConfig)):
         return None
     return gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(settings.share(config.epsilon))
 
@@ -134,7 +129,8 @@ def _noise_of_a_step(config: RunConfig) -> float:
     return _calibrated(config.epsilon, config.delta, settings.sample_rate, rounds * settings.private_steps, opening)
 
 
-def _spent(config: RunConfig, rounds: int) -> float:
+def spent_after(config: RunConfig, rounds: int) -> float:
+    """Epsilon of so many rounds of a private run, at its delta."""
     opening = opening_noise(config)
     steps = (rounds - (opening is not None)) * config.trained.private_steps
     return _composed(_noise_of_a_step(config), config.delta, config.trained.sample_rate, steps, opening)

@@ -170,14 +170,14 @@ def fresh_companion(run: RunConfig, classes: int, dimension: int) -> nn.Module:
         torch.manual_seed(run.seed + 1)
         if run.method == "dpcgan":
             return critic(classes, dimension)
-        return Encoder(run.dpcvae.latents(bool(run.epsilon)), run.dpcvae.units(bool(run.epsilon)), classes, dimension)
+        return Encoder(run.dpcvae.latents(bool(run.epsilon)), run.dpcvae.hidden, classes, dimension)
 
 
 def _generator(run: RunConfig, classes: int, dimension: int) -> AnyGenerator:
     settings, private = run.dpcvae, bool(run.epsilon)
     if run.method == "dpcgan":
         return GanGenerator(settings.latents(private), classes, dimension)
-    shape = (settings.latents(private), settings.units(private), classes, dimension)
+    shape = (settings.latents(private), settings.hidden, classes, dimension)
     return Decoder(*shape, settings.learned_variance, settings.class_prior)
 
 

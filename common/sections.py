@@ -190,8 +190,8 @@ class DPCVAEConfig(Settings):
     """How sites train a generator of embeddings together (section `dpcvae.`; of dpcgan as well).
 
     rounds: the first one releases the size of every class and, with opening = "sums", the sum of its embeddings; the others
-    train. opening_share: of the budget that it gets; zero for 4 / (4 + epsilon) with sums, 0.05 with counts. latent, hidden:
-    sizes of z and of the hidden layers; zero and negative for 32 and 256, and 8 and none under privacy. beta: weight of
+    train. opening_share: of the budget that it gets; zero for 4 / (4 + epsilon) with sums, 0.05 with counts. latent:
+    size of z; zero for 32, and 8 under privacy. hidden: of the three layers each side; zero for linear maps. beta: weight of
     the divergence, reached after the share `warm_up` of all rounds. learning_rate: zero for what works; annealed over the
     rounds with `cosine`. Optimisers begin anew every round. weights: what a site weighs in the average, the size it told or
     one. clip, sample_rate, noise_multiplier: as in FedAvgConfig. synthetic: embeddings a class that models are judged by.
@@ -201,7 +201,7 @@ class DPCVAEConfig(Settings):
     opening: Literal["sums", "counts"] = "sums"
     opening_share: float = Field(0.0, ge=0, lt=1)
     latent: int = Field(0, ge=0, le=4096)
-    hidden: int = Field(-1, ge=-1, le=8192)
+    hidden: int = Field(0, ge=0, le=8192)
     learned_variance: bool = True
     class_prior: bool = True
     beta: float = Field(1.0, ge=0, le=1e4)
@@ -220,10 +220,6 @@ class DPCVAEConfig(Settings):
     def latents(self, private: bool) -> int:
         """The dimension of z."""
         return self.latent or (8 if private else 32)
-
-    def units(self, private: bool) -> int:
-        """Of a hidden layer; zero for none."""
-        return self.hidden if self.hidden >= 0 else 0 if private else 256
 
     def share(self, epsilon: float) -> float:
         """The part of the budget (of 1 / noise_multiplier^2) that the opening gets."""

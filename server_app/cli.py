@@ -87,7 +87,7 @@ def plan(
     records: Annotated[int, typer.Option(min=1, help="Training records a site holds.")] = 1000,
     dimension: Annotated[int, typer.Option(min=0, help="Feature dimension; 0 finds it out where it can.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds FedAvg would take.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Tell what a run will cost each site, before it starts: bytes, rounds, messages, privacy. Alternatives beside it."""
     from dataclasses import asdict

@@ -132,7 +132,7 @@ def generator_numbers(config: RunConfig, dimension: int, classes: int) -> int:
     GAN's generator (L + C + 1) 512 + 513 * 1024 + 1025 d.
     """
     settings, private = config.dpcvae, bool(config.epsilon)
-    latent, hidden = settings.latents(private), settings.units(private)
+    latent, hidden = settings.latents(private), settings.hidden
     inputs = latent + classes
     if config.method == "dpcgan":
         return (inputs + 1) * 512 + 513 * 1024 + 1025 * dimension

@@ -78,5 +78,5 @@ class DPCVAE(Rounds[Parameters]):
     def _broadcast(self) -> Iterable[Message]:
         """Take the generator, not the head, to the sites: each uses it for what it likes."""
         used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
-        record = {"bytes": len(self._shared)}
-        return [self._message(MessageType.EVALUATE, node, to_record(self._shared, {**record})) for node in used]
+        record = to_record(self._shared, {"bytes": len(self._shared)})
+        return [self._message(MessageType.EVALUATE, node, record) for node in used]

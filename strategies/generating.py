@@ -42,7 +42,7 @@ def check_opening(reply: Parameters, run: RunConfig) -> None:
     One site's nonsense would otherwise be every site's class means. Under privacy the noise may add to both.
     """
     counts, sums = reply.tensors[COUNTS].double(), reply.tensors.get(SUMS)
-    noise = opening_noise(run) if run.epsilon else None
+    noise = opening_noise(run)
     slack = {name: SIGMAS * noise / math.sqrt(share) if noise else 0.0 for name, share in opening_shares(run).items()}
     if bool((counts < -slack[COUNTS]).any() or (counts > LARGEST_COUNT).any()):
         raise SurrogateError(f"a class of {float(counts.min()):g} to {float(counts.max()):g} records")
@@ -88,7 +88,7 @@ def class_means(replies: Sequence[Parameters], run: RunConfig) -> Tensor:
     """
     tensors, names = [reply.tensors for reply in replies], replies[0].header.classes
     scale = math.sqrt(tensors[0][SUMS].shape[1])
-    if (noise := opening_noise(run) if run.epsilon else None) is None:
+    if (noise := opening_noise(run)) is None:
         counts, sums = (torch.stack([each[name].double() for each in tensors]).sum(0) for name in (COUNTS, SUMS))
         middle = sums.sum(0) / counts.sum().clamp_min(1)
         found = torch.where(counts[:, None] > 0.5, sums / counts.clamp_min(1)[:, None], middle)

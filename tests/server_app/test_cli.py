@@ -36,13 +36,6 @@ def coordinator(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return 0
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str) -> None:
-    result = CliRunner().invoke(cli.app, [command, "--help"])
-    assert result.exit_code == 0
-    assert command in result.output
-
-
 def test_the_command_without_anything_shows_what_there_is() -> None:
     for arguments in ([], ["--help"]):
         output = CliRunner().invoke(cli.app, arguments).output
