@@ -213,7 +213,7 @@ coordinator kept to{% if run.manifest.get("config", {}).get("fedlap.rule") %}, b
 {% call picture("downstream", "What the synthetic embeddings are worth at each site") %}
 Heads trained on a site's own records, on synthetic embeddings of all classes, and both mixed; λ is the share of its own, chosen on its validation records.
 {% if run.number("fidelity", "sliced") is not none %}Distance of synthetic to real embeddings of the same classes, mean of the sites:
-{{ "%.3g" | format(run.number("fidelity", "sliced")) }} sliced, {{ "%.3g" | format(run.number("fidelity", "sinkhorn") or 0) }} Sinkhorn Wasserstein; embeddings have norm one.{% endif %}
+{{ "%.3g" | format(run.number("fidelity", "sliced")) }} sliced, {{ "%.3g" | format(run.number("fidelity", "sinkhorn") or 0) }} Sinkhorn Wasserstein; embeddings have norm one. {% endif %}
 {% if run.number("parameters") is not none %}A site sends {{ "{:,.0f}".format(run.number("parameters")) }} parameters a round.{% endif %}
 {% endcall %}
 {% call picture("epsilons", "Privacy spent, round by round") %}
@@ -223,7 +223,7 @@ Every round is charged to the site's ledger before it leaves; all rounds compose
 {% if run.number("seconds", "total") is not none %}The whole run took {{ run.number("seconds", "total") | seconds }}.{% endif %}
 {% endcall %}
 {% call picture("accuracy", "How the model does at each site") %}
-Dashed: {{ "the global model on the common test split" if model is not none else "the mean of the sites" }}.
+{% if run.metrics.get("downstream") %}Its own head and the synthetic one, mixed. {% endif %}Dashed: {{ "the global model on the common test split" if model is not none else "the mean of the sites" }}.
 {% if lowest %}Lowest: {% for site in lowest %}{{ site.label }} ({{ site.accuracy | percent }}){{ ", " if not loop.last }}{% endfor %}.{% endif %}
 {% endcall %}
 {% call picture("counts", "Which classes each site has") %}

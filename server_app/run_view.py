@@ -205,7 +205,7 @@ def _site(name: str, told: Sequence[Json], metrics: Json, accuracy: Mapping[str,
         bytes=up.get(name, sum(sent) if sent else None),
         seconds=sum(took) if took else None,
         accuracy=accuracy.get(name),
-        counts=as_numbers(replies[-1].get("counts")) if replies else {},
+        counts=as_numbers(next((reply["counts"] for reply in reversed(replies) if "counts" in reply), None)),
     )
 
 

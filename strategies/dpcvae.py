@@ -13,7 +13,7 @@ from common.checks import Expectation, check_header
 from common.classifiers import Classifier
 from common.errors import RunError, SurrogateError
 from common.generator_files import pack_generator
-from common.generators import Generator, labels_evenly
+from common.generators import COUNTS, Generator, labels_evenly
 from common.heads import Batch
 from common.model_frames import pack_parameters, unpack_parameters
 from common.parameters import Parameters, check_update
@@ -60,6 +60,12 @@ class DPCVAE(Rounds[Parameters]):
         if training.round == 0:
             check_opening(reply, self.config)
         return reply
+
+    def facts(self, reply: Parameters) -> dict[str, object]:
+        """Class sizes, in the first round; noisy under privacy."""
+        if COUNTS not in reply.tensors:
+            return {}
+        return {"counts": dict(zip(reply.header.classes, reply.tensors[COUNTS].tolist(), strict=True))}
 
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
         """Take in one round's replies."""

@@ -50,6 +50,10 @@ class Rounds(Federation, Generic[R]):
     def absorb(self, training: Training, replies: Sequence[R]) -> dict[str, object]:
         """Move the model by one round's replies and finish the round; return what there is to tell of it."""
 
+    def facts(self, reply: R) -> dict[str, object]:
+        """What the events tell of a reply, beside its size and time."""
+        return {}
+
     def classifier(self, training: Training) -> Classifier:
         """What the model is used as, after any round."""
         return training.classifier()
@@ -234,7 +238,7 @@ class Rounds(Federation, Generic[R]):
             return None
         site.fate, site.reason, site.simulated, site.claim = "used", "", info.get("simulated") is True, read.claim
         parts = {name: seconds for name in PARTS if (seconds := seconds_told(info, name)) is not None}
-        told = {"payload": len(payload), "seconds": seconds_told(info, "fit"), "parts": parts or None}
+        told = {"payload": len(payload), "seconds": seconds_told(info, "fit"), "parts": parts or None} | self.facts(read)
         self.recorder.event("replied", site=site.name, round=number, **told)
         return read
 

@@ -80,6 +80,10 @@ def test_a_run_learns_and_the_sites_ledgers_hold_all_of_it(tmp_path: Path, metho
     page = write_report(folder).read_text()
     assert "What the synthetic embeddings are worth at each site" in page
     assert "Real against synthetic features" in page
+    assert "Which classes each site has" in page
+    told = [event.get("counts") for event in events_of(folder) if event["event"] == "replied"]
+    assert sum(sum(counts.values()) for counts in told[:3]) == pytest.approx(1797 * 0.8, rel=0.2)
+    assert told[3:] == [None] * (len(told) - 3)
 
 
 def test_bytes_follow_the_formula_and_no_encoder_is_in_any_message(tmp_path: Path) -> None:
