@@ -13,6 +13,7 @@ from rich.table import Table
 
 from common.config import parse_overrides, parse_run_config
 from common.errors import ConfigError, FedSurrogateError
+from server_app.certs_cli import certs
 from server_app.presets import preset_note, preset_settings, presets
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -119,6 +120,9 @@ def plan(
         console.print("the budget is that of all rounds together, for one record")
     else:
         console.print("privacy none")
+
+
+app.command()(certs)
 
 
 @app.command(name="preset")
