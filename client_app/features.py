@@ -141,7 +141,7 @@ def _compute(
     first: Tensor | None = None
     broken: list[tuple[int, str]] = []
     start = time.perf_counter()
-    with _progress(dataset.name, len(dataset)) as advance, closing(_parts(dataset, backbone, batch_size)) as parts:
+    with _progress(dataset.name, len(dataset)) as advance, closing(in_parts(dataset, backbone, batch_size)) as parts:
         for part in parts:
             broken += part.broken
             if part.images is not None and part.features is not None:
@@ -168,7 +168,7 @@ def _compute(
     return ok
 
 
-def _parts(dataset: Dataset, backbone: Backbone, batch_size: int) -> Generator[_Part]:
+def in_parts(dataset: Dataset, backbone: Backbone, batch_size: int) -> Generator[_Part]:
     """Yield the records in their order with their features; on a CPU each core decodes and forwards for itself."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if backbone.device.type != "cpu":

@@ -11,6 +11,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import one_hot
 
 from common.config import parse_run_config
+from common.costs import generator_numbers
 from common.errors import DataError, SurrogateError
 from common.generator_files import pack_generator, read_generator, read_synthetic_set, write_synthetic_set
 from common.generators import (
@@ -28,7 +29,6 @@ from common.generators import (
     tensors_of,
 )
 from common.surrogates import Header
-from server_app.plan import generator_numbers
 
 HEADER = Header("dpcvae", "run", "coordinator", "print", ("a", "b", "c"))
 

@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 
 from common.accounting import gaussian_noise_multiplier
 from common.config import RunConfig, parse_run_config
+from common.costs import Cost, numbers
 from common.errors import ConfigError
-from server_app.plan import KNOWN_DIMENSIONS, Cost, find_dimension, numbers, plan
+from server_app.plan import KNOWN_DIMENSIONS, find_dimension, plan
 from tests.grid import FAST, InProcessGrid, run_federation, sites
 
 

@@ -16,13 +16,14 @@ from flwr.app import ConfigRecord
 from safetensors.torch import load_file
 
 from common.accounting import GaussianEvent, epsilon_spent
+from common.costs import generator_numbers
 from common.errors import PUBLIC_SENTENCES, RunError
 from common.generator_files import read_generator, read_manifest
 from common.generators import COUNTS
 from common.model_frames import pack_parameters, unpack_parameters
 from common.parameters import Parameters
 from common.wire import INFO, PAYLOAD
-from server_app.plan import generator_numbers, plan
+from server_app.plan import plan
 from server_app.report import write_report
 from tests.grid import FIRST_NODE, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
