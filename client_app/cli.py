@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from client_app.doctor_cli import doctor
 from client_app.generator_cli import classify, ood, synthesize
 from client_app.options import Json, Node, Run, console, node_of
 from client_app.policy import DEFAULT, Policy, load_policy
@@ -21,7 +22,7 @@ from common.errors import ConfigError, FedSurrogateError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 policy_app = typer.Typer(no_args_is_help=True, help="The file that says what may leave.")
 app.add_typer(policy_app, name="policy")
-for command in (synthesize, classify, ood):
+for command in (doctor, synthesize, classify, ood):
     app.command()(command)
 
 
