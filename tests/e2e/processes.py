@@ -45,19 +45,39 @@ def site_command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Federation:
-    """A running SuperLink with SuperNodes. `run` submits the app and returns Flower's status of the run."""
+    """A running SuperLink with SuperNodes. `run` submits the app and returns Flower's status of the run.
 
-    def __init__(self, home: Path, node_configs: Sequence[str]) -> None:
-        self.home = home
+    papers: a folder that `coordinator certs` has made for 127.0.0.1 and sites 0, 1, ...; then all goes over TLS, and the
+    SuperLink takes only the nodes whose keys it has been told of.
+    """
+
+    def __init__(self, home: Path, node_configs: Sequence[str], papers: Path | None = None) -> None:
+        self.home, self.papers = home, papers
         self._fleet, self._control, self._runtime, *self._apps = free_ports(3 + len(node_configs))
-        home.joinpath("config.toml").write_text(
-            f'[superlink.local-test]\naddress = "127.0.0.1:{self._control}"\ninsecure = true\n'
-        )
+        trust = f'root-certificates = "{papers}/ca.crt"' if papers else "insecure = true"
+        home.joinpath("config.toml").write_text(f'[superlink.local-test]\naddress = "127.0.0.1:{self._control}"\n{trust}\n')
         self.superlink = self.start_superlink()
+        for index in range(len(node_configs) if papers else 0):
+            self.register(str(index))
         self._configs = list(node_configs)
         self.nodes = [self._start_node(index) for index in range(len(node_configs))]
         for port in self._apps:
             _wait_for_port(port)
+
+    @property
+    def fleet(self) -> str:
+        """Where the SuperNodes' API is: host:port."""
+        return f"127.0.0.1:{self._fleet}"
+
+    def credentials(self, site: str) -> list[str]:
+        """With which flags a site shows who it is, to a SuperNode or to the doctor."""
+        kit = self.papers / "sites" / site  # type: ignore[operator]
+        return ["--root-certificates", f"{kit}/ca.crt", "--auth-supernode-private-key", f"{kit}/site.key"]
+
+    def register(self, site: str) -> None:
+        """Tell the SuperLink a site's key."""
+        command = [str(BIN / "flwr"), "supernode", "register", f"{self.papers}/sites/{site}/site.pub", "local-test"]
+        subprocess.run(command, env=environment(self.home), capture_output=True, timeout=120, check=True)
 
     def restart_node(self, index: int) -> None:
         """Start a SuperNode that was stopped again, with the same settings and folders."""
@@ -65,7 +85,8 @@ class Federation:
         _wait_for_port(self._apps[index])
 
     def _start_node(self, index: int) -> subprocess.Popen[bytes]:
-        link = ["--insecure", "--superlink", f"127.0.0.1:{self._fleet}"]
+        link = ["--insecure"] if self.papers is None else self.credentials(str(index))
+        link += ["--superlink", self.fleet]
         link += ["--clientappio-api-address", f"127.0.0.1:{self._apps[index]}", "--node-config", self._configs[index]]
         return self._start(f"supernode-{index}", "flower-supernode", *link)
 
@@ -74,7 +95,12 @@ class Federation:
         addresses = {"fleet-api": self._fleet, "control-api": self._control, "serverappio-api": self._runtime}
         flags = [part for name, port in addresses.items() for part in (f"--{name}-address", f"127.0.0.1:{port}")]
         database = str(self.home / "state.db")
-        self.superlink = self._start("superlink", "flower-superlink", "--insecure", "--database", database, *flags)
+        flags += ["--insecure"]
+        if self.papers is not None:
+            named = {"ssl-ca-certfile": "ca.crt", "ssl-certfile": "server.crt", "ssl-keyfile": "server.key"}
+            flags[-1:] = ["--enable-supernode-auth"]
+            flags += [part for name, file in named.items() for part in (f"--{name}", str(self.papers / file))]
+        self.superlink = self._start("superlink", "flower-superlink", "--database", database, *flags)
         _wait_for_port(self._control)
         return self.superlink
 
@@ -117,10 +143,10 @@ class Federation:
 
 
 @contextmanager
-def federation(home: Path, node_configs: Sequence[str]) -> Iterator[Federation]:
+def federation(home: Path, node_configs: Sequence[str], papers: Path | None = None) -> Iterator[Federation]:
     """Start everything, wait until every node is registered, and stop everything again."""
     home.mkdir(parents=True, exist_ok=True)
-    running = Federation(home, node_configs)
+    running = Federation(home, node_configs, papers)
     try:
         yield running
     finally:
