@@ -106,6 +106,29 @@ def key(node_config: Node) -> None:
     print(f'{name} = "{public_key(private_key(node, name)).hex()}"')
 
 
+@app.command()
+def release(
+    request: Annotated[Path, typer.Argument(help="What the coordinator asks for, a file of `coordinator request`.")],
+    node_config: Node,
+    out: Annotated[Path, typer.Option(help="The bundle to write; people carry it to the coordinator.")],
+    as_json: Json = False,
+) -> None:
+    """Release this site's surrogate into a signed file, where there is no line to the coordinator.
+
+    It is charged to the ledger like one that leaves over the network, and is the same to the byte.
+    """
+    from client_app.forward import release_to
+    from common.bundles import read_request
+
+    made = release_to(out, read_request(request), node_of(node_config))
+    if as_json:
+        facts = {"file": str(out), "bytes": made.bytes, "sha256": made.sha256, "epsilon": made.epsilon, "delta": made.delta}
+        print(json.dumps(facts, indent=2))
+        return
+    budget = f"epsilon {made.epsilon:g}, delta {made.delta:g}" if made.events else "no differential privacy"
+    console.print(f"{out}: {made.bytes:,} bytes, {budget}; it is in the ledger", soft_wrap=True)
+
+
 @policy_app.command("check")
 def policy_check(
     file: Annotated[Path | None, typer.Argument(help="A policy file; without one, the default is shown.")] = None,

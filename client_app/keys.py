@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 
 from client_app.settings import NodeConfig
-from common.errors import ConfigError, SealError
-from common.sealing import PUBLIC_BYTES, SEED_BYTES, new_key
+from common.errors import SealError
+from common.sealing import PUBLIC_BYTES, SEED_BYTES, new_key, read_keys
 
 log = logging.getLogger("fedsurrogate.site")
 
@@ -54,16 +52,8 @@ def told_keys(node: NodeConfig, text: object) -> dict[str, bytes]:
     except (ValueError, TypeError):
         raise SealError("keys of other sites that cannot be read") from None
     if node.peers:
-        known = read_peers(Path(node.peers).expanduser())
+        known = read_keys(Path(node.peers).expanduser())
         for name in [name for name, key in told.items() if known.get(name) != key]:
             log.error("the key told for site %s is not the one in peers = %s; nothing is sealed for it", name, node.peers)
             del told[name]
     return told
-
-
-def read_peers(file: Path) -> Mapping[str, bytes]:
-    """Public keys by site: lines `name = "hex"`, as `site key` prints them. Raises ConfigError."""
-    try:
-        return {name: bytes.fromhex(key) for name, key in tomllib.loads(file.read_text("utf-8-sig")).items()}
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f'peers = {str(file)!r} cannot be read ({error}); write lines such as north = "hex"') from None

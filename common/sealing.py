@@ -9,7 +9,9 @@ secrecy: who takes a site's key later can read what was recorded for it.
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -19,7 +21,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from google.protobuf.message import DecodeError
 
-from common.errors import SealError
+from common.errors import ConfigError, SealError
 from common.surrogate_pb2 import Sealed
 
 # A private key is a seed; the public one is that of X25519 and that of Ed25519, one after the other.
@@ -65,6 +67,27 @@ def open_sealed(payload: bytes, name: str, private: bytes, sender: bytes, contex
         raise SealError("a sealed message that was changed on its way, or comes from somebody else") from None
 
 
+def read_keys(file: Path) -> Mapping[str, bytes]:
+    """Public keys by site: lines `name = "hex"`, as `site key` prints them. Raises ConfigError."""
+    try:
+        return {name: bytes.fromhex(key) for name, key in tomllib.loads(file.read_text("utf-8-sig")).items()}
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f'{str(file)!r} holds no keys ({error}); write lines such as north = "hex"') from None
+
+
+def sign(content: bytes, private: bytes, purpose: bytes) -> bytes:
+    """An Ed25519 signature of content that is not secret. purpose: so that it counts for nothing else."""
+    return _halves(private)[1].sign(_named(purpose, content))
+
+
+def verify(content: bytes, signature: bytes, public: bytes, purpose: bytes) -> None:
+    """Raise SealError unless `sign` was called on the same with the private half of this public key."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public[SEED_BYTES:]).verify(signature, _named(purpose, content))
+    except (InvalidSignature, ValueError):
+        raise SealError("a signature that does not fit the content and the key") from None
+
+
 def _halves(private: bytes) -> tuple[X25519PrivateKey, Ed25519PrivateKey]:
     return (
         X25519PrivateKey.from_private_bytes(_derived(private, b"exchange")),
@@ -76,7 +99,11 @@ def _signed(context: bytes, sealed: Sealed) -> bytes:
     unsigned = Sealed()
     unsigned.CopyFrom(sealed)
     unsigned.ClearField("signature")
-    return len(context).to_bytes(8, "big") + context + unsigned.SerializeToString(deterministic=True)
+    return _named(context, unsigned.SerializeToString(deterministic=True))
+
+
+def _named(purpose: bytes, content: bytes) -> bytes:
+    return len(purpose).to_bytes(8, "big") + purpose + content
 
 
 def _shared(private: bytes, public: bytes, context: bytes) -> bytes:

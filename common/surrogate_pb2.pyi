@@ -220,3 +220,13 @@ class Sealed(_message.Message):
     readers: _containers.RepeatedCompositeFieldContainer[Sealed.Reader]
     signature: bytes
     def __init__(self, nonce: _Optional[bytes] = ..., content: _Optional[bytes] = ..., readers: _Optional[_Iterable[_Union[Sealed.Reader, _Mapping]]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Bundle(_message.Message):
+    __slots__ = ("manifest", "payload", "signature")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    manifest: bytes
+    payload: bytes
+    signature: bytes
+    def __init__(self, manifest: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...

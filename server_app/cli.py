@@ -13,6 +13,7 @@ from rich.table import Table
 
 from common.config import parse_overrides, parse_run_config
 from common.errors import ConfigError, FedSurrogateError
+from server_app.carried_cli import learn, request
 from server_app.certs_cli import certs
 from server_app.presets import preset_note, preset_settings, presets
 
@@ -122,7 +123,8 @@ def plan(
         console.print("privacy none")
 
 
-app.command()(certs)
+for command in (certs, request, learn):
+    app.command()(command)
 
 
 @app.command(name="preset")

@@ -67,9 +67,13 @@ class FedPFT(Federation):
         return [self._message(MessageType.TRAIN, node, to_record(question, told)) for node in nodes]
 
     def _gather(self, replies: Iterable[Message]) -> None:
-        """Check every surrogate, settle which fit together, and learn the head. Raises RunError."""
+        """Check every surrogate, and learn from those that are left. Raises RunError."""
         for reply in replies:
             self._receive(reply)
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """Settle which surrogates fit together, and learn the head. Raises RunError."""
         self._settle_backbone()
         outcome, config = self.outcome, self.config
         for site in outcome.sites.values():
@@ -86,11 +90,19 @@ class FedPFT(Federation):
     def _receive(self, reply: Message, late: bool = False) -> None:
         """Check one surrogate and keep it, or refuse it with a reason."""
         node = self._node(reply)
-        site = self.outcome.sites[node]
         try:
-            payload, info = self._read(reply, site)
+            payload, info = self._read(reply, self.outcome.sites[node])
             if payload is None:
                 raise SurrogateError("a reply without a surrogate")
+        except SurrogateError as error:
+            self._reject(node, str(error))
+            return
+        self._take(node, payload, info, late)
+
+    def _take(self, node: int, payload: bytes, info: Info, late: bool = False) -> None:
+        """Check what is to be a surrogate of a site and keep it, or refuse it with a reason."""
+        site = self.outcome.sites[node]
+        try:
             surrogate = unpack_surrogate(payload)
             check_surrogate(surrogate, self._expectation())
             check_claim(surrogate.claim, self.config, centre_digest(self._centre))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_app.keys import private_key, read_peers, told_keys
+from client_app.keys import private_key, told_keys
 from client_app.personal import _share, personal_accuracy
 from client_app.settings import NodeConfig
 from client_app.site import LabelledFeatures, SiteFeatures
@@ -15,7 +15,7 @@ from client_app.task import Task
 from common.classifiers import Head
 from common.config import parse_run_config
 from common.errors import ConfigError, SealError
-from common.sealing import public_key
+from common.sealing import public_key, read_keys
 from common.surrogates import Header
 
 
@@ -83,4 +83,4 @@ def test_told_keys_must_be_those_in_peers_where_there_are_any(tmp_path: Path) ->
             told_keys(NodeConfig(), bad)
     peers.write_text("north = 3\n")
     with pytest.raises(ConfigError, match="write lines such as"):
-        read_peers(peers)
+        read_keys(peers)
