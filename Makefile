@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make bench. Each sets up what it needs; VENV=/path takes an environment that exists.
+# make demo | make demo-compose | make test | make lint | make bench. Each sets up what it needs; VENV=/path takes an environment that exists.
 VENV ?= .venv
 PYTHON ?= python3
 RUN := PYTHONPATH="$(CURDIR)" "$(VENV)/bin/python"
@@ -13,13 +13,17 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export RAY_USAGE_STATS_ENABLED = 0
 export GRPC_ENABLE_FORK_SUPPORT = 0
 
-.PHONY: setup demo test lint bench proto
+.PHONY: setup demo demo-compose test lint bench proto
 
 setup:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x "$(VENV)/bin/python" || $(PYTHON) -m venv "$(VENV)"
 	@"$(VENV)/bin/python" -c 'import sys; from importlib.metadata import version; [version(name) for name in sys.argv[1:]]' $(NEEDED) 2>/dev/null \
 		|| "$(VENV)/bin/python" -m pip install --quiet --progress-bar off -c constraints.txt -e '.[dev]'
+
+# A coordinator and three hospitals in containers; on a machine with Docker.
+demo-compose:
+	@deploy/demo.sh
 
 demo: setup
 	@$(RUN) -m server_app.cli simulate --sites $(SITES) -c 'compare=true'

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from client_app.options import Json, Node, Run, console, node_of
-from common.config import parse_overrides, parse_run_config
+from client_app.options import Json, Run, console, node_of
+from client_app.settings import NodeConfig
+from common.config import RunConfig, parse_overrides, parse_run_config
 
+if TYPE_CHECKING:
+    from client_app.doctor_link import Finding
+
+MaybeNode = Annotated[
+    list[str] | None,
+    typer.Option("--node-config", metavar="'key=value ...'", help="The same text that flower-supernode is given."),
+]
 STYLES = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 
 def doctor(
-    node_config: Node,
+    node_config: MaybeNode = None,
     run_config: Run = None,
     superlink: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="The coordinator; without it only this machine is examined.")
@@ -30,19 +39,19 @@ def doctor(
         Path | None, typer.Option(help="site.key of the site kit, to be known by.")
     ] = None,
     fingerprint: Annotated[str, typer.Option(help="Of the coordinator's backbone; this site's must be the same.")] = "",
+    link_only: Annotated[bool, typer.Option("--link-only", help="Only the way there, as a health check.")] = False,
     as_json: Json = False,
 ) -> None:
     """Examine this machine and its way to the coordinator, before a run finds out: PASS, WARN or FAIL, and what to do.
 
     Takes the same options as flower-supernode. Nothing is changed, nothing leaves. Exits with 1 when anything fails.
     """
-    from client_app.doctor import check_site
     from client_app.doctor_link import Link, check_link
 
-    run, node = parse_run_config(parse_overrides(run_config or [])), node_of(node_config)
+    run, node = parse_run_config(parse_overrides(run_config or [])), node_of(node_config or [])
     link = Link.parse(superlink, root_certificates, auth_supernode_private_key) if superlink else None
     found = []
-    for each in chain(check_link(link) if link else (), check_site(run, node, fingerprint)):
+    for each in chain(check_link(link) if link else (), () if link_only else _check_site(run, node, fingerprint)):
         found.append(each)
         if not as_json:
             line = Text.assemble((each.state, STYLES[each.state]), f"  {each.what:<10}{each.found}")
@@ -53,3 +62,10 @@ def doctor(
         print(json.dumps([asdict(each) for each in found], indent=2))
     if any(each.state == "FAIL" for each in found):
         raise typer.Exit(1)
+
+
+def _check_site(run: RunConfig, node: NodeConfig, fingerprint: str) -> Iterator[Finding]:
+    # A health check of the link alone, once a minute, does not load torch.
+    from client_app.doctor import check_site
+
+    yield from check_site(run, node, fingerprint)

@@ -15,6 +15,7 @@ from common.config import parse_overrides, parse_run_config
 from common.errors import ConfigError, FedSurrogateError
 from server_app.carried_cli import learn, request
 from server_app.certs_cli import certs
+from server_app.control_cli import register, run
 from server_app.presets import preset_note, preset_settings, presets
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -48,7 +49,7 @@ def simulate(
     Example: coordinator simulate --sites 10 -c 'fedpft.covariance="lowrank" fedpft.rank=16 compare=true'
     """
     from server_app.privacy_view import privacy_line
-    from server_app.simulate import simulate as run
+    from server_app.simulate import simulate as start
 
     overrides = preset_settings(preset) | parse_overrides(run_config or [])
     config = parse_run_config(overrides)
@@ -70,7 +71,7 @@ def simulate(
             progress.print(f"[dim]{event['time'][11:19]}[/dim] {event['event']} {line}", markup=True)
             status.update(f"{event['event']} ...")
 
-        folder = run(sites, overrides | {"output-dir": str(output)}, output, gpus, show)
+        folder = start(sites, overrides | {"output-dir": str(output)}, output, gpus, show)
     metrics = json.loads((folder / "metrics.json").read_text())
     if as_json:
         typer.echo(json.dumps(metrics, indent=2))
@@ -123,7 +124,7 @@ def plan(
         console.print("privacy none")
 
 
-for command in (certs, request, learn):
+for command in (certs, register, run, request, learn):
     app.command()(command)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from server_app.simulate import APP_FOLDER, QUIET, stop_process
+from server_app.submit import APP_FOLDER, QUIET, stop_process
 
 BIN = Path(sys.executable).parent
 
@@ -57,8 +57,9 @@ class Federation:
         trust = f'root-certificates = "{papers}/ca.crt"' if papers else "insecure = true"
         home.joinpath("config.toml").write_text(f'[superlink.local-test]\naddress = "127.0.0.1:{self._control}"\n{trust}\n')
         self.superlink = self.start_superlink()
-        for index in range(len(node_configs) if papers else 0):
-            self.register(str(index))
+        if papers:
+            done = coordinator("register", str(papers), *self.control, cwd=home)
+            assert done.returncode == 0, done.stderr
         self._configs = list(node_configs)
         self.nodes = [self._start_node(index) for index in range(len(node_configs))]
         for port in self._apps:
@@ -69,15 +70,15 @@ class Federation:
         """Where the SuperNodes' API is: host:port."""
         return f"127.0.0.1:{self._fleet}"
 
+    @property
+    def control(self) -> list[str]:
+        """With which flags the coordinator's commands reach the SuperLink over TLS."""
+        return ["--control", f"127.0.0.1:{self._control}", "--root-certificates", f"{self.papers}/ca.crt"]
+
     def credentials(self, site: str) -> list[str]:
         """With which flags a site shows who it is, to a SuperNode or to the doctor."""
         kit = self.papers / "sites" / site  # type: ignore[operator]
         return ["--root-certificates", f"{kit}/ca.crt", "--auth-supernode-private-key", f"{kit}/site.key"]
-
-    def register(self, site: str) -> None:
-        """Tell the SuperLink a site's key."""
-        command = [str(BIN / "flwr"), "supernode", "register", f"{self.papers}/sites/{site}/site.pub", "local-test"]
-        subprocess.run(command, env=environment(self.home), capture_output=True, timeout=120, check=True)
 
     def restart_node(self, index: int) -> None:
         """Start a SuperNode that was stopped again, with the same settings and folders."""

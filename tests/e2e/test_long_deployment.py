@@ -9,7 +9,7 @@ import pytest
 
 from common.accounting import GaussianEvent, epsilon_spent
 from common.errors import PUBLIC_SENTENCES
-from server_app.simulate import stop_process
+from server_app.submit import stop_process
 from tests.e2e.processes import Federation, federation, until
 
 SETTINGS = "sites=3 quorum=0.3 deadline=90.0 alpha=1.0 head.min-steps=100 head.epochs=2"

@@ -25,6 +25,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     assert done.returncode == 0, done.stderr
     nodes = [f'{NODE.format(i)} cache-dir="{home}/cache" state-dir="{home}/state-{i}"' for i in range(2)]
     with federation(home / "flower", nodes, home / "papers") as found:
+        issue(home / "papers", (), ("stranger",))
         yield found
 
 
@@ -37,11 +38,33 @@ def doctor(running: Federation, *flags: str) -> dict[str, str]:
 
 
 def test_a_run_finishes_over_tls_among_registered_sites(running: Federation) -> None:
-    output = running.home / "out"
     settings = 'fedpft.covariance="spherical" sites=2 deadline=120.0 head.min-steps=50 head.epochs=1'
-    assert running.run(f'{settings} output-dir="{output}"', cwd=running.home) == "finished:completed"
-    (folder,) = output.iterdir()
-    assert json.loads((folder / "metrics.json").read_text())["sites"]["used"] == 2
+    done = coordinator("run", *running.control, "-c", settings, cwd=running.home)
+    assert done.returncode == 0, done.stderr
+    assert "finished:completed, 2 of 2 sites used" in done.stdout
+    folder = Path(done.stdout.splitlines()[-1])
+    assert folder.parent == running.home / "runs"
+    assert (folder / "report.html").is_file()
+    assert "learned" in done.stderr
+
+
+def test_a_run_that_fails_exits_with_one_and_says_why(running: Federation) -> None:
+    done = coordinator("run", *running.control, "-c", 'sites=2 deadline=60.0 classes="no-such-class"', cwd=running.home)
+    assert done.returncode == 1
+    assert "the run ended as finished:failed" in done.stderr
+    assert "what it left" in done.stderr
+
+
+def test_keys_that_are_known_stay_known(running: Federation) -> None:
+    (running.home / "known" / "sites" / "0").mkdir(parents=True)
+    key = (running.papers / "sites" / "0" / "site.pub").read_bytes()  # type: ignore[operator]
+    (running.home / "known" / "sites" / "0" / "site.pub").write_bytes(key)
+    done = coordinator("register", "known", *running.control, cwd=running.home)
+    assert (done.returncode, done.stdout.split()) == (0, ["known", "0"])
+    for wrong in (["--control", "127.0.0.1:1"], ["--control", "nowhere"]):
+        done = coordinator("register", "known", *wrong, cwd=running.home)
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: ")
 
 
 def test_the_doctor_passes_a_registered_site_while_its_node_runs_and_changes_nothing(running: Federation) -> None:

@@ -1,0 +1,45 @@
+#!/bin/sh
+# The demo federation, from nothing to reports: builds the image, brings a coordinator and three hospitals up, runs every
+# method, copies the run folders to DEMO_OUT and takes everything down again. `make demo-compose` calls it.
+# IMAGE, BASE, TORCH, TORCH_INDEX: see deploy/Dockerfile. KEEP=1 leaves it up. METHODS: presets or method names.
+set -eu
+cd "$(dirname "$0")/.."
+IMAGE=${IMAGE:-fedsurrogate:demo} DEMO_OUT=${DEMO_OUT:-runs/demo}
+METHODS=${METHODS:-"fedpft fedlap dpcvae fedavg"}
+export IMAGE
+
+missing() { echo "demo-compose needs $1: $2" >&2; exit 1; }
+command -v docker >/dev/null || missing docker "install Docker Engine, https://docs.docker.com/engine/install"
+docker info >/dev/null 2>&1 || missing "a running Docker engine" "start it, or add yourself to the group docker"
+if docker compose version >/dev/null 2>&1; then COMPOSE="docker compose"
+elif command -v docker-compose >/dev/null; then COMPOSE=docker-compose
+else missing docker-compose "install the compose plugin, or docker-compose 1.29"; fi
+compose() { $COMPOSE -p fedsurrogate-demo -f deploy/compose.demo.yml "$@"; }
+
+if ! docker image inspect "$IMAGE" >/dev/null 2>&1; then
+    # The bundled digits need no backbone.
+    set -- --build-arg BACKBONES=no
+    for name in BASE TORCH TORCH_INDEX PIP_NO_INDEX; do
+        eval "value=\${$name:-}"
+        [ -z "$value" ] || set -- "$@" --build-arg "$name=$value"
+    done
+    docker build ${BUILD_NETWORK:+--network "$BUILD_NETWORK"} -f deploy/Dockerfile -t "$IMAGE" "$@" .
+fi
+
+ended() { status=$?; [ -n "${KEEP:-}" ] || compose down --volumes --timeout 10; exit $status; }
+trap ended EXIT
+trap 'exit 130' INT TERM
+compose up -d
+for method in $METHODS; do
+    case $method in
+        fedpft) settings='epsilon=1.0 delta=1e-5 classes="0,1,2,3,4,5,6,7,8,9"' preset= ;;
+        fedlap | dpcvae) settings='classes="0,1,2,3,4,5,6,7,8,9"' preset=$method ;;
+        *) settings="method=\"$method\" fedavg.rounds=3" preset= ;;
+    esac
+    echo "== $method"
+    compose exec -T superlink coordinator run --root-certificates /papers/ca.crt ${preset:+--preset "$preset"} \
+        -c "$settings sites=3 deadline=300.0 output-dir=\"/runs\""
+done
+mkdir -p "$DEMO_OUT"
+docker cp "$(compose ps -q superlink):/runs/." "$DEMO_OUT"
+echo "reports: $(ls -d "$DEMO_OUT"/*/report.html | tr '\n' ' ')"

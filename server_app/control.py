@@ -1,0 +1,77 @@
+"""What the coordinator asks of its own SuperLink: to take a site's key, and to run a federation."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from common.config import Scalar
+from common.errors import ConfigError, RunError
+from server_app.submit import OnEvent, failure, flower_environment, plain, reason, submit
+
+NAME = "coordinator"
+KNOWN = "already in use"
+
+
+@contextmanager
+def _connection(address: str, authority: Path | None) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A home for Flower's commands that knows the SuperLink's Control API as `NAME`, and their environment."""
+    if not re.fullmatch(r"[^/\s\"\\]+:\d+", address):
+        raise ConfigError(f"--control {address!r}: must be HOST:PORT, such as 127.0.0.1:9093")
+    trust = "insecure = true"
+    if authority is not None:
+        if not authority.is_file():
+            raise ConfigError(f"--root-certificates {str(authority)!r}: there is no such file")
+        trust = f"root-certificates = {json.dumps(str(authority.absolute()))}"
+    with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
+        (Path(home) / "config.toml").write_text(f'[superlink.{NAME}]\naddress = "{address}"\n{trust}\n')
+        yield Path(home), flower_environment(Path(home))
+
+
+def register(folder: Path, address: str, authority: Path | None) -> dict[str, str]:
+    """Tell the SuperLink the keys of all sites in a folder of `coordinator certs`: "registered" or "known" by site.
+
+    Raises ConfigError where the folder has no keys, RunError where the SuperLink does not take one.
+    """
+    keys = sorted((folder / "sites").glob("*/site.pub"))
+    if not keys:
+        raise ConfigError(f"{folder} holds no key of a site; `coordinator certs {folder} --site NAME` makes one")
+    found: dict[str, str] = {}
+    with _connection(address, authority) as (_, environment):
+        for key in keys:
+            command = ["flwr", "supernode", "register", str(key), NAME, "--format", "json"]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+            try:
+                answer = json.loads(done.stdout)
+            except ValueError:
+                answer = {"error-message": (done.stderr or done.stdout).strip()[-300:]}
+            if answer.get("success") is True:
+                found[key.parent.name] = "registered"
+            elif KNOWN in str(answer.get("error-message")):
+                found[key.parent.name] = "known"
+            else:
+                raise RunError(f"the SuperLink at {address} does not take {key}: {answer.get('error-message')}")
+    return found
+
+
+def run(
+    overrides: Mapping[str, Scalar], output: Path, address: str, authority: Path | None, on_event: OnEvent
+) -> tuple[Path | None, str]:
+    """Run a federation among the sites that are connected; return its run folder and how Flower says it ended.
+
+    The folder is None where the coordinator's app writes it on another machine. Raises RunError when it did not finish.
+    """
+    with _connection(address, authority) as (home, environment):
+        log = home / "flower.log"
+        folder, status = submit(NAME, overrides, output, environment, log, on_event)
+        if status != "finished:completed":
+            why = reason(log) if folder is None else f"{failure(folder)}\nwhat it left: {folder}"
+            if folder is not None:
+                (folder / "flower.log").write_text(plain(log))
+            raise RunError(f"the run ended as {status}: {why}")
+    return folder, status

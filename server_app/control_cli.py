@@ -1,0 +1,64 @@
+"""The `coordinator register` and `coordinator run` commands, for a SuperLink that runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from common.config import parse_overrides, parse_run_config
+from server_app.presets import preset_settings
+
+console = Console(highlight=False, markup=False, emoji=False)
+Control = Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink's Control API; keep that to this machine.")]
+Authority = Annotated[Path | None, typer.Option(help="ca.crt, where the SuperLink speaks TLS.")]
+
+
+def register(
+    folder: Annotated[Path, typer.Argument(help="What `coordinator certs` has made.")],
+    control: Control = "127.0.0.1:9093",
+    root_certificates: Authority = None,
+) -> None:
+    """Tell the SuperLink the keys of all sites; those it knows already stay as they are."""
+    from server_app.control import register as tell
+
+    for site, what in tell(folder, control, root_certificates).items():
+        console.print(f"{what:<11}{site}")
+
+
+def run(
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option("-c", "--run-config", metavar="'key=value ...'", help="Settings of the run; strings in quotes."),
+    ] = None,
+    preset: Annotated[str, typer.Option(metavar="NAME", help="Settings to begin with; see `coordinator preset`.")] = "",
+    control: Control = "127.0.0.1:9093",
+    root_certificates: Authority = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json instead of lines.")] = False,
+) -> None:
+    """Run a federation among the sites that are connected, and watch it. Exits with 0 only when it finished."""
+    from server_app.control import run as start
+
+    overrides = preset_settings(preset) | parse_overrides(run_config or [])
+    output = Path(parse_run_config(overrides).output_dir).expanduser().absolute()
+    progress = Console(stderr=True, highlight=False, markup=False)
+
+    def show(event: dict[str, Any]) -> None:
+        told = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("time", "event", "counts", "parts"))
+        progress.print(f"{event['time'][11:19]} {event['event']} {told}", soft_wrap=True)
+
+    folder, status = start(overrides | {"output-dir": str(output)}, output, control, root_certificates, show)
+    if folder is None:
+        console.print(f"{status}; the run folder is where the coordinator's app runs, below {output}", soft_wrap=True)
+        return
+    if as_json:
+        print((folder / "metrics.json").read_text())
+        return
+    sites = json.loads((folder / "metrics.json").read_text())["sites"]
+    console.print(
+        f"{status}, {sites['used']} of {sites['invited']} sites used; report {folder / 'report.html'}", soft_wrap=True
+    )
+    console.print(str(folder), soft_wrap=True)
