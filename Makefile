@@ -28,9 +28,9 @@ demo-compose:
 demo: setup
 	@$(RUN) -m server_app.cli simulate --sites $(SITES) -c 'compare=true'
 
-# One thread a process: the same numbers on every machine, and processes do not fight for cores.
+# One thread a process: the same numbers on every machine. Three, because tests of real processes mostly wait.
 test: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --maxprocesses 4
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 3 --dist worksteal
 
 lint: setup
 	$(RUN) -m ruff check .
