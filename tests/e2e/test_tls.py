@@ -19,12 +19,11 @@ NODE = 'data="digits" partition-id={} num-partitions=2'
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     home = tmp_path_factory.mktemp("tls")
-    done = coordinator(
-        "certs", "papers", "--host", "127.0.0.1", "--site", "0", "--site", "1", "--site", "stranger", cwd=home
-    )
+    done = coordinator("certs", "papers", "--host", "127.0.0.1", "--site", "0", "--site", "1", cwd=home)
     assert done.returncode == 0, done.stderr
     nodes = [f'{NODE.format(i)} cache-dir="{home}/cache" state-dir="{home}/state-{i}"' for i in range(2)]
     with federation(home / "flower", nodes, home / "papers") as found:
+        # After the sites' keys were registered: this one is not.
         issue(home / "papers", (), ("stranger",))
         yield found
 
