@@ -27,12 +27,12 @@ from common.generators import MEANS, Decoder, Encoder, elbo, fresh_companion, fr
 from common.heads import train_on_features
 from common.surrogates import Header
 
-PAPER = {"dpcvae.learned-variance": False, "dpcvae.class-prior": False, "dpcvae.hidden": 256}
+PLAIN = {"dpcvae.learned-variance": False, "dpcvae.class-prior": False, "dpcvae.hidden": 256}
 BETAS = (1.0, 4.0, 8.0)
 ROWS: dict[str, dict[str, Any]] = {
-    **{f"beta {b:g}": PAPER | {"dpcvae.beta": b} for b in BETAS},
-    **{f"beta {b:g}, variance": PAPER | {"dpcvae.beta": b, "dpcvae.learned-variance": True} for b in BETAS},
-    **{f"beta {b:g}, prior": PAPER | {"dpcvae.beta": b, "dpcvae.class-prior": True} for b in BETAS},
+    **{f"beta {b:g}": PLAIN | {"dpcvae.beta": b} for b in BETAS},
+    **{f"beta {b:g}, variance": PLAIN | {"dpcvae.beta": b, "dpcvae.learned-variance": True} for b in BETAS},
+    **{f"beta {b:g}, prior": PLAIN | {"dpcvae.beta": b, "dpcvae.class-prior": True} for b in BETAS},
     **{f"beta {b:g}, variance, prior": {"dpcvae.beta": b, "dpcvae.hidden": 256} for b in BETAS},
     **{f"linear, beta {b:g}, variance, prior": {"dpcvae.beta": b} for b in BETAS},
 }
