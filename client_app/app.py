@@ -19,7 +19,7 @@ from client_app.generating import use_generator
 from client_app.heads import local_head
 from client_app.hop import kept_head
 from client_app.keys import private_key
-from client_app.release import Prepared, entry, prepare, stage_file
+from client_app.release import entry, leave, prepare, stage_file
 from client_app.settings import NodeConfig, parse_node_config
 from client_app.site import load_site, site_name
 from client_app.task import Limits, Made, Task
@@ -80,27 +80,21 @@ def _surrogate(message: Message, context: Context, run: RunConfig, node: NodeCon
     if not run.epsilon or prepared.found.simulated:
         # How long the work took tells how many records there are; under differential privacy nothing exact leaves.
         told |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
-    staged = _staged(prepared, run) if prepared.keep is not None else None
-    try:
+    if prepared.keep is None:
         gate.let_out(prepared.release)
-    except BaseException:
-        if staged is not None:
-            staged.unlink(missing_ok=True)
-        raise
-    if staged is not None and prepared.keep is not None:
-        staged.replace(prepared.keep[0])
+    else:
+        leave(gate, prepared.release, _staged(*prepared.keep, run), prepared.keep[0])
     return prepared.payload, told
 
 
-def _staged(prepared: Prepared, run: RunConfig) -> Path | None:
+def _staged(file: Path, content: bytes, run: RunConfig) -> Path | None:
     """What the site keeps of a round, written before the round is paid for. Raises LedgerError where it is needed later."""
-    assert prepared.keep is not None
     try:
-        return stage_file(*prepared.keep)
+        return stage_file(file, content)
     except OSError as error:
         if run.method in GENERATIVE:
-            raise LedgerError(f"{prepared.keep[0]} cannot be written ({error}), and the next round builds on it") from None
-        log.error("%s cannot be written (%s); the next round begins from noise", prepared.keep[0], error)
+            raise LedgerError(f"{file} cannot be written ({error}), and the next round builds on it") from None
+        log.error("%s cannot be written (%s); the next round begins from noise", file, error)
         return None
 
 

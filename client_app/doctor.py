@@ -18,8 +18,8 @@ from client_app.gate import open_gate
 from client_app.partition import SiteShare, share
 from client_app.policy import NO_LIMIT
 from client_app.settings import NodeConfig
-from client_app.site import site_device
-from common.backbones import Backbone, load_backbone
+from client_app.site import site_backbone, site_device
+from common.backbones import Backbone
 from common.config import RunConfig
 from common.costs import costs
 from common.errors import FedSurrogateError
@@ -73,8 +73,7 @@ def _folders(node: NodeConfig) -> Iterator[Finding]:
             continue
         found = f"{folder} can be written, {free / GIB:.1f} GiB free"
         if free < LITTLE_DISK:
-            state, remedy = ("FAIL" if free < LEAST_DISK else "WARN"), f"make room; it is for {holds}"
-            yield Finding(what, "FAIL" if state == "FAIL" else "WARN", found, remedy)
+            yield Finding(what, "FAIL" if free < LEAST_DISK else "WARN", found, f"make room; it is for {holds}")
         else:
             yield Finding(what, "PASS", found)
 
@@ -145,8 +144,7 @@ def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:
 
 
 def _backbone(run: RunConfig, node: NodeConfig, fingerprint: str, found: list[Backbone]) -> Finding:
-    weights = node.weights_path or ("" if node.data else run.weights_path)
-    loaded = load_backbone(run.backbone, weights, run.image_size, site_device(run, node))
+    loaded = site_backbone(run, node)
     found.append(loaded)
     said = f"{run.backbone}, fingerprint {loaded.fingerprint}"
     return _same(loaded.fingerprint, fingerprint, said) if fingerprint else Finding("backbone", "PASS", said)

@@ -12,17 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from client_app.options import Json, Run, console, node_of
+from client_app.options import Json, MaybeNode, Run, console, node_of
 from client_app.settings import NodeConfig
 from common.config import RunConfig, parse_overrides, parse_run_config
 
 if TYPE_CHECKING:
     from client_app.doctor_link import Finding
 
-MaybeNode = Annotated[
-    list[str] | None,
-    typer.Option("--node-config", metavar="'key=value ...'", help="The same text that flower-supernode is given."),
-]
 STYLES = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from client_app.gate import open_gate
 from client_app.keys import private_key
 from client_app.ledger import Release
-from client_app.release import prepare, stage_file
+from client_app.release import leave, prepare, stage_file
 from client_app.settings import NodeConfig
 from client_app.site import site_name
 from common.bundles import Request, pack_bundle
@@ -35,12 +35,7 @@ def release_to(file: Path, request: Request, node: NodeConfig) -> Release:
         staged = stage_file(file, bundle)
     except OSError as error:
         raise LedgerError(f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged") from None
-    try:
-        gate.let_out(prepared.release)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
-    staged.replace(file)
+    leave(gate, prepared.release, staged, file)
     return prepared.release
 
 

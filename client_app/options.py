@@ -13,10 +13,9 @@ from common.config import parse_overrides
 # Patterns, paths and reasons are shown as they are: "[a-z]" is no markup in them.
 console = Console(highlight=False, markup=False, emoji=False)
 
-Node = Annotated[
-    list[str],
-    typer.Option("--node-config", metavar="'key=value ...'", help="The same text that flower-supernode is given."),
-]
+_NODE = typer.Option("--node-config", metavar="'key=value ...'", help="The same text that flower-supernode is given.")
+Node = Annotated[list[str], _NODE]
+MaybeNode = Annotated[list[str] | None, _NODE]
 Run = Annotated[
     list[str] | None,
     typer.Option("-c", "--run-config", metavar="'key=value ...'", help="Settings of the run; strings in quotes."),

@@ -127,3 +127,15 @@ def stage_file(file: Path, content: bytes) -> Path:
         temporary.unlink(missing_ok=True)
         raise
     return temporary
+
+
+def leave(gate: Gate, release: Release, staged: Path | None, file: Path) -> None:
+    """Let a release out; a file staged for it gets its name then, and is gone where the release may not leave."""
+    try:
+        gate.let_out(release)
+    except BaseException:
+        if staged is not None:
+            staged.unlink(missing_ok=True)
+        raise
+    if staged is not None:
+        staged.replace(file)

@@ -13,7 +13,7 @@ from client_app.data import Dataset
 from client_app.features import Features, extract
 from client_app.partition import share
 from client_app.settings import NodeConfig
-from common.backbones import load_backbone
+from common.backbones import Backbone, load_backbone
 from common.config import RunConfig, pick_device
 from common.errors import DataError
 
@@ -64,11 +64,14 @@ def load_site(run: RunConfig, node: NodeConfig) -> SiteFeatures:
 
 def dataset_features(dataset: Dataset, run: RunConfig, node: NodeConfig) -> Features:
     """Features of every record of a dataset, from the cache where they are."""
+    return extract(dataset, partial(site_backbone, run, node), node.cache)
+
+
+def site_backbone(run: RunConfig, node: NodeConfig) -> Backbone:
+    """The run's backbone with this site's weights. Raises BackboneError or ConfigError."""
     # A coordinator must not name a file on a hospital's disk, so its weights-path counts in a simulation only.
     weights = node.weights_path or ("" if node.data else run.weights_path)
-    device = site_device(run, node)
-    load = partial(load_backbone, run.backbone, weights, run.image_size, device)
-    return extract(dataset, load, node.cache)
+    return load_backbone(run.backbone, weights, run.image_size, site_device(run, node))
 
 
 def site_device(run: RunConfig, node: NodeConfig) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.config import Scalar
 from common.errors import ConfigError, RunError
-from server_app.submit import OnEvent, failure, flower_environment, plain, reason, submit
+from server_app.submit import DONE, OnEvent, failure, flower_environment, plain, reason, submit
 
 NAME = "coordinator"
 KNOWN = "already in use"
@@ -61,17 +61,17 @@ def register(folder: Path, address: str, authority: Path | None) -> dict[str, st
 
 def run(
     overrides: Mapping[str, Scalar], output: Path, address: str, authority: Path | None, on_event: OnEvent
-) -> tuple[Path | None, str]:
-    """Run a federation among the sites that are connected; return its run folder and how Flower says it ended.
+) -> Path | None:
+    """Run a federation among the sites that are connected, to its end; return its run folder.
 
-    The folder is None where the coordinator's app writes it on another machine. Raises RunError when it did not finish.
+    None where the coordinator's app writes it on another machine. Raises RunError when it did not finish.
     """
     with _connection(address, authority) as (home, environment):
         log = home / "flower.log"
         folder, status = submit(NAME, overrides, output, environment, log, on_event)
-        if status != "finished:completed":
+        if status != DONE:
             why = reason(log) if folder is None else f"{failure(folder)}\nwhat it left: {folder}"
             if folder is not None:
                 (folder / "flower.log").write_text(plain(log))
             raise RunError(f"the run ended as {status}: {why}")
-    return folder, status
+    return folder

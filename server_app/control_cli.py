@@ -11,6 +11,7 @@ from rich.console import Console
 
 from common.config import parse_overrides, parse_run_config
 from server_app.presets import preset_settings
+from server_app.submit import DONE
 
 console = Console(highlight=False, markup=False, emoji=False)
 Control = Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink's Control API; keep that to this machine.")]
@@ -50,15 +51,15 @@ def run(
         told = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("time", "event", "counts", "parts"))
         progress.print(f"{event['time'][11:19]} {event['event']} {told}", soft_wrap=True)
 
-    folder, status = start(overrides | {"output-dir": str(output)}, output, control, root_certificates, show)
+    folder = start(overrides | {"output-dir": str(output)}, output, control, root_certificates, show)
     if folder is None:
-        console.print(f"{status}; the run folder is where the coordinator's app runs, below {output}", soft_wrap=True)
+        console.print(f"{DONE}; the run folder is where the coordinator's app runs, below {output}", soft_wrap=True)
         return
     if as_json:
         print((folder / "metrics.json").read_text())
         return
     sites = json.loads((folder / "metrics.json").read_text())["sites"]
     console.print(
-        f"{status}, {sites['used']} of {sites['invited']} sites used; report {folder / 'report.html'}", soft_wrap=True
+        f"{DONE}, {sites['used']} of {sites['invited']} sites used; report {folder / 'report.html'}", soft_wrap=True
     )
     console.print(str(folder), soft_wrap=True)

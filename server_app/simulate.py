@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common.config import Scalar
 from common.errors import RunError
-from server_app.submit import OnEvent, failure, flower_environment, plain, reason, stop_process, submit
+from server_app.submit import DONE, OnEvent, failure, flower_environment, plain, reason, stop_process, submit
 
 START_SECONDS = 90.0
 RAY_ATTEMPTS = 3
@@ -51,7 +51,7 @@ def _simulate(sites: int, overrides: Mapping[str, Scalar], output: Path, gpus: f
         if folder is None:
             kind = RayDidNotStartError if "Timed out waiting for file" in plain(log) else RunError
             raise kind(f"the run ended as {status} before it had a run folder:\n{reason(log)}")
-        if status != "finished:completed":
+        if status != DONE:
             (folder / "flower.log").write_text(plain(log))
             raise RunError(f"the run ended as {status}: {failure(folder)}\nwhat it left: {folder}\n{SITE_LOG}")
         return folder

@@ -26,6 +26,8 @@ QUIET = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
+# Flower's word for a run that went well.
+DONE = "finished:completed"
 OnEvent = Callable[[dict[str, Any]], None]
 
 
