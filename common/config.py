@@ -61,6 +61,7 @@ class RunConfig(Settings):
     sites: int = Field(0, ge=0)
     quorum: float = Field(0.5, gt=0, le=1)
     deadline: float = Field(3600.0, gt=0)
+    grace: float = Field(0.0, ge=0)
     max_payload_mib: int = Field(256, ge=1)
     epsilon: float = Field(0.0, ge=0)
     delta: float = Field(0.0, ge=0, le=0.01)

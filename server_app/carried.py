@@ -7,16 +7,16 @@ from pathlib import Path
 
 from common.bundles import LARGEST_BUNDLE, Request, read_request, unpack_bundle
 from common.config import Scalar, parse_run_config, pick_device
-from common.errors import ConfigError, FedSurrogateError, SurrogateError
+from common.errors import ConfigError, SurrogateError
 from common.sealing import read_keys
 from common.wire import pack_question, unpack_question, unpack_surrogate
-from server_app.report import write_report
+from server_app.federate import finished
 from server_app.run_folder import RunFolder
 from strategies.public import read_centre
 from strategies.stored import Stored
 
 # What only matters on the coordinator's machine, or names a file there.
-AT_HOME = ("output-dir", "resume", "data-dir", "weights-path", "device", "fedpft.public", "deadline", "compare")
+AT_HOME = ("output-dir", "resume", "data-dir", "weights-path", "device", "fedpft.public", "deadline", "grace", "compare")
 
 HERE = ("output-dir", "device", "quorum", "sites")
 
@@ -46,16 +46,8 @@ def learn_from_files(request_file: Path, files: Sequence[Path], keys_file: Path 
     config = parse_run_config({**request.settings, **local})
     folder = RunFolder(config, 0)
     strategy = Stored(config, folder, pick_device(config.device), unpack_question(request.centre))
-    try:
+    with finished(folder, strategy):
         strategy.learn_from(found)
-    except FedSurrogateError as error:
-        folder.event("failed", reason=str(error))
-        folder.finish(strategy.outcome, "failed", str(error))
-        raise
-    else:
-        folder.finish(strategy.outcome, "ok")
-    finally:
-        write_report(folder.path)
     return folder.path
 
 

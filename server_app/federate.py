@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from common.config import RunConfig, pick_device
 from common.errors import FedSurrogateError
 from server_app.report import write_report
 from server_app.run_folder import RunFolder
-from strategies import Grid, strategy_of
+from strategies import Federation, Grid, strategy_of
 
 log = logging.getLogger("flwr")
 
@@ -19,8 +21,26 @@ def federate(config: RunConfig, grid: Grid, flower_run_id: int) -> None:
     folder = RunFolder(config, flower_run_id)
     strategy = strategy_of(config)(config, folder, device)
     log.info("Run folder: %s", folder.path)
+    failure = None
     try:
-        strategy.run(grid)
+        with finished(folder, strategy):
+            strategy.run(grid)
+    except FedSurrogateError as error:
+        # What sites still send is worth keeping all the more.
+        failure = error
+    log.info("Report: %s", folder.path / "report.html")
+    if strategy.receive_late(config.grace):
+        folder.update(strategy.outcome)
+        write_report(folder.path)
+    if failure is not None:
+        raise failure
+
+
+@contextmanager
+def finished(folder: RunFolder, strategy: Federation) -> Iterator[None]:
+    """Whatever happens in here, the run folder is complete in the end. What is raised in here is raised again."""
+    try:
+        yield
     except FedSurrogateError as error:
         folder.event("failed", reason=str(error))
         folder.finish(strategy.outcome, "failed", str(error))
@@ -32,4 +52,4 @@ def federate(config: RunConfig, grid: Grid, flower_run_id: int) -> None:
     else:
         folder.finish(strategy.outcome, "ok")
     finally:
-        log.info("Report: %s", write_report(folder.path))
+        write_report(folder.path)

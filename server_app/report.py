@@ -42,6 +42,7 @@ PHASES = {
     "chain": "along the chain",
     "evaluate": "evaluating the model",
 }
+FATES = ("used", "late", "rejected", "dropped")
 NAMED_IN_BANNER = 24
 BASELINES = {"oracle": "pooled real features", "ensemble": "ensemble of heads", "average": "average of heads"}
 
@@ -96,6 +97,7 @@ def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
         "undrawn": [what for key, what in PICTURES.items() if key not in pictures],
         "lowest": measured[:3] if len(measured) > NAMED_SITES else [],
         "troubles": _troubles(run),
+        "card": _card(run),
         "sites": sorted(run.sites, key=lambda site: not site.troubles),
         "changed": changed,
         "unchanged": unchanged,
@@ -103,6 +105,17 @@ def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
         "unprotected": _who([s.name for s in run.sites if s.status in ("used", "replied") and s.name not in private]),
         "privacy": privacy,
     }
+
+
+def _card(run: Run) -> Json:
+    """How many sites met which fate, and how much of the data is missing; empty where the run does not tell."""
+    card = as_table(run.metrics.get("card"))
+    share, invited, never_came = (run.number("card", key) for key in ("missing_share", "invited", "never_came"))
+    if share is None or invited is None or never_came is None:
+        return {}
+    fates = {fate: len(as_list(card.get(fate)) or as_table(card.get(fate))) for fate in FATES}
+    facts = {"state": card.get("state"), "missing_share": share, "invited": int(invited), "never_came": int(never_came)}
+    return facts | fates
 
 
 def _troubles(run: Run) -> list[tuple[str, str, str]]:

@@ -35,7 +35,7 @@ PAGE = """\
 <title>{{ run.method }} · {{ folder }}</title>
 <style>
 :root { color-scheme: light dark; --page: #f4f6f9; --card: #ffffff; --ink: #1c2430; --quiet: #5d6878; --line: #dde2ea;
-  --good: #00704f; --bad: #b3261e; --bad-back: #fdeceb; --mark: #fff4d6; --accent: #0072b2; }
+  --good: #00704f; --bad: #b3261e; --bad-back: #fdeceb; --mark: #fff4d6; --warn: #b07800; --accent: #0072b2; }
 @media (prefers-color-scheme: dark) { :root { --page: #11161d; --card: #1a212b; --ink: #e6eaf0; --quiet: #9aa6b6;
   --line: #2e3846; --good: #5fd0a8; --bad: #ff9a91; --bad-back: #3a1d1c; --mark: #3d3314; --accent: #6cb8e6; } }
 * { box-sizing: border-box; }
@@ -52,6 +52,8 @@ p { margin: 0 0 10px; max-width: 76ch; }
 .banner { border: 1px solid var(--bad); border-left-width: 5px; border-radius: 8px; background: var(--bad-back);
   padding: 14px 18px; margin: 0 0 24px; }
 .banner h2 { color: var(--bad); margin: 0 0 4px; }
+.banner.little { border-color: var(--warn); background: var(--mark); }
+.banner.little h2 { color: var(--ink); }
 .banner ul { margin: 6px 0 0; padding-left: 20px; }
 .tiles { display: flex; flex-wrap: wrap; gap: 1px; margin: 0 0 24px;
   background: var(--line); border: 1px solid var(--line); border-radius: 10px; overflow: hidden; }
@@ -139,16 +141,18 @@ footer dd { margin: 0; }
 </header>
 
 {% set stopped = run.metrics.get("stopped") %}
-{% if not run_ok or stopped or troubles or run.notes or run.used < run.invited or privacy.dropped %}
-<div class="banner" role="alert">
+{% if not run_ok or stopped or troubles or run.notes or run.used < run.invited or privacy.dropped or card.get("never_came") %}
+<div class="banner{{ " little" if run_ok and card.get("state") in ("green", "amber") }}" role="alert">
 {% if not run_ok %}<h2>The run failed</h2> <p>{{ run.failure }}</p>
 {% elif stopped %}<h2>The run stopped early, with what it had learned by then</h2> <p>{{ stopped }}</p>
 {% elif run.used < run.invited %}<h2>{{ run.invited - run.used }} of {{ run.invited }} sites {{ "is" if run.invited - run.used == 1 else "are" }} not in this result</h2>
 {% elif troubles %}<h2>Not every site answered as it should</h2>
 {% elif privacy.dropped and not run.notes %}<h2>The model does not know every class</h2>
 {% else %}<h2>This report is incomplete</h2>{% endif %}
-{% if troubles or run.notes or privacy.dropped %}
+{% if run_ok and card.get("missing_share") %}<p>About {{ card.missing_share | percent }} of all records {{ "are missing: a model of the others may not hold for them." if card.state == "red" else "are missing." }}</p>{% endif %}
+{% if troubles or run.notes or privacy.dropped or card.get("never_came") %}
 <ul>
+{% if card.get("never_came") %}<li><strong>{{ card.never_came }} more</strong>: expected by the settings, and never came</li>{% endif %}
 {% for who, what, why in troubles %}
 <li><strong>{{ who }}</strong>: {{ what }}, {{ why }}</li>
 {% endfor %}
@@ -301,6 +305,11 @@ behind it; the fewer records a class has, the more. Guard the surrogates and the
 
 <section class="card">
 <h2>Sites</h2>
+{% if card %}
+<p>{{ card.invited }} invited{% if card.never_came %}, {{ card.never_came }} never came{% endif %}:
+{{ card.used }} used, {{ card.late }} late, {{ card.rejected }} rejected, {{ card.dropped }} dropped.
+A site that has not told how many records it has is taken for as large as the largest.</p>
+{% endif %}
 {% if sites %}
 <div class="scroll" tabindex="0"><table>
 <thead><tr><th>Site</th><th>Status and reason</th><th class="number">{{ counted | capitalize }}{{ " (noisy)" if noisy }}</th><th class="number">Sent</th><th class="number">Time</th><th class="number">Accuracy</th></tr></thead>

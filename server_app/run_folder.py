@@ -20,6 +20,7 @@ from common.errors import RunError
 from common.surrogates import AnySurrogate
 from common.wire import unpack_surrogate
 from server_app.privacy_card import privacy_card
+from server_app.run_card import run_card
 from strategies.outcome import Outcome
 
 PACKAGES = (
@@ -54,6 +55,8 @@ class RunFolder:
             "started": self.started.isoformat(timespec="seconds"),
         }
         self._write("manifest.json", self._manifest)
+        self._ended: tuple[str, str] = ("running", "")
+        self._total: float | None = None
         self.finish(Outcome(), "running")
 
     def event(self, event: str, **fields: object) -> None:
@@ -80,13 +83,14 @@ class RunFolder:
         """Write metrics, model, manifest and picture data from what there is."""
         simulated = any(site.simulated for site in outcome.sites.values())
         trained = {site.name: site.claim for site in outcome.sites.values() if site.claim is not None}
-        total = (datetime.now(UTC) - self.started).total_seconds()
+        total = (datetime.now(UTC) - self.started).total_seconds() if self._total is None else self._total
         metrics: dict[str, Any] = {
             "schema": 1,
             "method": self.config.method,
             "status": status,
             "sites": {"invited": len(outcome.sites)}
             | {fate: outcome.count(fate) for fate in ("used", "rejected", "dropped")},
+            "card": run_card(outcome.sites.values(), self.config.sites),
             "accuracy": outcome.accuracy
             | {"per_site": {site.name: site.correct / site.tested for site in outcome.sites.values() if site.tested}},
             "bytes": {
@@ -99,11 +103,7 @@ class RunFolder:
             "rounds": outcome.rounds,
             "seconds": {key: round(value, 3) for key, value in outcome.seconds.items()} | {"total": round(total, 3)},
         }
-        if downstream := {site.name: site.downstream for site in outcome.sites.values() if site.downstream}:
-            metrics["downstream"] = downstream
-            told = [row for row in downstream.values() if "sliced" in row and "sinkhorn" in row]
-            if told:
-                metrics["fidelity"] = {name: sum(row[name] for row in told) / len(told) for name in ("sliced", "sinkhorn")}
+        metrics |= _downstream(outcome)
         if outcome.parameters:
             metrics["parameters"] = outcome.parameters
         if failure:
@@ -126,12 +126,32 @@ class RunFolder:
                 points = {kind: asdict(cloud) for kind, cloud in outcome.points.items()}
                 self._write("projection.json", {"classes": header.classes} | points)
         self._write("metrics.json", metrics)
+        if status != "running":
+            self._ended, self._total = (status, failure), total
+
+    def update(self, outcome: Outcome) -> None:
+        """Write the same end once more, for what has come in since."""
+        self.finish(outcome, *self._ended)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         """Replace a file in one step, so that a reader never sees half of it."""
         temporary = self.path / f".{name}"
         temporary.write_text(json.dumps(content, indent=2) + "\n")
         temporary.replace(self.path / name)
+
+
+def _downstream(outcome: Outcome) -> dict[str, Any]:
+    """How well a generator serves at the sites, and how like their embeddings its own are."""
+    rows = {site.name: site.downstream for site in outcome.sites.values() if site.downstream}
+    if not rows:
+        return {}
+    told = [row for row in rows.values() if "sliced" in row and "sinkhorn" in row]
+    if not told:
+        return {"downstream": rows}
+    return {
+        "downstream": rows,
+        "fidelity": {name: sum(row[name] for row in told) / len(told) for name in ("sliced", "sinkhorn")},
+    }
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:

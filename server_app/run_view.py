@@ -181,9 +181,12 @@ def _clean(value: Any) -> Any:
 def _sites(metrics: Json, events: Sequence[Json]) -> tuple[Site, ...]:
     accuracy, up = as_numbers(at(metrics, "accuracy", "per_site")), as_numbers(at(metrics, "bytes", "up_per_site"))
     told: dict[str, list[Json]] = {name: [] for name in (*accuracy, *up)}
+    # Who answers late has been given up, perhaps before it said its name.
+    names = {str(event["before"]): str(event.get("site")) for event in events if "before" in event}
     for event in events:
         if "site" in event:
-            told.setdefault(str(event["site"]), []).append(event)
+            name = str(event["site"])
+            told.setdefault(names.get(name, name), []).append(event)
     return tuple(_site(name, told[name], metrics, accuracy, up) for name in sorted(told, key=natural_order))
 
 

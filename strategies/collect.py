@@ -43,16 +43,17 @@ class Collection:
 
     def __iter__(self) -> Iterator[Message]:
         while self.unanswered:
-            yield from self.arrived()
+            for reply in self._grid.pull_messages(list(self.unanswered)):
+                self.unanswered.discard(reply.metadata.reply_to_message_id)
+                yield reply
             if not self.unanswered or time.monotonic() >= self._end:
                 break
             time.sleep(POLL_SECONDS)
 
-    def arrived(self) -> Iterator[Message]:
-        """What has come in by now, late replies included."""
-        for reply in self._grid.pull_messages(list(self.unanswered)) if self.unanswered else ():
-            self.unanswered.discard(reply.metadata.reply_to_message_id)
-            yield reply
+    def prolonged(self, seconds: float) -> Iterator[Message]:
+        """What has come in since, and what still comes within so many seconds."""
+        self._end = time.monotonic() + seconds
+        yield from self
 
 
 def connected_nodes(grid: Grid, expected: int, deadline: float) -> list[int]:

@@ -61,6 +61,10 @@ class DPCVAE(Rounds[Parameters]):
             check_opening(reply, self.config)
         return reply
 
+    def records(self, reply: Parameters) -> int:
+        """All classes' sizes, told in the first round; noisy under privacy."""
+        return max(0, round(float(reply.tensors[COUNTS].sum()))) if COUNTS in reply.tensors else 0
+
     def facts(self, reply: Parameters) -> dict[str, object]:
         """Class sizes, in the first round; noisy under privacy."""
         if COUNTS not in reply.tensors:

@@ -45,6 +45,13 @@ class Federation(ABC):
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run the federation; return the accuracy over all sites' own test splits, where they told it."""
 
+    def receive_late(self, grace: float) -> bool:
+        """Take in what comes after the deadline, for up to `grace` seconds; return whether anything did.
+
+        Here nothing is: a round that is over has no use for more.
+        """
+        return False
+
     def introduce(self, grid: Grid, deadline: float) -> Group:
         """Ask every connected site who it is; what fits together takes part. Raises RunError when there is no site."""
         nodes = connected_nodes(grid, self.config.sites, deadline)

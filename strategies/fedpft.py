@@ -31,6 +31,7 @@ class FedPFT(Federation):
     def __init__(self, config: RunConfig, recorder: Recorder, device: str = "cpu") -> None:
         super().__init__(config, recorder, device)
         self._surrogates: dict[int, AnySurrogate] = {}
+        self._asked: Collection | None = None
         self._centre = read_centre(config.fedpft.public)
 
     def summary(self) -> None:
@@ -45,14 +46,23 @@ class FedPFT(Federation):
         deadline = deadline or self.config.deadline
         self.summary()
         started = time.perf_counter()
-        asked = Collection(grid, self._ask(grid), deadline)
-        self._gather(asked)
+        self._asked = Collection(grid, self._ask(grid), deadline)
+        self._gather(self._asked)
         spent = self.outcome.seconds
         spent["wait"] = max(0.0, time.perf_counter() - started - sum(spent.values()))
-        accuracy = self.evaluate(grid, deadline)
-        for reply in asked.arrived():
+        return self.evaluate(grid, deadline)
+
+    def receive_late(self, grace: float) -> bool:
+        """Keep surrogates that come after the deadline, for up to `grace` seconds from now; return whether one did."""
+        if self._asked is None or not self._asked.unanswered:
+            return False
+        if grace:
+            self.recorder.event("waiting", reason="for sites that missed the deadline", seconds=grace)
+        came = False
+        for reply in self._asked.prolonged(grace):
             self._receive(reply, late=True)
-        return accuracy
+            came = True
+        return came
 
     def _ask(self, grid: Grid) -> Iterable[Message]:
         """Ask every connected site for its surrogate."""
@@ -90,6 +100,7 @@ class FedPFT(Federation):
     def _receive(self, reply: Message, late: bool = False) -> None:
         """Check one surrogate and keep it, or refuse it with a reason."""
         node = self._node(reply)
+        before = self.outcome.sites[node].name
         try:
             payload, info = self._read(reply, self.outcome.sites[node])
             if payload is None:
@@ -97,10 +108,13 @@ class FedPFT(Federation):
         except SurrogateError as error:
             self._reject(node, str(error))
             return
-        self._take(node, payload, info, late)
+        self._take(node, payload, info, before if late else "")
 
-    def _take(self, node: int, payload: bytes, info: Info, late: bool = False) -> None:
-        """Check what is to be a surrogate of a site and keep it, or refuse it with a reason."""
+    def _take(self, node: int, payload: bytes, info: Info, late: str = "") -> None:
+        """Check what is to be a surrogate of a site and keep it, or refuse it with a reason.
+
+        late: under which name the site had been given up, if it had.
+        """
         site = self.outcome.sites[node]
         try:
             surrogate = unpack_surrogate(payload)
@@ -115,10 +129,12 @@ class FedPFT(Federation):
         self.recorder.surrogate(name, payload)
         counts = dict(zip(surrogate.header.classes, surrogate.counts, strict=True))
         facts = {"bytes": site.bytes_up, "counts": counts, "seconds": seconds_told(info, "fit"), "payload": len(payload)}
-        self.recorder.event("late" if late else "replied", site=name, **facts)
+        site.records, site.late = sum(surrogate.counts), bool(late)
         if late:
             site.reason = "replied after the deadline; its surrogate is kept for relearn"
+            self.recorder.event("late", site=name, before=late, reason=site.reason, **facts)
             return
+        self.recorder.event("replied", site=name, **facts)
         site.fate, site.reason, site.simulated = "used", "", info.get("simulated") is True
         self._surrogates[node] = surrogate
         for key in ("extract", "fit"):

@@ -68,6 +68,7 @@ class OneShot(Federation):
             self._reject(node, str(error))
             return None
         site.fate, site.reason, site.simulated = "used", "", info.get("simulated") is True
+        site.records = head.records
         facts = {"bytes": site.bytes_up, "payload": len(payload), "seconds": seconds_told(info, "fit")}
         self.recorder.event("replied", site=site.name, **facts)
         return head

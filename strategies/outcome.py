@@ -18,6 +18,7 @@ NO_REPLY = "no reply before the deadline"
 class Site:
     """One site in a run. `name` is what the site calls itself, or its node id until it has answered.
 
+    records: that what it sent stands for, noisy under privacy; 0 where it has not told. late: it did answer, but too late.
     barred: it can take no part, and is not asked again. claim: of what it sent in rounds under privacy. downstream: how well
     a generator serves there.
     """
@@ -30,6 +31,8 @@ class Site:
     tested: int = 0
     correct: int = 0
     simulated: bool = False
+    records: int = 0
+    late: bool = False
     barred: bool = False
     claim: Claim | None = None
     downstream: dict[str, float] = field(default_factory=dict)

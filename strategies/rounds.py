@@ -54,6 +54,10 @@ class Rounds(Federation, Generic[R]):
         """What the events tell of a reply, beside its size and time."""
         return {}
 
+    def records(self, reply: R) -> int:
+        """For how many records a reply stands, 0 where it does not tell."""
+        return reply.records
+
     def classifier(self, training: Training) -> Classifier:
         """What the model is used as, after any round."""
         return training.classifier()
@@ -238,6 +242,7 @@ class Rounds(Federation, Generic[R]):
             return None
         site.fate, site.reason, site.simulated, site.claim = "used", "", info.get("simulated") is True, read.claim
         parts = {name: seconds for name in PARTS if (seconds := seconds_told(info, name)) is not None}
+        site.records = self.records(read) or site.records
         told = {"payload": len(payload), "seconds": seconds_told(info, "fit"), "parts": parts or None} | self.facts(read)
         self.recorder.event("replied", site=site.name, round=number, **told)
         return read

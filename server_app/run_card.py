@@ -1,0 +1,37 @@
+"""Who is in a run's result and who is not, and whether what is missing is much: the run card."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from strategies.outcome import Site
+
+# From this share of all records on, what is missing makes the card red.
+MUCH = 0.1
+
+
+def run_card(sites: Collection[Site], expected: int) -> dict[str, Any]:
+    """The run card: names under used, late, rejected and dropped, with reasons, and how much of the data is missing.
+
+    expected: how many sites the settings ask for, 0 for any. missing_share: of all records. A site that has not told how
+    many it has, or has not come at all, is taken for as large as the largest that has told. state: "green" when nobody is
+    missing, "red" when a tenth of the records or more is, else "amber".
+    """
+    told = [site.records for site in sites if site.records]
+    largest = max(told, default=1)
+    used = sum(site.records or largest for site in sites if site.fate == "used")
+    never_came = max(0, expected - len(sites))
+    missing = never_came * largest + sum(site.records or largest for site in sites if site.fate != "used")
+    share = missing / max(1, used + missing)
+    return {
+        "state": "red" if share >= MUCH else "amber" if missing else "green",
+        "missing_share": round(share, 4),
+        "invited": len(sites),
+        "never_came": never_came,
+        "used": sorted(site.name for site in sites if site.fate == "used"),
+        "late": {site.name: site.reason for site in sites if site.late},
+        "rejected": {site.name: site.reason for site in sites if site.fate == "rejected"},
+        "dropped": {site.name: site.reason for site in sites if site.fate == "dropped" and not site.late},
+        "records": {site.name: site.records for site in sites if site.records},
+    }
