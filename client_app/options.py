@@ -13,7 +13,12 @@ from common.config import parse_overrides
 # Patterns, paths and reasons are shown as they are: "[a-z]" is no markup in them.
 console = Console(highlight=False, markup=False, emoji=False)
 
-_NODE = typer.Option("--node-config", metavar="'key=value ...'", help="The same text that flower-supernode is given.")
+_NODE = typer.Option(
+    "--node-config",
+    metavar="'key=value ...'",
+    help="The same text that flower-supernode is given.",
+    envvar="FEDSURROGATE_NODE_CONFIG",
+)
 Node = Annotated[list[str], _NODE]
 MaybeNode = Annotated[list[str] | None, _NODE]
 Run = Annotated[

@@ -73,7 +73,8 @@ def issue(folder: Path, hosts: Sequence[str], sites: Sequence[str], renew: bool 
     if not known:
         signer = _make_authority(folder)
     if signer is not None:
-        _make_server(folder, signer, tuple(dict.fromkeys((*had, *hosts))), days)
+        # Its own machine's names as well: from there it is told what to run.
+        _make_server(folder, signer, tuple(dict.fromkeys((*had, *hosts, "localhost", "127.0.0.1"))), days)
     for site in sites:
         _make_site(folder / "sites" / site, (folder / "ca.crt").read_bytes())
 

@@ -16,6 +16,7 @@ from common.errors import ConfigError, FedSurrogateError
 from server_app.carried_cli import learn, request
 from server_app.certs_cli import certs
 from server_app.control_cli import register, run
+from server_app.kit_cli import kit
 from server_app.presets import preset_note, preset_settings, presets
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -124,7 +125,7 @@ def plan(
         console.print("privacy none")
 
 
-for command in (certs, register, run, request, learn):
+for command in (certs, kit, register, run, request, learn):
     app.command()(command)
 
 

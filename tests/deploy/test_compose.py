@@ -1,8 +1,10 @@
 """The compose files, as far as they can be checked without Docker: every reference, every command, who reaches what."""
 
+import re
 import shlex
 import subprocess
 import sys
+import tarfile
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,19 +20,46 @@ from typer.main import get_command
 
 import client_app.cli
 import server_app.cli
+from client_app.policy import DEFAULT, load_policy
 from client_app.settings import parse_node_config
 from common.config import parse_overrides
+from common.errors import ConfigError
+from server_app.certificates import issue
+from server_app.kit import pack_kit
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-FILES = sorted(DEPLOY.glob("compose.*.yml"))
+FILES = sorted(set(DEPLOY.glob("compose.*.yml")) - {DEPLOY / "compose.gpu.yml"})
+VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 FLOWER = {"flower-superlink": superlink, "flower-supernode": supernode, "flower-superexec": superexec}
 OURS = {"coordinator": server_app.cli.app, "site": client_app.cli.app}
 PUBLIC_PORTS = {"9092"}
 
 
+def settings_of_a_kit(folder: Path) -> dict[str, str]:
+    """The .env file of a kit for the site north, parsed."""
+    issue(folder / "papers", ("fl.example.org",), ("north",))
+    pack_kit(folder / "papers", "north", "fl.example.org:9092", "fedsurrogate", folder / "north.tar.gz")
+    with tarfile.open(folder / "north.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    lines = (folder / "north" / ".env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def interpolated(file: Path, settings: Mapping[str, str]) -> str:
+    """A compose file with its variables replaced, as compose does it. Fails where a required one is not set."""
+
+    def value(found: re.Match[str]) -> str:
+        name, kind, default = found.groups()
+        assert kind != "?" or settings.get(name), found.group()
+        assert kind or name in settings, found.group()
+        return settings.get(name) or (default if kind == "-" else "")
+
+    return VARIABLE.sub(value, file.read_text())
+
+
 @pytest.fixture(params=FILES, ids=lambda file: file.name)
-def compose(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return dict(yaml.safe_load(request.param.read_text()))
+def compose(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(interpolated(request.param, settings_of_a_kit(tmp_path))))
 
 
 def words(command: Any) -> list[str]:
@@ -101,28 +130,74 @@ def test_only_the_fleet_port_can_be_reached_and_nothing_runs_as_root(compose: di
             assert str(port).rpartition(":")[2] in PUBLIC_PORTS, name
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
-        assert "user" not in service
+        assert service.get("user", "10001:10001") == "10001:10001"
         command = words(service["command"])
         if command[0] == "flower-superlink":
-            addresses = {
-                flag: command[command.index(flag) + 1] for flag in ("--control-api-address", "--serverappio-api-address")
-            }
-            assert all(address.startswith("127.0.0.1:") for address in addresses.values()), addresses
+            assert command[command.index("--control-api-address") + 1] == "127.0.0.1:9093"
+            assert command[command.index("--serverappio-api-address") + 1] == "runtime:9091"
+            (inside,) = (
+                network for network, settings in service["networks"].items() if settings.get("aliases") == ["runtime"]
+            )
+            assert compose["networks"][inside]["internal"] is True
+            there = [words(other["command"])[3] for other in compose["services"].values() if inside in networks(other)]
+            assert sorted(there) == ["--database", "serverapp"]
     assert "USER 10001:10001" in (DEPLOY / "Dockerfile").read_text()
 
 
 def test_a_hospitals_data_is_in_its_app_alone_which_reaches_nobody_else(compose: dict[str, Any]) -> None:
     services = compose["services"]
     apps = {name: service for name, service in services.items() if "clientapp" in words(service["command"])}
+    by_hand = {name for name, service in services.items() if "profiles" in service}
+    assert all(services[name]["network_mode"] == "none" for name in by_hand)
     for name, app in apps.items():
         (own,) = networks(app)
         assert compose["networks"][own]["internal"] is True
         others = {other for other, service in services.items() if own in networks(service)} - {name}
         assert [words(services[other]["command"])[0] for other in others] == ["flower-supernode"]
         for volume in volumes(app):
-            assert not any(volume in volumes(service) for other, service in services.items() if other != name), volume
+            users = {other for other, service in services.items() if volume in volumes(service)}
+            assert users <= {name, *by_hand}, volume
     lines = [networks(service) for service in services.values() if words(service["command"])[0] == "flower-supernode"]
     assert all(not one & other for index, one in enumerate(lines) for other in lines[:index])
+
+
+def test_data_and_papers_are_read_only(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        for volume, where in volumes(service).items():
+            if where.split(":")[0].startswith(("/data", "/papers", "/kit", "/weights", "/policy")) and name != "papers":
+                assert where.endswith(":ro"), f"{name}: {volume}"
+
+
+def test_a_kit_sets_what_the_compose_file_asks_for_and_nothing_else(tmp_path: Path) -> None:
+    settings = settings_of_a_kit(tmp_path)
+    asked = {name for name, _, _ in VARIABLE.findall((tmp_path / "north" / "compose.yml").read_text())}
+    told = set(re.findall(r"\b([A-Z_]{4,})=", (tmp_path / "north" / ".env").read_text()))
+    assert set(settings) <= asked
+    # A share of the bundled digits, for rehearsals; and what compose itself reads.
+    assert asked - {"WEIGHTS_DIR", "PARTITION_ID", "NUM_PARTITIONS"} == told - {"COMPOSE_FILE"}
+
+
+def test_a_kit_holds_one_sites_papers_for_nobody_else_to_read(tmp_path: Path) -> None:
+    settings_of_a_kit(tmp_path)
+    archive, kit, papers = tmp_path / "north.tar.gz", tmp_path / "north", tmp_path / "papers"
+    assert archive.stat().st_mode & 0o77 == 0
+    assert (kit / "papers" / "site.key").stat().st_mode & 0o77 == 0
+    for name in ("ca.crt", "site.key", "site.pub"):
+        assert (kit / "papers" / name).read_bytes() == (papers / "sites" / "north" / name).read_bytes()
+    assert {path.name for path in (kit / "papers").iterdir()} == {"ca.crt", "site.key", "site.pub"}
+    assert all((kit / folder).is_dir() for folder in ("state", "cache", "data", "weights"))
+    with pytest.raises(ConfigError, match=r"north.tar.gz' exists"):
+        pack_kit(papers, "north", "fl.example.org:9092", "fedsurrogate", archive)
+    with pytest.raises(ConfigError, match=r"make it with coordinator certs --site east"):
+        pack_kit(papers, "east", "fl.example.org:9092", "fedsurrogate", tmp_path / "east.tar.gz")
+    with pytest.raises(ConfigError, match=r"coordinator = 'https://fl.example.org'"):
+        pack_kit(papers, "north", "https://fl.example.org", "fedsurrogate", tmp_path / "again.tar.gz")
+
+
+def test_the_policy_template_is_the_default_policy_with_every_key() -> None:
+    file = DEPLOY / "kit" / "policy.toml"
+    assert load_policy(str(file)) == DEFAULT
+    assert set(tomllib.loads(file.read_text())) == set(DEFAULT.model_dump(by_alias=True))
 
 
 def test_the_image_gets_every_dependency_but_rays() -> None:

@@ -93,7 +93,7 @@ def test_renewing_adds_hosts_and_leaves_the_sites_alone(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"host 'new.example.org' is not in server.crt, .*--renew"):
         issue(folder, ("new.example.org",), ())
     issue(folder, ("new.example.org",), (), renew=True)
-    assert set(hosts_of(folder)) == {*HOSTS, "new.example.org"}
+    assert set(hosts_of(folder)) == {*HOSTS, "127.0.0.1", "new.example.org"}
     assert greet(folder, folder / "ca.crt", "new.example.org") == "ok"
     assert kits == {file: file.read_bytes() for file in (folder / "sites").rglob("*") if file.is_file()}
 
