@@ -37,8 +37,8 @@ for method in $METHODS; do
         *) settings="method=\"$method\" fedavg.rounds=3" preset= ;;
     esac
     echo "== $method"
-    compose exec -T superlink coordinator run --root-certificates /papers/ca.crt ${preset:+--preset "$preset"} \
-        -c "$settings sites=3 deadline=300.0 output-dir=\"/runs\""
+    compose exec -T superlink coordinator run ${preset:+--preset "$preset"} \
+        -c "$settings sites=3 deadline=300.0"
 done
 mkdir -p "$DEMO_OUT"
 docker cp "$(compose ps -q superlink):/runs/." "$DEMO_OUT"

@@ -15,7 +15,9 @@ from server_app.submit import DONE
 
 console = Console(highlight=False, markup=False, emoji=False)
 Control = Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink's Control API; keep that to this machine.")]
-Authority = Annotated[Path | None, typer.Option(help="ca.crt, where the SuperLink speaks TLS.")]
+Authority = Annotated[
+    Path | None, typer.Option(help="ca.crt, where the SuperLink speaks TLS.", envvar="FEDSURROGATE_ROOT_CERTIFICATES")
+]
 
 
 def register(
