@@ -26,6 +26,19 @@ for command in (doctor, synthesize, classify, ood):
     app.command()(command)
 
 
+@app.command("app")
+def run_app(
+    runtime: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperNode's --clientappio-api-address.")],
+) -> None:
+    """Answer what a SuperNode is asked, with the code installed here; code that a run brings along is never started.
+
+    Goes with `flower-supernode --isolation process`, and takes the place of flower-superexec.
+    """
+    from client_app.installed import serve
+
+    serve(runtime)
+
+
 @app.command()
 def ledger(node_config: Node, as_json: Json = False) -> None:
     """Show what left this site's data, when and to which run, and how much of the privacy budget is left.

@@ -17,7 +17,13 @@ MAY_IMPORT = {
     "strategies": {"common", "strategies"},
     "server_app": {"common", "strategies", "server_app"},
 }
-MAY_NAME_FLOWER = {"client_app/app.py", "server_app/app.py", "common/wire.py", "common/fleet.py"}
+MAY_NAME_FLOWER = {
+    "client_app/app.py",
+    "client_app/installed.py",
+    "server_app/app.py",
+    "common/wire.py",
+    "common/fleet.py",
+}
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
 GENERATED = {"common/surrogate_pb2.py"}
 # Not ruled by the limit on lines: generated code, and a page of HTML that happens to lie in a Python file.

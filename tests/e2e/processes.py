@@ -47,12 +47,14 @@ def site_command(*arguments: str) -> subprocess.CompletedProcess[str]:
 class Federation:
     """A running SuperLink with SuperNodes. `run` submits the app and returns Flower's status of the run.
 
-    papers: a folder that `coordinator certs` has made for 127.0.0.1 and sites 0, 1, ...; then all goes over TLS, and the
+    installed: sites run their own, installed code, as `site app` does it. papers: a folder that `coordinator certs` has made
+    for 127.0.0.1 and sites 0, 1, ...; then all goes over TLS, and the
     SuperLink takes only the nodes whose keys it has been told of.
     """
 
-    def __init__(self, home: Path, node_configs: Sequence[str], papers: Path | None = None) -> None:
-        self.home, self.papers = home, papers
+    def __init__(self, home: Path, node_configs: Sequence[str], papers: Path | None = None, installed: bool = False) -> None:
+        self.home, self.papers, self._installed = home, papers, installed
+        self._others: list[subprocess.Popen[bytes]] = []
         self._fleet, self._control, self._runtime, *self._apps = free_ports(3 + len(node_configs))
         trust = f'root-certificates = "{papers}/ca.crt"' if papers else "insecure = true"
         home.joinpath("config.toml").write_text(f'[superlink.local-test]\naddress = "127.0.0.1:{self._control}"\n{trust}\n')
@@ -89,6 +91,9 @@ class Federation:
         link = ["--insecure"] if self.papers is None else self.credentials(str(index))
         link += ["--superlink", self.fleet]
         link += ["--clientappio-api-address", f"127.0.0.1:{self._apps[index]}", "--node-config", self._configs[index]]
+        if self._installed:
+            link += ["--isolation", "process"]
+            self._others.append(self._start(f"app-{index}", "site", "app", "--runtime", f"127.0.0.1:{self._apps[index]}"))
         return self._start(f"supernode-{index}", "flower-supernode", *link)
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
@@ -109,9 +114,9 @@ class Federation:
         """Submit the app, wait for its end, and return Flower's status."""
         return self.wait(self.submit(run_config, cwd))
 
-    def submit(self, run_config: str, cwd: Path) -> str:
+    def submit(self, run_config: str, cwd: Path, app: Path = APP_FOLDER) -> str:
         """Submit the app and return the run's id."""
-        command = [str(BIN / "flwr"), "run", str(APP_FOLDER), "local-test", "--run-config", run_config]
+        command = [str(BIN / "flwr"), "run", str(app), "local-test", "--run-config", run_config]
         env = environment(self.home)
         done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
         (self.home / "flwr-run.log").write_text(done.stdout + done.stderr)
@@ -134,7 +139,7 @@ class Federation:
 
     def stop(self) -> None:
         """Stop everything that still runs."""
-        for process in (*reversed(self.nodes), self.superlink):
+        for process in (*self._others, *reversed(self.nodes), self.superlink):
             stop_process(process.pid)
 
     def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
@@ -144,10 +149,12 @@ class Federation:
 
 
 @contextmanager
-def federation(home: Path, node_configs: Sequence[str], papers: Path | None = None) -> Iterator[Federation]:
+def federation(
+    home: Path, node_configs: Sequence[str], papers: Path | None = None, installed: bool = False
+) -> Iterator[Federation]:
     """Start everything, wait until every node is registered, and stop everything again."""
     home.mkdir(parents=True, exist_ok=True)
-    running = Federation(home, node_configs, papers)
+    running = Federation(home, node_configs, papers, installed)
     try:
         yield running
     finally:

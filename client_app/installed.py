@@ -1,0 +1,54 @@
+"""Run this site's own, installed code for every task; code that arrives with a run is never started.
+
+Flower sends an app's code with every run, and a SuperNode starts it. Whoever commands the coordinator could so send code
+that reads a hospital's data and answers with it, past policy and ledger. A site that starts its app with `site app` works
+with what is installed at the site, and takes from a run its settings only.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from flwr.clientapp import ClientApp
+
+COMMAND = "site-app"
+log = logging.getLogger("fedsurrogate.site")
+
+
+def serve(runtime: str) -> None:
+    """Start `site-app` for every task of the SuperNode whose Runtime API is at `runtime`, host:port. Does not return."""
+    from flwr.supercore.cli.flower_superexec import flower_superexec
+    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
+
+    TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP] = str(Path(sys.executable).with_name(COMMAND))
+    sys.argv = ["flower-superexec", "--insecure", "--plugin-type", "clientapp", "--appio-api-address", runtime]
+    flower_superexec()
+
+
+def answer() -> None:
+    """The command `site-app`: one task, with the arguments of flwr-clientapp."""
+    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+    from flwr.supernode.runtime import run_clientapp as task
+
+    task.install_from_fab = _leave_packed  # type: ignore[assignment, attr-defined]
+    task.get_load_client_app_fn = _load_installed  # type: ignore[assignment, attr-defined]
+    flwr_clientapp()
+
+
+def _leave_packed(content: bytes, **_: object) -> None:
+    """What arrived is not even unpacked."""
+
+
+def _load_installed(**_: object) -> Callable[[str, str, str], ClientApp]:
+    def load(name: str, asked: str, digest: str) -> ClientApp:
+        from client_app.app import app
+
+        if asked != (own := version("fedsurrogate")):
+            log.warning("the run brought version %s of %s; this site works with its own, %s", asked, name, own)
+        return app
+
+    return load
