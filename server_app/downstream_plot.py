@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from server_app.json_values import as_numbers, as_table, natural_order
 from server_app.progress_plot import COLOURS
-from server_app.run_view import Run, as_numbers, as_table, natural_order
+from server_app.run_view import Run
 from server_app.svg import FAINT, QUIET, accuracy_range, make_axes, render
 from server_app.units import shorten
 

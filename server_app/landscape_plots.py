@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server_app.run_view import Json, Run, as_list, as_number, as_numbers, as_table, natural_order
+from server_app.json_values import Json, as_list, as_number, as_numbers, as_table, natural_order
+from server_app.run_view import Run
 from server_app.svg import FAINT, INK, QUIET, make_axes, render
 from server_app.units import shorten
 

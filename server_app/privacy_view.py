@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from server_app.json_values import Json, as_list, as_number, as_numbers, as_table, at, natural_order
 from server_app.privacy_plot import STATISTICS, noise_against_signal
-from server_app.run_view import Json, Run, as_list, as_number, as_numbers, as_table, at, natural_order
+from server_app.run_view import Run
 from server_app.svg import NAMED_SITES
 
 MECHANISMS = {

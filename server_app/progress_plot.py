@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server_app.run_view import Run, as_list, as_number, as_table
+from server_app.json_values import as_list, as_number, as_table
+from server_app.run_view import Run
 from server_app.svg import FAINT, QUIET, accuracy_range, make_axes, render
 from server_app.units import human_bytes, percent, shorten
 

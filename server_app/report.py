@@ -12,19 +12,11 @@ from common.config import RunConfig
 from common.errors import RunError
 from server_app import plots
 from server_app.downstream_plot import downstream
+from server_app.json_values import Json, as_list, as_number, as_table
 from server_app.landscape_plots import epsilons, radii, sheets
 from server_app.privacy_view import privacy_picture, privacy_view
 from server_app.progress_plot import Step, curves, progress, steps
-from server_app.run_view import (
-    TROUBLES,
-    Json,
-    Run,
-    as_list,
-    as_number,
-    as_table,
-    flat_keys,
-    read_run,
-)
+from server_app.run_view import TROUBLES, Run, flat_keys, read_run
 from server_app.svg import NAMED_SITES
 from server_app.units import human_bytes, human_seconds, percent
 

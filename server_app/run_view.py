@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from common.errors import RunError
+from server_app.following import PARTS, EventFile
+from server_app.json_values import Json, as_list, as_number, as_numbers, at, clean, natural_order
+from server_app.run_state import SiteState, state_of
 
-Json = dict[str, Any]
 OUTCOMES = {"invited": "no reply", "replied": "used", "rejected": "rejected", "dropped": "dropped", "late": "late"}
 TROUBLES = ("rejected", "dropped", "late", "no reply")
 METHODS = {
@@ -119,13 +119,12 @@ class Run:
 
 def read_run(run_dir: Path) -> Run:
     """Read what there is of a run folder. Raises RunError when it holds neither metrics, manifest nor events."""
-    parts = ("metrics.json", "manifest.json", "events.jsonl")
-    if not any((run_dir / part).is_file() for part in parts):
-        what = "holds none of " + ", ".join(parts) if run_dir.is_dir() else "does not exist"
+    if not any((run_dir / part).is_file() for part in PARTS):
+        what = "holds none of " + ", ".join(PARTS) if run_dir.is_dir() else "does not exist"
         raise RunError(f"{str(run_dir)!r} is no run folder: it {what}; give a folder that a run has written")
     notes: list[str] = []
-    metrics, manifest = (_load(run_dir / part, notes) for part in parts[:2])
-    events = _events(run_dir / parts[2], notes)
+    metrics, manifest = (_load(run_dir / part, notes) for part in PARTS[:2])
+    events = _events(run_dir / PARTS[2], notes)
     projection = _load(run_dir / "projection.json", notes) if (run_dir / "projection.json").exists() else {}
     failure = None
     if metrics.get("status") != "ok":
@@ -140,7 +139,7 @@ def _load(path: Path, notes: list[str]) -> Json:
         notes.append(f"{path.name} is missing")
         return {}
     try:
-        value = _clean(json.loads(path.read_text(encoding="utf-8", errors="replace")))
+        value = clean(json.loads(path.read_text(encoding="utf-8", errors="replace")))
     except (ValueError, RecursionError) as error:
         notes.append(f"{path.name} cannot be read ({error})")
         return {}
@@ -154,61 +153,35 @@ def _events(path: Path, notes: list[str]) -> list[Json]:
     if not path.is_file():
         notes.append(f"{path.name} is missing")
         return []
-    events, broken = [], 0
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        try:
-            event = _clean(json.loads(line)) if line.strip() else None
-        except (ValueError, RecursionError):
-            event = "broken"
-        if isinstance(event, dict):
-            events.append(event)
-        elif event is not None:
-            broken += 1
-    if broken:
-        notes.append(f"{path.name} has {broken} unreadable line{'s' * (broken > 1)}, left out here")
+    file = EventFile(path)
+    events = file.read(to_the_end=True)
+    if file.broken:
+        notes.append(f"{path.name} has {file.broken} unreadable line{'s' * (file.broken > 1)}, left out here")
     return events
-
-
-def _clean(value: Any) -> Any:
-    """Replace what cannot be shown (control characters, text direction marks, lone surrogates) in all strings."""
-    if isinstance(value, str):
-        return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in value)
-    if isinstance(value, list):
-        return [_clean(item) for item in value]
-    return {_clean(key): _clean(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _sites(metrics: Json, events: Sequence[Json]) -> tuple[Site, ...]:
     accuracy, up = as_numbers(at(metrics, "accuracy", "per_site")), as_numbers(at(metrics, "bytes", "up_per_site"))
-    told: dict[str, list[Json]] = {name: [] for name in (*accuracy, *up)}
-    # Who answers late has been given up, perhaps before it said its name.
-    names = {str(event["before"]): str(event.get("site")) for event in events if "before" in event}
-    for event in events:
-        if "site" in event:
-            name = str(event["site"])
-            told.setdefault(names.get(name, name), []).append(event)
-    return tuple(_site(name, told[name], metrics, accuracy, up) for name in sorted(told, key=natural_order))
+    told = {name: SiteState(name) for name in (*accuracy, *up)} | state_of(events).sites
+    return tuple(_site(told[name], metrics, accuracy, up) for name in sorted(told, key=natural_order))
 
 
-def _site(name: str, told: Sequence[Json], metrics: Json, accuracy: Mapping[str, float], up: Mapping[str, float]) -> Site:
-    known = [(OUTCOMES.get(str(event.get("event"))), event) for event in told]
-    outcomes = [(what, str(event.get("reason") or "no reason given")) for what, event in known if what]
+def _site(told: SiteState, metrics: Json, accuracy: Mapping[str, float], up: Mapping[str, float]) -> Site:
+    outcomes = [(OUTCOMES[what], why or "no reason given") for what, why in told.outcomes]
     status = outcomes[-1][0] if outcomes else "used"
     troubles = [(what, why) for what, why in outcomes if what in TROUBLES[:-1]]
     if status == "no reply":
         troubles.append((status, "invited, but nothing came back"))
     if status == "used" and metrics.get("status") != "ok":
         status = "replied"
-    replies = [e for e in told if e.get("event") == "replied"]
-    sent, took = ([n for e in replies if (n := as_number(e.get(key))) is not None] for key in ("bytes", "seconds"))
     return Site(
-        name=name,
+        name=told.name,
         status=status,
         troubles=tuple(dict.fromkeys(troubles)),
-        bytes=up.get(name, sum(sent) if sent else None),
-        seconds=sum(took) if took else None,
-        accuracy=accuracy.get(name),
-        counts=as_numbers(next((reply["counts"] for reply in reversed(replies) if "counts" in reply), None)),
+        bytes=up.get(told.name, told.bytes),
+        seconds=told.seconds,
+        accuracy=accuracy.get(told.name),
+        counts=told.counts,
     )
 
 
@@ -221,36 +194,3 @@ def flat_keys(settings: Json, prefix: str = "") -> Json:
         else:
             flat[prefix + key] = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
     return flat
-
-
-def at(value: Any, *keys: str) -> Any:
-    """Return what lies at `keys` in nested tables, or None."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def as_table(value: Any) -> Json:
-    """Return a table as it is, anything else as an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
-def as_list(value: Any) -> list[Any]:
-    """Return a list as it is, anything else as an empty one."""
-    return value if isinstance(value, list) else []
-
-
-def as_number(value: Any) -> float | None:
-    """Return a finite number as it is, anything else as None."""
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return float(value) if fits else None
-
-
-def as_numbers(value: Any) -> dict[str, float]:
-    """Return the entries of a table that are finite numbers."""
-    return {str(key): number for key, item in as_table(value).items() if (number := as_number(item)) is not None}
-
-
-def natural_order(name: str) -> list[tuple[int, int | str]]:
-    """Sort key under which "site 10" follows "site 9"."""
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part]

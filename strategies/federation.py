@@ -69,6 +69,7 @@ class Federation(ABC):
                 self._reject(node, str(error))
                 continue
             site.simulated = said[node].simulated
+            self.recorder.event("introduced", site=site.name)
         group, misfits = settle(said, self.config.classes, self.config.fingerprint)
         for node, reason in misfits.items():
             self.outcome.sites[node].barred = True

@@ -244,7 +244,7 @@ class Rounds(Federation, Generic[R]):
         parts = {name: seconds for name in PARTS if (seconds := seconds_told(info, name)) is not None}
         site.records = self.records(read) or site.records
         told = {"payload": len(payload), "seconds": seconds_told(info, "fit"), "parts": parts or None} | self.facts(read)
-        self.recorder.event("replied", site=site.name, round=number, **told)
+        self.recorder.event("replied", site=site.name, round=number, bytes=site.bytes_up, **told)
         return read
 
 
