@@ -18,6 +18,7 @@ from server_app.certs_cli import certs
 from server_app.control_cli import register, run
 from server_app.kit_cli import kit
 from server_app.presets import preset_note, preset_settings, presets
+from server_app.run_state import event_line
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console(highlight=False)
@@ -64,12 +65,11 @@ def simulate(
             overrides[key] = str(path)
     if config.data != "digits" and not config.data_dir:
         raise ConfigError(f"data = {config.data!r} needs data-dir, the folder that holds it")
-    progress = Console(stderr=True, highlight=False)
+    progress = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with progress.status(f"starting {sites} simulated sites") as status:
 
         def show(event: dict[str, Any]) -> None:
-            line = " ".join(f"{k}={_short(v)}" for k, v in event.items() if k not in ("time", "event", "counts"))
-            progress.print(f"[dim]{event['time'][11:19]}[/dim] {event['event']} {line}", markup=True)
+            progress.print(event_line(event))
             status.update(f"{event['event']} ...")
 
         folder = start(sites, overrides | {"output-dir": str(output)}, output, gpus, show)
@@ -196,12 +196,6 @@ def result_table(metrics: dict[str, Any]) -> Table:
     for site, value in sorted(accuracy["per_site"].items(), key=lambda item: (len(item[0]), item[0]))[:20]:
         table.add_row(f"at site {site}", f"{value:.2%}", human_bytes(sent["up_per_site"].get(site, 0)))
     return table
-
-
-def _short(value: object) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{key}:{_short(each)}" for key, each in value.items())
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def main() -> None:

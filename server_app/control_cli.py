@@ -11,6 +11,7 @@ from rich.console import Console
 
 from common.config import parse_overrides, parse_run_config
 from server_app.presets import preset_settings
+from server_app.run_state import event_line
 from server_app.submit import DONE
 
 console = Console(highlight=False, markup=False, emoji=False)
@@ -50,8 +51,7 @@ def run(
     progress = Console(stderr=True, highlight=False, markup=False)
 
     def show(event: dict[str, Any]) -> None:
-        told = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("time", "event", "counts", "parts"))
-        progress.print(f"{event['time'][11:19]} {event['event']} {told}", soft_wrap=True)
+        progress.print(event_line(event), soft_wrap=True)
 
     folder = start(overrides | {"output-dir": str(output)}, output, control, root_certificates, show)
     if folder is None:

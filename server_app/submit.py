@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from common.config import Scalar
+from server_app.following import PARTS, EventFile
 
 APP_FOLDER = Path(__file__).resolve().parents[1]
 QUIET = {
@@ -65,18 +66,15 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 def _follow(process: subprocess.Popen[bytes], log: Path, output: Path, on_event: OnEvent) -> Path | None:
     """Hand on the run's events until Flower's log stream ends; the run folder, once there is one."""
-    folder, seen = None, 0
+    events: EventFile | None = None
     while True:
         ended = process.poll() is not None
-        folder = folder or _find_folder(output, _run_id(log))
-        if folder is not None:
-            events = folder / "events.jsonl"
-            lines = events.read_text().splitlines() if events.exists() else []
-            for line in lines[seen:]:
-                on_event(json.loads(line))
-            seen = len(lines)
+        if events is None and (folder := _find_folder(output, _run_id(log))) is not None:
+            events = EventFile(folder / PARTS[2])
+        for event in events.read() if events is not None else ():
+            on_event(event)
         if ended:
-            return folder
+            return events.path.parent if events is not None else None
         time.sleep(0.3)
 
 
