@@ -5,7 +5,7 @@ RUN := PYTHONPATH="$(CURDIR)" "$(VENV)/bin/python"
 SITES ?= 5
 NEEDED := flwr flwr-datasets torch torchvision open_clip_torch timm scikit-learn scipy dp-accounting opacus POT cryptography pydantic safetensors protobuf pyarrow \
 	pillow filelock psutil rich typer jinja2 matplotlib pytest pytest-xdist PyYAML hypothesis ruff mypy grpcio-tools \
-	types-protobuf types-psutil
+	types-protobuf types-psutil prometheus_client
 
 export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1

@@ -17,6 +17,7 @@ from server_app.carried_cli import learn, request
 from server_app.certs_cli import certs
 from server_app.control_cli import register, run
 from server_app.kit_cli import kit
+from server_app.monitor_cli import metrics, tensorboard, watch
 from server_app.presets import preset_note, preset_settings, presets
 from server_app.run_state import event_line
 
@@ -125,7 +126,7 @@ def plan(
         console.print("privacy none")
 
 
-for command in (certs, kit, register, run, request, learn):
+for command in (certs, kit, register, run, watch, metrics, tensorboard, request, learn):
     app.command()(command)
 
 
