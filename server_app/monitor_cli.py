@@ -68,11 +68,11 @@ def metrics(
 
     Reads run folders each time it is asked, those that begin later included. Needs the extra `monitor`.
     """
-    from server_app.prometheus import serve
+    from server_app.prometheus import is_loopback, serve
 
     with serve(runs, host, port, newest, exposed) as url:
         console.print(f"{url} tells of the runs in {runs}; Ctrl-C ends it", soft_wrap=True)
-        if exposed:
+        if not is_loopback(host):
             warning = "others can read names of sites and how runs go: let only your monitoring through to this port"
             Console(stderr=True, markup=False, highlight=False).print(f"warning: {warning}", style="yellow", soft_wrap=True)
         wait_for_interrupt()

@@ -36,7 +36,7 @@ def scalars_of(event: Json) -> Iterator[Scalar]:
             told = {tag: event.get(key) for key, tag in OF_A_ROUND.items()}
         case "replied":
             told = {f"seconds/{event.get('site')}": event.get("seconds"), "accuracy": event.get("accuracy")}
-            told[f"bytes/up of {event.get('site')}"] = event.get("bytes")
+            told[f"bytes-up/{event.get('site')}"] = event.get("bytes")
     for tag, value in told.items():
         if (number := as_number(value)) is not None:
             yield Scalar(tag, number, step, seconds)

@@ -29,7 +29,7 @@ BAR_WIDTH, SPARKS = 30, 40
 # A run that has said nothing for so many seconds is shown as silent. A site may well work for longer in a round.
 SILENT_SECONDS = 30.0
 # Lines above and below the sites' own.
-OTHER_LINES = 18
+OTHER_LINES = 19
 
 
 def summary(run: LiveRun) -> list[str]:
@@ -39,15 +39,17 @@ def summary(run: LiveRun) -> list[str]:
     if (seconds := elapsed(state)) is not None:
         heading += f" {'after' if state.ended else 'for'} {human_seconds(seconds)}"
     lines.append(heading)
+    lines.append(f"{state.step} {min(state.done, state.planned)} of {state.planned} done")
     fates = ", ".join(f"{count} {fate}" for fate, count in state.fates.items() if count)
-    lines.append(f"{state.step} {min(state.done, state.planned)} of {state.planned} done; sites: {fates or 'none yet'}")
+    lines.append(f"sites: {fates or 'none yet'}")
     facts = [] if state.accuracy is None else [f"accuracy {percent(state.accuracy)}"]
     facts.append(f"up {human_bytes(state.bytes_up)}")
     if state.bytes_down is not None:
         facts.append(f"down {human_bytes(state.bytes_down)}")
-    if state.epsilon is not None or run.budget:
-        spent = "not known yet" if state.epsilon is None else f"{state.epsilon:.3g}"
-        facts.append(f"epsilon spent {spent}" + (f", of {run.budget:g}" if run.budget else ""))
+    if state.epsilon is not None:
+        facts.append(f"epsilon spent {state.epsilon:.3g}" + (f" of {run.budget:g}" if run.budget else ""))
+    elif run.budget:
+        facts.append(f"epsilon {run.budget:g} at most")
     lines.append("; ".join(facts))
     if state.stopped:
         lines.append(f"stopped early: {state.stopped}")
@@ -59,8 +61,9 @@ def summary(run: LiveRun) -> list[str]:
 def view(run: LiveRun, height: int = 0) -> RenderableType:
     """The run as it stands, for a terminal of `height` lines (0: with every site)."""
     state = run.state
-    heading, progress, facts, *ends = summary(run)
+    heading, progress, sites, facts, *ends = summary(run)
     parts: list[RenderableType] = [Text(heading, STYLES.get(state.status, "bold")), _bar(state, progress)]
+    parts.append(Text(sites))
     parts.append(Text.assemble(facts, "  ", (sparkline(state.accuracies), "cyan")))
     parts += [Text(line, "yellow") for line in ends]
     if (silence := silent_for(state)) is not None and silence >= SILENT_SECONDS:

@@ -60,7 +60,7 @@ def test_tensorboard_reads_what_was_written(run: Path, tmp_path: Path) -> None:
     folder = write_scalars(run, tmp_path)
     assert folder == tmp_path / run.name
     found = read_back(folder)
-    of_sites = {f"{what}{site}" for what in ("seconds/", "bytes/up of ") for site in "01"}
+    of_sites = {f"{what}{site}" for what in ("seconds/", "bytes-up/") for site in "01"}
     assert set(found) == {"accuracy", "bytes/up"} | of_sites
     rounds = metrics_of(run)["rounds"]
     assert [(step, value) for step, value, _ in found["accuracy"]] == [

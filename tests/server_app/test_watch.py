@@ -92,7 +92,8 @@ def test_a_run_that_goes_on_is_shown_once(run: Path, monkeypatch: pytest.MonkeyP
     assert coordinator(monkeypatch, "watch", run.parent, "--once") == 0
     shown = capsys.readouterr().out
     assert "fedavg: running for" in shown
-    assert "round 3 of 3 done; sites: 2 used" in shown
+    assert "round 3 of 3 done" in shown
+    assert "sites: 2 used" in shown
     assert coordinator(monkeypatch, "watch", run.parent, "--once", "--json") == 0
     state = json.loads(capsys.readouterr().out)
     assert (state["status"], state["done"], state["folder"]) == ("running", 3, str(run))
@@ -122,7 +123,7 @@ def test_without_a_terminal_there_are_lines_without_control_characters(
     assert coordinator(monkeypatch, "watch", run) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(line.isprintable() for line in lines)
-    assert len(lines) == len(events_of(run)) + 4
+    assert len(lines) == len(events_of(run)) + 5
     assert lines[-1] == str(run)
 
 
@@ -162,7 +163,7 @@ def test_a_small_terminal_shows_who_is_in_trouble(tmp_path: Path) -> None:
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     assert len(shown.splitlines()) <= 30
     assert "rejected: too large" in shown
-    assert "48 more used, 10 invited and not heard from" in shown
+    assert "49 more used, 10 invited and not heard from" in shown
 
 
 def test_a_silent_run_is_said_to_be(tmp_path: Path) -> None:
