@@ -4,7 +4,7 @@ PYTHON ?= python3
 RUN := PYTHONPATH="$(CURDIR)" "$(VENV)/bin/python"
 SITES ?= 5
 NEEDED := flwr flwr-datasets torch torchvision open_clip_torch timm scikit-learn scipy dp-accounting opacus POT cryptography pydantic safetensors protobuf pyarrow \
-	pillow filelock psutil rich typer jinja2 matplotlib pytest pytest-xdist PyYAML hypothesis ruff mypy grpcio-tools \
+	pydicom pillow filelock psutil rich typer jinja2 matplotlib pytest pytest-xdist PyYAML hypothesis ruff mypy grpcio-tools \
 	types-protobuf types-psutil prometheus_client
 
 export FLWR_TELEMETRY_ENABLED = 0

@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from client_app.dicom import read_dicom
 from client_app.image_folders import read_imagefolder
 from client_app.readers import Opener, Records, read_digits, read_parquet, read_safetensors, refuse_columns
-from client_app.settings import NodeConfig
+from client_app.settings import Frames, NodeConfig
 from common.config import RunConfig
 from common.errors import DataError
 from common.sections import DataKind
@@ -34,6 +35,7 @@ class Source:
     patient_column: str = ""
     test_fraction: float = 0.2
     classes: tuple[str, ...] = ()
+    frames: Frames = "refuse"
 
     @classmethod
     def of_run(cls, run: RunConfig) -> Source:
@@ -65,6 +67,7 @@ class Source:
             node.patient_column,
             run.test_fraction,
             run.classes,
+            node.dicom_frames,
         )
 
 
@@ -75,7 +78,8 @@ class Dataset:
     labels: (n,) int64, indices into `classes`. is_train: (n,) bool. origin: value of the site column per record.
     key: names the content and order of the records; equal keys may share cached features.
     fingerprint: of the backbone that made `features`, where their file tells. patients: whose each record is, where told.
-    drawn: whether the split was drawn here, because the files make none.
+    drawn: whether the split was drawn here, because the files make none. burned_in: images that say of themselves that text
+    is burned into their pixels.
     """
 
     name: str
@@ -89,6 +93,7 @@ class Dataset:
     opener: Opener | None = None
     patients: tuple[str, ...] | None = None
     drawn: bool = False
+    burned_in: int = 0
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -97,7 +102,7 @@ class Dataset:
         """Return record `index` as an RGB image; safe in threads.
 
         `shortest` > 0 lets a large JPEG be decoded smaller, but never below twice that many pixels on its shorter side.
-        Raises what Pillow raises for a broken image.
+        Raises what Pillow raises for a broken image, or DataError for a broken DICOM file.
         """
         if self.opener is None:
             raise DataError(
@@ -176,6 +181,8 @@ def _read(source: Source, name: str) -> Records:
                     f"site-column = {source.site_column!r}: safetensors files have no columns; use another partition"
                 )
             return read_safetensors(folder, name, source.patient_column)
+        if source.kind == "dicom":
+            return read_dicom(folder, name, source.label_column, source.site_column, source.patient_column, source.frames)
         reader = read_parquet if source.kind == "parquet" else read_imagefolder
         return reader(folder, name, source.label_column, source.site_column, source.patient_column)
     except OSError as error:
@@ -221,6 +228,7 @@ def _assemble(source: Source, name: str, records: Records, classes: tuple[str, .
         records.opener,
         records.patients,
         drawn=records.is_train is None,
+        burned_in=records.burned_in,
     )
 
 

@@ -140,6 +140,13 @@ def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:
         )
     if not len(found.train):
         return Finding("data", "FAIL", said, "a site without training records releases nothing")
+    if dataset.burned_in:
+        return Finding(
+            "data",
+            "WARN",
+            f"{said}; {dataset.burned_in} images say that text is burned into their pixels",
+            "a name in the pixels becomes part of what is learned; black it out, or leave these images (BurnedInAnnotation) out",
+        )
     return Finding("data", "PASS", said)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,40 +28,64 @@ IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".p
 
 def read_imagefolder(folder: Path, name: str, label_column: str, site_column: str, patient_column: str = "") -> Records:
     """Read a folder of one folder per class, or a CSV or parquet table of paths and labels that lies in the folder."""
-    if not name:
-        root, tables = folder, sorted(p for p in folder.iterdir() if p.suffix in (".csv", ".parquet"))
-    elif (folder / name).is_dir():
-        return read_imagefolder(folder / name, "", label_column, site_column, patient_column)
-    else:
-        root, tables = folder, [p for p in (folder / f"{name}{s}" for s in ("", ".csv", ".parquet")) if p.is_file()]
+    root, table = find_table(folder, name)
+    if table:
+        return _read_path_table(root, table, label_column, site_column, patient_column)
+    refuse_columns(f"'{root}' has no table with columns; put one beside the images", site_column, patient_column)
+    found, is_train = in_class_folders(root, lambda path: path.suffix.lower() in IMAGE_SUFFIXES)
+    if not found:
+        raise DataError(
+            f"'{root}' has no images in class folders; it has {listing(root)}; make one folder per class "
+            f"with images in it, or put a table with the columns 'path' and {label_column!r} beside them"
+        )
+    return _files([path for path, _ in found], [label for _, label in found], root, is_train, None)
+
+
+def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
+    """Return the folder that holds the files, and the table in it if there is one; `name` is a sub-folder or a table.
+
+    Raises DataError where `name` is neither, or where several tables leave open which is meant.
+    """
+    if name and (folder / name).is_dir():
+        return find_table(folder / name, "")
+    if name:
+        tables = [p for p in (folder / f"{name}{s}" for s in ("", ".csv", ".parquet")) if p.is_file()]
         if not tables:
             raise DataError(f"dataset = {name!r}: '{folder}' has no such sub-folder or table; it has {listing(folder)}")
+    else:
+        tables = sorted(p for p in folder.iterdir() if p.suffix in (".csv", ".parquet"))
     if len(tables) > 1:
         raise DataError(f"'{folder}' has several tables ({some(p.name for p in tables)}); name one of them in dataset")
-    if tables:
-        return _read_path_table(root, tables[0], label_column, site_column, patient_column)
-    refuse_columns(f"'{folder}' has no table with columns; put one beside the images", site_column, patient_column)
+    return folder, tables[0] if tables else None
+
+
+def in_class_folders(root: Path, wanted: Callable[[Path], bool]) -> tuple[list[tuple[Path, str]], Tensor | None]:
+    """Return the wanted files below each class folder with its name, and which train where folders `train` and `test` say."""
     splits = [root / "train", root / "test"]
     found: list[tuple[Path, str]] = []
     sizes: list[int] = []
     for top in splits if all(s.is_dir() for s in splits) else [root]:
         before = len(found)
         for class_folder in sorted(p for p in top.iterdir() if p.is_dir() and not p.name.startswith(".")):
-            images = sorted(p for p in class_folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
-            found += [(image, class_folder.name) for image in images]
+            found += [(path, class_folder.name) for path in sorted(p for p in class_folder.rglob("*") if wanted(p))]
         sizes.append(len(found) - before)
-    if not found:
-        raise DataError(
-            f"'{root}' has no images in class folders; it has {listing(root)}; make one folder per class "
-            f"with images in it, or put a table with the columns 'path' and {label_column!r} beside them"
-        )
-    return _files([path for path, _ in found], [label for _, label in found], root, split_by_size(sizes), None)
+    return found, split_by_size(sizes)
 
 
-def _read_path_table(root: Path, file: Path, label_column: str, site_column: str, patient_column: str) -> Records:
+def read_table(file: Path, texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Return the columns of a CSV or parquet table; those named in `texts` stay as they are written: 07 is not 7.
+
+    Raises DataError for a file that is no table. What stands in a row is not in it, because that may name a patient.
+    """
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet as pq
+
+    uneven: list[tuple[int | None, int, int]] = []
+
+    def note(row: Any) -> str:
+        uneven.append((row.number, row.actual_columns, row.expected_columns))
+        return "error"
 
     try:
         table = (
@@ -68,16 +93,30 @@ def _read_path_table(root: Path, file: Path, label_column: str, site_column: str
             if file.suffix == ".parquet"
             else pyarrow.csv.read_csv(
                 file,
-                # Class names and patients stay as they are written: 07 is not 7.
-                convert_options=pyarrow.csv.ConvertOptions(
-                    column_types={name: pa.string() for name in (label_column, "path", patient_column) if name}
-                ),
+                # Rows are numbered only where one thread reads them.
+                read_options=pyarrow.csv.ReadOptions(use_threads=False),
+                parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=note),
+                convert_options=pyarrow.csv.ConvertOptions(column_types={name: pa.string() for name in texts if name}),
             )
         )
     except pa.ArrowException as error:
-        raise DataError(f"table '{file}' cannot be read ({error}); write it again") from error
-    require_columns(file, [name for name in ("path", label_column, site_column, patient_column) if name], table.column_names)
-    columns = {name: table.column(name).to_pylist() for name in table.column_names}
+        said = "line {} has {} columns where the first has {}".format(*uneven[0]) if uneven else str(error)
+        raise DataError(f"table '{file}' cannot be read ({said}); write it again") from None
+    return {name: table.column(name).to_pylist() for name in table.column_names}
+
+
+def split_of(columns: Mapping[str, list[Any]], file: Path) -> Tensor | None:
+    """Return (n,) bool, True for training, from a column 'split' where there is one. Raises DataError."""
+    if "split" not in columns:
+        return None
+    if unknown := sorted({str(s) for s in columns["split"]} - {"train", "test"}):
+        raise DataError(f"column 'split' of '{file}' holds {some(unknown)}; allowed are 'train' and 'test'")
+    return torch.tensor([s == "train" for s in columns["split"]], dtype=torch.bool)
+
+
+def _read_path_table(root: Path, file: Path, label_column: str, site_column: str, patient_column: str) -> Records:
+    columns = read_table(file, (label_column, "path", patient_column))
+    require_columns(file, [name for name in ("path", label_column, site_column, patient_column) if name], list(columns))
     paths: list[Path] = []
     for row, (path, label) in enumerate(zip(columns["path"], columns[label_column], strict=True), start=1):
         if path in (None, "") or label in (None, ""):
@@ -85,15 +124,10 @@ def _read_path_table(root: Path, file: Path, label_column: str, site_column: str
         if Path(path).is_absolute() or ".." in Path(path).parts:
             raise DataError(f"row {row} of '{file}': path {path!r} leaves '{root}'; paths must lie inside that folder")
         paths.append(root / path)
-    is_train = None
-    if "split" in columns:
-        if unknown := sorted({str(s) for s in columns["split"]} - {"train", "test"}):
-            raise DataError(f"column 'split' of '{file}' holds {some(unknown)}; allowed are 'train' and 'test'")
-        is_train = torch.tensor([s == "train" for s in columns["split"]], dtype=torch.bool)
     origin = tuple(str(value) for value in columns[site_column]) if site_column else None
     if paths and not any(path.is_file() for path in paths):
         raise DataError(f"none of the {len(paths)} files in '{file}' exists, such as '{paths[0]}'; paths start at '{root}'")
-    records = _files(paths, [str(label) for label in columns[label_column]], root, is_train, origin)
+    records = _files(paths, [str(label) for label in columns[label_column]], root, split_of(columns, file), origin)
     return replace(records, patients=patient_names(columns[patient_column], patient_column)) if patient_column else records
 
 

@@ -25,7 +25,10 @@ Opener = Callable[[int, int], Image.Image]
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """What a reader found: a class name per record, features or a way to open images, and perhaps each record's patient."""
+    """What a reader found: a class name per record, features or a way to open images, and perhaps each record's patient.
+
+    burned_in: images that say of themselves that text is burned into their pixels.
+    """
 
     labels: Sequence[str]
     key: str
@@ -36,6 +39,7 @@ class Records:
     fingerprint: str = ""
     opener: Opener | None = None
     patients: tuple[str, ...] | None = None
+    burned_in: int = 0
 
 
 def read_digits() -> Records:

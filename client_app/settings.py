@@ -11,6 +11,9 @@ from pydantic import Field, model_validator
 from common.config import Scalar, parse_settings
 from common.sections import DataKind, Device, Names, Settings
 
+# What becomes of a DICOM file of several images.
+Frames = Literal["refuse", "first", "middle"]
+
 
 class NodeConfig(Settings):
     """Keys of `flower-supernode --node-config`. Without `data` the site is a share of the run's own data (simulation)."""
@@ -23,6 +26,7 @@ class NodeConfig(Settings):
     dataset: Names = ()
     label_column: str = "label"
     patient_column: str = ""
+    dicom_frames: Frames = "refuse"
     policy: str = ""
     peers: str = ""
     weights_path: str = ""

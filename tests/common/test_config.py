@@ -95,7 +95,7 @@ def test_whole_numbers_may_stand_for_fractions() -> None:
         ("compare", 1, "true or false"),
         ("compare", "true", "true or false"),
         ("device", "gpu", "'auto', 'cpu', 'cuda'"),
-        ("data", "jpeg", "'digits', 'imagefolder', 'parquet' or 'safetensors'"),
+        ("data", "jpeg", "'digits', 'imagefolder', 'dicom', 'parquet' or 'safetensors'"),
         ("partition", "random", "'iid', 'dirichlet', 'classes' or 'column'"),
         ("partition", "column", "needs site-column"),
         ("classes", ",", "empty list ','"),
