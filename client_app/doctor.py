@@ -145,7 +145,7 @@ def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:
             "data",
             "WARN",
             f"{said}; {dataset.burned_in} images say that text is burned into their pixels",
-            "a name in the pixels becomes part of what is learned; black it out, or leave these images (BurnedInAnnotation) out",
+            "a name in the pixels is learned with them; black it out, or leave these images (BurnedInAnnotation) out",
         )
     return Finding("data", "PASS", said)
 

@@ -60,7 +60,7 @@ def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
 
 
 def in_class_folders(root: Path, wanted: Callable[[Path], bool]) -> tuple[list[tuple[Path, str]], Tensor | None]:
-    """Return the wanted files below each class folder with its name, and which train where folders `train` and `test` say."""
+    """Return the wanted files below each class folder with its name, and which train where `train` and `test` say."""
     splits = [root / "train", root / "test"]
     found: list[tuple[Path, str]] = []
     sizes: list[int] = []
