@@ -44,7 +44,8 @@ def open_dicom(file: Path, frame: int = 0) -> Image.Image:
         _take_from_groups(header, frame)
         shown = _colour(values, header) if _in_colour(values, header) else _grey(values, header)
     except Exception as error:  # Decoders raise nearly anything on a damaged file.
-        raise DataError(f"'{file}' cannot be shown ({type(error).__name__}: {error}); export it again") from error
+        said = " ".join(str(error).split())
+        raise DataError(f"'{file}' cannot be shown ({type(error).__name__}: {said}); export it again") from error
     return Image.fromarray(shown).convert("RGB")
 
 
