@@ -29,6 +29,8 @@ LOG = logging.getLogger("fedsurrogate.site")
 # By which a table may name images, the most specific first.
 KEYS = ("path", "SOPInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
 TAGS = (*KEYS[1:], "IssuerOfPatientID", "Rows", "Columns", "NumberOfFrames", "BurnedInAnnotation")
+# The extra "dicom" of this project.
+DECODERS = "pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg"
 # Where Pillow takes an image for a decompression bomb.
 MOST_PIXELS = 178_956_970
 
@@ -248,7 +250,7 @@ def _decoders(images: Iterable[_Image]) -> list[tuple[str, tuple[str, ...]]]:
             if decoder.is_available and syntax != DeflatedExplicitVRLittleEndian:
                 found.append((syntax, decoder.available_plugins))
                 continue
-            remedy = remedy if decoder.is_available else "pip install 'fedsurrogate[dicom]'"
+            remedy = remedy if decoder.is_available else DECODERS
         raise DataError(
             f"{len(those)} DICOM images, such as '{those[0].path}', have the transfer syntax {UID(syntax).name} ({syntax}), "
             f"which nothing here decodes; {remedy}, or export them uncompressed (Explicit VR Little Endian)"

@@ -134,12 +134,6 @@ def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:
     said = f"{len(found.train)} training and {len(found.test)} test records: {', '.join(named[:MOST_CLASSES_SHOWN])}{more}"
     if dataset.patients is not None:
         said += f"; {len({dataset.patients[row] for row in found.train.tolist()})} patients"
-    if empty := [name for name, count in zip(dataset.classes, counts, strict=True) if not count]:
-        return Finding(
-            "data", "WARN", said, f"no training record of class {empty[0]!r}; check its name, if it should be there"
-        )
-    if not len(found.train):
-        return Finding("data", "FAIL", said, "a site without training records releases nothing")
     if dataset.burned_in:
         return Finding(
             "data",
@@ -147,6 +141,12 @@ def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:
             f"{said}; {dataset.burned_in} images say that text is burned into their pixels",
             "a name in the pixels is learned with them; black it out, or leave these images (BurnedInAnnotation) out",
         )
+    if empty := [name for name, count in zip(dataset.classes, counts, strict=True) if not count]:
+        return Finding(
+            "data", "WARN", said, f"no training record of class {empty[0]!r}; check its name, if it should be there"
+        )
+    if not len(found.train):
+        return Finding("data", "FAIL", said, "a site without training records releases nothing")
     return Finding("data", "PASS", said)
 
 

@@ -1,6 +1,6 @@
 """The requirements of a pyproject.toml, a line each, for an image: what a simulation alone needs is left out.
 
-python3 requirements.py pyproject.toml yes|no  (whether the backbones are to be in it)
+python3 requirements.py pyproject.toml yes|no [EXTRA ...]  (whether the backbones are to be in it, and which extras)
 """
 
 import sys
@@ -12,8 +12,9 @@ BACKBONES = ("torchvision", "open_clip_torch", "timm")
 
 def main() -> None:
     """Print them."""
-    listed = tomllib.loads(Path(sys.argv[1]).read_text())["project"]["dependencies"]
-    for each in ["setuptools>=77", *listed]:
+    project = tomllib.loads(Path(sys.argv[1]).read_text())["project"]
+    extras = [each for extra in sys.argv[3:] for each in project["optional-dependencies"][extra]]
+    for each in ["setuptools>=77", *project["dependencies"], *extras]:
         if sys.argv[2] == "no" and each.startswith(BACKBONES):
             continue
         # A simulation wants Ray; a deployment never starts one.

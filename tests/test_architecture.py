@@ -29,7 +29,7 @@ GENERATED = {"common/surrogate_pb2.py"}
 # Not ruled by the limit on lines: generated code, and a page of HTML that happens to lie in a Python file.
 LONG = GENERATED | {"server_app/report_page.py"}
 MOST_LINES = 300
-HEAVY = ("torchvision", "open_clip", "timm", "matplotlib", "sklearn", "datasets", "pyarrow")
+HEAVY = ("torchvision", "open_clip", "timm", "matplotlib", "sklearn", "datasets", "pyarrow", "pydicom")
 
 
 def sources(*folders: str) -> list[str]:

@@ -212,6 +212,18 @@ def test_the_image_gets_every_dependency_but_rays() -> None:
     assert left_out == {"torchvision", "open_clip_torch", "timm"}
 
 
+def test_the_image_gets_the_extras_that_are_asked_for() -> None:
+    command = [sys.executable, str(DEPLOY / "requirements.py"), str(DEPLOY.parent / "pyproject.toml"), "no"]
+    plain, more = (
+        subprocess.run([*command, *extras], capture_output=True, text=True, check=True).stdout.splitlines()
+        for extras in ([], ["dicom"])
+    )
+    assert {each.partition(">")[0] for each in more[len(plain) :]} == {
+        "pylibjpeg", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg",
+    }  # fmt: skip
+    assert any(each.startswith("pydicom") for each in plain)
+
+
 def test_what_the_demo_needs_is_said_where_it_is_missing(tmp_path: Path) -> None:
     done = subprocess.run(
         ["/bin/sh", str(DEPLOY / "demo.sh")], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
