@@ -155,8 +155,10 @@ def _scan(root: Path, files: Sequence[Path]) -> list[_Image]:
         except Exception as error:  # pydicom raises nearly anything on a damaged file.
             broken.append(f"'{file}' ({error if isinstance(error, DataError | OSError) else type(error).__name__})")
         else:
-            images += [image] if image else []
-            without += image is None
+            if image:
+                images.append(image)
+            else:
+                without += 1
     said = f"{strangers} files are no DICOM, {without} hold no image (DICOMDIR, reports), {len(broken)} are broken"
     said += f", such as {broken[0]}" if broken else ""
     if not images:
