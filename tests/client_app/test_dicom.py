@@ -303,7 +303,7 @@ def test_two_studies_of_a_patient_are_one_unit_and_the_patient_is_named_nowhere(
     assert float(unit_weights(found.train.units, 59).sum()) == pytest.approx(30)
     assert list(work.rglob("*.npy"))
     assert (work / "site-state" / "site.log").stat().st_size
-    for secret in (name, "5550123", "IssuerOf99", "Doe"):
+    for secret in (name, "5550123", "IssuerOf99", "Doe^Jane"):
         assert not files_with(secret, work)
         assert secret not in caplog.text
         for message in grid.received:
