@@ -14,7 +14,7 @@ from client_app.site import site_device
 from client_app.task import Made, Task
 from common.claims import make_claim, opening_noise, opening_shares, released_in
 from common.config import run_digest
-from common.errors import ConfigError, StateError
+from common.errors import StateError
 from common.generators import COUNTS, SUMS, fresh_companion, fresh_generator, load_into, scaled
 from common.model_frames import pack_parameters
 from common.networks import parameters_of
@@ -34,8 +34,7 @@ def train_generator(task: Task) -> Made:
     decoder, past any clip.
     """
     run, received = task.run, task.received_model()
-    if run.epsilon and task.found.train.units is not None:
-        raise ConfigError(f"method = {run.method!r} protects single records; leave patient-column out, or use fedpft")
+    task.records_alone(f"method = {run.method!r}")
     classes = received.header.classes
     features, labels = task.training_data(classes)
     companion = fresh_companion(run, len(classes), features.shape[1])

@@ -18,7 +18,6 @@ from client_app.task import Made, Task
 from common.accounting import GaussianEvent
 from common.augmentation import Change, draws
 from common.claims import make_claim
-from common.errors import ConfigError
 from common.landscape import Records, gradient
 from common.model_frames import pack_synthetic
 from common.networks import split_input
@@ -34,8 +33,7 @@ def approximate(task: Task) -> Made:
     labels, which are all of the run's, and the radius, which is the announced one, depend on nothing else.
     """
     run, received = task.run, task.received_model()
-    if run.epsilon and task.found.train.units is not None:
-        raise ConfigError("method = 'fedlap' protects single records; leave patient-column out, or use fedpft")
+    task.records_alone("method = 'fedlap'")
     classes = received.header.classes
     settings, private, claim = run.fedlap, bool(run.epsilon), make_claim(run, "record")
     features, labels = task.training_data(classes)

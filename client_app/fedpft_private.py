@@ -118,7 +118,10 @@ def theorem_4_1(data: Clipped, num_classes: int, family: str, claim: Claim) -> t
     protected. Raises ConfigError for patients, whom the theorem does not cover.
     """
     if bool((data.weights < 1).any()) or claim.unit == "patient":
-        raise ConfigError("theorem-4.1 protects single records; leave patient-column out, or use fedpft.privacy = 'sums'")
+        raise ConfigError(
+            'theorem-4.1 protects single records, this site patients; set unit = "record" in the node-config if that is '
+            "enough, or use fedpft.privacy = 'sums'"
+        )
     means, tables, counts = [], [], torch.bincount(data.labels, minlength=num_classes)
     for label in counts.nonzero().flatten().tolist():
         points = data.features[data.labels == label]

@@ -8,7 +8,6 @@ from client_app.private_training import train_privately
 from client_app.task import Made, Task
 from common.accounting import GaussianEvent
 from common.claims import make_claim
-from common.errors import ConfigError
 from common.model_frames import pack_parameters
 from common.parameters import CONTROL, Parameters, Tensors, largest, split_control
 from common.privacy import clip
@@ -48,8 +47,7 @@ def update(task: Task) -> Made:
 
 
 def _private_update(task: Task, received: Parameters) -> Made:
-    if task.found.train.units is not None:
-        raise ConfigError(f"method = {task.run.method!r} protects single records; leave patient-column out, or use fedpft")
+    task.records_alone(f"method = {task.run.method!r}")
     run, settings, kind = task.run, task.run.fedavg, task.run.fedavg.model
     claim = make_claim(run, "record")
     assert claim is not None

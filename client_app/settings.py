@@ -16,7 +16,11 @@ Frames = Literal["refuse", "first", "middle"]
 
 
 class NodeConfig(Settings):
-    """Keys of `flower-supernode --node-config`. Without `data` the site is a share of the run's own data (simulation)."""
+    """Keys of `flower-supernode --node-config`. Without `data` the site is a share of the run's own data (simulation).
+
+    unit: what privacy protects where the data tell patients; with "record" each image alone, so that a patient of several is
+    protected less.
+    """
 
     site: str = Field("", max_length=64, pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")
     partition_id: int = Field(0, ge=0)
@@ -26,6 +30,7 @@ class NodeConfig(Settings):
     dataset: Names = ()
     label_column: str = "label"
     patient_column: str = ""
+    unit: Literal["patient", "record"] = "patient"
     dicom_frames: Frames = "refuse"
     policy: str = ""
     peers: str = ""

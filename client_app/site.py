@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -57,6 +57,8 @@ def load_site(run: RunConfig, node: NodeConfig) -> SiteFeatures:
     part = share(run, node, in_simulation())
     found = dataset_features(part.dataset, run, node)
     train, test = (usable(part.dataset, found, rows) for rows in (part.train, part.test))
+    if node.unit == "record":
+        train = replace(train, units=None)
     if not len(train.labels):
         raise DataError(f"no usable training record among {len(part.train)} in {part.dataset.name!r}")
     return SiteFeatures(train, test, part.dataset.classes, found.fingerprint, found.seconds, part.simulated)

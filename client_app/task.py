@@ -16,7 +16,7 @@ from common.checks import LARGEST_NUMBER
 from common.claims import Claim
 from common.classifiers import class_indices
 from common.config import RunConfig, run_digest
-from common.errors import DataError, SurrogateError
+from common.errors import ConfigError, DataError, SurrogateError
 from common.model_frames import unpack_parameters
 from common.parameters import Parameters
 from common.surrogates import Header
@@ -80,6 +80,14 @@ class Task:
             return found.classes
         sizes = torch.bincount(found.train.labels, minlength=len(found.classes)).tolist()
         return tuple(n for n, size in zip(found.classes, sizes, strict=True) if size >= self.limits.smallest_class)
+
+    def records_alone(self, what: str) -> None:
+        """Raise ConfigError where this site protects patients, and `what` can protect single records only."""
+        if self.run.epsilon and self.found.train.units is not None:
+            raise ConfigError(
+                f'{what} protects single records, this site patients; set unit = "record" in the node-config if that is '
+                "enough, or use method = 'fedpft' with fedpft.privacy = 'sums'"
+            )
 
     def received_model(self) -> Parameters:
         """The model that came for this round. Raises SurrogateError when there is none, or it is not this run's."""

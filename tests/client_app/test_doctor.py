@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import ssl
 import sys
@@ -23,7 +24,7 @@ from client_app.gate import open_gate
 from client_app.settings import NodeConfig, parse_node_config
 from common.config import RunConfig, parse_overrides, parse_run_config
 from common.errors import ConfigError
-from server_app.certificates import issue
+from server_app.certificates import _make_server, _private, issue
 from tests.client_app.ledger_processes import release
 
 Captured = pytest.CaptureFixture[str]
@@ -102,8 +103,12 @@ def test_certificates_that_cannot_be_trusted_fail_with_their_remedy(papers: Path
     issue(tmp_path / "soon", ("localhost",), (), days=20)
     with listening(papers) as port:
         foreign = link(port, tmp_path / "other" / "ca.crt")["TLS"]
-        renamed = link(port, papers / "ca.crt", host="127.0.0.1")["TLS"]
         unread = link(port, papers / "server.key")["TLS"]
+    shutil.copytree(papers, tmp_path / "renamed")
+    # For a name that is not this machine's alone.
+    _make_server(tmp_path / "renamed", _private(papers / "ca.key"), ("fl.example.org",), 30)
+    with listening(tmp_path / "renamed") as port:
+        renamed = link(port, papers / "ca.crt", host="127.0.0.1")["TLS"]
     with listening(tmp_path / "old") as port:
         expired = link(port, tmp_path / "old" / "ca.crt")["TLS"]
     with listening(tmp_path / "soon") as port:

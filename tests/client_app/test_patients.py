@@ -15,7 +15,8 @@ from client_app.data import Source, load, stratified_split
 from client_app.features import Features
 from client_app.partition import share
 from client_app.settings import NodeConfig
-from client_app.site import usable
+from client_app.site import load_site, usable
+from client_app.task import Task
 from common.config import RunConfig, Scalar, parse_run_config
 from common.errors import ConfigError, DataError
 
@@ -190,3 +191,18 @@ def test_under_privacy_a_hospital_is_told_the_classes_and_has_its_folder_for_its
         share(parse_run_config(BUDGET | {"classes": ""}), node)
     with pytest.raises(ConfigError, match="give each site a folder of its own"):
         share(parse_run_config(BUDGET), node.model_copy(update={"num_partitions": 2}))
+
+
+@pytest.mark.parametrize("method", ["dp-fedavg", "fedlap", "dpcvae"])
+def test_what_protects_single_records_asks_a_site_of_patients_whether_that_is_enough(tmp_path: Path, method: str) -> None:
+    run = parse_run_config(BUDGET | {"method": method, "data": "safetensors"})
+    folder = str(safetensors(tmp_path, torch.arange(40) // 2))
+    node = NodeConfig(
+        data="safetensors", data_dir=folder, patient_column="patient", cache_dir=str(tmp_path), state_dir=str(tmp_path)
+    )
+    with pytest.raises(ConfigError, match=r'this site patients; set unit = "record" in the node-config'):
+        Task(run, node, "a", load_site(run, node)).records_alone(method)
+    alone = node.model_copy(update={"unit": "record"})
+    Task(run, alone, "a", load_site(run, alone)).records_alone(method)
+    # Still nobody is on both sides of a split.
+    assert load_site(run, node).train.features.equal(load_site(run, alone).train.features)
