@@ -259,7 +259,7 @@ def test_images_of_a_round_begin_where_those_of_the_confirmed_round_ended(tmp_pa
 
 
 def test_patients_are_refused_because_records_are_what_is_protected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="patient-column"):
+    with pytest.raises(ConfigError, match="protects single records"):
         approximate(task(tmp_path, run(**PRIVATE), units=True))
 
 
