@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 
 from common.config import RunConfig, run_digest
 from common.covariances import LowRank
-from common.errors import SurrogateError
+from common.errors import RunError, SurrogateError
 from common.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
 
 # No site has more records of one class than this; a larger count would only buy a louder voice.
 LARGEST_COUNT = 100_000_000
 # Larger features, or variances beyond its square, would overflow while learning and take every other site's part along.
 LARGEST_NUMBER = 1e15
+# No run has more classes, and no name of a class or a backbone is longer.
+MOST_CLASSES, LONGEST_NAME = 10_000, 200
 # A site's name becomes a file name at the coordinator.
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -41,6 +45,12 @@ class Expectation:
         return cls(run.method, run_digest(run), *shape, classes, fingerprint, dimension)
 
 
+def is_name(value: object) -> TypeGuard[str]:
+    """Whether a class or a backbone can be called so: a short text, without anything that does not print."""
+    # Half of a pair of UTF-16 surrogates does not print, and cannot be sent on.
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+
+
 def check_header(header: Header, expected: Expectation) -> None:
     """Raise SurrogateError when a header does not belong to this run."""
     for name, value, wanted in (
@@ -54,10 +64,23 @@ def check_header(header: Header, expected: Expectation) -> None:
         raise SurrogateError(f"site name {header.site[:64]!r}; letters, digits, '.', '_' and '-' are allowed, 64 at most")
     if not header.classes or "" in header.classes:
         raise SurrogateError("an empty class list, or a class without a name")
+    if len(header.classes) > MOST_CLASSES or not all(map(is_name, (*header.classes, header.fingerprint))):
+        raise SurrogateError(
+            f"{len(header.classes)} classes, or a name among them or of the backbone that does not print; at most "
+            f"{MOST_CLASSES} of at most {LONGEST_NAME} characters are allowed"
+        )
     if len(set(header.classes)) != len(header.classes):
         raise SurrogateError("a class is named twice")
     if expected.classes and (unknown := set(header.classes) - set(expected.classes)):
         raise SurrogateError(f"unknown class {sorted(unknown)[0][:80]!r}; this run has {', '.join(expected.classes)}")
+
+
+def check_class_number(classes: Sequence[str]) -> None:
+    """Raise RunError for more classes than a run can have, which sites together can name though none alone."""
+    if len(classes) > MOST_CLASSES:
+        raise RunError(
+            f"the sites name {len(classes)} classes together, {MOST_CLASSES} at most; set classes in the settings"
+        )
 
 
 def check_surrogate(surrogate: AnySurrogate, expected: Expectation) -> None:

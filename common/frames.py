@@ -6,7 +6,6 @@ import hashlib
 import math
 from typing import cast
 
-from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from common import surrogate_pb2 as pb
@@ -16,6 +15,7 @@ from common.errors import SurrogateError
 from common.halves import pack, unpack
 from common.sums import Sums
 from common.surrogates import Header
+from common.untrusted import read_message
 
 SCHEMA = 1
 
@@ -35,7 +35,9 @@ def unpack_sums(body: pb.Sums, classes: int, claim: Claim) -> Sums:
     if not classes or len(shape) != 2 or shape[1] < 1:
         raise SurrogateError(f"class sums of shape {shape[:4]} for {classes} classes")
     if claim.noise.keys() != wanted:
-        raise SurrogateError(f"noise is claimed for {sorted(claim.noise)[:5]}, the statistics are {sorted(wanted)}")
+        raise SurrogateError(
+            f"noise is claimed for {[name[:40] for name in sorted(claim.noise)[:5]]}, the statistics are {sorted(wanted)}"
+        )
     squares = None
     if body.HasField("squares"):
         length = shape[1] if list(body.squares.shape) == [shape[1]] else shape[1] * (shape[1] + 1) // 2
@@ -97,10 +99,7 @@ def unpack_claim(claim: pb.Claim) -> Claim:
 
 def parse(message: Framed, payload: bytes) -> None:
     """Fill a message from bytes. Raises SurrogateError for what is none, or of another schema version."""
-    try:
-        message.ParseFromString(payload)
-    except DecodeError:
-        raise SurrogateError(f"{len(payload)} bytes that are no {type(message).__name__.lower()}") from None
+    read_message(message, payload, type(message).__name__.lower())
     if message.header.schema != SCHEMA:
         raise SurrogateError(f"schema version {message.header.schema}; this program reads version {SCHEMA}")
 

@@ -34,7 +34,8 @@ def unpack(halves: Halves, name: str, shape: tuple[int, ...]) -> Tensor:
     """Decode to float32 of exactly `shape`; raises SurrogateError naming `name` when shape, size or scale are wrong."""
     if tuple(halves.shape) != shape:
         raise SurrogateError(f"{name} of shape {tuple(halves.shape)[:4]}, expected {shape}")
-    if len(halves.data) != 2 * math.prod(shape):
+    # Nothing has a shape of several dimensions, one of them empty; torch fails on such a one whose others are huge.
+    if len(halves.data) != 2 * math.prod(shape) or (len(shape) > 1 and 0 in shape):
         raise SurrogateError(f"{name} of {len(halves.data)} bytes do not fill the shape {shape}")
     if not 0 < halves.scale < np.inf:
         raise SurrogateError(f"{name} with scale {halves.scale}; a positive number is needed")

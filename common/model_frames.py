@@ -7,7 +7,6 @@ from typing import cast, get_args
 
 import numpy as np
 import torch
-from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from common import surrogate_pb2 as pb
@@ -19,10 +18,13 @@ from common.networks import WIDEST, build
 from common.parameters import Parameters, Tensors
 from common.sections import Model
 from common.synthetic import Synthetic
+from common.untrusted import read_message
 
 MOST_DIMENSIONS = 8
 # More would fill memory before anybody has counted what was asked for.
 MOST_SYNTHETIC = 2**20
+# Numbers in the tensors of one message, unless the reader knows how many there can be: what a gibibyte of halves holds.
+MOST_NUMBERS = 2**29
 
 
 def pack_head(head: Head) -> bytes:
@@ -76,13 +78,10 @@ def pack_classifier(model: Classifier) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def unpack_classifier(payload: bytes) -> Classifier:
-    """Undo `pack_classifier`. Raises SurrogateError."""
+def unpack_classifier(payload: bytes, most: int = MOST_NUMBERS) -> Classifier:
+    """Undo `pack_classifier`. Raises SurrogateError; `most` is that of `unpack_parameters`, for a network."""
     message = pb.Classifier()
-    try:
-        message.ParseFromString(payload)
-    except DecodeError:
-        raise SurrogateError(f"{len(payload)} bytes that are no model") from None
+    read_message(message, payload, "model")
     match message.WhichOneof("kind"):
         case "head":
             return _unpack_head(message.head)
@@ -92,12 +91,12 @@ def unpack_classifier(payload: bytes) -> Classifier:
                 raise SurrogateError("an ensemble of heads of different classes or dimensions")
             return Ensemble(heads)
         case "network":
-            return _unpack_network(message.network)
+            return _unpack_network(message.network, most)
     raise SurrogateError("a model of no known kind")
 
 
-def _unpack_network(message: pb.Network) -> Network:
-    tensors, classes = _unpack_tensors(message.tensors), len(message.header.classes)
+def _unpack_network(message: pb.Network, most: int) -> Network:
+    tensors, classes = _unpack_tensors(message.tensors, most), len(message.header.classes)
     if message.kind not in get_args(Model) or not classes or not 0 < message.inputs < 2**24:
         raise SurrogateError(f"a network of kind {message.kind[:20]!r} for {classes} classes and {message.inputs} inputs")
     kind = cast(Model, message.kind)
@@ -125,12 +124,13 @@ def pack_parameters(parameters: Parameters) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def unpack_parameters(payload: bytes) -> Parameters:
-    """Undo `pack_parameters`. Raises SurrogateError."""
+def unpack_parameters(payload: bytes, most: int = MOST_NUMBERS) -> Parameters:
+    """Undo `pack_parameters`. Raises SurrogateError, also for tensors of more than `most` numbers together."""
     message = pb.Parameters()
     parse(message, payload)
     claim = unpack_claim(message.claim) if message.HasField("claim") else None
-    return Parameters(unpack_header(message.header), message.round, _unpack_tensors(message.tensors), message.records, claim)
+    tensors = _unpack_tensors(message.tensors, most)
+    return Parameters(unpack_header(message.header), message.round, tensors, message.records, claim)
 
 
 def pack_synthetic(synthetic: Synthetic) -> bytes:
@@ -181,20 +181,22 @@ def _pack_tensors(tensors: Tensors) -> list[pb.Tensor]:
     return packed
 
 
-def _unpack_tensors(packed: object) -> dict[str, Tensor]:
+def _unpack_tensors(packed: object, most: int) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for each in cast(list[pb.Tensor], packed):
         if each.name in tensors or len(each.name) > 200:
             raise SurrogateError(f"tensor {each.name[:40]!r} twice, or with a name that is too long")
         name = each.name[:40]
-        if not each.kept:
-            if len(each.values.shape) > MOST_DIMENSIONS:
-                raise SurrogateError(f"{name} of {len(each.values.shape)} dimensions")
-            tensors[each.name] = unpack(each.values, name, tuple(each.values.shape))
-            continue
-        shape, entries = tuple(each.shape), math.prod(each.shape)
-        if len(shape) > MOST_DIMENSIONS or len(each.kept) != -(-entries // 8):
+        shape = tuple(each.shape if each.kept else each.values.shape)
+        entries = math.prod(shape)
+        if len(shape) > MOST_DIMENSIONS or (each.kept and len(each.kept) != -(-entries // 8)):
             raise SurrogateError(f"{name}: {len(each.kept)} bytes do not mark the entries of shape {shape[:4]}")
+        # A bit marks an entry of four bytes, so a payload could ask for far more memory than it takes.
+        if (most := most - entries) < 0:
+            raise SurrogateError(f"{name}: with it there are more numbers than were asked for")
+        if not each.kept:
+            tensors[each.name] = unpack(each.values, name, shape)
+            continue
         marks = torch.from_numpy(np.unpackbits(np.frombuffer(each.kept, np.uint8), count=entries).astype(bool))
         dense = torch.zeros(entries)
         dense[marks] = unpack(each.values, name, (int(marks.sum()),))
@@ -210,8 +212,5 @@ def pack_relay(surrogates: list[bytes]) -> bytes:
 def unpack_relay(payload: bytes) -> list[bytes]:
     """Undo `pack_relay`. Raises SurrogateError."""
     message = pb.Relay()
-    try:
-        message.ParseFromString(payload)
-    except DecodeError:
-        raise SurrogateError(f"{len(payload)} bytes that are no relay") from None
+    read_message(message, payload, "relay")
     return list(message.surrogates)

@@ -35,6 +35,13 @@ def split_control(tensors: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor
     return own, {name.removeprefix(CONTROL): tensor for name, tensor in tensors.items() if name.startswith(CONTROL)}
 
 
+def check_numbers(tensors: Tensors) -> None:
+    """Raise SurrogateError for a number that is not finite, or larger than any that is learned from."""
+    for name, tensor in tensors.items():
+        if not (tensor.isfinite().all() and tensor.abs().max() < LARGEST_NUMBER):
+            raise SurrogateError(f"{name} holds a number that is not finite, or beyond {LARGEST_NUMBER:g}")
+
+
 def check_update(update: Parameters, shapes: Mapping[str, tuple[int, ...]], round: int, private: bool) -> None:
     """Raise SurrogateError unless an update has these shapes, finite numbers, and a weight where it must have one."""
     found = {name: tuple(tensor.shape) for name, tensor in update.tensors.items()}
@@ -43,9 +50,7 @@ def check_update(update: Parameters, shapes: Mapping[str, tuple[int, ...]], roun
         raise SurrogateError(
             f"tensors that are not this run's: {', '.join(f'{name[:40]} {shape}' for name, shape in wrong)}"
         )
-    for name, tensor in update.tensors.items():
-        if not (tensor.isfinite().all() and tensor.abs().max() < LARGEST_NUMBER):
-            raise SurrogateError(f"{name} holds a number that is not finite, or beyond {LARGEST_NUMBER:g}")
+    check_numbers(update.tensors)
     if update.round != round:
         raise SurrogateError(f"an update of round {update.round}, this is round {round}")
     if not (update.records == 0 if private else 1 <= update.records <= LARGEST_COUNT):

@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from google.protobuf.message import DecodeError
 
-from common.errors import ConfigError, SealError
+from common.errors import ConfigError, SealError, SurrogateError
 from common.surrogate_pb2 import Sealed
+from common.untrusted import read_message
 
 # A private key is a seed; the public one is that of X25519 and that of Ed25519, one after the other.
 SEED_BYTES, PUBLIC_BYTES, NONCE_BYTES = 32, 64, 12
@@ -55,7 +55,7 @@ def open_sealed(payload: bytes, name: str, private: bytes, sender: bytes, contex
     """Undo `seal` as reader `name`. Raises SealError when it was changed, is not for us, or not from the sender."""
     sealed = Sealed()
     try:
-        sealed.ParseFromString(payload)
+        read_message(sealed, payload, "sealed message")
         Ed25519PublicKey.from_public_bytes(sender[SEED_BYTES:]).verify(sealed.signature, _signed(context, sealed))
         entry = next(reader for reader in sealed.readers if reader.name == name)
         wrapping = ChaCha20Poly1305(_shared(private, sender, context))
@@ -63,7 +63,7 @@ def open_sealed(payload: bytes, name: str, private: bytes, sender: bytes, contex
         return ChaCha20Poly1305(key).decrypt(sealed.nonce, sealed.content, context)
     except StopIteration:
         raise SealError(f"a sealed message that is not for {name!r}") from None
-    except (DecodeError, InvalidSignature, InvalidTag, ValueError):
+    except (SurrogateError, InvalidSignature, InvalidTag, ValueError):
         raise SealError("a sealed message that was changed on its way, or comes from somebody else") from None
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import cast
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from common import surrogate_pb2 as pb
@@ -27,11 +27,15 @@ from common.frames import (
 from common.halves import LARGEST_HALF, pack, unpack
 from common.mixtures import AnyCovariance, Mixtures
 from common.surrogates import AnySurrogate, SumsSurrogate, Surrogate
+from common.untrusted import read_message
 
 Info = dict[str, str | int | float | bool | list[int] | list[float]]
 
 PAYLOAD = "payload"
 INFO = "info"
+STORED_AS = "fedsurrogate.protobuf"
+# Beside a payload: the names of ten thousand classes, or points of a picture.
+MOST_VALUES, LARGEST_INFO = 256, 2**22
 
 
 def pack_surrogate(surrogate: AnySurrogate) -> bytes:
@@ -103,10 +107,7 @@ def unpack_question(payload: bytes | None) -> Tensor | None:
     if payload is None:
         return None
     message = pb.Centre()
-    try:
-        message.ParseFromString(payload)
-    except DecodeError:
-        raise SurrogateError(f"{len(payload)} bytes that are no public centre") from None
+    read_message(message, payload, "public centre")
     return unpack_centre(message)
 
 
@@ -114,21 +115,57 @@ def to_record(payload: bytes | None, info: Info) -> RecordDict:
     """Wrap canonical bytes (or none) and a few numbers for Flower. Empty values are left out: they break its counters."""
     record = RecordDict({INFO: ConfigRecord({key: value for key, value in info.items() if value not in ("", [])})})
     if payload is not None:
-        record[PAYLOAD] = ArrayRecord({PAYLOAD: Array("uint8", (len(payload),), "fedsurrogate.protobuf", payload)})
+        record[PAYLOAD] = ArrayRecord({PAYLOAD: Array("uint8", (len(payload),), STORED_AS, payload)})
     return record
 
 
+def check_form(record: RecordDict) -> None:
+    """Raise SurrogateError unless a record holds what `to_record` makes and nothing beside it.
+
+    Looks at no more than the first of too many things: an honest record is counted in no time, another is not worth it.
+    """
+    if not set(islice(record, 3)) <= {INFO, PAYLOAD}:
+        raise SurrogateError(f"{len(record)} records, which are not {INFO!r} and {PAYLOAD!r} alone")
+    info, arrays = record.get(INFO, ConfigRecord()), record.get(PAYLOAD, ArrayRecord())
+    if not (isinstance(info, ConfigRecord) and isinstance(arrays, ArrayRecord)):
+        raise SurrogateError(f"records of the types {type(info).__name__} and {type(arrays).__name__}")
+    if not set(islice(arrays, 2)) <= {PAYLOAD}:
+        raise SurrogateError(f"{len(arrays)} arrays, which are not {PAYLOAD!r} alone")
+    for array in arrays.values():
+        found = (array.dtype, tuple(array.shape), array.stype)
+        if found != ("uint8", (len(array.data),), STORED_AS):
+            raise SurrogateError("an array that is not bytes in one piece, stored as these")
+    if len(info) > MOST_VALUES:
+        raise SurrogateError(f"{len(info)} values beside the payload; at most {MOST_VALUES} are allowed")
+    if sum(len(key) + _size(value) for key, value in info.items()) > LARGEST_INFO:
+        raise SurrogateError(f"values beside the payload that take more than {LARGEST_INFO} bytes")
+
+
+def _size(value: object) -> int:
+    """Bytes of a value. Raises SurrogateError for an empty one, which Flower cannot count and `to_record` leaves out."""
+    if isinstance(value, list) and value and isinstance(value[0], str | bytes):
+        return sum(map(len, value))
+    if isinstance(value, str | bytes | list):
+        if not value:
+            raise SurrogateError("a reply with empty values, which cannot be counted")
+        return len(value) * (8 if isinstance(value, list) else 1)
+    return 8
+
+
 def from_record(record: RecordDict, largest: int) -> tuple[bytes | None, Info]:
-    """Undo `to_record`. Raises SurrogateError when the payload is larger than `largest` or than it was announced."""
+    """Undo `to_record`. Raises SurrogateError for a record of another form, or when the payload is larger than `largest` or
+    than it was announced.
+    """
+    check_form(record)
     info = cast(Info, dict(record.config_records.get(INFO, ConfigRecord())))
     arrays = record.array_records.get(PAYLOAD)
-    payload = arrays[PAYLOAD].data if arrays is not None and PAYLOAD in arrays else None
+    payload = arrays[PAYLOAD].data if arrays else None
     if payload is not None:
         announced = info.get("bytes")
         if len(payload) > largest:
             raise SurrogateError(f"a payload of {len(payload)} bytes; at most {largest} are allowed")
-        if announced != len(payload):
-            raise SurrogateError(f"a payload of {len(payload)} bytes where {announced} were announced")
+        if not isinstance(announced, int) or announced != len(payload):
+            raise SurrogateError(f"a payload of {len(payload)} bytes where {repr(announced)[:40]} were announced")
     return payload, info
 
 

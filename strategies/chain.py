@@ -18,10 +18,10 @@ from common.classifiers import Head
 from common.config import RunConfig, run_digest
 from common.errors import RunError, SurrogateError
 from common.model_frames import unpack_classifier, unpack_parameters, unpack_relay
-from common.parameters import check_update
+from common.parameters import check_numbers, check_update
 from common.wire import Info, to_record, unpack_surrogate
 from strategies.collect import Collection, Recorder, check_quorum
-from strategies.federation import Federation, seconds_told
+from strategies.federation import Federation, seconds_told, share_told
 from strategies.introductions import Group
 from strategies.learning import learn
 from strategies.outcome import NO_REPLY
@@ -218,7 +218,7 @@ class Chain(Federation):
         walk.done.append(name)
         walk.sender, walk.sender_key, walk.sent_hop = name, group.keys[name], hop
         story: dict[str, str | float] = {"site": name, "bytes": len(payload), "seconds": round(seconds, 3)}
-        if isinstance(accuracy := info.get("accuracy.model"), float):
+        if (accuracy := share_told(info, "accuracy.model")) is not None:
             story["accuracy"] = accuracy
         walk.hops.append(story)
         facts = {"bytes": site.bytes_up, "payload": len(payload), "seconds": seconds_told(info, "fit")}
@@ -234,7 +234,7 @@ class Chain(Federation):
         classes = config.classes if config.epsilon else group.classes
         place = Expectation.of(config, classes, group.fingerprint, group.dimension)
         if config.method == "kd":
-            head = unpack_parameters(payload)
+            head = unpack_parameters(payload, most=len(group.classes) * (group.dimension + 1))
             check_header(head.header, place)
             if head.header.classes != group.classes:
                 raise SurrogateError("a head of other classes than the run's, or in another order")
@@ -286,11 +286,11 @@ class Chain(Federation):
         for reply in Collection(grid, [self._message(GIVE_HEAD, last, to_record(None, told))], deadline):
             site = self.outcome.sites[last]
             try:
-                model = unpack_classifier(self._read(reply, site)[0] or b"")
+                model = unpack_classifier(self._read(reply, site)[0] or b"", most=0)
                 if not isinstance(model, Head) or model.dimension != group.dimension:
                     raise SurrogateError("a model that is no head for this backbone")
-                if unknown := set(model.header.classes) - set(group.classes):
-                    raise SurrogateError(f"a head of class {sorted(unknown)[0][:80]!r}, which the run does not have")
+                check_header(model.header, Expectation.of(config, group.classes, group.fingerprint))
+                check_numbers({"weight": model.weight, "bias": model.bias})
                 self.outcome.model = model
             except SurrogateError as error:
                 self.recorder.event("no-head", site=site.name, reason=f"{error}; one is learned from its surrogate instead")

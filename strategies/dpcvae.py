@@ -52,11 +52,12 @@ class DPCVAE(Rounds[Parameters]):
 
     def read(self, payload: bytes, training: Training) -> Parameters:
         """One site's class sums, or the update of its decoder, checked. Raises SurrogateError."""
-        reply = unpack_parameters(payload)
+        shapes = expected_shapes(training)
+        reply = unpack_parameters(payload, most=sum(map(math.prod, shapes.values())))
         check_header(reply.header, Expectation.of(self.config, training.classes, training.fingerprint))
         if reply.header.classes != training.classes:
             raise SurrogateError(f"{len(reply.header.classes)} classes that are not the run's in the run's order")
-        check_update(reply, expected_shapes(training), training.round + 1, bool(self.config.epsilon))
+        check_update(reply, shapes, training.round + 1, bool(self.config.epsilon))
         if training.round == 0:
             check_opening(reply, self.config)
         return reply

@@ -6,16 +6,16 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from common.checks import SITE_NAME
+from common.checks import SITE_NAME, check_class_number
 from common.config import RunConfig, run_digest
 from common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
 from common.model_frames import pack_classifier, unpack_classifier
-from common.wire import Info, from_record, record_bytes, to_record
+from common.wire import Info, check_form, from_record, record_bytes, to_record
 from strategies.collect import Collection, Recorder, check_quorum, connected_nodes
 from strategies.introductions import Group, Introduction, introduction, settle
 from strategies.outcome import NO_REPLY, Outcome, Points, Site
@@ -80,6 +80,7 @@ class Federation(ABC):
         check_quorum(len(group.nodes), len(nodes), self.config.sites, self.config.quorum)
         if not group.classes:
             raise RunError("no site names its classes; set classes in the run's settings")
+        check_class_number(group.classes)
         return group
 
     def hello(self, node: int) -> Message:
@@ -141,11 +142,8 @@ class Federation(ABC):
         if reply.has_error():
             # Flower puts the text of an exception here, which may hold a path; only the number is kept.
             raise SurrogateError(f"the site's app did not answer (Flower error code {reply.error.code})")
-        try:
-            site.bytes_up += record_bytes(reply.content)
-        except (IndexError, ValueError):
-            # Flower's counters break on empty values; an honest site sends none.
-            raise SurrogateError("a reply with empty values, which cannot be counted") from None
+        check_form(reply.content)
+        site.bytes_up += record_bytes(reply.content)
         payload, info = from_record(reply.content, self.config.max_payload_mib * 2**20)
         self._name(site, info.get("site"))
         if (status := info.get("status")) != "ok":
@@ -190,11 +188,11 @@ class Federation(ABC):
         except SurrogateError as error:
             self.recorder.event("comparison-failed", reason=str(error))
             return
-        for key, value in info.items():
-            if key.startswith("accuracy.") and isinstance(value, float) and math.isfinite(value):
-                self.outcome.accuracy[key.removeprefix("accuracy.")] = value
-            elif key.startswith("bytes.") and isinstance(value, int):
-                self.outcome.compare_bytes[key.removeprefix("bytes.")] = value
+        for key in info:
+            if (accuracy := share_told(info, key)) is not None and key.startswith("accuracy."):
+                self.outcome.accuracy[key.removeprefix("accuracy.")] = accuracy
+            elif key.startswith("bytes."):
+                self.outcome.compare_bytes[key.removeprefix("bytes.")] = whole_number(info, key)
         self._picture(info)
         self.recorder.event("compared", **self.outcome.accuracy)
 
@@ -217,8 +215,7 @@ class Federation(ABC):
             features, labels = self.outcome.learned.sample(self.config.seed, PICTURE_POINTS)
             flat = (features @ plane).T.tolist()
             points["synthetic"] = Points(flat[0], flat[1], labels.tolist())
-        x, y = (cast(list[float], info.get(f"points.{axis}", [])) for axis in ("x", "y"))
-        points["real"] = Points(x, y, cast(list[int], info.get("points.label", [])))
+        points["real"] = Points(*(numbers_told(info, f"points.{name}") for name in ("x", "y", "label")))
 
 
 def nameless(node: int) -> str:
@@ -230,6 +227,19 @@ def whole_number(info: Info, key: str) -> int:
     """A count a site has told, 0 for anything else."""
     value = info.get(key)
     return value if isinstance(value, int) and 0 <= value < 2**40 else 0
+
+
+def share_told(info: Info, key: str) -> float | None:
+    """An accuracy a site has told, None for anything else."""
+    value = info.get(key)
+    return value if isinstance(value, float) and 0 <= value <= 1 else None
+
+
+def numbers_told(info: Info, key: str) -> list[Any]:
+    """Finite numbers a site has told, all of one kind; none for anything else."""
+    value = info.get(key)
+    numbers = isinstance(value, list) and all(isinstance(v, int | float) and math.isfinite(v) for v in value)
+    return cast(list[Any], value) if numbers else []
 
 
 def downstream_told(info: Info) -> dict[str, float]:

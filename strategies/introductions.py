@@ -7,10 +7,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from common.checks import MOST_CLASSES, is_name
 from common.errors import SurrogateError
 from common.wire import Info
 
-LARGEST_DIMENSION, MOST_CLASSES, LONGEST_NAME = 2**24, 10_000, 200
+LARGEST_DIMENSION = 2**24
 
 
 @dataclass
@@ -43,17 +44,12 @@ def introduction(name: str, info: Info) -> Introduction:
         classes = json.loads(str(info.get("classes", "[]")))
     except (ValueError, RecursionError):
         classes = None
-    if not (isinstance(fingerprint, str) and isinstance(dimension, int) and 0 < dimension <= LARGEST_DIMENSION):
+    if not (is_name(fingerprint) and isinstance(dimension, int) and 0 < dimension <= LARGEST_DIMENSION):
         raise SurrogateError("an introduction without backbone and dimension")
-    named = isinstance(classes, list) and len(classes) <= MOST_CLASSES and all(map(_is_name, classes))
+    named = isinstance(classes, list) and len(classes) <= MOST_CLASSES and all(map(is_name, classes))
     if not (named and isinstance(key, str) and re.fullmatch(r"([0-9a-f]{128})?", key)):
         raise SurrogateError("an introduction whose classes or key cannot be read")
     return Introduction(name, fingerprint, dimension, tuple(classes), key, info.get("simulated") is True)
-
-
-def _is_name(value: object) -> bool:
-    # Half of a pair of UTF-16 surrogates cannot be sent on.
-    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
 
 
 def settle(said: dict[int, Introduction], wanted: tuple[str, ...], fingerprint: str) -> tuple[Group, dict[int, str]]:

@@ -16,7 +16,7 @@ from common.parameters import Parameters, check_update
 from common.wire import Info, to_record
 from strategies.collect import Collection, check_quorum
 from strategies.combining import combine
-from strategies.federation import COMPARE, Federation, seconds_told
+from strategies.federation import COMPARE, Federation, seconds_told, share_told
 from strategies.outcome import NO_REPLY, Site
 
 
@@ -55,7 +55,8 @@ class OneShot(Federation):
             payload, info = self._read(reply, site)
             if payload is None:
                 raise SurrogateError("a reply without a head")
-            head = unpack_parameters(payload)
+            # A head, and perhaps mean and deviation of the features.
+            head = unpack_parameters(payload, most=len(classes) * (dimension + 1) + 2 * dimension)
             check_header(head.header, Expectation.of(config, classes, fingerprint))
             count = len(head.header.classes)
             shapes: dict[str, tuple[int, ...]] = {"weight": (count, dimension), "bias": (count,)}
@@ -102,9 +103,9 @@ class Local(Federation):
     def _accuracies(self, replies: Iterable[Message]) -> Iterable[float]:
         for reply in replies:
             try:
-                accuracy = self._read(reply, Site(name=""))[1].get("accuracy.model")
+                accuracy = share_told(self._read(reply, Site(name=""))[1], "accuracy.model")
             except SurrogateError as error:
                 self.recorder.event("comparison-failed", reason=str(error))
                 continue
-            if isinstance(accuracy, float):
+            if accuracy is not None:
                 yield accuracy

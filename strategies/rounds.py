@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Collection as Container
@@ -22,7 +23,7 @@ from common.parameters import Parameters, check_update
 from common.synthetic import Synthetic
 from common.wire import Info, to_record
 from strategies.collect import Collection, check_quorum, connected_nodes
-from strategies.federation import Federation, nameless, seconds_told
+from strategies.federation import Federation, nameless, seconds_told, share_told
 from strategies.introductions import introduction
 from strategies.outcome import NO_REPLY, Site
 from strategies.training import Training
@@ -162,11 +163,10 @@ class Rounds(Federation, Generic[R]):
         if not self._simulated():
             return None
         try:
-            judged = self._judged(grid, deadline, {"brief": True}).get("accuracy.model")
+            return share_told(self._judged(grid, deadline, {"brief": True}), "accuracy.model")
         except SurrogateError as error:
             self.recorder.event("comparison-failed", reason=str(error))
             return None
-        return judged if isinstance(judged, float) else None
 
     def _present(self, grid: Grid, training: Training, deadline: float) -> tuple[list[int], set[int]]:
         """The nodes to ask in a round, and those that do not even say who they are.
@@ -253,9 +253,10 @@ class Updates(Rounds[Parameters]):
 
     def read(self, payload: bytes, training: Training) -> Parameters:
         """One site's update, checked. Raises SurrogateError."""
-        update = unpack_parameters(payload)
+        shapes = training.shapes()
+        update = unpack_parameters(payload, most=sum(map(math.prod, shapes.values())))
         check_header(update.header, Expectation.of(self.config, training.classes, training.fingerprint))
-        check_update(update, training.shapes(), training.round + 1, bool(self.config.epsilon))
+        check_update(update, shapes, training.round + 1, bool(self.config.epsilon))
         return update
 
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:

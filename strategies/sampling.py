@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from common.checks import check_class_number
 from common.classifiers import Head
 from common.errors import RunError
 from common.heads import Batch, shuffled_batches, train_head
@@ -67,6 +68,7 @@ def learn(
     if not surrogates:
         raise RunError("no surrogate to learn from")
     names = tuple(classes) or class_order(surrogates)
+    check_class_number(names)
     rows = POOL_BYTES // (4 * surrogates[0].mixtures.means.shape[1])
     shares = _shares(surrogates, names, seed, settings.max_samples, device)
     mean, variance = _moments([share.mixtures for share in shares])
