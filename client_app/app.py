@@ -1,40 +1,17 @@
-"""A site's ClientApp: message -> gate -> method -> reply. No maths in here; only numbers, codes and surrogates leave."""
+"""A site's ClientApp: whatever happens in here, only numbers, codes and surrogates leave.
+
+Flower sends the text of an exception that escapes an app to the coordinator, one at its import included. So nothing but
+Flower is imported before the guard stands, and nothing is left to escape it.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable
-from dataclasses import replace
-from logging.handlers import RotatingFileHandler
-from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app import personal
-from client_app.compare import compare
-from client_app.gate import open_gate
-from client_app.generating import use_generator
-from client_app.heads import local_head
-from client_app.hop import kept_head
-from client_app.keys import private_key
-from client_app.release import entry, leave, prepare, stage_file
-from client_app.settings import NodeConfig, parse_node_config
-from client_app.site import load_site, site_name
-from client_app.task import Limits, Made, Task
-from common.classifiers import Classifier
-from common.config import RunConfig, parse_run_config, run_digest
-from common.errors import FedSurrogateError, LedgerError, PolicyError, SurrogateError
-from common.model_frames import pack_classifier, unpack_classifier
-from common.sealing import public_key
-from common.sections import GENERATIVE
-from common.wire import Info, from_record, to_record
-
-LARGEST_MODEL = 2**30
-
-Answer = tuple[bytes | None, Info]
-Work = Callable[[Message, Context, RunConfig, NodeConfig, str], Answer]
+from common.errors import FedSurrogateError
 
 log = logging.getLogger("fedsurrogate.site")
 app = ClientApp()
@@ -43,161 +20,48 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Make this site's surrogate."""
-    return _answer(message, context, _surrogate)
+    return _answer(message, context, "surrogate")
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Judge the head on this site's own test split."""
-    return _answer(message, context, _evaluation)
+    return _answer(message, context, "evaluation")
 
 
 @app.query("compare")
 def query(message: Message, context: Context) -> Message:
     """In a simulation, judge the model on all test data, beside baselines."""
-    return _answer(message, context, _comparison)
+    return _answer(message, context, "comparison")
 
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """Say who this site is, and what a model for it must look like."""
-    return _answer(message, context, _introduction)
+    return _answer(message, context, "introduction")
 
 
 @app.query("head")
 def head(message: Message, context: Context) -> Message:
     """Release the head this site has learned in a chain."""
-    return _answer(message, context, _head)
+    return _answer(message, context, "head")
 
 
-def _surrogate(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
-    question, info = from_record(message.content, LARGEST_MODEL)
-    if info.get("run") != run_digest(run):
-        raise SurrogateError(f"asked for run {info.get('run')!r}, but these settings are run {run_digest(run)!r}")
-    gate = open_gate(node, run, str(context.run_id))
-    prepared = prepare(run, node, site, gate, str(context.run_id), question, info)
-    told: Info = {"simulated": prepared.found.simulated, **prepared.answer}
-    if not run.epsilon or prepared.found.simulated:
-        # How long the work took tells how many records there are; under differential privacy nothing exact leaves.
-        told |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
-    if prepared.keep is None:
-        gate.let_out(prepared.release)
-    else:
-        leave(gate, prepared.release, _staged(*prepared.keep, run), prepared.keep[0])
-    return prepared.payload, told
-
-
-def _staged(file: Path, content: bytes, run: RunConfig) -> Path | None:
-    """What the site keeps of a round, written before the round is paid for. Raises LedgerError where it is needed later."""
-    try:
-        return stage_file(file, content)
-    except OSError as error:
-        if run.method in GENERATIVE:
-            raise LedgerError(f"{file} cannot be written ({error}), and the next round builds on it") from None
-        log.error("%s cannot be written (%s); the next round begins from noise", file, error)
-        return None
-
-
-def _introduction(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
-    gate = open_gate(node, run, str(context.run_id))
-    gate.check_request(run)
-    found = load_site(run, node)
-    dimension = found.train.features.shape[1]
-    told: Info = {"fingerprint": found.fingerprint, "dimension": dimension, "simulated": found.simulated}
-    # Which classes a site has may be private; then the run names all there are.
-    if not run.classes and (found.simulated or gate.exact_numbers_may_leave(run)):
-        limits = Limits(smallest_class=gate.smallest_class(run.mechanism))
-        told["classes"] = json.dumps(Task(run, node, site, found, limits).classes)
-        if not found.simulated:
-            gate.let_out(entry(run, str(context.run_id), Made(str(told["classes"]).encode())))
-    if run.fedpft.seal:
-        told["key"] = public_key(private_key(node, site)).hex()
-    return None, told
-
-
-def _head(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
-    _, info = from_record(message.content, 0)
-    gate = open_gate(node, run, str(context.run_id))
-    gate.check_request(run)
-    if run.epsilon or run.fedpft.seal:
-        raise PolicyError("a head that its site has trained on its own records does not leave a private or sealed run")
-    made = Made(pack_classifier(kept_head(Task(run, node, site, load_site(run, node), told=info))))
-    gate.let_out(entry(run, str(context.run_id), made))
-    return made.payload, {}
-
-
-def _evaluation(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
-    gate = open_gate(node, run, str(context.run_id))
-    gate.check_request(run)
-    found, told = load_site(run, node), Info()
-    task = Task(run, node, site, found)
-    if run.method in GENERATIVE:
-        payload, _ = from_record(message.content, LARGEST_MODEL)
-        told = use_generator(replace(task, question=payload), gate, str(context.run_id))
-        correct, tested = told.pop("correct"), told.pop("tested")
-    elif run.method == "local":
-        correct, tested = local_head(task).accuracy(found.test.features, found.classes, found.test.labels)
-    else:
-        model = _model(message, run)
-        if found.fingerprint != model.header.fingerprint:
-            raise SurrogateError(f"a model for backbone {model.header.fingerprint!r}, this site has {found.fingerprint!r}")
-        if run.method in personal.METHODS:
-            correct, tested = personal.personal_accuracy(task, model)
-        else:
-            correct, tested = model.accuracy(found.test.features, found.classes, found.test.labels)
-    log.info("the model of run %s is right for %d of %d test records here", run_digest(run), correct, tested)
-    told |= {"correct": correct, "tested": tested}
-    if not found.simulated:
-        if not gate.exact_numbers_may_leave(run):
-            return None, {}
-        gate.let_out(entry(run, str(context.run_id), Made(json.dumps(told).encode())))
-    return None, told | {"simulated": found.simulated}
-
-
-def _comparison(message: Message, context: Context, run: RunConfig, node: NodeConfig, site: str) -> Answer:
-    _, info = from_record(message.content, LARGEST_MODEL)
-    own = run.method == "local"
-    model = local_head(Task(run, node, site, load_site(run, node))) if own else _model(message, run)
-    return None, compare(model, run, node, baselines=info.get("brief") is not True)
-
-
-def _model(message: Message, run: RunConfig) -> Classifier:
-    payload, _ = from_record(message.content, LARGEST_MODEL)
-    if payload is None:
-        raise SurrogateError("a message without a model")
-    model = unpack_classifier(payload)
-    if model.header.run != run_digest(run):
-        raise SurrogateError(f"a model of run {model.header.run!r}, but these settings are run {run_digest(run)!r}")
-    return model
-
-
-def _answer(message: Message, context: Context, work: Work) -> Message:
+def _answer(message: Message, context: Context, work: str) -> Message:
     """Do the work; on any failure tell the coordinator a code, and keep the detail in this site's own log."""
-    payload: bytes | None = None
-    info: Info = {"status": "internal"}
-    site = ""
+    said: dict[str, ConfigRecordValues] = {"status": "internal"}
     try:
-        node = parse_node_config(context.node_config)
-        _open_log(node)
-        site = site_name(node, context.node_id)
-        payload, answer = work(message, context, parse_run_config(context.run_config), node, site)
-        info = {"status": "ok"} | answer
+        from client_app.answers import answer, introduce
+
+        node, site = introduce(context.node_config, context.node_id)
+        said["site"] = site
+        return Message(answer(work, message.content, context.run_config, str(context.run_id), node, site), reply_to=message)
     except FedSurrogateError as error:
         log.error("%s: %s", error.code, error)
-        info["status"] = error.code
-    except Exception:
+        said["status"] = error.code
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        # Not only what is an Exception: libraries call sys.exit, and a panic in one written in Rust is none.
         log.exception("unexpected failure")
-    if payload is not None:
-        info["bytes"] = len(payload)
-    return Message(to_record(payload, info | {"site": site}), reply_to=message)
-
-
-def _open_log(node: NodeConfig) -> None:
-    """The site's own log: a rotating file in its state folder, beside what the console shows."""
-    node.state.mkdir(parents=True, exist_ok=True)
-    path = node.state / "site.log"
-    if not any(isinstance(h, RotatingFileHandler) and h.baseFilename == str(path.absolute()) for h in log.handlers):
-        handler = RotatingFileHandler(path, maxBytes=5_000_000, backupCount=5)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)
+    return Message(RecordDict({"info": ConfigRecord(said)}), reply_to=message)

@@ -31,6 +31,9 @@ from common.untrusted import read_message
 
 Info = dict[str, str | int | float | bool | list[int] | list[float]]
 
+# For who reads and writes records without knowing Flower.
+Record = RecordDict
+
 PAYLOAD = "payload"
 INFO = "info"
 STORED_AS = "fedsurrogate.protobuf"

@@ -120,7 +120,7 @@ def test_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
     assert (tmp_path / "surrogate_pb2.pyi").read_text() == (ROOT / "common" / "surrogate_pb2.pyi").read_text()
 
 
-@pytest.mark.parametrize("module", ["client_app.app", "server_app.app"])
+@pytest.mark.parametrize("module", ["client_app.app", "client_app.answers", "server_app.app"])
 def test_apps_start_without_heavy_libraries(module: str) -> None:
     script = f"import sys, {module}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0"}

@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from server_app.submit import APP_FOLDER, QUIET, stop_process
 
 BIN = Path(sys.executable).parent
+Environment = Mapping[str, str]
 
 
 def free_ports(count: int) -> list[int]:
@@ -47,13 +48,20 @@ def site_command(*arguments: str) -> subprocess.CompletedProcess[str]:
 class Federation:
     """A running SuperLink with SuperNodes. `run` submits the app and returns Flower's status of the run.
 
-    installed: sites run their own, installed code, as `site app` does it. papers: a folder that `coordinator certs` has made
-    for 127.0.0.1 and sites 0, 1, ...; then all goes over TLS, and the
-    SuperLink takes only the nodes whose keys it has been told of.
+    papers: a folder that `coordinator certs` has made for 127.0.0.1 and sites 0, 1, ...; then all goes over TLS, and the
+    SuperLink takes only the nodes whose keys it has been told of. installed: sites run their own, installed code, as
+    `site app` does it. at_nodes: set in the environment of the SuperNodes.
     """
 
-    def __init__(self, home: Path, node_configs: Sequence[str], papers: Path | None = None, installed: bool = False) -> None:
-        self.home, self.papers, self._installed = home, papers, installed
+    def __init__(
+        self,
+        home: Path,
+        node_configs: Sequence[str],
+        papers: Path | None = None,
+        installed: bool = False,
+        at_nodes: Environment | None = None,
+    ) -> None:
+        self.home, self.papers, self._installed, self._at_nodes = home, papers, installed, at_nodes or {}
         self._others: list[subprocess.Popen[bytes]] = []
         self._fleet, self._control, self._runtime, *self._apps = free_ports(3 + len(node_configs))
         trust = f'root-certificates = "{papers}/ca.crt"' if papers else "insecure = true"
@@ -94,7 +102,7 @@ class Federation:
         if self._installed:
             link += ["--isolation", "process"]
             self._others.append(self._start(f"app-{index}", "site", "app", "--runtime", f"127.0.0.1:{self._apps[index]}"))
-        return self._start(f"supernode-{index}", "flower-supernode", *link)
+        return self._start(f"supernode-{index}", "flower-supernode", *link, more=self._at_nodes)
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
         """Start the SuperLink, the first time or again, on the same ports and the same database."""
@@ -142,19 +150,23 @@ class Federation:
         for process in (*self._others, *reversed(self.nodes), self.superlink):
             stop_process(process.pid)
 
-    def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, *command: str, more: Environment | None = None) -> subprocess.Popen[bytes]:
         log = (self.home / f"{name}.log").open("a")
-        arguments, env = [str(BIN / command[0]), *command[1:]], environment(self.home)
+        arguments, env = [str(BIN / command[0]), *command[1:]], environment(self.home) | dict(more or {})
         return subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=self.home)
 
 
 @contextmanager
 def federation(
-    home: Path, node_configs: Sequence[str], papers: Path | None = None, installed: bool = False
+    home: Path,
+    node_configs: Sequence[str],
+    papers: Path | None = None,
+    installed: bool = False,
+    at_nodes: Environment | None = None,
 ) -> Iterator[Federation]:
     """Start everything, wait until every node is registered, and stop everything again."""
     home.mkdir(parents=True, exist_ok=True)
-    running = Federation(home, node_configs, papers, installed)
+    running = Federation(home, node_configs, papers, installed, at_nodes)
     try:
         yield running
     finally:

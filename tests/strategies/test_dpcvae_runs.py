@@ -284,7 +284,7 @@ def test_a_site_that_takes_anothers_name_during_the_run_is_refused_by_name(tmp_p
 
 
 def test_a_full_disk_costs_a_site_the_round_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, failed = sys.modules["client_app.app"].stage_file, []
+    stage, failed = sys.modules["client_app.answers"].stage_file, []
 
     def full(file: Path, content: bytes) -> Path:
         if file.name == "kept-2.safetensors" and file.parent.name.endswith("-1") and not failed:
@@ -292,7 +292,7 @@ def test_a_full_disk_costs_a_site_the_round_and_not_the_run(tmp_path: Path, monk
             raise OSError("no space left on device")
         return stage(file, content)
 
-    monkeypatch.setattr(sys.modules["client_app.app"], "stage_file", full)
+    monkeypatch.setattr(sys.modules["client_app.answers"], "stage_file", full)
     folder = quick(tmp_path, sites(2), **SMALL | PRIVATE)
     assert [e["round"] for e in events_of(folder) if e["event"] == "rejected"] == [2]
     assert [e["round"] for e in events_of(folder) if e["event"] == "replied" and e["site"] == "1"] == [1, 3, 4]

@@ -1,0 +1,189 @@
+"""What a site answers: message -> gate -> method -> reply. No maths in here; only numbers, codes and surrogates leave."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from client_app import personal
+from client_app.compare import compare
+from client_app.gate import open_gate
+from client_app.generating import use_generator
+from client_app.heads import local_head
+from client_app.hop import kept_head
+from client_app.keys import private_key
+from client_app.release import entry, leave, prepare, stage_file
+from client_app.settings import NodeConfig, parse_node_config
+from client_app.site import load_site, site_name
+from client_app.task import Limits, Made, Task
+from common.classifiers import Classifier
+from common.config import RunConfig, Scalar, parse_run_config, run_digest
+from common.errors import LedgerError, PolicyError, SurrogateError
+from common.model_frames import pack_classifier, unpack_classifier
+from common.sealing import public_key
+from common.sections import GENERATIVE
+from common.wire import Info, Record, from_record, to_record
+
+LARGEST_MODEL = 2**30
+
+Answer = tuple[bytes | None, Info]
+
+log = logging.getLogger("fedsurrogate.site")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A message, and whom it reached."""
+
+    content: Record
+    run: RunConfig
+    node: NodeConfig
+    site: str
+    flower_run: str
+
+
+def introduce(node_config: Mapping[str, Scalar], node_id: int) -> tuple[NodeConfig, str]:
+    """This site's own settings, and its name. Raises ConfigError."""
+    node = parse_node_config(node_config)
+    return node, site_name(node, node_id)
+
+
+def answer(
+    work: str, content: Record, run_config: Mapping[str, Scalar], flower_run: str, node: NodeConfig, site: str
+) -> Record:
+    """The reply to a message. Raises FedSurrogateError, and whatever else can go wrong."""
+    _open_log(node)
+    payload, told = WORK[work](Asked(content, parse_run_config(run_config), node, site, flower_run))
+    info: Info = {"status": "ok"} | told | {"site": site}
+    return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
+
+
+def _surrogate(asked: Asked) -> Answer:
+    run, node, site = asked.run, asked.node, asked.site
+    question, info = from_record(asked.content, LARGEST_MODEL)
+    if info.get("run") != run_digest(run):
+        raise SurrogateError(f"asked for run {info.get('run')!r}, but these settings are run {run_digest(run)!r}")
+    gate = open_gate(node, run, asked.flower_run)
+    prepared = prepare(run, node, site, gate, asked.flower_run, question, info)
+    told: Info = {"simulated": prepared.found.simulated, **prepared.answer}
+    if not run.epsilon or prepared.found.simulated:
+        # How long the work took tells how many records there are; under differential privacy nothing exact leaves.
+        told |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
+    if prepared.keep is None:
+        gate.let_out(prepared.release)
+    else:
+        leave(gate, prepared.release, _staged(*prepared.keep, run), prepared.keep[0])
+    return prepared.payload, told
+
+
+def _staged(file: Path, content: bytes, run: RunConfig) -> Path | None:
+    """What the site keeps of a round, written before the round is paid for. Raises LedgerError where it is needed later."""
+    try:
+        return stage_file(file, content)
+    except OSError as error:
+        if run.method in GENERATIVE:
+            raise LedgerError(f"{file} cannot be written ({error}), and the next round builds on it") from None
+        log.error("%s cannot be written (%s); the next round begins from noise", file, error)
+        return None
+
+
+def _introduction(asked: Asked) -> Answer:
+    run, node, site = asked.run, asked.node, asked.site
+    gate = open_gate(node, run, asked.flower_run)
+    gate.check_request(run)
+    found = load_site(run, node)
+    dimension = found.train.features.shape[1]
+    told: Info = {"fingerprint": found.fingerprint, "dimension": dimension, "simulated": found.simulated}
+    # Which classes a site has may be private; then the run names all there are.
+    if not run.classes and (found.simulated or gate.exact_numbers_may_leave(run)):
+        limits = Limits(smallest_class=gate.smallest_class(run.mechanism))
+        told["classes"] = json.dumps(Task(run, node, site, found, limits).classes)
+        if not found.simulated:
+            gate.let_out(entry(run, asked.flower_run, Made(str(told["classes"]).encode())))
+    if run.fedpft.seal:
+        told["key"] = public_key(private_key(node, site)).hex()
+    return None, told
+
+
+def _head(asked: Asked) -> Answer:
+    run, node, site = asked.run, asked.node, asked.site
+    _, info = from_record(asked.content, 0)
+    gate = open_gate(node, run, asked.flower_run)
+    gate.check_request(run)
+    if run.epsilon or run.fedpft.seal:
+        raise PolicyError("a head that its site has trained on its own records does not leave a private or sealed run")
+    made = Made(pack_classifier(kept_head(Task(run, node, site, load_site(run, node), told=info))))
+    gate.let_out(entry(run, asked.flower_run, made))
+    return made.payload, {}
+
+
+def _evaluation(asked: Asked) -> Answer:
+    run, node, site = asked.run, asked.node, asked.site
+    gate = open_gate(node, run, asked.flower_run)
+    gate.check_request(run)
+    found, told = load_site(run, node), Info()
+    task = Task(run, node, site, found)
+    if run.method in GENERATIVE:
+        payload, _ = from_record(asked.content, LARGEST_MODEL)
+        told = use_generator(replace(task, question=payload), gate, asked.flower_run)
+        correct, tested = told.pop("correct"), told.pop("tested")
+    elif run.method == "local":
+        correct, tested = local_head(task).accuracy(found.test.features, found.classes, found.test.labels)
+    else:
+        model = _model(asked)
+        if found.fingerprint != model.header.fingerprint:
+            raise SurrogateError(f"a model for backbone {model.header.fingerprint!r}, this site has {found.fingerprint!r}")
+        if run.method in personal.METHODS:
+            correct, tested = personal.personal_accuracy(task, model)
+        else:
+            correct, tested = model.accuracy(found.test.features, found.classes, found.test.labels)
+    log.info("the model of run %s is right for %d of %d test records here", run_digest(run), correct, tested)
+    told |= {"correct": correct, "tested": tested}
+    if not found.simulated:
+        if not gate.exact_numbers_may_leave(run):
+            return None, {}
+        gate.let_out(entry(run, asked.flower_run, Made(json.dumps(told).encode())))
+    return None, told | {"simulated": found.simulated}
+
+
+def _comparison(asked: Asked) -> Answer:
+    run, node, site = asked.run, asked.node, asked.site
+    _, info = from_record(asked.content, LARGEST_MODEL)
+    own = run.method == "local"
+    model = local_head(Task(run, node, site, load_site(run, node))) if own else _model(asked)
+    return None, compare(model, run, node, baselines=info.get("brief") is not True)
+
+
+def _model(asked: Asked) -> Classifier:
+    run = asked.run
+    payload, _ = from_record(asked.content, LARGEST_MODEL)
+    if payload is None:
+        raise SurrogateError("a message without a model")
+    model = unpack_classifier(payload)
+    if model.header.run != run_digest(run):
+        raise SurrogateError(f"a model of run {model.header.run!r}, but these settings are run {run_digest(run)!r}")
+    return model
+
+
+def _open_log(node: NodeConfig) -> None:
+    """The site's own log: a rotating file in its state folder, beside what the console shows."""
+    node.state.mkdir(parents=True, exist_ok=True)
+    path = node.state / "site.log"
+    if not any(isinstance(h, RotatingFileHandler) and h.baseFilename == str(path.absolute()) for h in log.handlers):
+        handler = RotatingFileHandler(path, maxBytes=5_000_000, backupCount=5)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+
+
+WORK: dict[str, Callable[[Asked], Answer]] = {
+    "surrogate": _surrogate,
+    "introduction": _introduction,
+    "head": _head,
+    "evaluation": _evaluation,
+    "comparison": _comparison,
+}
