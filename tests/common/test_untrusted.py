@@ -31,7 +31,8 @@ from common import surrogate_pb2 as pb
 
 SIZE = 2**24
 def inside(number, body):
-    return bytes([number << 3 | 2]) + (lambda n: bytes([n & 127 | 128, n >> 7 & 127 | 128, n >> 14 & 127 | 128, n >> 21]))(len(body)) + body
+    size = len(body)
+    return bytes([number << 3 | 2, *(size >> shift & 127 | 128 for shift in (0, 7, 14)), size >> 21]) + body
 def masked(bits):
     tensor = pb.Tensor(name="w", kept=bytes(bits // 8), shape=[bits])
     tensor.values.shape[:], tensor.values.scale = [0], 1.0
@@ -133,14 +134,13 @@ def test_a_record_of_another_form_is_refused(record: RecordDict) -> None:
         from_record(record, 2**20)
 
 
-def test_millions_of_tiny_arrays_are_not_even_counted() -> None:
-    """Counting a million would take seconds, and Flower's counters fail on empty ones."""
+def test_many_tiny_arrays_are_not_even_looked_at() -> None:
     tiny = Array("uint8", (1,), STORED_AS, b"x")
-    arrays = ArrayRecord({str(i): tiny for i in range(200_000)})
+    arrays = ArrayRecord({str(i): tiny for i in range(20_000)})
     record = RecordDict({PAYLOAD: arrays})
     # Would be walked over otherwise.
     arrays.values = None  # type: ignore[method-assign, assignment]
-    with pytest.raises(SurrogateError, match="200000 arrays"):
+    with pytest.raises(SurrogateError, match="20000 arrays"):
         check_form(record)
 
 

@@ -315,7 +315,8 @@ def all_that_left(messages: list[Message], *folders: Path) -> dict[str, bytes]:
 
 def _unpacked(path: Path) -> bytes:
     content = path.read_bytes()
-    if zipfile.is_zipfile(path):
+    # A database holds the app's archive among other things, and is none.
+    if path.suffix != ".db" and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             content += b"".join(archive.read(name) for name in archive.namelist())
     if content[:2] == b"\x1f\x8b":
