@@ -350,7 +350,7 @@ def _value(what: FieldDescriptor, old: Any, chance: random.Random) -> Any:
             if changed:
                 changed[chance.randrange(len(changed))] = chance.choice([0, 1, 0x7C, 0xFC, 0xFF, chance.randrange(256)])
         return bytes(changed[: chance.choice([len(changed), len(changed), 0, 1, len(changed) // 2])])
-    return chance.choice(INTEGERS) if chance.random() < 0.7 else max(0, (old or 0) + chance.choice([-1, 1]))
+    return chance.choice(INTEGERS) if chance.random() < 0.7 else min(2**32 - 1, max(0, (old or 0) + chance.choice([-1, 1])))
 
 
 def drawn(strategy: SearchStrategy[Recipe], count: int, number: int = 0) -> list[Recipe]:
