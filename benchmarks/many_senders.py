@@ -1,0 +1,169 @@
+"""One coordinator, 10 to 50 sites over gRPC. Claim: time and memory to collect their surrogates grow no faster than they do.
+
+Real SuperLink, real coordinator's app; each sender speaks Flower's own protocol and answers with half a megabyte that no
+site had to compute. The time is from the invitation to the last surrogate read and checked.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import torch
+from _report import report
+from flwr.app import Message, MessageType
+from flwr.app.message import remove_content_from_message
+from flwr.client.grpc_rere_client.connection import grpc_request_response
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.retry import make_simple_grpc_retry_invoker
+
+from common.config import parse_run_config, run_digest
+from common.covariances import Diagonal
+from common.mixtures import Mixtures
+from common.surrogates import Header, Surrogate
+from common.wire import pack_surrogate, to_record
+from server_app.control import run
+from server_app.submit import flower_environment, stop_process
+
+SENDERS = (10, 20, 30, 40, 50)
+CLASSES, COMPONENTS, DIMENSION, RECORDS = 10, 10, 1280, 50
+SETTINGS = {"method": "fedpft", "fedpft.covariance": "diag", "fedpft.components": COMPONENTS, "deadline": 600.0}
+SETTINGS |= {"head.epochs": 1, "head.min-steps": 0, "backbone": "pixels", "device": "cpu"}
+
+
+def payload(site: str) -> bytes:
+    generator = torch.Generator().manual_seed(int(site))
+    rows = CLASSES * COMPONENTS
+    means = 0.2 * torch.randn(rows, DIMENSION, generator=generator)
+    variances = 0.01 * torch.rand(rows, DIMENSION, generator=generator) + 0.001
+    labels = torch.arange(rows) // COMPONENTS
+    counts, weights = torch.full((CLASSES,), RECORDS), torch.full((rows,), 1 / COMPONENTS)
+    names = tuple(map(str, range(CLASSES)))
+    header = Header("fedpft", run_digest(parse_run_config(SETTINGS)), site, "f" * 64, names)
+    return pack_surrogate(Surrogate(header, Mixtures(counts, labels, weights, means, Diagonal(variances))))
+
+
+def send(fleet: str, site: str, over: threading.Event) -> None:
+    """Be a SuperNode that has its answer ready."""
+    ready = payload(site)
+    with grpc_request_response(fleet, True, make_simple_grpc_retry_invoker()) as connection:
+        _, receive, push, _, _, pull_object, push_object, confirm = connection
+        while not over.wait(1.0):
+            if (received := receive()) is None:
+                continue
+            asked, tree = received
+            number = asked.metadata.run_id
+            message = pull_and_inflate_object_from_tree(
+                tree,
+                lambda name, number=number: pull_object(number, name),
+                lambda name, number=number: confirm(number, name),
+                return_type=Message,
+            )
+            message.metadata.__dict__["_message_id"] = tree.object_id
+            answer = ready if message.metadata.message_type == MessageType.TRAIN else None
+            told = {"status": "ok", "site": site, "simulated": False} | ({"bytes": len(answer)} if answer else {})
+            reply = Message(to_record(answer, told), reply_to=message)
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            wanted, session = push(remove_content_from_message(reply), get_object_tree(reply), 0.1)
+            push_objects(
+                get_all_nested_objects(reply),
+                lambda name, content, number=number, session=session: push_object(number, session, name, content),
+                object_ids_to_push=wanted,
+            )
+
+
+@contextmanager
+def superlink(home: Path) -> Iterator[tuple[str, str, int]]:
+    """A running SuperLink: its Fleet address, its Control address and its process."""
+    with socket.socket() as a, socket.socket() as b, socket.socket() as c:
+        for each in (a, b, c):
+            each.bind(("127.0.0.1", 0))
+        fleet, control, runtime = (f"127.0.0.1:{each.getsockname()[1]}" for each in (a, b, c))
+    command = [str(Path(sys.executable).with_name("flower-superlink")), "--insecure", "--database", str(home / "link.db")]
+    command += ["--fleet-api-address", fleet, "--control-api-address", control, "--serverappio-api-address", runtime]
+    log = (home / "superlink.log").open("w")
+    process = subprocess.Popen(command, env=flower_environment(home), stdout=log, stderr=log)
+    try:
+        for port in (fleet, control):
+            _wait(port)
+        yield fleet, control, process.pid
+    finally:
+        stop_process(process.pid)
+
+
+def _wait(address: str) -> None:
+    host, _, port = address.partition(":")
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except OSError:
+            time.sleep(0.3)
+        else:
+            return
+    raise TimeoutError(address)
+
+
+def watch_memory(link: int, peaks: dict[str, float], over: threading.Event) -> None:
+    """Keep the most memory, MB, of the SuperLink and of the coordinator's app."""
+    while not over.wait(0.2):
+        family = [psutil.Process(link), *psutil.Process(link).children(recursive=True)]
+        for process in family:
+            try:
+                part = "app" if "flwr-serverapp" in " ".join(process.cmdline()) else "link" if process.pid == link else ""
+                if part:
+                    peaks[part] = max(peaks.get(part, 0.0), process.memory_info().rss / 1e6)
+            except psutil.NoSuchProcess:
+                continue
+
+
+def measure(count: int) -> tuple[int, float, float, float, float]:
+    """Senders, MB sent, seconds to collect, peak MB of the SuperLink, peak MB of the coordinator's app."""
+    over, peaks, events = threading.Event(), dict[str, float](), list[dict[str, object]]()
+    with tempfile.TemporaryDirectory() as folder, superlink(Path(folder)) as (fleet, control, link):
+        threads = [threading.Thread(target=send, args=(fleet, str(site), over)) for site in range(count)]
+        threads.append(threading.Thread(target=watch_memory, args=(link, peaks, over)))
+        for thread in threads:
+            thread.start()
+        try:
+            found = run(SETTINGS | {"sites": count, "output-dir": folder}, Path(folder), control, None, events.append)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        assert found is not None
+        events = [json.loads(line) for line in (found / "events.jsonl").read_text().splitlines()]
+    replied = [event for event in events if event["event"] == "replied"]
+    assert len(replied) == count
+    invited = next(event for event in events if event["event"] == "invited")
+    seconds = _moment(str(replied[-1]["time"])) - _moment(str(invited["time"]))
+    sent = sum(int(str(event["bytes"])) for event in replied) / 1e6
+    return count, sent, seconds, peaks["link"], peaks["app"]
+
+
+def _moment(text: str) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(text).timestamp()
+
+
+def main() -> None:
+    rows = [measure(count) for count in SENDERS]
+    (first, *_, last) = rows
+    growth = {name: last[i] / first[i] for name, i in (("senders", 0), ("seconds", 2), ("link", 3), ("app", 4))}
+    columns = ("senders", "MB sent", "seconds to collect", "SuperLink peak MB", "coordinator's app peak MB")
+    title = f"surrogates of {CLASSES} classes x {COMPONENTS} components x {DIMENSION}-d, diagonal, over gRPC"
+    report("many-senders", title, columns, rows, growth=growth)
+    print("growth from the first row to the last: " + ", ".join(f"{name} {value:.2f}x" for name, value in growth.items()))
+
+
+if __name__ == "__main__":
+    main()
