@@ -15,6 +15,8 @@ from common.errors import RunError
 POLL_SECONDS = 0.3
 # Sites that are not connected when a run starts are given this long, or the deadline if that is shorter.
 CONNECT_SECONDS = 60.0
+# A site whose line was lost, which shows after a minute, is given this long to come back with its reply.
+RETURN_SECONDS = 60.0
 
 
 class Recorder(Protocol):
@@ -34,21 +36,38 @@ class Recorder(Protocol):
 
 
 class Collection:
-    """Replies to `messages`, iterated as they arrive until all are there or `deadline` seconds are over."""
+    """Replies to `messages`, iterated as they arrive until all are there or `deadline` seconds after the asking are over."""
 
     def __init__(self, grid: Grid, messages: Iterable[Message], deadline: float) -> None:
         self._grid = grid
+        sent = list(messages)
+        # The node that each message went to, and since when nodes have been away.
+        self.unanswered = {
+            name: message.metadata.dst_node_id for name, message in zip(grid.push_messages(sent), sent, strict=False) if name
+        }
+        self._away: dict[int, float] = {}
         self._end = time.monotonic() + deadline
-        self.unanswered = {message for message in grid.push_messages(list(messages)) if message}
 
     def __iter__(self) -> Iterator[Message]:
         while self.unanswered:
-            for reply in self._grid.pull_messages(list(self.unanswered)):
-                self.unanswered.discard(reply.metadata.reply_to_message_id)
+            # Flower holds a pull for minutes while one reply is broken off; what others sent meanwhile came in time.
+            over = time.monotonic() >= self._end
+            names = self._askable()
+            for reply in self._grid.pull_messages(names) if names else ():
+                self.unanswered.pop(reply.metadata.reply_to_message_id, None)
                 yield reply
-            if not self.unanswered or time.monotonic() >= self._end:
+            if over or not self.unanswered:
                 break
             time.sleep(POLL_SECONDS)
+
+    def _askable(self) -> list[str]:
+        """The messages to ask after now: not those of nodes that went away a moment ago.
+
+        Asked after such a message, Flower drops it, and whatever comes for it later: a release that is paid for.
+        """
+        now, connected = time.monotonic(), set(self._grid.get_node_ids())
+        self._away = {node: self._away.get(node, now) for node in self.unanswered.values() if node not in connected}
+        return [name for name, node in self.unanswered.items() if now - self._away.get(node, -math.inf) >= RETURN_SECONDS]
 
     def prolonged(self, seconds: float) -> Iterator[Message]:
         """What has come in since, and what still comes within so many seconds."""

@@ -27,6 +27,15 @@ DOWNSTREAM = "downstream."
 # What a site tells of a generator, and the most it can be: shares, and distances between embeddings of norm one.
 DOWNSTREAM_LIMITS = {f"{kind}-{head}": 1.0 for kind in ("accuracy", "balanced") for head in ("local", "synthetic", "mixed")}
 DOWNSTREAM_LIMITS |= {"share": 1.0, "sliced": 4.0, "sinkhorn": 4.0}
+# What it means when Flower answers in a site's place, by its error code.
+IN_ITS_PLACE = {
+    1: "the site's app could not be loaded",
+    2: "the site's app failed",
+    3: "the site's line was lost before its reply had come over whole",
+    4: "the site's reply is not there any more",
+    5: "the site's SuperNode was stopped, or its line was lost",
+    8: "the site's app was killed, or stood still for a minute",
+}
 
 
 class Federation(ABC):
@@ -141,7 +150,8 @@ class Federation(ABC):
         """Payload and numbers of a reply. Raises SurrogateError when the site failed or sent too much."""
         if reply.has_error():
             # Flower puts the text of an exception here, which may hold a path; only the number is kept.
-            raise SurrogateError(f"the site's app did not answer (Flower error code {reply.error.code})")
+            code = reply.error.code
+            raise SurrogateError(f"{IN_ITS_PLACE.get(code, 'the site did not answer')} (Flower error code {code})")
         check_form(reply.content)
         site.bytes_up += record_bytes(reply.content)
         payload, info = from_record(reply.content, self.config.max_payload_mib * 2**20)

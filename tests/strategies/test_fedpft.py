@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import pytest
+from flwr.app import Message
 from safetensors.torch import load_file
 
 from common.errors import RunError
@@ -42,6 +45,43 @@ def test_an_offline_site_is_dropped_by_the_deadline(tmp_path: Path) -> None:
 def test_a_slow_site_is_waited_for(tmp_path: Path) -> None:
     folder = quick(tmp_path, InProcessGrid(sites(3), {1: Fault(pulls=5)}), **FAST)
     assert metrics_of(folder)["sites"]["used"] == 3
+
+
+def test_a_reply_that_came_while_another_held_the_line_is_used(tmp_path: Path) -> None:
+    class Stalling(InProcessGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            time.sleep(2 * SHORT["deadline"])
+            return super().pull_messages(message_ids)
+
+    folder = quick(tmp_path, Stalling(sites(2), {1: Fault(pulls=1)}), **FAST, **SHORT)
+    assert metrics_of(folder)["sites"]["used"] == 2
+
+
+def test_a_site_that_is_away_for_a_moment_is_not_asked_after_and_its_reply_not_lost(tmp_path: Path) -> None:
+    class Leaky(InProcessGrid):
+        """As Flower does, it forgets a message that is asked after while its node is away."""
+
+        back = 0.0
+
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            self.back = self.back or time.monotonic() + 0.5
+            return super().push_messages(messages)
+
+        def get_node_ids(self) -> Iterable[int]:
+            return [node for node in super().get_node_ids() if node != 1002 or not self.away]
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for message in self.sent if self.away else ():
+                if message.metadata.dst_node_id == 1002 and message.metadata.message_id in message_ids:
+                    self._waiting.pop(message.metadata.message_id, None)
+            return super().pull_messages(message_ids)
+
+        @property
+        def away(self) -> bool:
+            return 0 < time.monotonic() < self.back
+
+    folder = quick(tmp_path, Leaky(sites(2)), **(FAST | {"deadline": 3.0}))
+    assert metrics_of(folder)["sites"]["used"] == 2
 
 
 def test_a_late_surrogate_is_kept_for_relearn_and_named(tmp_path: Path) -> None:
