@@ -12,6 +12,8 @@ from server_app.report import write_report
 from server_app.run_folder import RunFolder
 from strategies import Federation, Grid, strategy_of
 
+STOPPED = "Flower ended this app: the run was stopped, or the SuperLink or SuperExec above the app ended or was restarted"
+
 log = logging.getLogger("flwr")
 
 
@@ -41,15 +43,17 @@ def finished(folder: RunFolder, strategy: Federation) -> Iterator[None]:
     """Whatever happens in here, the run folder is complete in the end. What is raised in here is raised again."""
     try:
         yield
+        folder.finish(strategy.outcome, "ok")
     except FedSurrogateError as error:
-        folder.event("failed", reason=str(error))
-        folder.finish(strategy.outcome, "failed", str(error))
+        folder.fail(strategy.outcome, str(error))
         raise
     except BaseException as error:
-        folder.event("failed", reason=type(error).__name__)
-        folder.finish(strategy.outcome, "failed", f"stopped by {type(error).__name__}: {error}")
+        # Flower ends an app by raising SystemExit in it, with nothing but a number.
+        why = STOPPED if isinstance(error, SystemExit) else error
+        folder.fail(strategy.outcome, f"stopped by {type(error).__name__}: {why}")
         raise
-    else:
-        folder.finish(strategy.outcome, "ok")
     finally:
-        write_report(folder.path)
+        try:
+            write_report(folder.path)
+        except OSError as error:
+            log.error("No report: %s", error)

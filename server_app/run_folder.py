@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 import subprocess
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from errno import ENOSPC
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,8 @@ PACKAGES = (
     "scikit-learn",
     "protobuf",
 )
+# Bytes that are kept free for saying why a run failed: metrics, one event, a report.
+RESERVE = 2**18
 
 
 class RunFolder:
@@ -54,26 +59,43 @@ class RunFolder:
             "git_commit": _git_commit(),
             "started": self.started.isoformat(timespec="seconds"),
         }
+        self._reserve = self.path / ".reserve"
         self._write("manifest.json", self._manifest)
         self._ended: tuple[str, str] = ("running", "")
         self._total: float | None = None
         self.finish(Outcome(), "running")
+        self._reserve.write_bytes(bytes(RESERVE))
 
     def event(self, event: str, **fields: object) -> None:
-        """Append one line to events.jsonl."""
+        """Append one line to events.jsonl, whole or not at all. Raises OSError."""
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event} | fields
-        with (self.path / "events.jsonl").open("a") as file:
-            file.write(json.dumps({key: value for key, value in line.items() if value is not None}) + "\n")
+        content = json.dumps({key: value for key, value in line.items() if value is not None}) + "\n"
+        with (self.path / "events.jsonl").open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                if file.write(content.encode()) != len(content):
+                    raise OSError(ENOSPC, "the disk took only a part of an event")
+            except OSError:
+                file.truncate(size)
+                raise
+
+    def fail(self, outcome: Outcome, reason: str) -> None:
+        """Say that the run failed, and why; on a full disk too, where the model is given up before that."""
+        self._reserve.unlink(missing_ok=True)
+        self.event("failed", reason=reason)
+        try:
+            self.finish(outcome, "failed", reason)
+        except Exception:
+            self.finish(replace(outcome, model=None, surrogates=[]), "failed", reason)
 
     def surrogate(self, site: str, payload: bytes) -> None:
         """Keep a site's surrogate as it arrived, so that a head can be learned again without the site."""
-        (self.path / "surrogates" / f"{site}.pb").write_bytes(payload)
+        self.keep(f"surrogates/{site}.pb", payload)
 
     def keep(self, name: str, content: bytes) -> None:
         """Keep something else that is needed to learn again, or to go on: a public centre, a checkpoint. In one step."""
-        temporary = self.path / f".{name}"
-        temporary.write_bytes(content)
-        temporary.replace(self.path / name)
+        with self._whole(name) as temporary:
+            temporary.write_bytes(content)
 
     def discard(self, site: str) -> None:
         """Drop a site's surrogate, so that nothing is ever learned from what was refused."""
@@ -116,7 +138,8 @@ class RunFolder:
         if outcome.hops:
             metrics["hops"] = outcome.hops
         if outcome.model is not None:
-            save_model(outcome.model, self.path / "model.safetensors")
+            with self._whole("model.safetensors") as temporary:
+                save_model(outcome.model, temporary)
             header = outcome.model.header
             self._manifest |= {"fingerprint": header.fingerprint, "classes": list(header.classes)}
             self._write("manifest.json", self._manifest)
@@ -126,6 +149,7 @@ class RunFolder:
                 points = {kind: asdict(cloud) for kind, cloud in outcome.points.items()}
                 self._write("projection.json", {"classes": header.classes} | points)
         self._write("metrics.json", metrics)
+        self._reserve.unlink(missing_ok=True)
         if status != "running":
             self._ended, self._total = (status, failure), total
 
@@ -134,10 +158,20 @@ class RunFolder:
         self.finish(outcome, *self._ended)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        """Replace a file in one step, so that a reader never sees half of it."""
-        temporary = self.path / f".{name}"
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
-        temporary.replace(self.path / name)
+        with self._whole(name) as temporary:
+            temporary.write_text(json.dumps(content, indent=2) + "\n")
+
+    @contextmanager
+    def _whole(self, name: str) -> Iterator[Path]:
+        """What to write so that it becomes a file in one step: a reader never sees half of it, a full disk keeps nothing."""
+        file = self.path / name
+        temporary = file.with_name(f".{file.name}.new")
+        try:
+            yield temporary
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        temporary.replace(file)
 
 
 def _downstream(outcome: Outcome) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,25 @@ def test_a_damaged_surrogate_is_not_read(tmp_path: Path) -> None:
         read_surrogates(tmp_path)
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt(), MemoryError("out of it"), ZeroDivisionError("a bug")])
+def test_an_event_that_the_disk_takes_only_a_part_of_is_not_there_at_all(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    folder.event("configured", method="fedpft")
+    events = folder.path / "events.jsonl"
+    before = events.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
+    try:
+        with pytest.raises(OSError, match="only a part"):
+            folder.event("invited", sites=3)
+        with pytest.raises(OSError, match="too large"):
+            folder.keep("checkpoint", bytes(2 * len(before)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert events.read_bytes() == before
+    assert not [file for file in folder.path.iterdir() if file.name.startswith(".checkpoint")]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(0), MemoryError("out of it")])
 def test_a_run_that_is_stopped_leaves_a_complete_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
 ) -> None:
