@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ QUIET = {
 }
 # Flower's word for a run that went well.
 DONE = "finished:completed"
+LOOK_SECONDS = 60.0
+NOT_STARTED = "the SuperLink has not started the run; is its flower-superexec running, or another run before this one?"
 OnEvent = Callable[[dict[str, Any]], None]
 
 
@@ -53,7 +56,7 @@ def submit(
     with log.open("w") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
         try:
-            folder = _follow(process, log, output, on_event)
+            folder = _follow(process, log, output, on_event, lambda: _asked(_run_id(log), name, environment) == "pending")
         finally:
             stop_process(process.pid)
     return folder, _status(_run_id(log), name, environment)
@@ -64,15 +67,25 @@ def flower_environment(home: Path) -> dict[str, str]:
     return os.environ | QUIET | {"FLWR_HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
-def _follow(process: subprocess.Popen[bytes], log: Path, output: Path, on_event: OnEvent) -> Path | None:
-    """Hand on the run's events until Flower's log stream ends; the run folder, once there is one."""
+def _follow(
+    process: subprocess.Popen[bytes], log: Path, output: Path, on_event: OnEvent, pending: Callable[[], bool]
+) -> Path | None:
+    """Hand on the run's events until Flower's log stream ends; the run folder, once there is one.
+
+    Flower starts a run when it can and says nothing until then, so it is asked now and then whether the run is `pending`.
+    """
     events: EventFile | None = None
+    look = time.monotonic() + LOOK_SECONDS
     while True:
         ended = process.poll() is not None
         if events is None and (folder := _find_folder(output, _run_id(log))) is not None:
             events = EventFile(folder / PARTS[2])
         for event in events.read() if events is not None else ():
             on_event(event)
+        if events is None and not ended and time.monotonic() > look:
+            look = time.monotonic() + LOOK_SECONDS
+            if pending():
+                on_event({"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": "waiting", "reason": NOT_STARTED})
         if ended:
             return events.path.parent if events is not None else None
         time.sleep(0.3)
@@ -97,15 +110,20 @@ def _status(run_id: str, name: str, environment: Mapping[str, str]) -> str:
     """Flower's own word for how the run ended; `flwr run --stream` exits 0 whatever happened."""
     if not run_id:
         return "not started"
-    command = ["flwr", "list", name, "--run-id", run_id, "--format", "json"]
     for _ in range(10):
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-        found = re.search(r'"status":\s*"([a-z:]+)"', done.stdout)
-        status = found.group(1) if found else "unknown"
+        status = _asked(run_id, name, environment)
         if status.startswith("finished"):
             break
         time.sleep(1)
     return status
+
+
+def _asked(run_id: str, name: str, environment: Mapping[str, str]) -> str:
+    """Flower's word for how a run stands now."""
+    command = ["flwr", "list", name, "--run-id", run_id, "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    found = re.search(r'"status":\s*"([a-z:]+)"', done.stdout)
+    return found.group(1) if found else "unknown"
 
 
 def failure(folder: Path) -> str:
