@@ -1,4 +1,4 @@
-# make demo | make demo-compose | make test | make lint | make bench. Each sets up what it needs; VENV=/path takes an environment that exists.
+# make demo | make demo-compose | make test | make faults | make lint | make bench. Each sets up what it needs; VENV=/path takes an environment that exists.
 VENV ?= .venv
 PYTHON ?= python3
 RUN := PYTHONPATH="$(CURDIR)" "$(VENV)/bin/python"
@@ -13,7 +13,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export RAY_USAGE_STATS_ENABLED = 0
 export GRPC_ENABLE_FORK_SUPPORT = 0
 
-.PHONY: setup demo demo-compose test lint bench proto
+.PHONY: setup demo demo-compose test faults lint bench proto
 
 setup:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -32,6 +32,10 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 3 --dist worksteal
 
+# Processes are killed, lines cut and disks filled, as in a real deployment; they mostly wait, but for minutes each.
+faults: setup
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile -m faults tests/faults
+
 lint: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -39,6 +43,7 @@ lint: setup
 
 bench: setup
 	@for script in benchmarks/[a-z]*.py benchmarks/reproduce/[a-z]*.py; do echo "== $$script"; $(RUN) "$$script" || exit 1; done
+	@$(MAKE) --no-print-directory faults
 
 proto: setup
 	$(RUN) -m grpc_tools.protoc -I common --python_out=common --pyi_out=common common/surrogate.proto

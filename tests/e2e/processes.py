@@ -8,8 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from server_app.submit import APP_FOLDER, QUIET, stop_process
 
@@ -50,7 +53,8 @@ class Federation:
 
     papers: a folder that `coordinator certs` has made for 127.0.0.1 and sites 0, 1, ...; then all goes over TLS, and the
     SuperLink takes only the nodes whose keys it has been told of. installed: sites run their own, installed code, as
-    `site app` does it. at_nodes: set in the environment of the SuperNodes.
+    `site app` does it. at_nodes: set in the environment of the SuperNodes. isolated: every app runs below a SuperExec that
+    is started apart, as in deploy/; `execs` has the coordinator's, and then one a site.
     """
 
     def __init__(
@@ -60,7 +64,9 @@ class Federation:
         papers: Path | None = None,
         installed: bool = False,
         at_nodes: Environment | None = None,
+        isolated: bool = False,
     ) -> None:
+        self._isolation = ["--isolation", "process"] if isolated else []
         self.home, self.papers, self._installed, self._at_nodes = home, papers, installed, at_nodes or {}
         self._others: list[subprocess.Popen[bytes]] = []
         self._fleet, self._control, self._runtime, *self._apps = free_ports(3 + len(node_configs))
@@ -70,10 +76,11 @@ class Federation:
         if papers:
             done = coordinator("register", str(papers), *self.control, cwd=home)
             assert done.returncode == 0, done.stderr
-        self._configs = list(node_configs)
+        self._configs, self._lines = list(node_configs), [self.fleet] * len(node_configs)
         self.nodes = [self._start_node(index) for index in range(len(node_configs))]
         for port in self._apps:
             _wait_for_port(port)
+        self.execs = [self._start_exec(index) for index in range(-1, len(node_configs))] if isolated else []
 
     @property
     def fleet(self) -> str:
@@ -82,8 +89,9 @@ class Federation:
 
     @property
     def control(self) -> list[str]:
-        """With which flags the coordinator's commands reach the SuperLink over TLS."""
-        return ["--control", f"127.0.0.1:{self._control}", "--root-certificates", f"{self.papers}/ca.crt"]
+        """With which flags the coordinator's commands reach the SuperLink."""
+        trust = ["--root-certificates", f"{self.papers}/ca.crt"] if self.papers else []
+        return ["--control", f"127.0.0.1:{self._control}", *trust]
 
     def credentials(self, site: str) -> list[str]:
         """With which flags a site shows who it is, to a SuperNode or to the doctor."""
@@ -95,9 +103,26 @@ class Federation:
         self.nodes[index] = self._start_node(index)
         _wait_for_port(self._apps[index])
 
+    def join(self, node_config: str, line: str) -> None:
+        """Start one more SuperNode, which reaches the SuperLink at `line`, host:port."""
+        self._apps += free_ports(1)
+        self._configs.append(node_config)
+        self._lines.append(line)
+        self.nodes.append(self._start_node(len(self.nodes)))
+        _wait_for_port(self._apps[-1])
+
+    def restart_exec(self, index: int) -> None:
+        """Start a SuperExec again: the coordinator's at 0, then those of the sites."""
+        self.execs[index] = self._start_exec(index - 1)
+
+    def _start_exec(self, index: int) -> subprocess.Popen[bytes]:
+        kind, port = ("serverapp", self._runtime) if index < 0 else ("clientapp", self._apps[index])
+        flags = ["--insecure", "--plugin-type", kind, "--appio-api-address", f"127.0.0.1:{port}"]
+        return self._start(f"superexec-{index + 1}", "flower-superexec", *flags)
+
     def _start_node(self, index: int) -> subprocess.Popen[bytes]:
         link = ["--insecure"] if self.papers is None else self.credentials(str(index))
-        link += ["--superlink", self.fleet]
+        link += ["--superlink", self._lines[index], *self._isolation]
         link += ["--clientappio-api-address", f"127.0.0.1:{self._apps[index]}", "--node-config", self._configs[index]]
         if self._installed:
             link += ["--isolation", "process"]
@@ -114,7 +139,7 @@ class Federation:
             named = {"ssl-ca-certfile": "ca.crt", "ssl-certfile": "server.crt", "ssl-keyfile": "server.key"}
             flags[-1:] = ["--enable-supernode-auth"]
             flags += [part for name, file in named.items() for part in (f"--{name}", str(self.papers / file))]
-        self.superlink = self._start("superlink", "flower-superlink", "--database", database, *flags)
+        self.superlink = self._start("superlink", "flower-superlink", "--database", database, *self._isolation, *flags)
         _wait_for_port(self._control)
         return self.superlink
 
@@ -139,7 +164,9 @@ class Federation:
         while time.monotonic() < end:
             env = environment(self.home)
             listed = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-            status = str(json.loads(listed.stdout)["runs"][0]["status"])
+            # A SuperLink that is being restarted says nothing.
+            found = re.search(r'"status": *"([a-z:]+)"', listed.stdout)
+            status = found.group(1) if found else f"unknown: {listed.stdout}{listed.stderr}"
             if status.startswith("finished"):
                 break
             time.sleep(1)
@@ -147,8 +174,13 @@ class Federation:
 
     def stop(self) -> None:
         """Stop everything that still runs."""
-        for process in (*self._others, *reversed(self.nodes), self.superlink):
+        for process in (*self._others, *self.execs, *reversed(self.nodes), self.superlink):
             stop_process(process.pid)
+        # An app whose parents were killed lives on for a while.
+        for orphan in psutil.process_iter():
+            with suppress(psutil.Error):
+                if orphan.environ().get("FLWR_HOME") == str(self.home):
+                    stop_process(orphan.pid)
 
     def _start(self, name: str, *command: str, more: Environment | None = None) -> subprocess.Popen[bytes]:
         log = (self.home / f"{name}.log").open("a")
@@ -163,14 +195,27 @@ def federation(
     papers: Path | None = None,
     installed: bool = False,
     at_nodes: Environment | None = None,
+    isolated: bool = False,
 ) -> Iterator[Federation]:
     """Start everything, wait until every node is registered, and stop everything again."""
     home.mkdir(parents=True, exist_ok=True)
-    running = Federation(home, node_configs, papers, installed, at_nodes)
+    running = Federation(home, node_configs, papers, installed, at_nodes, isolated)
     try:
         yield running
     finally:
         running.stop()
+
+
+def events(output: Path, kind: str) -> list[dict[str, Any]]:
+    """Of all runs in a folder, oldest first."""
+    lines = [line for file in sorted(output.glob("*/events.jsonl")) for line in file.read_text().splitlines()]
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def newest(output: Path) -> tuple[Path, dict[str, Any]]:
+    """The run folder that was written last, and its metrics."""
+    folder = max(output.iterdir(), key=lambda path: path.stat().st_mtime)
+    return folder, json.loads((folder / "metrics.json").read_text())
 
 
 def until(holds: Callable[[], bool], seconds: float = 300.0) -> None:

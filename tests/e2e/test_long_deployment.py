@@ -3,14 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from common.accounting import GaussianEvent, epsilon_spent
 from common.errors import PUBLIC_SENTENCES
 from server_app.submit import stop_process
-from tests.e2e.processes import Federation, federation, until
+from tests.e2e.processes import Federation, events, federation, newest, until
 
 SETTINGS = "sites=3 quorum=0.3 deadline=90.0 alpha=1.0 head.min-steps=100 head.epochs=2"
 NAMES = ("north", "south", "west")
@@ -25,17 +24,6 @@ def running(tmp_path: Path) -> Iterator[Federation]:
     ]
     with federation(tmp_path / "flower", nodes) as started:
         yield started
-
-
-def events(output: Path, kind: str) -> list[dict[str, Any]]:
-    """Of all runs in a folder, oldest first."""
-    lines = [line for file in sorted(output.glob("*/events.jsonl")) for line in file.read_text().splitlines()]
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
-
-
-def newest(output: Path) -> tuple[Path, dict[str, Any]]:
-    folder = max(output.iterdir(), key=lambda path: path.stat().st_mtime)
-    return folder, json.loads((folder / "metrics.json").read_text())
 
 
 def test_a_chain_goes_round_a_killed_site(running: Federation, tmp_path: Path) -> None:

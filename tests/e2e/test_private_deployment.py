@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
+from tests.e2e.hospitals import CLASSES, write_features
 from tests.e2e.processes import federation, site_command
 
-CLASSES = "cat,dog"
 SETTINGS = f'classes="{CLASSES}" epsilon=1.0 delta=1e-5 fedpft.covariance="spherical" sites=4 quorum=0.5 deadline=120.0'
 SECRET = "secret-ward-7"
 POLICIES = {
@@ -19,18 +17,6 @@ POLICIES = {
     "spent": f'epsilon-per-run = 1.5\nepsilon-total = 0.25\nbackbones = ["{SECRET}", "pixels"]\n',
     "strict": f'methods = ["dpcvae"]\nbackbones = ["{SECRET}"]\n',
 }
-
-
-def _data(folder: Path, seed: int) -> None:
-    """Features of 600 records of two classes, far apart, with a split in the files."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(600) % 2
-    centres = torch.tensor([[3.0] * 4 + [0.0] * 4, [0.0] * 4 + [3.0] * 4])
-    features = centres[labels] + torch.randn(600, 8, generator=generator)
-    folder.mkdir(parents=True)
-    for part, rows in (("train", slice(0, 500)), ("test", slice(500, 600))):
-        content = {"x": features[rows].contiguous(), "y": labels[rows].contiguous()}
-        save_file(content, folder / f"f-{part}.safetensors", {"classes": CLASSES, "fingerprint": "f" * 16})
 
 
 def _node(home: Path, name: str) -> str:
@@ -46,7 +32,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four hospitals with data of their own, after one run."""
     home = tmp_path_factory.mktemp("private")
     for seed, (name, policy) in enumerate(POLICIES.items()):
-        _data(home / f"{SECRET}-{name}", seed)
+        write_features(home / f"{SECRET}-{name}", seed)
         (home / f"{name}.toml").write_text(policy)
     with federation(home / "flower", [_node(home, name) for name in POLICIES]) as running:
         status = running.run(f'{SETTINGS} output-dir="{home}/out"', cwd=home)

@@ -1,0 +1,97 @@
+"""Hospitals with data and ledgers of their own, and runs among them that take seconds."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.hospitals import CLASSES, Hospital
+from tests.e2e.processes import Federation, events, federation, newest, until
+
+PRIVATE = f'classes="{CLASSES}" epsilon=1.0 delta=1e-5 fedpft.covariance="spherical" head.min-steps=50 head.epochs=1'
+
+
+class Scene:
+    """A running federation of hospitals, and what its runs leave. `sites` has them by name, in the order of their nodes."""
+
+    def __init__(self, running: Federation, sites: dict[str, Hospital], home: Path) -> None:
+        self.running, self.sites = running, sites
+        self.home, self.output = home, home / "out"
+
+    def submit(self, settings: str = "", deadline: float = 150.0) -> str:
+        """Begin a one-shot run under differential privacy that two sites are enough for, or what the settings say."""
+        count = len(self.sites)
+        shared = f'{PRIVATE} sites={count} quorum={0.6 / count} deadline={deadline} output-dir="{self.output}"'
+        return self.running.submit(f"{shared} {settings}", self.home)
+
+    def result(self, run: str) -> dict[str, Any]:
+        """Wait for a run's end, tell how long that took, and return its metrics."""
+        begun = time.monotonic()
+        status = self.running.wait(run)
+        metrics = newest(self.output)[1]
+        print(f"{time.monotonic() - begun:.0f} s to {status}: {metrics['sites']} {metrics.get('failure', '')}")
+        assert (status == "finished:completed") == (metrics["status"] == "ok"), (status, metrics)
+        return metrics
+
+    def told(self, kind: str) -> dict[str, str]:
+        """Reasons by site in the events of this kind, in all runs."""
+        return {event["site"]: event.get("reason", "") for event in events(self.output, kind)}
+
+    def replied(self, site: str, times: int = 1) -> None:
+        """Wait until a site's reply has been taken in, in all runs so often."""
+        until(lambda: [event["site"] for event in events(self.output, "replied")].count(site) >= times)
+
+    def charged(self) -> dict[str, int]:
+        """How many releases each ledger has."""
+        return {name: len(site.charges()) for name, site in self.sites.items()}
+
+    def kill(self, name: str, app_only: bool = False) -> None:
+        """End a site's app, and its SuperNode, so that they cannot do anything more."""
+        node = self.running.nodes[list(self.sites).index(name)]
+        doomed = apps(node) if app_only else [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
+        assert doomed
+        for process in doomed:
+            process.kill()
+        psutil.wait_procs(doomed, timeout=10)
+
+    def restart(self, name: str) -> None:
+        """As a restart policy would."""
+        self.running.restart_node(list(self.sites).index(name))
+
+
+def apps(of: Popen[bytes]) -> list[psutil.Process]:
+    """The sites' app processes below one that was started here."""
+    found = []
+    for process in psutil.Process(of.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if any("flwr-clientapp" in part for part in process.cmdline()):
+                found.append(process)
+    return found
+
+
+@contextmanager
+def opened(home: Path, *names: str, isolated: bool = False) -> Iterator[Scene]:
+    """A federation of hospitals with these names."""
+    sites = {name: Hospital(home, name, seed) for seed, name in enumerate(names)}
+    configs = [site.node_config for site in sites.values()]
+    with federation(home / "flower", configs, isolated=isolated) as running:
+        yield Scene(running, sites, home)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """North and south; their apps are started below the SuperNodes."""
+    with opened(tmp_path, "north", "south") as found:
+        yield found
+
+
+@pytest.fixture
+def isolated(tmp_path: Path) -> Iterator[Scene]:
+    """North and south with SuperExecs apart, as in deploy/."""
+    with opened(tmp_path, "north", "south", isolated=True) as found:
+        yield found

@@ -1,0 +1,85 @@
+"""A line between a site and the SuperLink that a test can cut, or let swallow what is sent over it."""
+
+import socket
+from contextlib import suppress
+from threading import Event, Lock, Thread
+
+
+class Link:
+    """Forwards TCP connections from a port of its own (`address`) to `target`, both host:port."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._flows, self._lock, self._open = Event(), Lock(), list[socket.socket]()
+        self._left: int | None = None
+        self._flows.set()
+        self._listen(0)
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def cut(self) -> None:
+        """Close every connection and refuse new ones."""
+        _close(self._listener)
+        with self._lock:
+            for end in self._open:
+                _close(end)
+            self._open.clear()
+
+    def mend(self) -> None:
+        """Take connections again after a cut."""
+        self._listen(int(self.address.rpartition(":")[2]))
+
+    def swallow(self) -> None:
+        """Forward nothing any more, and leave every connection open."""
+        self._flows.clear()
+
+    def swallow_after(self, sent: int) -> None:
+        """Do so once the site has sent so many bytes from now on."""
+        self._left = sent
+
+    @property
+    def swallows(self) -> bool:
+        """Whether nothing is forwarded at present."""
+        return not self._flows.is_set()
+
+    def flow(self) -> None:
+        """Forward again, first what came in the meantime."""
+        self._left = None
+        self._flows.set()
+
+    def _listen(self, port: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", port))
+        Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                try:
+                    far = socket.create_connection(self._target)
+                except OSError:
+                    _close(near)
+                    continue
+                with self._lock:
+                    self._open += [near, far]
+                for way in ((near, far, True), (far, near, False)):
+                    Thread(target=self._forward, args=way, daemon=True).start()
+
+    def _forward(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
+        with suppress(OSError):
+            while chunk := source.recv(4096):
+                if up and self._left is not None:
+                    self._left -= len(chunk)
+                    if self._left < 0:
+                        self.swallow()
+                self._flows.wait()
+                sink.sendall(chunk)
+        _close(source)
+        _close(sink)
+
+
+def _close(end: socket.socket) -> None:
+    """Whoever waits at this end is woken."""
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()

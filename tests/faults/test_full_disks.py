@@ -1,0 +1,124 @@
+"""Full disks: of a site's state, of a site's cache, of the coordinator's output."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from common.errors import PUBLIC_SENTENCES
+from tests.e2e.hospitals import CLASSES
+from tests.e2e.processes import newest
+from tests.faults.conftest import Scene, opened
+
+pytestmark = pytest.mark.faults
+
+
+class Disk:
+    """A file system of one MiB, mounted at a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
+        self.folder = folder
+
+    def fill(self) -> None:
+        """Leave no byte free."""
+        with (self.folder / "ballast").open("ab", buffering=0) as file:
+            while True:
+                try:
+                    file.write(bytes(4096))
+                except OSError:
+                    return
+
+    def make_room(self) -> None:
+        """Take away what filled it."""
+        (self.folder / "ballast").unlink()
+
+    def gone(self) -> None:
+        """Unmount it, whoever still has a file open there."""
+        subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+
+
+@pytest.fixture(scope="module")
+def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, dict[str, Disk]]]:
+    """North has room, south a small disk for its state, west one for its cache; the coordinator's output is on one too.
+
+    West has images where the others have features, so that it is never used.
+    """
+    home = tmp_path_factory.mktemp("disks")
+    disks: dict[str, Disk] = {}
+    try:
+        for name, folder in {"state": "south/state", "cache": "west/cache", "output": "out"}.items():
+            disks[name] = Disk(home / folder)
+        with opened(home, "north", "south") as scene:
+            write_images(home / "west" / "data")
+            west = f'site="west" data="imagefolder" data-dir="{home}/west/data"'
+            west += f' cache-dir="{home}/west/cache" state-dir="{home}/west/state"'
+            scene.running.join(west, scene.running.fleet)
+            yield scene, disks
+    finally:
+        for disk in disks.values():
+            disk.gone()
+
+
+def write_images(folder: Path) -> None:
+    """Grey images of both classes."""
+    for shade, name in enumerate(CLASSES.split(",")):
+        (folder / name).mkdir(parents=True)
+        for number in range(40):
+            Image.new("L", (8, 8), 100 * shade + number).save(folder / name / f"{number}.png")
+
+
+def test_a_site_with_a_full_disk_releases_nothing_says_which_disk_and_works_again_with_room(
+    disks: tuple[Scene, dict[str, Disk]],
+) -> None:
+    scene, disk = disks
+    south = scene.sites["south"]
+    disk["cache"].fill()
+    assert scene.result(scene.submit())["sites"]["used"] == 2
+    assert scene.told("rejected") == {"west": PUBLIC_SENTENCES["data"]}
+    disk["cache"].make_room()
+    disk["state"].fill()
+    assert scene.result(scene.submit())["sites"]["used"] == 1
+    assert scene.told("rejected")["south"] == PUBLIC_SENTENCES["ledger"]
+    assert scene.told("rejected")["west"].startswith("backbone fingerprint")
+    # Where the log has no room either, the console has it.
+    console = (scene.running.home / "supernode-1.log").read_text()
+    assert "No space left on device" in console + (south.state / "site.log").read_text()
+    assert "No space left on device" in (scene.home / "west" / "state" / "site.log").read_text()
+    disk["state"].make_room()
+    charged = scene.charged()
+    # A line that was written before the disk was full stands for a release that did not leave: the careful side.
+    assert charged in ({"north": 2, "south": 1}, {"north": 2, "south": 2})
+    assert scene.result(scene.submit())["sites"]["used"] == 2
+    assert scene.charged() == {name: count + 1 for name, count in charged.items()}
+
+
+def test_a_run_whose_output_disk_is_full_fails_and_says_why_and_the_next_goes_through(
+    disks: tuple[Scene, dict[str, Disk]],
+) -> None:
+    scene, disk = disks
+    before, south = scene.charged(), scene.sites["south"]
+    south.hold()
+    run = scene.submit()
+    south.await_app()
+    disk["output"].fill()
+    south.let_go()
+    metrics = scene.result(run)
+    assert metrics["status"] == "failed"
+    assert "No space left on device" in metrics["failure"]
+    folder, _ = newest(scene.output)
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert lines[-1]["event"] == "failed"
+    assert "No space left on device" in (folder / "report.html").read_text()
+    assert not (folder / ".reserve").exists()
+    disk["output"].make_room()
+    assert scene.charged() == {name: count + 1 for name, count in before.items()}
+    assert scene.result(scene.submit())["status"] == "ok"

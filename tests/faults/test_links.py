@@ -1,0 +1,105 @@
+"""A site's line to the SuperLink fails: while nothing is asked, while the site works, while its reply is on its way."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.hospitals import Hospital
+from tests.e2e.processes import federation, until
+from tests.faults.conftest import Scene
+from tests.faults.links import Link
+
+pytestmark = pytest.mark.faults
+# Half of a reply this wide is more than all that is sent before it.
+WIDTH, HALF = 4096, 8_000
+# Longer than Flower takes to give a node up.
+IDLE = 75
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, Link]]:
+    """North stands beside the SuperLink, south behind a line."""
+    home = tmp_path_factory.mktemp("links")
+    sites = {name: Hospital(home, name, seed, WIDTH) for seed, name in enumerate(("north", "south"))}
+    with federation(home / "flower", [sites["north"].node_config]) as running:
+        link = Link(running.fleet)
+        running.join(sites["south"].node_config, link.address)
+        yield Scene(running, sites, home), link
+
+
+@pytest.mark.parametrize("fault", ["cut", "swallow"])
+def test_a_site_whose_line_fails_while_it_works_comes_back_by_itself_and_is_used(
+    line: tuple[Scene, Link], fault: str
+) -> None:
+    (scene, link), south = line, line[0].sites["south"]
+    before = scene.charged()
+    south.hold()
+    run = scene.submit(deadline=200.0)
+    south.await_app()
+    fail(link, fault)
+    south.let_go()
+    until(lambda: len(south.charges()) > before["south"])
+    time.sleep(30)
+    heal(link, fault)
+    assert scene.result(run)["sites"]["used"] == 2
+    assert scene.charged() == {name: count + 1 for name, count in before.items()}
+
+
+def test_a_reply_that_was_broken_off_is_paid_for_once_and_used_or_its_site_is_named(line: tuple[Scene, Link]) -> None:
+    (scene, link), south = line, line[0].sites["south"]
+    before = scene.charged()
+    south.hold()
+    run = scene.submit(deadline=200.0)
+    south.await_app()
+    link.swallow_after(HALF)
+    south.let_go()
+    until(lambda: link.swallows)
+    link.cut()
+    time.sleep(30)
+    link.flow()
+    link.mend()
+    # Flower does not send again what had come over before its receipt was lost, and waits for it for three minutes.
+    if scene.result(run)["sites"]["used"] < 2:
+        assert list(scene.told("rejected").values())[-1].endswith("come over whole (Flower error code 3)")
+    assert scene.charged() == {name: count + 1 for name, count in before.items()}
+    assert scene.result(scene.submit())["sites"]["used"] == 2
+
+
+@pytest.mark.parametrize("fault", ["cut", "swallow"])
+def test_a_site_that_was_out_of_reach_before_the_run_is_there_again(line: tuple[Scene, Link], fault: str) -> None:
+    scene, link = line
+    before = scene.charged()
+    fail(link, fault)
+    time.sleep(IDLE)
+    heal(link, fault)
+    assert scene.result(scene.submit())["sites"]["used"] == 2
+    assert scene.charged() == {name: count + 1 for name, count in before.items()}
+
+
+def test_a_site_killed_in_the_middle_of_its_reply_is_named_and_has_paid(line: tuple[Scene, Link]) -> None:
+    (scene, link), south = line, line[0].sites["south"]
+    before = scene.charged()
+    south.hold()
+    run = scene.submit(deadline=50.0)
+    south.await_app()
+    link.swallow_after(HALF)
+    south.let_go()
+    until(lambda: link.swallows)
+    scene.kill("south")
+    metrics = scene.result(run)
+    link.flow()
+    assert metrics["sites"]["used"] == 1
+    assert scene.charged() == {name: count + 1 for name, count in before.items()}
+    scene.restart("south")
+    assert scene.result(scene.submit())["sites"]["used"] == 2
+
+
+def fail(link: Link, fault: str) -> None:
+    """Let a line fail so that both ends notice, or none."""
+    link.cut() if fault == "cut" else link.swallow()
+
+
+def heal(link: Link, fault: str) -> None:
+    """Undo that."""
+    link.mend() if fault == "cut" else link.flow()

@@ -1,0 +1,74 @@
+"""The processes that start the apps, killed: the coordinator's and a site's, and what a restart policy mends."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from server_app.submit import APP_FOLDER
+from tests.e2e.processes import events, until
+from tests.faults.conftest import PRIVATE, Scene, apps
+
+pytestmark = pytest.mark.faults
+
+
+def test_without_the_coordinators_superexec_a_run_waits_and_says_so_and_goes_through_once_it_is_back(
+    isolated: Scene,
+) -> None:
+    scene = isolated
+    scene.running.execs[0].kill()
+    command = [sys.executable, "-m", "server_app.cli", "run", *scene.running.control, "-c"]
+    command += [f'{PRIVATE} sites=2 deadline=200.0 output-dir="{scene.output}"']
+    said = scene.home / "said.txt"
+    environment = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
+    with said.open("w") as stream, subprocess.Popen(command, stderr=stream, cwd=scene.home, env=environment) as user:
+        until(lambda: "waiting reason=the SuperLink has not started the run" in said.read_text())
+        assert not scene.output.exists()
+        scene.running.restart_exec(0)
+        assert user.wait(400) == 0
+    assert scene.charged() == {"north": 1, "south": 1}
+
+
+def test_a_run_whose_superexec_is_killed_fails_and_says_so_and_the_next_goes_through(isolated: Scene) -> None:
+    scene, south = isolated, isolated.sites["south"]
+    south.hold()
+    run = scene.submit(deadline=200.0)
+    south.await_app()
+    scene.replied("north")
+    scene.running.execs[0].kill()
+    scene.running.execs[0].wait()
+    failed = scene.result(run)
+    assert failed["status"] == "failed"
+    assert failed["failure"].startswith("stopped by SystemExit: Flower ended this app")
+    south.let_go()
+    until(lambda: not apps(scene.running.execs[2]))
+    assert scene.charged() == {"north": 1, "south": 1}
+    scene.running.restart_exec(0)
+    assert scene.result(scene.submit())["sites"]["used"] == 2
+    assert scene.charged() == {"north": 2, "south": 2}
+
+
+def test_a_site_whose_superexec_is_killed_is_named_and_takes_part_again_once_it_is_back(isolated: Scene) -> None:
+    scene, south = isolated, isolated.sites["south"]
+    south.hold()
+    run = scene.submit(deadline=200.0)
+    south.await_app()
+    (app,) = apps(scene.running.execs[2])
+    scene.running.execs[2].kill()
+    scene.running.execs[2].wait()
+    # It is told to end by a signal, which waits while it reads from a disk that does not answer.
+    south.let_go()
+    app.wait(60)
+    assert scene.result(run)["sites"] == {"invited": 2, "used": 1, "rejected": 1, "dropped": 0}
+    assert [event["reason"][-22:] for event in events(scene.output, "rejected")] == ["(Flower error code 8)"]
+    before = scene.charged()["south"]
+    assert before <= 1
+    # Whoever does not restart it loses the site in every run, by the deadline.
+    assert scene.result(scene.submit(deadline=60.0))["sites"] == {"invited": 2, "used": 1, "rejected": 0, "dropped": 1}
+    assert scene.charged()["south"] == before
+    scene.running.restart_exec(2)
+    # The question of the run that is over is still answered at the site: paid for, and nobody takes it.
+    until(lambda: scene.charged()["south"] == before + 1)
+    assert scene.result(scene.submit(deadline=200.0))["sites"]["used"] == 2
+    assert scene.charged() == {"north": 3, "south": before + 2}
