@@ -1,11 +1,11 @@
 #!/bin/sh
 # The demo federation, from nothing to reports: builds the image, brings a coordinator and three hospitals up, runs every
 # method, copies the run folders to DEMO_OUT and takes everything down again. `make demo-compose` calls it.
-# IMAGE, BASE, TORCH, TORCH_INDEX: see deploy/Dockerfile. KEEP=1 leaves it up. METHODS: presets or method names.
+# IMAGE, BASE, TORCH, TORCH_INDEX: see deploy/Dockerfile. KEEP=1 leaves it up. METHODS: names of methods, or chain.
 set -eu
 cd "$(dirname "$0")/.."
 IMAGE=${IMAGE:-fedsurrogate:demo} DEMO_OUT=${DEMO_OUT:-runs/demo}
-METHODS=${METHODS:-"fedpft fedlap dpcvae fedavg"}
+METHODS=${METHODS:-"fedpft chain fedlap dpcvae fedavg"}
 export IMAGE
 
 missing() { echo "demo-compose needs $1: $2" >&2; exit 1; }
@@ -30,15 +30,20 @@ ended() { status=$?; [ -n "${KEEP:-}" ] || compose down --volumes --timeout 10; 
 trap ended EXIT
 trap 'exit 130' INT TERM
 compose up -d
+all='classes="0,1,2,3,4,5,6,7,8,9"' private='epsilon=1.0 delta=1e-5'
 for method in $METHODS; do
     case $method in
-        fedpft) settings='epsilon=1.0 delta=1e-5 classes="0,1,2,3,4,5,6,7,8,9"' preset= ;;
-        fedlap | dpcvae) settings='classes="0,1,2,3,4,5,6,7,8,9"' preset=$method ;;
-        *) settings="method=\"$method\" fedavg.rounds=3" preset= ;;
+        fedpft | dp-*) settings="method=\"$method\" $private $all" ;;
+        chain) settings='method="fedpft" fedpft.topology="chain"' ;;
+        fedlap) settings="method=\"fedlap\" fedlap.rounds=2 fedlap.image-steps=30 $all" ;;
+        dpcvae | dpcgan) settings="method=\"$method\" dpcvae.rounds=3 $all" ;;
+        *) settings="method=\"$method\"" ;;
     esac
-    echo "== $method"
-    compose exec -T superlink coordinator run ${preset:+--preset "$preset"} \
-        -c "$settings sites=3 deadline=300.0"
+    case $method in *fed*avg | *fedprox | fedyogi | fedsgd | scaffold | dsfl | fedlambda | knn-per)
+        settings="$settings fedavg.rounds=2" ;;
+    esac
+    echo "== $method: $settings"
+    compose exec -T superlink coordinator run -c "$settings sites=3 deadline=900.0"
 done
 mkdir -p "$DEMO_OUT"
 docker cp "$(compose ps -q superlink):/runs/." "$DEMO_OUT"

@@ -1,0 +1,168 @@
+"""The demo federation in containers, on a machine with Docker and its image: what it may, and what it survives."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.faults
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+IMAGE = os.environ.get("IMAGE", "fedsurrogate:demo")
+PROJECT = "fedsurrogate-faults"
+SITES = ("north", "south", "west")
+ROUNDS = 'method="fedavg" fedavg.rounds=4 sites=3 deadline=600.0'
+PRIVATE = 'epsilon=0.5 delta=1e-5 classes="0,1,2,3,4,5,6,7,8,9" sites=3 deadline=600.0'
+
+
+def docker(*arguments: str, check: bool = True) -> str:
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=600, check=False)
+    assert not check or done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"not within {seconds:g} seconds"
+        time.sleep(0.5)
+
+
+class Demo:
+    """The demo federation, up. A run writes its folder in a volume; `output` is what `coordinator run` has said so far."""
+
+    def __init__(self, log: Path) -> None:
+        plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+        self._compose = [*(["docker", "compose"] if plugin else ["docker-compose"]), "-p", PROJECT]
+        self._compose += ["-f", str(DEPLOY / "compose.demo.yml")]
+        self.log = log
+
+    def compose(self, *arguments: str) -> str:
+        environment = os.environ | {"IMAGE": IMAGE}
+        done = subprocess.run(
+            [*self._compose, *arguments], capture_output=True, text=True, env=environment, timeout=600, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def container(self, service: str) -> str:
+        return self.compose("ps", "-q", service).strip()
+
+    def facts(self, service: str) -> dict[str, Any]:
+        return dict(json.loads(docker("inspect", self.container(service)))[0])
+
+    def begin(self, settings: str) -> subprocess.Popen[bytes]:
+        """A run on its way."""
+        stream = self.log.open("wb")
+        command = [*self._compose, "exec", "-T", "superlink", "coordinator", "run", "-c", settings]
+        return subprocess.Popen(command, stdout=stream, stderr=stream, env=os.environ | {"IMAGE": IMAGE})
+
+    def run(self, settings: str) -> str:
+        """A run to its end, which must be a good one; what it said."""
+        assert self.begin(settings).wait(1200) == 0, self.log.read_text()
+        return self.log.read_text()
+
+    def said(self, word: str) -> bool:
+        return word in self.log.read_text()
+
+    def crash(self, *services: str) -> None:
+        """End what a container runs, as a crash would; by its restart policy it comes back."""
+        before = {service: self.facts(service) for service in services}
+        for facts in before.values():
+            os.kill(facts["State"]["Pid"], signal.SIGKILL)
+        for service, facts in before.items():
+            until(lambda service=service, facts=facts: self.facts(service)["RestartCount"] > facts["RestartCount"])  # type: ignore[misc]
+
+    def ledger(self, site: str) -> dict[str, Any]:
+        """What a hospital's ledger says."""
+        config = self.facts(site)["Config"]["Cmd"][-1]
+        found = docker("exec", self.container(f"{site}-app"), "site", "ledger", "--json", "--node-config", config)
+        return dict(json.loads(found))
+
+    def charges(self) -> list[int]:
+        """How many private releases each hospital's ledger has."""
+        return [sum(bool(entry.get("events")) for entry in self.ledger(site)["entries"]) for site in SITES]
+
+    def healthy(self, service: str) -> bool:
+        return bool(self.facts(service)["State"]["Health"]["Status"] == "healthy")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    if shutil.which("docker") is None or not docker("image", "ls", "-q", IMAGE, check=False).strip():
+        pytest.skip(f"needs Docker and the image {IMAGE}; make demo-compose builds it")
+    up = Demo(tmp_path_factory.mktemp("demo") / "run.log")
+    try:
+        up.compose("up", "-d")
+        yield up
+    finally:
+        up.compose("down", "--volumes", "--timeout", "5")
+
+
+def test_nothing_is_root_and_nothing_but_the_fleet_port_can_be_reached(demo: Demo) -> None:
+    for service in ("superlink", "coordinator-app", *SITES, *(f"{site}-app" for site in SITES)):
+        facts = demo.facts(service)
+        assert facts["Config"]["User"] == "10001:10001"
+        assert facts["HostConfig"]["ReadonlyRootfs"] is True
+        assert facts["HostConfig"]["CapDrop"] == ["ALL"]
+        assert not facts["HostConfig"]["PortBindings"]
+        for mount in facts["Mounts"]:
+            assert mount["RW"] is (mount["Destination"] in ("/state", "/runs", "/cache")), (service, mount)
+    reach = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)"
+    for host, port in (("superlink", "9091"), ("superlink", "9093")):
+        done = subprocess.run(["docker", "exec", demo.container("north"), "python", "-c", reach, host, port], check=False)
+        assert done.returncode != 0, f"a hospital reaches {host}:{port}"
+    alone = subprocess.run(
+        ["docker", "exec", demo.container("north-app"), "python", "-c", reach, "superlink", "9092"], check=False
+    )
+    assert alone.returncode != 0, "a hospital's app reaches the coordinator"
+
+
+def test_a_private_run_is_charged_once_at_every_hospital(demo: Demo) -> None:
+    assert "3 of 3 sites used" in demo.run(PRIVATE)
+    assert demo.charges() == [1, 1, 1]
+    assert [demo.ledger(site)["epsilon"] for site in SITES] == pytest.approx([0.5] * 3, rel=1e-3)
+
+
+def test_a_hospital_that_crashes_in_a_run_comes_back_by_itself(demo: Demo) -> None:
+    run = demo.begin(ROUNDS)
+    until(lambda: demo.said("round=1"))
+    demo.crash("north", "north-app")
+    assert run.wait(1800) == 0, demo.log.read_text()
+    assert demo.said("finished:completed")
+    assert "3 of 3 sites used" in demo.run(PRIVATE)
+    assert demo.charges() == [2, 2, 2]
+
+
+def test_a_hospital_whose_network_is_gone_for_half_a_minute_is_in_the_result(demo: Demo) -> None:
+    run = demo.begin(ROUNDS)
+    until(lambda: demo.said("round=1"))
+    network, container = f"{PROJECT}_south-line", demo.container("south")
+    docker("network", "disconnect", network, container)
+    time.sleep(30)
+    docker("network", "connect", network, container)
+    assert run.wait(1800) == 0, demo.log.read_text()
+    assert demo.said("3 of 3 sites used")
+
+
+def test_runs_go_on_after_the_coordinators_app_crashed(demo: Demo) -> None:
+    demo.crash("coordinator-app")
+    assert "3 of 3 sites used" in demo.run('fedpft.covariance="spherical" sites=3 deadline=600.0')
+
+
+def test_a_run_survives_that_the_superlink_is_restarted(demo: Demo) -> None:
+    run = demo.begin(ROUNDS)
+    until(lambda: demo.said("round=1"))
+    docker("restart", "--time", "10", demo.container("superlink"))
+    # Who watched it from inside the container is gone with it; the next run shows that all is well.
+    run.wait(600)
+    until(lambda: demo.healthy("superlink"))
+    assert "3 of 3 sites used" in demo.run(PRIVATE.replace("0.5", "0.25"))
+    assert demo.charges() == [3, 3, 3]
