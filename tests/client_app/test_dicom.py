@@ -289,10 +289,11 @@ def test_two_studies_of_a_patient_are_one_unit_and_the_patient_is_named_nowhere(
         short = tmp_path / site / "data" / "export" / "S00" / "IM000"
         short.write_bytes(short.read_bytes()[:-30])
         nodes.append(node | {"policy": str(tmp_path / "policy.toml")})
-    (tmp_path / "policy.toml").write_text('methods = ["*"]\n')
+    (tmp_path / "policy.toml").write_text("epsilon-per-run = 200.0\nepsilon-total = 200.0\n")
     work = tmp_path / "work"
     grid = InProcessGrid(nodes)
-    settings = {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b", "backbone": "pixels", "image-size": 8}
+    # So large that a class of fifteen patients stands out from any noise.
+    settings = {"epsilon": 200.0, "delta": 1e-5, "classes": "a,b", "backbone": "pixels", "image-size": 8}
     folder = run_federation(work, grid, report=True, **settings, **FAST)
     assert metrics_of(folder)["sites"] == {"invited": 2, "used": 2, "rejected": 0, "dropped": 0}
     ledgers = [path.read_text().splitlines() for path in (work / "site-state" / "ledgers").glob("*.jsonl")]

@@ -81,7 +81,7 @@ def test_a_run_leaves_every_file_of_the_contract(compared: tuple[InProcessGrid, 
 def test_metrics_keep_their_schema(compared: tuple[InProcessGrid, Path]) -> None:
     metrics = metrics_of(compared[1])
     assert set(metrics) == {
-        "schema", "method", "status", "sites", "accuracy", "bytes", "privacy", "rounds", "seconds",
+        "schema", "method", "status", "sites", "card", "accuracy", "bytes", "privacy", "rounds", "seconds",
     }  # fmt: skip
     assert (metrics["schema"], metrics["method"], metrics["status"]) == (1, "fedpft", "ok")
     assert metrics["sites"] == {"invited": 3, "used": 3, "rejected": 0, "dropped": 0}

@@ -146,9 +146,10 @@ def test_labels_that_are_no_classes_are_refused() -> None:
             unpack_synthetic(pack_synthetic(replace(synthetic(), labels=torch.tensor(labels))))
     many = pb.Synthetic()
     many.ParseFromString(pack_synthetic(synthetic()))
-    many.labels.extend([0] * 2**21)
-    with pytest.raises(SurrogateError, match="2097156 labels"):
-        unpack_synthetic(many.SerializeToString())
+    for refused in ("1048580 labels", "bytes of packed numbers"):
+        many.labels.extend([0] * 2**20)
+        with pytest.raises(SurrogateError, match=refused):
+            unpack_synthetic(many.SerializeToString())
     with pytest.raises(SurrogateError, match="shape"):
         unpack_synthetic(pack_synthetic(replace(synthetic(), values=torch.zeros(256))))
 
