@@ -41,9 +41,12 @@ class Collection:
     def __init__(self, grid: Grid, messages: Iterable[Message], deadline: float) -> None:
         self._grid = grid
         sent = list(messages)
+        pushed = set(grid.push_messages(sent))
         # The node that each message went to, and since when nodes have been away.
         self.unanswered = {
-            name: message.metadata.dst_node_id for name, message in zip(grid.push_messages(sent), sent, strict=False) if name
+            message.metadata.message_id: message.metadata.dst_node_id
+            for message in sent
+            if message.metadata.message_id in pushed
         }
         self._away: dict[int, float] = {}
         self._end = time.monotonic() + deadline

@@ -11,6 +11,7 @@ from common.errors import PUBLIC_SENTENCES
 from server_app.submit import stop_process
 from tests.e2e.processes import Federation, events, federation, newest, until
 
+pytestmark = pytest.mark.faults
 SETTINGS = "sites=3 quorum=0.3 deadline=90.0 alpha=1.0 head.min-steps=100 head.epochs=2"
 NAMES = ("north", "south", "west")
 
