@@ -35,7 +35,7 @@ for method in $METHODS; do
     case $method in
         fedpft | dp-*) settings="method=\"$method\" $private $all" ;;
         chain) settings='method="fedpft" fedpft.topology="chain"' ;;
-        fedlap) settings="method=\"fedlap\" fedlap.rounds=2 fedlap.image-steps=30 $all" ;;
+        fedlap) settings="method=\"fedlap\" fedlap.model=\"mlp\" fedlap.rounds=3 $all" ;;
         dpcvae | dpcgan) settings="method=\"$method\" dpcvae.rounds=3 $all" ;;
         *) settings="method=\"$method\"" ;;
     esac

@@ -45,7 +45,7 @@ def simulate(
     preset: Preset = "",
     run_config: Overrides = None,
     gpus: Annotated[float, typer.Option(min=0, help="Share of a GPU each simulated site gets.")] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json and the folder, no table.")] = False,
 ) -> None:
     """Run a whole federation on this machine.
 
@@ -76,11 +76,11 @@ def simulate(
         folder = start(sites, overrides | {"output-dir": str(output)}, output, gpus, show)
     metrics = json.loads((folder / "metrics.json").read_text())
     if as_json:
-        typer.echo(json.dumps(metrics, indent=2))
-    else:
-        console.print(result_table(metrics))
-        console.print(f"privacy {privacy_line(metrics)}", soft_wrap=True)
-        console.print(f"report {folder / 'report.html'}", soft_wrap=True)
+        typer.echo(json.dumps(metrics | {"folder": str(folder)}, indent=2))
+        return
+    console.print(result_table(metrics))
+    console.print(f"privacy {privacy_line(metrics)}", soft_wrap=True)
+    console.print(f"report {folder / 'report.html'}", soft_wrap=True)
     console.print(str(folder), soft_wrap=True)
 
 
