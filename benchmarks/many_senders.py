@@ -31,6 +31,7 @@ from common.mixtures import Mixtures
 from common.surrogates import Header, Surrogate
 from common.wire import pack_surrogate, to_record
 from server_app.control import run
+from server_app.run_state import when
 from server_app.submit import flower_environment, stop_process
 
 SENDERS = (10, 20, 30, 40, 50)
@@ -144,15 +145,12 @@ def measure(count: int) -> tuple[int, float, float, float, float]:
     replied = [event for event in events if event["event"] == "replied"]
     assert len(replied) == count
     invited = next(event for event in events if event["event"] == "invited")
-    seconds = _moment(str(replied[-1]["time"])) - _moment(str(invited["time"]))
+    first, last = when(invited), when(replied[-1])
+    assert first
+    assert last
+    seconds = (last - first).total_seconds()
     sent = sum(int(str(event["bytes"])) for event in replied) / 1e6
     return count, sent, seconds, peaks["link"], peaks["app"]
-
-
-def _moment(text: str) -> float:
-    from datetime import datetime
-
-    return datetime.fromisoformat(text).timestamp()
 
 
 def main() -> None:

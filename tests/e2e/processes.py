@@ -189,17 +189,10 @@ class Federation:
 
 
 @contextmanager
-def federation(
-    home: Path,
-    node_configs: Sequence[str],
-    papers: Path | None = None,
-    installed: bool = False,
-    at_nodes: Environment | None = None,
-    isolated: bool = False,
-) -> Iterator[Federation]:
-    """Start everything, wait until every node is registered, and stop everything again."""
+def federation(home: Path, node_configs: Sequence[str], *options: Any, **named: Any) -> Iterator[Federation]:
+    """Start everything, wait until every node is registered, and stop everything again. options: of `Federation`."""
     home.mkdir(parents=True, exist_ok=True)
-    running = Federation(home, node_configs, papers, installed, at_nodes, isolated)
+    running = Federation(home, node_configs, *options, **named)
     try:
         yield running
     finally:

@@ -6,11 +6,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.e2e.processes import until
 
 pytestmark = pytest.mark.faults
 
@@ -26,13 +28,6 @@ def docker(*arguments: str, check: bool = True) -> str:
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=600, check=False)
     assert not check or done.returncode == 0, done.stderr
     return done.stdout
-
-
-def until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"not within {seconds:g} seconds"
-        time.sleep(0.5)
 
 
 class Demo:

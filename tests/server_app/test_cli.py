@@ -10,6 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from server_app import cli
+from tests.commands import coordinator
 from tests.grid import run_federation, sites
 
 COMMANDS = ["simulate", "plan", "report", "relearn"]
@@ -24,16 +25,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / original.name))
-
-
-def coordinator(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Run the command as its script does: the exit code."""
-    monkeypatch.setattr(sys, "argv", ["coordinator", *map(str, arguments)])
-    try:
-        cli.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 def test_the_command_without_anything_shows_what_there_is() -> None:

@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from common.errors import RunError
-from server_app import cli, monitor_cli
+from server_app import monitor_cli
 from server_app.following import LiveRun
 from server_app.watch import watch
 from server_app.watch_view import sparkline, view
+from tests.commands import coordinator
 from tests.grid import events_of, metrics_of, run_federation, sites
 from tests.server_app.test_following import make_run
 
@@ -31,16 +32,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "runs" / original.name))
-
-
-def coordinator(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Run the command as its script does: the exit code."""
-    monkeypatch.setattr(sys, "argv", ["coordinator", *map(str, arguments)])
-    try:
-        cli.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 def change(folder: Path, **metrics: object) -> None:

@@ -1,0 +1,17 @@
+"""The coordinator's command as its script runs it, in this process."""
+
+import sys
+
+import pytest
+
+from server_app import cli
+
+
+def coordinator(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Run the command: the exit code."""
+    monkeypatch.setattr(sys, "argv", ["coordinator", *map(str, arguments)])
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
