@@ -29,6 +29,15 @@ class Scene:
         shared = f'{PRIVATE} sites={count} quorum={0.6 / count} deadline={deadline} output-dir="{self.output}"'
         return self.running.submit(f"{shared} {settings}", self.home)
 
+    def submit_held(self, *names: str, deadline: float = 150.0) -> str:
+        """Begin a run in which these sites stand at their work, until they are let go."""
+        for name in names:
+            self.sites[name].hold()
+        run = self.submit(deadline=deadline)
+        for name in names:
+            self.sites[name].await_app()
+        return run
+
     def result(self, run: str) -> dict[str, Any]:
         """Wait for a run's end, tell how long that took, and return its metrics."""
         begun = time.monotonic()

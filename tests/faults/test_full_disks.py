@@ -106,9 +106,7 @@ def test_a_run_whose_output_disk_is_full_fails_and_says_why_and_the_next_goes_th
 ) -> None:
     scene, disk = disks
     before, south = scene.charged(), scene.sites["south"]
-    south.hold()
-    run = scene.submit()
-    south.await_app()
+    run = scene.submit_held("south")
     disk["output"].fill()
     south.let_go()
     metrics = scene.result(run)

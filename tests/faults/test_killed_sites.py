@@ -32,11 +32,7 @@ class Story:
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     with opened(tmp_path_factory.mktemp("killed"), "healthy", "early", "memory", "charged", "replied") as scene:
         sites, held = scene.sites, ("early", "memory", "charged")
-        for name in held:
-            sites[name].hold()
-        run = scene.submit(deadline=200.0)
-        for name in held:
-            sites[name].await_app()
+        run = scene.submit_held(*held, deadline=200.0)
         scene.kill("early")
         scene.kill("memory", app_only=True)
         # A SuperNode that stands still takes no reply: its app charges, and can go no further.

@@ -25,11 +25,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 def test_a_run_ends_without_those_beyond_the_deadline_and_what_they_send_later_is_in_no_result(scene: Scene) -> None:
     slow, frozen = scene.sites["slow"], scene.sites["frozen"]
-    for site in (slow, frozen):
-        site.hold()
-    run = scene.submit(deadline=50.0)
-    for site in (slow, frozen):
-        site.await_app()
+    run = scene.submit_held("slow", "frozen", deadline=50.0)
     (app,) = apps(scene.running.nodes[2])
     app.send_signal(signal.SIGSTOP)
     stopped = time.monotonic()
@@ -57,9 +53,7 @@ def test_a_run_ends_without_those_beyond_the_deadline_and_what_they_send_later_i
 
 def test_a_site_a_minute_late_is_waited_for_and_used(scene: Scene) -> None:
     before = scene.charged()
-    scene.sites["slow"].hold()
-    run = scene.submit(deadline=200.0)
-    scene.sites["slow"].await_app()
+    run = scene.submit_held("slow", deadline=200.0)
     time.sleep(60)
     scene.sites["slow"].let_go()
     assert scene.result(run)["sites"]["used"] == 3

@@ -34,9 +34,7 @@ def test_a_site_whose_line_fails_while_it_works_comes_back_by_itself_and_is_used
 ) -> None:
     (scene, link), south = line, line[0].sites["south"]
     before = scene.charged()
-    south.hold()
-    run = scene.submit(deadline=200.0)
-    south.await_app()
+    run = scene.submit_held("south", deadline=200.0)
     fail(link, fault)
     south.let_go()
     until(lambda: len(south.charges()) > before["south"])
@@ -49,9 +47,7 @@ def test_a_site_whose_line_fails_while_it_works_comes_back_by_itself_and_is_used
 def test_a_reply_that_was_broken_off_is_paid_for_once_and_used_or_its_site_is_named(line: tuple[Scene, Link]) -> None:
     (scene, link), south = line, line[0].sites["south"]
     before = scene.charged()
-    south.hold()
-    run = scene.submit(deadline=200.0)
-    south.await_app()
+    run = scene.submit_held("south", deadline=200.0)
     link.swallow_after(HALF)
     south.let_go()
     until(lambda: link.swallows)
@@ -80,9 +76,7 @@ def test_a_site_that_was_out_of_reach_before_the_run_is_there_again(line: tuple[
 def test_a_site_killed_in_the_middle_of_its_reply_is_named_and_has_paid(line: tuple[Scene, Link]) -> None:
     (scene, link), south = line, line[0].sites["south"]
     before = scene.charged()
-    south.hold()
-    run = scene.submit(deadline=50.0)
-    south.await_app()
+    run = scene.submit_held("south", deadline=50.0)
     link.swallow_after(HALF)
     south.let_go()
     until(lambda: link.swallows)

@@ -27,9 +27,7 @@ def test_a_run_whose_app_stands_apart_goes_on_and_nothing_is_asked_or_paid_twice
     isolated: Scene, how: signal.Signals
 ) -> None:
     scene, south = isolated, isolated.sites["south"]
-    south.hold()
-    run = scene.submit(deadline=200.0)
-    south.await_app()
+    run = scene.submit_held("south", deadline=200.0)
     scene.replied("north")
     end_and_restart(scene, how)
     south.let_go()
@@ -50,9 +48,7 @@ def test_rounds_whose_app_stands_apart_go_on_and_every_round_is_paid_once(isolat
 
 def test_a_run_whose_app_is_below_the_superlink_fails_and_says_that_flower_ended_it(scene: Scene) -> None:
     south = scene.sites["south"]
-    south.hold()
-    run = scene.submit(deadline=200.0)
-    south.await_app()
+    run = scene.submit_held("south", deadline=200.0)
     below = psutil.Process(scene.running.superlink.pid).children(recursive=True)
     end_and_restart(scene, signal.SIGTERM)
     south.let_go()

@@ -32,9 +32,7 @@ def test_without_the_coordinators_superexec_a_run_waits_and_says_so_and_goes_thr
 
 def test_a_run_whose_superexec_is_killed_fails_and_says_so_and_the_next_goes_through(isolated: Scene) -> None:
     scene, south = isolated, isolated.sites["south"]
-    south.hold()
-    run = scene.submit(deadline=200.0)
-    south.await_app()
+    run = scene.submit_held("south", deadline=200.0)
     scene.replied("north")
     scene.running.execs[0].kill()
     scene.running.execs[0].wait()
@@ -51,9 +49,7 @@ def test_a_run_whose_superexec_is_killed_fails_and_says_so_and_the_next_goes_thr
 
 def test_a_site_whose_superexec_is_killed_is_named_and_takes_part_again_once_it_is_back(isolated: Scene) -> None:
     scene, south = isolated, isolated.sites["south"]
-    south.hold()
-    run = scene.submit(deadline=200.0)
-    south.await_app()
+    run = scene.submit_held("south", deadline=200.0)
     (app,) = apps(scene.running.execs[2])
     scene.running.execs[2].kill()
     scene.running.execs[2].wait()
