@@ -15,7 +15,7 @@ from common.config import parse_overrides, parse_run_config
 from common.errors import ConfigError, FedSurrogateError
 from server_app.carried_cli import learn, request
 from server_app.certs_cli import certs
-from server_app.control_cli import register, run
+from server_app.control_cli import register, run, superlink
 from server_app.kit_cli import kit
 from server_app.monitor_cli import metrics, tensorboard, watch
 from server_app.presets import preset_note, preset_settings, presets
@@ -128,6 +128,7 @@ def plan(
 
 for command in (certs, kit, register, run, watch, metrics, tensorboard, request, learn):
     app.command()(command)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(superlink)
 
 
 @app.command(name="preset")

@@ -21,6 +21,16 @@ Authority = Annotated[
 ]
 
 
+def superlink(context: typer.Context) -> None:
+    """Start Flower's SuperLink so that many sites can answer it at once. Takes what flower-superlink takes.
+
+    Example: coordinator superlink --insecure --database superlink.db
+    """
+    from server_app.superlink import serve
+
+    serve(context.args)
+
+
 def register(
     folder: Annotated[Path, typer.Argument(help="What `coordinator certs` has made.")],
     control: Control = "127.0.0.1:9093",

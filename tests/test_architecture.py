@@ -21,6 +21,7 @@ MAY_NAME_FLOWER = {
     "client_app/app.py",
     "client_app/installed.py",
     "server_app/app.py",
+    "server_app/superlink.py",
     "common/wire.py",
     "common/fleet.py",
 }

@@ -30,7 +30,7 @@ from server_app.kit import pack_kit
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FILES = sorted(set(DEPLOY.glob("compose.*.yml")) - {DEPLOY / "compose.gpu.yml"})
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
-FLOWER = {"flower-superlink": superlink, "flower-supernode": supernode, "flower-superexec": superexec}
+FLOWER = {"coordinator superlink": superlink, "flower-supernode": supernode, "flower-superexec": superexec}
 OURS = {"coordinator": server_app.cli.app, "site": client_app.cli.app}
 PUBLIC_PORTS = {"9092"}
 
@@ -101,8 +101,8 @@ def test_every_reference_is_defined(compose: dict[str, Any]) -> None:
 def test_every_command_is_one_that_its_program_takes(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         command = words(service["command"])
-        if command[0] in FLOWER:
-            FLOWER[command[0]]().parse_args(command[1:])
+        if program := next((program for program in FLOWER if " ".join(command).startswith(program)), ""):
+            FLOWER[program]().parse_args(command[len(program.split()) :])
         elif command[0] == "sh":
             (line,) = [each for each in command[2].split("&&") if each.strip().startswith(tuple(OURS))]
             check_ours(shlex.split(line))
@@ -132,15 +132,15 @@ def test_only_the_fleet_port_can_be_reached_and_nothing_runs_as_root(compose: di
         assert service["cap_drop"] == ["ALL"]
         assert service.get("user", "10001:10001") == "10001:10001"
         command = words(service["command"])
-        if command[0] == "flower-superlink":
+        if command[:2] == ["coordinator", "superlink"]:
             assert command[command.index("--control-api-address") + 1] == "127.0.0.1:9093"
             assert command[command.index("--serverappio-api-address") + 1] == "runtime:9091"
             (inside,) = (
                 network for network, settings in service["networks"].items() if settings.get("aliases") == ["runtime"]
             )
             assert compose["networks"][inside]["internal"] is True
-            there = [words(other["command"])[3] for other in compose["services"].values() if inside in networks(other)]
-            assert sorted(there) == ["--database", "serverapp"]
+            there = [words(other["command"])[0] for other in compose["services"].values() if inside in networks(other)]
+            assert sorted(there) == ["coordinator", "flower-superexec"]
     assert "USER 10001:10001" in (DEPLOY / "Dockerfile").read_text()
 
 

@@ -139,7 +139,9 @@ class Federation:
             named = {"ssl-ca-certfile": "ca.crt", "ssl-certfile": "server.crt", "ssl-keyfile": "server.key"}
             flags[-1:] = ["--enable-supernode-auth"]
             flags += [part for name, file in named.items() for part in (f"--{name}", str(self.papers / file))]
-        self.superlink = self._start("superlink", "flower-superlink", "--database", database, *self._isolation, *flags)
+        self.superlink = self._start(
+            "superlink", "coordinator", "superlink", "--database", database, *self._isolation, *flags
+        )
         _wait_for_port(self._control)
         return self.superlink
 
