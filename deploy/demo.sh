@@ -30,7 +30,7 @@ ended() { status=$?; [ -n "${KEEP:-}" ] || compose down --volumes --timeout 10; 
 trap ended EXIT
 trap 'exit 130' INT TERM
 compose up -d
-all='classes="0,1,2,3,4,5,6,7,8,9"' private='epsilon=1.0 delta=1e-5'
+failed= all='classes="0,1,2,3,4,5,6,7,8,9"' private='epsilon=1.0 delta=1e-5'
 for method in $METHODS; do
     case $method in
         fedpft | dp-*) settings="method=\"$method\" $private $all" ;;
@@ -43,8 +43,9 @@ for method in $METHODS; do
         settings="$settings fedavg.rounds=2" ;;
     esac
     echo "== $method: $settings"
-    compose exec -T superlink coordinator run -c "$settings sites=3 deadline=900.0"
+    compose exec -T superlink coordinator run -c "$settings sites=3 deadline=900.0" || failed="$failed $method"
 done
 mkdir -p "$DEMO_OUT"
 docker cp "$(compose ps -q superlink):/runs/." "$DEMO_OUT"
 echo "reports: $(ls -d "$DEMO_OUT"/*/report.html | tr '\n' ' ')"
+[ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }

@@ -10,12 +10,9 @@ import typer
 from rich.console import Console
 
 from common.config import parse_overrides
+from server_app.options import MetricsAsJson, Overrides
 
 console = Console(highlight=False, markup=False, emoji=False)
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("-c", "--run-config", metavar="'key=value ...'", help="Settings of the run; strings in quotes."),
-]
 
 
 def request(
@@ -40,7 +37,7 @@ def learn(
             "-c", "--run-config", metavar="'key=value ...'", help="Of this machine: output-dir, device, quorum, sites."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json instead of lines.")] = False,
+    as_json: MetricsAsJson = False,
 ) -> None:
     """Learn a head from files that sites have answered a request with. What is refused is named, and the others count."""
     from server_app.carried import learn_from_files

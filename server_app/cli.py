@@ -18,25 +18,12 @@ from server_app.certs_cli import certs
 from server_app.control_cli import register, run, superlink
 from server_app.kit_cli import kit
 from server_app.monitor_cli import metrics, tensorboard, watch
+from server_app.options import Overrides, Preset, RunArgument
 from server_app.presets import preset_note, preset_settings, presets
 from server_app.run_state import event_line
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console(highlight=False)
-
-Preset = Annotated[
-    str, typer.Option("--preset", metavar="NAME", help="Settings to begin with; `coordinator preset` lists them.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-c",
-        "--run-config",
-        metavar="'key=value ...'",
-        help="Settings of the run, as in `flwr run`; strings in quotes.",
-    ),
-]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", exists=True, file_okay=False)]
 
 
 @app.command()

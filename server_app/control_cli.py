@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from common.config import parse_overrides, parse_run_config
+from server_app.options import MetricsAsJson, Overrides, Preset
 from server_app.presets import preset_settings
 from server_app.run_state import event_line
 from server_app.submit import DONE
@@ -44,14 +45,11 @@ def register(
 
 
 def run(
-    run_config: Annotated[
-        list[str] | None,
-        typer.Option("-c", "--run-config", metavar="'key=value ...'", help="Settings of the run; strings in quotes."),
-    ] = None,
-    preset: Annotated[str, typer.Option(metavar="NAME", help="Settings to begin with; see `coordinator preset`.")] = "",
+    run_config: Overrides = None,
+    preset: Preset = "",
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json instead of lines.")] = False,
+    as_json: MetricsAsJson = False,
 ) -> None:
     """Run a federation among the sites that are connected, and watch it. Exits with 0 only when it finished."""
     from server_app.control import run as start
