@@ -89,7 +89,7 @@ def test_the_superlink_never_stores_a_parameter_of_a_sealed_chain(running: Feder
 
 def test_fedlap_goes_on_after_a_site_and_the_superlink_were_restarted(running: Federation, tmp_path: Path) -> None:
     output, west = tmp_path / "out", tmp_path / "west"
-    settings = 'sites=3 quorum=0.3 deadline=60.0 method="fedlap" image-size=16 partition="classes" classes-per-site=5'
+    settings = 'sites=3 quorum=0.3 deadline=180.0 method="fedlap" image-size=16 partition="classes" classes-per-site=5'
     settings += ' classes="0,1,2,3,4,5,6,7,8,9" epsilon=8.0 delta=1e-5 fedlap.width=8 fedlap.images-per-class=1'
     settings += f' fedlap.image-steps=20 fedlap.server-steps=20 fedlap.rounds=4 output-dir="{output}"'
     running.submit(settings, tmp_path)
@@ -128,7 +128,7 @@ def test_a_generator_is_trained_on_after_a_site_was_restarted_and_without_one_th
     running: Federation, tmp_path: Path
 ) -> None:
     output, south, west = (tmp_path / name for name in ("out", "south", "west"))
-    settings = 'sites=3 quorum=0.3 deadline=60.0 method="dpcvae" classes="0,1,2,3,4,5,6,7,8,9" epsilon=8.0 delta=1e-5'
+    settings = 'sites=3 quorum=0.3 deadline=180.0 method="dpcvae" classes="0,1,2,3,4,5,6,7,8,9" epsilon=8.0 delta=1e-5'
     settings += f' dpcvae.rounds=6 dpcvae.synthetic=50 head.min-steps=50 head.epochs=1 output-dir="{output}"'
     run = running.submit(settings, tmp_path)
     until(lambda: len(events(output, "round")) == 2)

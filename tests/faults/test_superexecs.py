@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from server_app.submit import APP_FOLDER
-from tests.e2e.processes import events, until
+from tests.e2e.processes import until
 from tests.faults.conftest import PRIVATE, Scene, apps
 
 pytestmark = pytest.mark.faults
@@ -49,15 +49,17 @@ def test_a_run_whose_superexec_is_killed_fails_and_says_so_and_the_next_goes_thr
 
 def test_a_site_whose_superexec_is_killed_is_named_and_takes_part_again_once_it_is_back(isolated: Scene) -> None:
     scene, south = isolated, isolated.sites["south"]
-    run = scene.submit_held("south", deadline=200.0)
+    run = scene.submit_held("south", deadline=120.0)
     (app,) = apps(scene.running.execs[2])
     scene.running.execs[2].kill()
     scene.running.execs[2].wait()
     # It is told to end by a signal, which waits while it reads from a disk that does not answer.
     south.let_go()
     app.wait(60)
-    assert scene.result(run)["sites"] == {"invited": 2, "used": 1, "rejected": 1, "dropped": 0}
-    assert [event["reason"][-22:] for event in events(scene.output, "rejected")] == ["(Flower error code 8)"]
+    # An app that still has time to say that it ends is not missed by its SuperNode, which then answers nothing.
+    assert scene.result(run)["sites"]["used"] == 1
+    (why,) = [*scene.told("rejected").values(), *scene.told("dropped").values()]
+    assert why.endswith("(Flower error code 8)") or why == "no reply before the deadline"
     before = scene.charged()["south"]
     assert before <= 1
     # Whoever does not restart it loses the site in every run, by the deadline.
