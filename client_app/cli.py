@@ -14,7 +14,7 @@ from rich.text import Text
 
 from client_app.doctor_cli import doctor
 from client_app.generator_cli import classify, ood, synthesize
-from client_app.options import Json, Node, Run, console, node_of
+from client_app.options import Json, MaybeNode, Node, Run, console, node_of
 from client_app.policy import DEFAULT, Policy, load_policy
 from common.config import RunConfig, parse_overrides, parse_run_config
 from common.errors import ConfigError, FedSurrogateError
@@ -65,6 +65,10 @@ def ledger(node_config: Node, as_json: Json = False) -> None:
         return
     if not entries:
         console.print(f"nothing has left yet; the first release begins {gate.ledger.path}", soft_wrap=True)
+        if runs := sorted(gate.ledger.path.parent.glob(f"*/{gate.ledger.path.name}")):
+            console.print("public data: every run has a ledger of its own, which no budget adds up", soft_wrap=True)
+            for file in runs:
+                console.print(f"  {file}", soft_wrap=True)
         return
     table = Table("when", "run", "method", "round", "mechanism", "unit", "epsilon", "delta", "noise", "bytes", "sha256")
     for entry in entries:
@@ -144,10 +148,13 @@ def release(
 
 @policy_app.command("check")
 def policy_check(
-    file: Annotated[Path | None, typer.Argument(help="A policy file; without one, the default is shown.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="A policy file; without one, that of the node-config.")] = None,
+    node_config: MaybeNode = None,
     as_json: Json = False,
 ) -> None:
-    """Check a policy file and show what it allows. Exits with 1 when something in it is wrong."""
+    """Check a policy file and show what it allows: the default, where none is named. Exits with 1 when it is wrong."""
+    if file is None and node_config and (named := node_of(node_config).policy):
+        file = Path(named)
     policy = load_policy(str(file)) if file else DEFAULT
     values = policy.model_dump(by_alias=True)
     if as_json:

@@ -31,15 +31,22 @@ MEASURED_IMAGES = 48
 MOST_CLASSES_SHOWN = 12
 
 
-def check_site(run: RunConfig, node: NodeConfig, fingerprint: str = "") -> Iterator[Finding]:
-    """Look at everything a run would need, and change nothing. fingerprint: of the coordinator's backbone, where known."""
+def check_site(run: RunConfig, node: NodeConfig, fingerprint: str = "", run_named: bool = True) -> Iterator[Finding]:
+    """Look at everything a run would need, and change nothing. fingerprint: of the coordinator's backbone, where known.
+
+    run_named: whether `run` is one that is planned; without one nothing can be said of what policy and ledger think of it.
+    """
     yield from _folders(node)
     yield from _machine(run, node)
     yield _guarded("policy", "see `site policy check`", lambda: _policy(run, node))
     yield _guarded("ledger", "see `site ledger`; a damaged one stops every release", lambda: _ledger(run, node))
     part: list[SiteShare] = []
     dimension = 0
-    yield _guarded("data", "see data, data-dir and label-column in the node-config", lambda: _data(run, node, part))
+    yield _guarded(
+        "data",
+        "see data, data-dir and label-column in the node-config; in a kit DATA, DATA_KIND and LABEL_COLUMN in .env",
+        lambda: _data(run, node, part),
+    )
     if part and part[0].dataset.features is None:
         found: list[Backbone] = []
         yield _guarded("backbone", "see weights-path in the node-config", lambda: _backbone(run, node, fingerprint, found))
@@ -48,7 +55,9 @@ def check_site(run: RunConfig, node: NodeConfig, fingerprint: str = "") -> Itera
             yield _guarded("time", "look at the images", lambda: _time(part[0], found[0]))
     elif part and fingerprint:
         yield _same(part[0].dataset.fingerprint, fingerprint, "backbone")
-    if part:
+    if not run_named:
+        yield Finding("a run", "WARN", "no settings of a run are given", "add -c with those that the coordinator plans")
+    elif part:
         yield _guarded("a run", "see `site policy check`", lambda: _run(run, node, part[0], dimension))
 
 

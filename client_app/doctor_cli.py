@@ -47,7 +47,9 @@ def doctor(
     run, node = parse_run_config(parse_overrides(run_config or [])), node_of(node_config or [])
     link = Link.parse(superlink, root_certificates, auth_supernode_private_key) if superlink else None
     found = []
-    for each in chain(check_link(link) if link else (), () if link_only else _check_site(run, node, fingerprint)):
+    for each in chain(
+        check_link(link) if link else (), () if link_only else _check_site(run, node, fingerprint, bool(run_config))
+    ):
         found.append(each)
         if not as_json:
             line = Text.assemble((each.state, STYLES[each.state]), f"  {each.what:<10}{each.found}")
@@ -60,8 +62,8 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _check_site(run: RunConfig, node: NodeConfig, fingerprint: str) -> Iterator[Finding]:
+def _check_site(run: RunConfig, node: NodeConfig, fingerprint: str, run_named: bool) -> Iterator[Finding]:
     # A health check of the link alone, once a minute, does not load torch.
     from client_app.doctor import check_site
 
-    yield from check_site(run, node, fingerprint)
+    yield from check_site(run, node, fingerprint, run_named)

@@ -139,7 +139,10 @@ def _standing(link: Link) -> Finding:
     return {
         "registered": Finding("key", "PASS", "the coordinator knows this site's key, and the clocks agree"),
         "unknown": Finding(
-            "key", "FAIL", "the coordinator does not know this site's key", "send it site.pub: `flwr supernode register`"
+            "key",
+            "FAIL",
+            "the coordinator does not know this site's key",
+            "tell the coordinator, whose `coordinator register` lets it in",
         ),
         "clock": Finding(
             "key",

@@ -8,14 +8,21 @@ with what is installed at the site, and takes from a run its settings only.
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.supercore.exit import add_exit_handler
 
 COMMAND = "site-app"
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+ENDED = "the site's app was told to end"
 log = logging.getLogger("fedsurrogate.site")
 
 
@@ -36,7 +43,39 @@ def answer() -> None:
 
     task.install_from_fab = _leave_packed  # type: ignore[assignment, attr-defined]
     task.get_load_client_app_fn = _load_installed  # type: ignore[assignment, attr-defined]
+    _answer_when_told_to_end(task)
     flwr_clientapp()
+
+
+def _answer_when_told_to_end(task: Any) -> None:
+    """Give the SuperNode an answer when a signal ends this process in the midst of its work.
+
+    Flower's own app leaves it without one, and the SuperNode then waits for ever: connected, healthy, and deaf to every
+    other run. Signals that come before there is something to answer, or while an answer is on its way, wait.
+    That holds for threads that begin meanwhile as well: the one in which Flower looks whether the process above is gone, so
+    that the work is finished then.
+    """
+    pull, push, answered = task.pull_task_input, task.push_message, list[bool]()
+
+    def pull_task_input(stub: Any) -> tuple[Any, ...]:
+        message, context, *code = pull(stub)
+
+        def give_up() -> None:
+            if not answered:
+                push(stub, Message(Error(ErrorCode.CLIENT_APP_CRASHED, ENDED), reply_to=message), context)
+
+        add_exit_handler(give_up)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+        return message, context, *code
+
+    def push_message(*reply: Any) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+        answered.append(True)
+        push(*reply)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+
+    task.pull_task_input, task.push_message = pull_task_input, push_message
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
 
 
 def _leave_packed(content: bytes, **_: object) -> None:

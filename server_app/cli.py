@@ -15,7 +15,7 @@ from common.config import parse_overrides, parse_run_config
 from common.errors import ConfigError, FedSurrogateError
 from server_app.carried_cli import learn, request
 from server_app.certs_cli import certs
-from server_app.control_cli import register, run, superlink
+from server_app.control_cli import register, run, superlink, unregister
 from server_app.kit_cli import kit
 from server_app.monitor_cli import metrics, tensorboard, watch
 from server_app.options import Overrides, Preset, RunArgument
@@ -113,7 +113,7 @@ def plan(
         console.print("privacy none")
 
 
-for command in (certs, kit, register, run, watch, metrics, tensorboard, request, learn):
+for command in (certs, kit, register, unregister, run, watch, metrics, tensorboard, request, learn):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(superlink)
 

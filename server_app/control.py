@@ -18,15 +18,20 @@ NAME = "coordinator"
 KNOWN = "already in use"
 
 
+def check_connection(address: str, authority: Path | None) -> None:
+    """Raise ConfigError where this cannot be a Control API and its authority."""
+    if not re.fullmatch(r"[^/\s\"\\]+:\d+", address):
+        raise ConfigError(f"--control {address!r}: must be HOST:PORT, such as 127.0.0.1:9093")
+    if authority is not None and not authority.is_file():
+        raise ConfigError(f"--root-certificates {str(authority)!r}: there is no such file")
+
+
 @contextmanager
 def _connection(address: str, authority: Path | None) -> Iterator[tuple[Path, dict[str, str]]]:
     """A home for Flower's commands that knows the SuperLink's Control API as `NAME`, and their environment."""
-    if not re.fullmatch(r"[^/\s\"\\]+:\d+", address):
-        raise ConfigError(f"--control {address!r}: must be HOST:PORT, such as 127.0.0.1:9093")
+    check_connection(address, authority)
     trust = "insecure = true"
     if authority is not None:
-        if not authority.is_file():
-            raise ConfigError(f"--root-certificates {str(authority)!r}: there is no such file")
         trust = f"root-certificates = {json.dumps(str(authority.absolute()))}"
     with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
         (Path(home) / "config.toml").write_text(f'[superlink.{NAME}]\naddress = "{address}"\n{trust}\n')

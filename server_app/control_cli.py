@@ -12,6 +12,7 @@ from rich.console import Console
 from common.config import parse_overrides, parse_run_config
 from server_app.options import MetricsAsJson, Overrides, Preset
 from server_app.presets import preset_settings
+from server_app.run_card import missing_line
 from server_app.run_state import event_line
 from server_app.submit import DONE
 
@@ -44,6 +45,21 @@ def register(
         console.print(f"{what:<11}{site}")
 
 
+def unregister(
+    folder: Annotated[Path, typer.Argument(help="What `coordinator certs` has made.")],
+    site: Annotated[str, typer.Argument(help="The site whose key is lost or stolen, or that leaves.")],
+    control: Control = "127.0.0.1:9093",
+    root_certificates: Authority = None,
+) -> None:
+    """Take a site's key back: whoever has it is put out at once, and not let in again."""
+    from server_app.control import check_connection
+    from server_app.supernodes import forget
+
+    check_connection(control, root_certificates)
+    known = forget(folder / "sites" / site / "site.pub", control, root_certificates)
+    console.print(f"{'unregistered' if known else 'not known':<14}{site}")
+
+
 def run(
     run_config: Overrides = None,
     preset: Preset = "",
@@ -68,8 +84,10 @@ def run(
     if as_json:
         print((folder / "metrics.json").read_text())
         return
-    sites = json.loads((folder / "metrics.json").read_text())["sites"]
-    console.print(
-        f"{DONE}, {sites['used']} of {sites['invited']} sites used; report {folder / 'report.html'}", soft_wrap=True
-    )
+    metrics = json.loads((folder / "metrics.json").read_text())
+    card, sites = metrics["card"], metrics["sites"]
+    if card["state"] != "green":
+        console.print(f"{card['state']}: {missing_line(card)}", soft_wrap=True)
+    came = sites["invited"] + card["never_came"]
+    console.print(f"{DONE}, {sites['used']} of {came} sites used; report {folder / 'report.html'}", soft_wrap=True)
     console.print(str(folder), soft_wrap=True)

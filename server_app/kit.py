@@ -34,7 +34,9 @@ def pack_kit(papers: Path, site: str, coordinator: str, image: str, out: Path) -
     if not ADDRESS.fullmatch(coordinator):
         raise ConfigError(f"coordinator = {coordinator!r}: must be host:port, as the site reaches the Fleet port")
     if out.exists():
-        raise ConfigError(f"{str(out)!r} exists; it may be with the hospital already")
+        raise ConfigError(
+            f"{str(out)!r} exists; it may be with the hospital already. Remove it first, or name another with --out"
+        )
     contents = dict(_contents(papers / "sites" / site, site, coordinator, image))
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
@@ -60,7 +62,7 @@ def _contents(folder: Path, site: str, coordinator: str, image: str) -> Iterator
             raise ConfigError(f"{folder / name} is not there; make it with coordinator certs --site {site}") from None
     for name, source in TEMPLATES.items():
         try:
-            yield name, (DEPLOY / source).read_bytes()
+            yield name, (DEPLOY / source).read_bytes().replace(b"{coordinator}", coordinator.encode())
         except OSError:
             raise ConfigError(f"deploy/{source} is not there; use a checkout or the image, which have it") from None
     yield ".env", _settings(site, coordinator, image).encode()
@@ -73,7 +75,8 @@ SITE={site}
 COORDINATOR={coordinator}
 IMAGE={image}
 
-# The folder of this site's data, and what it holds: imagefolder, dicom, parquet or safetensors.
+# The folder of this site's data, and what it holds: imagefolder, dicom, parquet or safetensors. To rehearse without data:
+# DATA_KIND=digits, and, where three hospitals rehearse, NUM_PARTITIONS=3 and PARTITION_ID=0, 1 or 2.
 DATA=./data
 DATA_KIND=imagefolder
 # Data set within it, and its columns, where it has any. PATIENT_COLUMN protects patients rather than images.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from strategies.outcome import Site
@@ -35,3 +35,11 @@ def run_card(sites: Collection[Site], expected: int) -> dict[str, Any]:
         "dropped": {site.name: site.reason for site in sites if site.fate == "dropped" and not site.late},
         "records": {site.name: site.records for site in sites if site.records},
     }
+
+
+def missing_line(card: Mapping[str, Any]) -> str:
+    """How much is missing from a result and whose it is, in a line."""
+    names = sorted({**card["rejected"], **card["dropped"], **card["late"]})
+    if card["never_came"]:
+        names.append(f"{card['never_came']} that never came")
+    return f"about {card['missing_share']:.0%} of all records are missing: {', '.join(names)}"

@@ -1,8 +1,8 @@
 """Flower's SuperLink, with a database that many sites can write to at once.
 
 Flower keeps the SuperLink's state in SQLite, and gives up on a writer that has waited five seconds for the others; its
-SuperNode then drops the message it was about to receive or to send. Among some thirty sites that answer together a release
-that is paid for can be lost that way (`benchmarks/many_senders.py`).
+SuperNode then drops the message it was about to receive or to send. On a busy machine a release that is paid for can be lost
+that way when thirty sites answer together (`benchmarks/many_senders.py`).
 """
 
 import sys

@@ -78,24 +78,33 @@ class Collection:
         yield from self
 
 
-def connected_nodes(grid: Grid, expected: int, deadline: float) -> list[int]:
-    """Node ids of the connected sites, waiting for `expected` of them (at least one). Raises RunError when none comes."""
-    end = time.monotonic() + min(deadline, CONNECT_SECONDS)
+def connected_nodes(grid: Grid, expected: int, quorum: float, deadline: float, recorder: Recorder) -> list[int]:
+    """Node ids of the connected sites, waiting for `expected` of them (at least one).
+
+    Raises RunError when fewer come than `quorum` asks for: nobody is then asked for what would be paid for in vain.
+    """
+    limit = min(deadline, CONNECT_SECONDS)
+    end, told = time.monotonic() + limit, False
     while True:
         nodes = sorted(grid.get_node_ids())
         if len(nodes) >= max(1, expected):
             return nodes
         if time.monotonic() >= end:
             break
+        if not told:
+            missing = max(1, expected) - len(nodes)
+            recorder.event("waiting", reason=f"for {missing} more of {max(1, expected)} sites to connect", seconds=limit)
+            told = True
         time.sleep(POLL_SECONDS)
     if not nodes:
         raise RunError("no site is connected; start a SuperNode at each site, then run again")
+    check_quorum(len(nodes), len(nodes), expected, quorum, "are connected")
     return nodes
 
 
-def check_quorum(used: int, invited: int, expected: int, quorum: float) -> None:
+def check_quorum(used: int, invited: int, expected: int, quorum: float, what: str = "can be used") -> None:
     """Raise RunError when fewer than `quorum` of the sites (invited or expected, whichever is more) can be used."""
     of = max(invited, expected)
     needed = max(1, math.ceil(quorum * of - 1e-9))
     if used < needed:
-        raise RunError(f"quorum missed: {used} of {of} sites can be used, quorum = {quorum:g} needs {needed}")
+        raise RunError(f"quorum missed: {used} of {of} sites {what}, quorum = {quorum:g} needs {needed}")

@@ -34,7 +34,7 @@ IN_ITS_PLACE = {
     3: "the site's line was lost before its reply had come over whole",
     4: "the site's reply is not there any more",
     5: "the site's SuperNode was stopped, or its line was lost",
-    8: "the site's app was killed, or stood still for a minute",
+    8: "the site's app was ended, or stood still for a minute",
 }
 
 
@@ -63,7 +63,7 @@ class Federation(ABC):
 
     def introduce(self, grid: Grid, deadline: float) -> Group:
         """Ask every connected site who it is; what fits together takes part. Raises RunError when there is no site."""
-        nodes = connected_nodes(grid, self.config.sites, deadline)
+        nodes = connected_nodes(grid, self.config.sites, self.config.quorum, deadline, self.recorder)
         self._connected = set(nodes)
         self.outcome.sites = {node: Site(name=nameless(node)) for node in nodes}
         self.recorder.event("invited", sites=len(nodes))

@@ -66,7 +66,8 @@ class FedPFT(Federation):
 
     def _ask(self, grid: Grid) -> Iterable[Message]:
         """Ask every connected site for its surrogate."""
-        nodes = connected_nodes(grid, self.config.sites, self.config.deadline)
+        config = self.config
+        nodes = connected_nodes(grid, config.sites, config.quorum, config.deadline, self.recorder)
         self._connected = set(nodes)
         self.outcome.sites = {node: Site(name=f"node {node}") for node in nodes}
         self.recorder.event("invited", sites=len(nodes))

@@ -174,7 +174,7 @@ class Rounds(Federation, Generic[R]):
         Who came only now, or came back under another number, is asked that first: only by its name can a site be told how
         far it had come.
         """
-        nodes, sites, number = connected_nodes(grid, 0, deadline), self.outcome.sites, training.round + 1
+        nodes, sites, number = connected_nodes(grid, 0, 0.0, deadline, self.recorder), self.outcome.sites, training.round + 1
         self._connected = set(nodes)
         for node in nodes:
             sites.setdefault(node, Site(name=nameless(node)))

@@ -22,6 +22,7 @@ MAY_NAME_FLOWER = {
     "client_app/installed.py",
     "server_app/app.py",
     "server_app/superlink.py",
+    "server_app/supernodes.py",
     "common/wire.py",
     "common/fleet.py",
 }

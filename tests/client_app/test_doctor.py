@@ -247,7 +247,7 @@ def test_the_command_prints_lines_or_json_and_exits_with_one_when_anything_fails
     node = f'data="imagefolder" data-dir="{hospital.data_dir}" state-dir="{hospital.state}" cache-dir="{hospital.cache}"'
 
     def doctor(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["site", "doctor", "--node-config", node, "-c", RUN, *arguments])
+        monkeypatch.setattr(sys, "argv", ["site", "doctor", "--node-config", node, *arguments])
         try:
             cli.main()
         except SystemExit as ended:
@@ -255,7 +255,10 @@ def test_the_command_prints_lines_or_json_and_exits_with_one_when_anything_fails
         return 0
 
     assert doctor() == 0
+    assert "WARN  a run     no settings of a run are given" in capsys.readouterr().out
+    assert doctor("-c", RUN) == 0
     shown = capsys.readouterr().out
+    assert "no settings" not in shown
     assert "PASS  data      40 training" in shown
     assert "WARN  policy" in shown
     assert doctor("--json", "--superlink", "nowhere.invalid:9092") == 1

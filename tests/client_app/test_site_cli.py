@@ -52,6 +52,27 @@ def test_the_ledger_tells_what_left_and_what_is_left(node: str, monkeypatch: pyt
     assert f"of 4 at delta 1e-05, {shown['epsilon_left']:.4g} left" in capsys.readouterr().out
 
 
+def test_ledgers_of_public_data_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    node = f'data="digits" state-dir="{tmp_path}"'
+    config = parse_node_config(parse_overrides([node]))
+    for run in ("7", "8"):
+        open_gate(config, parse_run_config({}), run).let_out(release(10.0, run=run))
+    monkeypatch.setattr(cli.console, "width", 200)
+    assert site(monkeypatch, "ledger", "--node-config", node) == 0
+    said = capsys.readouterr().out
+    assert "public data" in said
+    assert [line.split("/")[-2] for line in said.splitlines()[-2:]] == ["7", "8"]
+
+
+def test_the_policy_of_the_node_config_is_the_one_that_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    (tmp_path / "policy.toml").write_text("epsilon-total = 2.5\n")
+    monkeypatch.setenv("FEDSURROGATE_NODE_CONFIG", f'data="digits" policy="{tmp_path}/policy.toml"')
+    assert site(monkeypatch, "policy", "check", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["epsilon-total"] == 2.5
+
+
 def test_a_damaged_ledger_is_one_line_until_a_person_decides(
     node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -52,9 +52,9 @@ class Federation:
     """A running SuperLink with SuperNodes. `run` submits the app and returns Flower's status of the run.
 
     papers: a folder that `coordinator certs` has made for 127.0.0.1 and sites 0, 1, ...; then all goes over TLS, and the
-    SuperLink takes only the nodes whose keys it has been told of. installed: sites run their own, installed code, as
-    `site app` does it. at_nodes: set in the environment of the SuperNodes. isolated: every app runs below a SuperExec that
-    is started apart, as in deploy/; `execs` has the coordinator's, and then one a site.
+    SuperLink takes only the nodes whose keys it has been told of. at_nodes: set in the environment of the SuperNodes.
+    isolated: every app runs below a process that is started apart, as in deploy/: `execs` has the coordinator's SuperExec,
+    and then `site app` of every site.
     """
 
     def __init__(
@@ -62,13 +62,11 @@ class Federation:
         home: Path,
         node_configs: Sequence[str],
         papers: Path | None = None,
-        installed: bool = False,
         at_nodes: Environment | None = None,
         isolated: bool = False,
     ) -> None:
         self._isolation = ["--isolation", "process"] if isolated else []
-        self.home, self.papers, self._installed, self._at_nodes = home, papers, installed, at_nodes or {}
-        self._others: list[subprocess.Popen[bytes]] = []
+        self.home, self.papers, self._at_nodes = home, papers, at_nodes or {}
         self._fleet, self._control, self._runtime, *self._apps = free_ports(3 + len(node_configs))
         trust = f'root-certificates = "{papers}/ca.crt"' if papers else "insecure = true"
         home.joinpath("config.toml").write_text(f'[superlink.local-test]\naddress = "127.0.0.1:{self._control}"\n{trust}\n')
@@ -116,17 +114,15 @@ class Federation:
         self.execs[index] = self._start_exec(index - 1)
 
     def _start_exec(self, index: int) -> subprocess.Popen[bytes]:
-        kind, port = ("serverapp", self._runtime) if index < 0 else ("clientapp", self._apps[index])
-        flags = ["--insecure", "--plugin-type", kind, "--appio-api-address", f"127.0.0.1:{port}"]
-        return self._start(f"superexec-{index + 1}", "flower-superexec", *flags)
+        if index >= 0:
+            return self._start(f"app-{index}", "site", "app", "--runtime", f"127.0.0.1:{self._apps[index]}")
+        flags = ["--insecure", "--plugin-type", "serverapp", "--appio-api-address", f"127.0.0.1:{self._runtime}"]
+        return self._start("superexec", "flower-superexec", *flags)
 
     def _start_node(self, index: int) -> subprocess.Popen[bytes]:
         link = ["--insecure"] if self.papers is None else self.credentials(str(index))
         link += ["--superlink", self._lines[index], *self._isolation]
         link += ["--clientappio-api-address", f"127.0.0.1:{self._apps[index]}", "--node-config", self._configs[index]]
-        if self._installed:
-            link += ["--isolation", "process"]
-            self._others.append(self._start(f"app-{index}", "site", "app", "--runtime", f"127.0.0.1:{self._apps[index]}"))
         return self._start(f"supernode-{index}", "flower-supernode", *link, more=self._at_nodes)
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
@@ -176,7 +172,7 @@ class Federation:
 
     def stop(self) -> None:
         """Stop everything that still runs."""
-        for process in (*self._others, *self.execs, *reversed(self.nodes), self.superlink):
+        for process in (*self.execs, *reversed(self.nodes), self.superlink):
             stop_process(process.pid)
         # An app whose parents were killed lives on for a while.
         for orphan in psutil.process_iter():

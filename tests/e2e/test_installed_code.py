@@ -31,7 +31,7 @@ def test_code_that_a_run_brings_along_is_never_started(tmp_path: Path) -> None:
     app = app_with_other_code(tmp_path / "app", trace)
     output = tmp_path / "runs"
     for installed in (True, False):
-        with federation(tmp_path / f"flower-{installed}", [node], installed=installed) as running:
+        with federation(tmp_path / f"flower-{installed}", [node], isolated=installed) as running:
             run = running.submit(f'{SETTINGS} output-dir="{output}"', tmp_path, app)
             assert running.wait(run) == "finished:completed"
         # Flower's own way starts it, so the trace is one that can be left.

@@ -113,3 +113,19 @@ def test_the_fleet_port_answers_no_control_request(running: Federation) -> None:
         check=False,
     )
     assert listed.returncode == 0
+
+
+def test_a_key_that_was_taken_back_is_refused_and_those_of_others_are_not(running: Federation) -> None:
+    """The last test: a site is missing after it."""
+    papers = str(running.papers)
+    doomed = running.nodes[1]
+    for said in ("unregistered", "not known"):
+        done = coordinator("unregister", papers, "1", *running.control, cwd=running.home)
+        assert (done.returncode, done.stdout.strip()) == (0, f"{said:<14}1"), done.stderr
+    doomed.wait(120)
+    assert doctor(running, *running.credentials("1"))["key"] == "FAIL"
+    assert doctor(running, *running.credentials("0"))["key"] == "PASS"
+    for wrong in (["nobody", *running.control], ["1", "--control", "127.0.0.1:1"]):
+        done = coordinator("unregister", papers, *wrong, cwd=running.home)
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: ")

@@ -78,7 +78,7 @@ def apps(of: Popen[bytes]) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(of.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if any("flwr-clientapp" in part for part in process.cmdline()):
+            if any(name in part for part in process.cmdline() for name in ("flwr-clientapp", "site-app")):
                 found.append(process)
     return found
 

@@ -12,7 +12,7 @@ from tests.faults.conftest import opened
 
 pytestmark = pytest.mark.faults
 NODE_GONE = "the site's SuperNode was stopped, or its line was lost (Flower error code 5)"
-APP_GONE = "the site's app was killed, or stood still for a minute (Flower error code 8)"
+APP_GONE = "the site's app was ended, or stood still for a minute (Flower error code 8)"
 
 
 @dataclass

@@ -47,26 +47,31 @@ def test_a_run_whose_superexec_is_killed_fails_and_says_so_and_the_next_goes_thr
     assert scene.charged() == {"north": 2, "south": 2}
 
 
-def test_a_site_whose_superexec_is_killed_is_named_and_takes_part_again_once_it_is_back(isolated: Scene) -> None:
+def test_a_site_whose_app_is_told_to_end_is_named_and_takes_part_in_the_next_run(isolated: Scene) -> None:
     scene, south = isolated, isolated.sites["south"]
-    run = scene.submit_held("south", deadline=120.0)
+    run = scene.submit_held("south", deadline=200.0)
     (app,) = apps(scene.running.execs[2])
-    scene.running.execs[2].kill()
-    scene.running.execs[2].wait()
-    # It is told to end by a signal, which waits while it reads from a disk that does not answer.
+    app.terminate()
+    # The signal waits while the app reads from a disk that does not answer.
     south.let_go()
-    app.wait(60)
-    # An app that still has time to say that it ends is not missed by its SuperNode, which then answers nothing.
-    assert scene.result(run)["sites"]["used"] == 1
-    (why,) = [*scene.told("rejected").values(), *scene.told("dropped").values()]
-    assert why.endswith("(Flower error code 8)") or why == "no reply before the deadline"
+    assert scene.result(run)["sites"] == {"invited": 2, "used": 1, "rejected": 1, "dropped": 0}
+    assert [why.endswith("(Flower error code 8)") for why in scene.told("rejected").values()] == [True]
     before = scene.charged()["south"]
     assert before <= 1
+    assert scene.result(scene.submit())["sites"]["used"] == 2
+    assert scene.charged() == {"north": 2, "south": before + 1}
+
+
+def test_a_site_whose_superexec_is_killed_ends_its_work_and_takes_part_again_once_it_is_back(isolated: Scene) -> None:
+    scene, south = isolated, isolated.sites["south"]
+    run = scene.submit_held("south", deadline=60.0)
+    scene.running.execs[2].kill()
+    scene.running.execs[2].wait()
+    south.let_go()
+    assert scene.result(run)["sites"]["used"] == 2
+    assert scene.charged() == {"north": 1, "south": 1}
     # Whoever does not restart it loses the site in every run, by the deadline.
     assert scene.result(scene.submit(deadline=60.0))["sites"] == {"invited": 2, "used": 1, "rejected": 0, "dropped": 1}
-    assert scene.charged()["south"] == before
     scene.running.restart_exec(2)
-    # The question of the run that is over is still answered at the site: paid for, and nobody takes it.
-    until(lambda: scene.charged()["south"] == before + 1)
-    assert scene.result(scene.submit(deadline=200.0))["sites"]["used"] == 2
-    assert scene.charged() == {"north": 3, "south": before + 2}
+    assert scene.result(scene.submit())["sites"]["used"] == 2
+    assert scene.charged() == {"north": 3, "south": 2}

@@ -7,7 +7,7 @@ import pytest
 from common.errors import RunError
 from server_app.relearn import relearn
 from server_app.report import write_report
-from server_app.run_card import run_card
+from server_app.run_card import missing_line, run_card
 from strategies.outcome import Site
 from tests.grid import FAST, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites, surrogates_of
 
@@ -43,6 +43,11 @@ def test_who_does_not_tell_is_taken_for_as_large_as_the_largest() -> None:
     absent = run_card([used("a", 100), used("b", 300)], 3)
     assert (absent["never_came"], absent["missing_share"]) == (1, silent["missing_share"])
     assert run_card([used("a"), used("b"), Site("c")], 0)["missing_share"] == pytest.approx(1 / 3, abs=1e-4)
+
+
+def test_what_is_missing_is_said_in_a_line() -> None:
+    card = run_card([used("a", 300), Site("b", "rejected", "no", records=100)], 3)
+    assert missing_line(card) == "about 57% of all records are missing: b, 1 that never came"
 
 
 def test_nobody_at_all_is_all_missing() -> None:

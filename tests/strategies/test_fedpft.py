@@ -158,6 +158,17 @@ def test_a_site_that_cannot_work_tells_a_code_and_no_path(tmp_path: Path, name: 
     assert unread or files_with(SECRET, tmp_path / "site-state"), "the site's own log tells the detail"
 
 
+def test_where_too_few_sites_are_there_nobody_is_asked(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(2))
+    with pytest.raises(RunError, match=r"quorum missed: 2 of 3 sites are connected, quorum = 0.9 needs 3"):
+        run_federation(tmp_path, grid, **FAST | SHORT | {"sites": 3, "quorum": 0.9})
+    assert not grid.sent
+    (folder,) = (tmp_path / "runs").iterdir()
+    (waited,) = (event for event in events_of(folder) if event["event"] == "waiting")
+    assert waited["reason"] == "for 1 more of 3 sites to connect"
+    assert not list((tmp_path / "site-state").rglob("*.jsonl")), "nothing is spent"
+
+
 def test_a_missed_quorum_fails_the_run_but_not_its_folder(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"quorum missed: 2 of 3 sites can be used, quorum = 0.9 needs 3"):
         run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), quorum=0.9, **FAST, **SHORT)
@@ -169,8 +180,3 @@ def test_a_missed_quorum_fails_the_run_but_not_its_folder(tmp_path: Path) -> Non
     assert set(surrogates_of(folder)) == {"0.pb", "2.pb"}
     assert "quorum missed" in (folder / "report.html").read_text()
     assert not (folder / "model.safetensors").exists()
-
-
-def test_expected_sites_that_never_came_count_against_the_quorum(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="2 of 5 sites can be used"):
-        quick(tmp_path, sites(2), sites=5, **FAST, **SHORT)
