@@ -83,19 +83,13 @@ def connected_nodes(grid: Grid, expected: int, quorum: float, deadline: float, r
 
     Raises RunError when fewer come than `quorum` asks for: nobody is then asked for what would be paid for in vain.
     """
-    limit = min(deadline, CONNECT_SECONDS)
-    end, told = time.monotonic() + limit, False
-    while True:
-        nodes = sorted(grid.get_node_ids())
-        if len(nodes) >= max(1, expected):
-            return nodes
-        if time.monotonic() >= end:
-            break
-        if not told:
-            missing = max(1, expected) - len(nodes)
-            recorder.event("waiting", reason=f"for {missing} more of {max(1, expected)} sites to connect", seconds=limit)
-            told = True
+    wanted, limit = max(1, expected), min(deadline, CONNECT_SECONDS)
+    end, nodes = time.monotonic() + limit, sorted(grid.get_node_ids())
+    if len(nodes) < wanted:
+        recorder.event("waiting", reason=f"for {wanted - len(nodes)} more of {wanted} sites to connect", seconds=limit)
+    while len(nodes) < wanted and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
+        nodes = sorted(grid.get_node_ids())
     if not nodes:
         raise RunError("no site is connected; start a SuperNode at each site, then run again")
     check_quorum(len(nodes), len(nodes), expected, quorum, "are connected")

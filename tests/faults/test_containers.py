@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from common.accounting import GaussianEvent, epsilon_spent
 from tests.e2e.processes import until
 
 pytestmark = pytest.mark.faults
@@ -75,13 +76,14 @@ class Demo:
         for service, facts in before.items():
             until(lambda service=service, facts=facts: self.facts(service)["RestartCount"] > facts["RestartCount"])  # type: ignore[misc]
 
+    def releases(self, site: str) -> list[dict[str, Any]]:
+        """Private releases on record at a hospital; for the bundled digits every run has a ledger of its own."""
+        told = docker("exec", self.container(f"{site}-app"), "sh", "-c", "cat /state/public/*/*.jsonl")
+        return [entry for entry in map(json.loads, told.splitlines()) if entry.get("events")]
+
     def charges(self) -> list[int]:
-        """Private releases on record at each hospital; for the bundled digits every run has a ledger of its own."""
-        found = []
-        for site in SITES:
-            told = docker("exec", self.container(f"{site}-app"), "sh", "-c", "cat /state/public/*/*.jsonl")
-            found.append(sum(bool(json.loads(line).get("events")) for line in told.splitlines()))
-        return found
+        """How many of those each hospital has."""
+        return [len(self.releases(site)) for site in SITES]
 
     def healthy(self, service: str) -> bool:
         return bool(self.facts(service)["State"]["Health"]["Status"] == "healthy")
@@ -121,6 +123,9 @@ def test_nothing_is_root_and_nothing_but_the_fleet_port_can_be_reached(demo: Dem
 def test_a_private_run_is_charged_once_at_every_hospital(demo: Demo) -> None:
     assert "3 of 3 sites used" in demo.run(PRIVATE)
     assert demo.charges() == [1, 1, 1]
+    for site in SITES:
+        charged = [GaussianEvent(**event) for entry in demo.releases(site) for event in entry["events"]]
+        assert epsilon_spent(charged, 1e-5) == pytest.approx(0.5, rel=1e-3)
 
 
 def test_a_hospital_that_crashes_in_a_run_comes_back_by_itself(demo: Demo) -> None:

@@ -180,3 +180,8 @@ def test_a_missed_quorum_fails_the_run_but_not_its_folder(tmp_path: Path) -> Non
     assert set(surrogates_of(folder)) == {"0.pb", "2.pb"}
     assert "quorum missed" in (folder / "report.html").read_text()
     assert not (folder / "model.safetensors").exists()
+
+
+def test_expected_sites_that_never_came_count_against_the_quorum(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="2 of 5 sites can be used"):
+        quick(tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), sites=5, **FAST, **SHORT)
