@@ -18,7 +18,7 @@ from client_app.hop import kept_head
 from client_app.keys import private_key
 from client_app.release import entry, leave, prepare, stage_file
 from client_app.settings import NodeConfig, parse_node_config
-from client_app.site import load_site, site_name
+from client_app.site import check_addressee, load_site, site_name
 from client_app.task import Limits, Made, Task
 from common.classifiers import Classifier
 from common.config import RunConfig, Scalar, parse_run_config, run_digest
@@ -57,6 +57,7 @@ def answer(
 ) -> Record:
     """The reply to a message. Raises FedSurrogateError, and whatever else can go wrong."""
     _open_log(node)
+    check_addressee(content, site)
     payload, told = WORK[work](Asked(content, parse_run_config(run_config), node, site, flower_run))
     info: Info = {"status": "ok"} | told | {"site": site}
     return to_record(payload, info if payload is None else info | {"bytes": len(payload)})

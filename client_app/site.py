@@ -15,7 +15,8 @@ from client_app.partition import share
 from client_app.settings import NodeConfig
 from common.backbones import Backbone, load_backbone
 from common.config import RunConfig, pick_device
-from common.errors import DataError
+from common.errors import ConfigError, DataError
+from common.wire import INFO, Record
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,21 @@ def site_name(node: NodeConfig, node_id: int) -> str:
     if node.site:
         return node.site
     return str(node.partition_id) if node.num_partitions > 1 else f"node-{node_id}"
+
+
+def check_addressee(question: Record, site: str) -> None:
+    """Raise ConfigError where the coordinator knows this site's key under another name, and would refuse its reply.
+
+    So nothing is charged in vain. Depends on the question and the site's settings alone; without a table of registered
+    sites a coordinator names nobody.
+    """
+    info = question.config_records.get(INFO)
+    registered = site if info is None else info.get("site", site)
+    if registered != site:
+        raise ConfigError(
+            f"this site is called {site!r}, but the coordinator has registered its key as {str(registered)[:64]!r}; make "
+            "`site` in the node-config that name, or ask the coordinator to register the key under this one"
+        )
 
 
 def in_simulation() -> bool:

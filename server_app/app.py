@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -19,11 +20,12 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run one federation. A wrong setting stops it before anything starts."""
     config = parse_run_config(context.run_config)
-    if type(grid).__name__ == "InMemoryGrid":
+    if simulated := type(grid).__name__ == "InMemoryGrid":
         _wait_for_ray()
     from server_app.federate import federate
+    from strategies.registered import Registered
 
-    federate(config, grid, context.run_id)
+    federate(config, grid, context.run_id, None if simulated else Registered.here(os.environ))
 
 
 def _wait_for_ray() -> None:

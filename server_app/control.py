@@ -1,10 +1,9 @@
-"""What the coordinator asks of its own SuperLink: to take a site's key, and to run a federation."""
+"""A run on the coordinator's own SuperLink."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from common.errors import ConfigError, RunError
 from server_app.submit import DONE, OnEvent, failure, flower_environment, plain, reason, submit
 
 NAME = "coordinator"
-KNOWN = "already in use"
 
 
 def check_connection(address: str, authority: Path | None) -> None:
@@ -36,32 +34,6 @@ def _connection(address: str, authority: Path | None) -> Iterator[tuple[Path, di
     with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
         (Path(home) / "config.toml").write_text(f'[superlink.{NAME}]\naddress = "{address}"\n{trust}\n')
         yield Path(home), flower_environment(Path(home))
-
-
-def register(folder: Path, address: str, authority: Path | None) -> dict[str, str]:
-    """Tell the SuperLink the keys of all sites in a folder of `coordinator certs`: "registered" or "known" by site.
-
-    Raises ConfigError where the folder has no keys, RunError where the SuperLink does not take one.
-    """
-    keys = sorted((folder / "sites").glob("*/site.pub"))
-    if not keys:
-        raise ConfigError(f"{folder} holds no key of a site; `coordinator certs {folder} --site NAME` makes one")
-    found: dict[str, str] = {}
-    with _connection(address, authority) as (_, environment):
-        for key in keys:
-            command = ["flwr", "supernode", "register", str(key), NAME, "--format", "json"]
-            done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
-            try:
-                answer = json.loads(done.stdout)
-            except ValueError:
-                answer = {"error-message": (done.stderr or done.stdout).strip()[-300:]}
-            if answer.get("success") is True:
-                found[key.parent.name] = "registered"
-            elif KNOWN in str(answer.get("error-message")):
-                found[key.parent.name] = "known"
-            else:
-                raise RunError(f"the SuperLink at {address} does not take {key}: {answer.get('error-message')}")
-    return found
 
 
 def run(

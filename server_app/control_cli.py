@@ -38,11 +38,19 @@ def register(
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
 ) -> None:
-    """Tell the SuperLink the keys of all sites; those it knows already stay as they are."""
-    from server_app.control import register as tell
+    """Register the keys of all sites with the SuperLink, and write down their names: a site is called as its key is.
 
-    for site, what in tell(folder, control, root_certificates).items():
+    A key that is known stays as it is. A new key under a known name replaces the old one, which is put out.
+    """
+    from server_app.control import check_connection
+    from server_app.supernodes import enrol
+
+    check_connection(control, root_certificates)
+    for site, what in enrol(folder, control, root_certificates).items():
         console.print(f"{what:<11}{site}")
+        if what == "taken back":
+            remedy = f"remove {folder / 'sites' / site}, then make a new key: coordinator certs {folder} --site {site}"
+            console.print(f"{'':<11}this key cannot be registered again; {remedy}", soft_wrap=True)
 
 
 def unregister(
@@ -56,7 +64,7 @@ def unregister(
     from server_app.supernodes import forget
 
     check_connection(control, root_certificates)
-    known = forget(folder / "sites" / site / "site.pub", control, root_certificates)
+    known = forget(folder, site, control, root_certificates)
     console.print(f"{'unregistered' if known else 'not known':<14}{site}")
 
 
@@ -88,6 +96,12 @@ def run(
     card, sites = metrics["card"], metrics["sites"]
     if card["state"] != "green":
         console.print(f"{card['state']}: {missing_line(card)}", soft_wrap=True)
+    if root_certificates is not None and card["names"] == "claimed":
+        console.print(
+            "the coordinator's app had no table of registered sites, so names are what the sites call themselves; start the "
+            "SuperLink with `coordinator superlink`, or set FEDSURROGATE_REGISTERED where the app runs",
+            soft_wrap=True,
+        )
     came = sites["invited"] + card["never_came"]
     console.print(f"{DONE}, {sites['used']} of {came} sites used; report {folder / 'report.html'}", soft_wrap=True)
     console.print(str(folder), soft_wrap=True)

@@ -11,17 +11,22 @@ from common.errors import FedSurrogateError
 from server_app.report import write_report
 from server_app.run_folder import RunFolder
 from strategies import Federation, Grid, strategy_of
+from strategies.registered import Registered
 
 STOPPED = "Flower ended this app: the run was stopped, or the SuperLink or SuperExec above the app ended or was restarted"
 
 log = logging.getLogger("flwr")
 
 
-def federate(config: RunConfig, grid: Grid, flower_run_id: int) -> None:
-    """Run one federation. A failure leaves a complete run folder, with a report that says why, and is raised again."""
+def federate(config: RunConfig, grid: Grid, flower_run_id: int, registered: Registered | None = None) -> None:
+    """Run one federation. A failure leaves a complete run folder, with a report that says why, and is raised again.
+
+    registered: the table of registered sites, where the SuperLink lets only such sites in.
+    """
     device = pick_device(config.device)
     folder = RunFolder(config, flower_run_id)
     strategy = strategy_of(config)(config, folder, device)
+    strategy.registered = registered
     log.info("Run folder: %s", folder.path)
     failure = None
     try:

@@ -107,7 +107,8 @@ def _card(run: Run) -> Json:
         return {}
     fates = {fate: len(as_list(card.get(fate)) or as_table(card.get(fate))) for fate in FATES}
     facts = {"state": card.get("state"), "missing_share": share, "invited": int(invited), "never_came": int(never_came)}
-    return facts | fates
+    absent = [str(name) for name in as_list(card.get("absent"))]
+    return facts | fates | {"nameless": max(0, int(never_came) - len(absent)), "names": card.get("names")}
 
 
 def _troubles(run: Run) -> list[tuple[str, str, str]]:

@@ -152,7 +152,7 @@ footer dd { margin: 0; }
 {% if run_ok and card.get("missing_share") %}<p>About {{ card.missing_share | percent }} of all records {{ "are missing: a model of the others may not hold for them." if card.state == "red" else "are missing." }}</p>{% endif %}
 {% if troubles or run.notes or privacy.dropped or card.get("never_came") %}
 <ul>
-{% if card.get("never_came") %}<li><strong>{{ card.never_came }} more</strong>: expected by the settings, and never came</li>{% endif %}
+{% if card.get("nameless") %}<li><strong>{{ card.nameless }} more</strong>: expected by the settings, and never came</li>{% endif %}
 {% for who, what, why in troubles %}
 <li><strong>{{ who }}</strong>: {{ what }}, {{ why }}</li>
 {% endfor %}
@@ -308,7 +308,10 @@ behind it; the fewer records a class has, the more. Guard the surrogates and the
 {% if card %}
 <p>{{ card.invited }} invited{% if card.never_came %}, {{ card.never_came }} never came{% endif %}:
 {{ card.used }} used, {{ card.late }} late, {{ card.rejected }} rejected, {{ card.dropped }} dropped.
-A site that has not told how many records it has is taken for as large as the largest.</p>
+A site that has not told how many records it has is taken for as large as the largest.
+{% if card.names == "registered" %}Every name is the one its key is registered under.
+{% elif card.names == "claimed" %}Names are what the sites call themselves: the coordinator's app had no table of registered sites
+(<code>coordinator register</code>), so a site could take the name of one that had not yet answered.{% endif %}</p>
 {% endif %}
 {% if sites %}
 <div class="scroll" tabindex="0"><table>

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from strategies.outcome import Site
@@ -11,12 +11,13 @@ from strategies.outcome import Site
 MUCH = 0.1
 
 
-def run_card(sites: Collection[Site], expected: int) -> dict[str, Any]:
+def run_card(sites: Collection[Site], expected: int, absent: Sequence[str] = (), names: str = "") -> dict[str, Any]:
     """The run card: names under used, late, rejected and dropped, with reasons, and how much of the data is missing.
 
-    expected: how many sites the settings ask for, 0 for any. missing_share: of all records. A site that has not told how
-    many it has, or has not come at all, is taken for as large as the largest that has told. state: "green" when nobody is
-    missing, "red" when a tenth of the records or more is, else "amber".
+    expected: how many sites the settings ask for, 0 for any. absent: names of registered sites that have not connected.
+    names: whether names are those of "registered" keys, or only "claimed". missing_share: of all records. A site that has
+    not told how many it has, or has not come at all, is taken for as large as the largest that has told. state: "green"
+    when nobody is missing, "red" when a tenth of the records or more is, else "amber".
     """
     told = [site.records for site in sites if site.records]
     largest = max(told, default=1)
@@ -29,6 +30,8 @@ def run_card(sites: Collection[Site], expected: int) -> dict[str, Any]:
         "missing_share": round(share, 4),
         "invited": len(sites),
         "never_came": never_came,
+        "absent": list(absent),
+        "names": names,
         "used": sorted(site.name for site in sites if site.fate == "used"),
         "late": {site.name: site.reason for site in sites if site.late},
         "rejected": {site.name: site.reason for site in sites if site.fate == "rejected"},
@@ -41,5 +44,6 @@ def missing_line(card: Mapping[str, Any]) -> str:
     """How much is missing from a result and whose it is, in a line."""
     names = sorted({**card["rejected"], **card["dropped"], **card["late"]})
     if card["never_came"]:
-        names.append(f"{card['never_came']} that never came")
+        absent = f" (not connected: {', '.join(card['absent'])})" if card.get("absent") else ""
+        names.append(f"{card['never_came']} that never came{absent}")
     return f"about {card['missing_share']:.0%} of all records are missing: {', '.join(names)}"

@@ -106,13 +106,14 @@ class RunFolder:
         simulated = any(site.simulated for site in outcome.sites.values())
         trained = {site.name: site.claim for site in outcome.sites.values() if site.claim is not None}
         total = (datetime.now(UTC) - self.started).total_seconds() if self._total is None else self._total
+        names = "" if simulated and outcome.names == "claimed" else outcome.names
         metrics: dict[str, Any] = {
             "schema": 1,
             "method": self.config.method,
             "status": status,
             "sites": {"invited": len(outcome.sites)}
             | {fate: outcome.count(fate) for fate in ("used", "rejected", "dropped")},
-            "card": run_card(outcome.sites.values(), self.config.sites),
+            "card": run_card(outcome.sites.values(), self.config.sites, outcome.absent, names),
             "accuracy": outcome.accuracy
             | {"per_site": {site.name: site.correct / site.tested for site in outcome.sites.values() if site.tested}},
             "bytes": {

@@ -17,6 +17,7 @@ FATE_OF: dict[str, Fate] = {
     "invited": "waiting",
     "introduced": "waiting",
     "joined": "waiting",
+    "absent": "waiting",
     "replied": "used",
     "evaluated": "used",
     "late": "dropped",
@@ -25,7 +26,7 @@ FATE_OF: dict[str, Fate] = {
     "left-out": "dropped",
 }
 # What became of a question to a site, for the report.
-OUTCOMES = ("invited", "replied", "rejected", "dropped", "late")
+OUTCOMES = ("absent", "invited", "replied", "rejected", "dropped", "late")
 SHOWN_EVENTS = 8
 # Of an event, too long for a line.
 UNTOLD = ("time", "event", "counts", "parts", "radii")

@@ -12,8 +12,8 @@ from server_app.following import PARTS, EventFile
 from server_app.json_values import Json, as_list, as_number, as_numbers, at, clean, natural_order
 from server_app.run_state import SiteState, state_of
 
-OUTCOMES = {"invited": "no reply", "replied": "used", "rejected": "rejected", "dropped": "dropped", "late": "late"}
-TROUBLES = ("rejected", "dropped", "late", "no reply")
+OUTCOMES = {"invited": "no reply", "replied": "used"} | {each: each for each in ("rejected", "dropped", "late", "absent")}
+TROUBLES = ("rejected", "dropped", "late", "absent", "no reply")
 METHODS = {
     "fedpft": "FedPFT",
     "kd": "Knowledge distillation",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from flwr.app import Message
@@ -78,21 +78,42 @@ class Collection:
         yield from self
 
 
-def connected_nodes(grid: Grid, expected: int, quorum: float, deadline: float, recorder: Recorder) -> list[int]:
+def connected_nodes(
+    grid: Grid,
+    expected: int,
+    quorum: float,
+    deadline: float,
+    recorder: Recorder,
+    registered: Callable[[], Mapping[int, str]] | None = None,
+) -> list[int]:
     """Node ids of the connected sites, waiting for `expected` of them (at least one).
 
+    registered: gives the names of registered sites by node id; only those count then, and who is missing is named.
     Raises RunError when fewer come than `quorum` asks for: nobody is then asked for what would be paid for in vain.
     """
-    wanted, limit = max(1, expected), min(deadline, CONNECT_SECONDS)
-    end, nodes = time.monotonic() + limit, sorted(grid.get_node_ids())
-    if len(nodes) < wanted:
-        recorder.event("waiting", reason=f"for {wanted - len(nodes)} more of {wanted} sites to connect", seconds=limit)
-    while len(nodes) < wanted and time.monotonic() < end:
-        time.sleep(POLL_SECONDS)
+
+    def look() -> tuple[list[int], int, str]:
         nodes = sorted(grid.get_node_ids())
-    if not nodes:
-        raise RunError("no site is connected; start a SuperNode at each site, then run again")
-    check_quorum(len(nodes), len(nodes), expected, quorum, "are connected")
+        if registered is None:
+            return nodes, len(nodes), ""
+        names = registered()
+        missing = ", ".join(sorted(name for node, name in names.items() if node not in nodes))
+        return nodes, sum(node in names for node in nodes), f"; not connected: {missing}" if missing else ""
+
+    wanted, limit = max(1, expected), min(deadline, CONNECT_SECONDS)
+    end, (nodes, there, missing) = time.monotonic() + limit, look()
+    if there < wanted:
+        reason = f"for {wanted - there} more of {wanted} sites to connect{missing}"
+        recorder.event("waiting", reason=reason, seconds=limit)
+    while there < wanted and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
+        nodes, there, missing = look()
+    if not there:
+        raise RunError(f"no site is connected; start a SuperNode at each site, then run again{missing}")
+    try:
+        check_quorum(there, there, expected, quorum, "are connected")
+    except RunError as error:
+        raise RunError(f"{error}{missing}") from None
     return nodes
 
 

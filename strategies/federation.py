@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -18,7 +19,8 @@ from common.model_frames import pack_classifier, unpack_classifier
 from common.wire import Info, check_form, from_record, record_bytes, to_record
 from strategies.collect import Collection, Recorder, check_quorum, connected_nodes
 from strategies.introductions import Group, Introduction, introduction, settle
-from strategies.outcome import NO_REPLY, Outcome, Points, Site
+from strategies.outcome import NO_REPLY, Outcome, Points, Site, nameless
+from strategies.registered import Registered, addressed, admit, check_name
 
 COMPARE = f"{MessageType.QUERY}.compare"
 HELLO = f"{MessageType.QUERY}.hello"
@@ -39,7 +41,12 @@ IN_ITS_PLACE = {
 
 
 class Federation(ABC):
-    """A run over a grid of sites. Subclasses say what is asked of the sites, and learn a model from the replies."""
+    """A run over a grid of sites. Subclasses say what is asked of the sites, and learn a model from the replies.
+
+    registered: the table of registered sites; without one a site is called what it calls itself.
+    """
+
+    registered: Registered | None = None
 
     def __init__(self, config: RunConfig, recorder: Recorder, device: str = "cpu") -> None:
         self.config = config
@@ -63,10 +70,7 @@ class Federation(ABC):
 
     def introduce(self, grid: Grid, deadline: float) -> Group:
         """Ask every connected site who it is; what fits together takes part. Raises RunError when there is no site."""
-        nodes = connected_nodes(grid, self.config.sites, self.config.quorum, deadline, self.recorder)
-        self._connected = set(nodes)
-        self.outcome.sites = {node: Site(name=nameless(node)) for node in nodes}
-        self.recorder.event("invited", sites=len(nodes))
+        nodes = self.invite(grid, deadline)
         said: dict[int, Introduction] = {}
         for reply in Collection(grid, map(self.hello, nodes), deadline):
             node = self._node(reply)
@@ -91,6 +95,20 @@ class Federation(ABC):
             raise RunError("no site names its classes; set classes in the run's settings")
         check_class_number(group.classes)
         return group
+
+    def invite(self, grid: Grid, deadline: float, number: int | None = None) -> list[int]:
+        """The connected nodes that may be asked. Without a round's `number` it waits for all that are expected."""
+        config, names = self.config, None if self.registered is None else self.registered.names
+        wanted = (config.sites, config.quorum) if number is None else (0, 0.0)
+        nodes = connected_nodes(grid, *wanted, deadline, self.recorder, names)
+        allowed = admit(self.outcome, self.recorder, nodes, None if names is None else names(), number)
+        self._connected = set(allowed)
+        if number is None:
+            self.outcome.names = "claimed" if names is None else "registered"
+            for node in allowed if names is not None else ():
+                self.recorder.event("invited", site=self.outcome.sites[node].name)
+            self.recorder.event("invited", sites=len(allowed), names=self.outcome.names)
+        return allowed
 
     def hello(self, node: int) -> Message:
         """The question who a site is."""
@@ -135,8 +153,12 @@ class Federation(ABC):
         return correct / tested if tested else None
 
     def _message(self, kind: str, node: int, record: RecordDict) -> Message:
-        self.outcome.sites[node].bytes_down += record_bytes(record)
-        message = Message(record, node, kind)
+        site = self.outcome.sites[node]
+        if site.registered:
+            record = addressed(record, site.name)
+        site.bytes_down += record_bytes(record)
+        # Flower makes a message's id from its content, and takes a reply from whoever knows that id and the node's.
+        message = Message(record, node, kind, group_id=secrets.token_hex(16))
         self._sent.append(message)
         return message
 
@@ -155,7 +177,10 @@ class Federation(ABC):
         check_form(reply.content)
         site.bytes_up += record_bytes(reply.content)
         payload, info = from_record(reply.content, self.config.max_payload_mib * 2**20)
-        self._name(site, info.get("site"))
+        if site.registered:
+            check_name(site, info)
+        elif self.registered is None:
+            self._name(site, info.get("site"))
         if (status := info.get("status")) != "ok":
             raise SurrogateError(PUBLIC_SENTENCES.get(str(status), PUBLIC_SENTENCES["internal"]))
         return payload, info
@@ -167,9 +192,9 @@ class Federation(ABC):
         others = {node: other for node, other in self.outcome.sites.items() if other is not site and other.name == name}
         gone = {node: other for node, other in others.items() if node not in self._connected}
         if all(node in gone or other.fate == "rejected" for node, other in others.items()):
-            site.name = name
+            site.name, site.heard = name, True
             for node, other in others.items():
-                other.name = nameless(node)
+                other.name, other.heard = nameless(node), False
             for node, other in gone.items():
                 # The same site, come back under another number.
                 site.bytes_up, site.bytes_down = site.bytes_up + other.bytes_up, site.bytes_down + other.bytes_down
@@ -226,11 +251,6 @@ class Federation(ABC):
             flat = (features @ plane).T.tolist()
             points["synthetic"] = Points(flat[0], flat[1], labels.tolist())
         points["real"] = Points(*(numbers_told(info, f"points.{name}") for name in ("x", "y", "label")))
-
-
-def nameless(node: int) -> str:
-    """What a site is called that has not said its name; no site can choose that."""
-    return f"node {node}"
 
 
 def whole_number(info: Info, key: str) -> int:

@@ -16,10 +16,9 @@ from common.errors import SurrogateError
 from common.frames import centre_digest
 from common.surrogates import AnySurrogate, SumsSurrogate
 from common.wire import Info, pack_question, to_record, unpack_surrogate
-from strategies.collect import Collection, Recorder, check_quorum, connected_nodes
+from strategies.collect import Collection, Recorder, check_quorum
 from strategies.federation import Federation, seconds_told
 from strategies.learning import learn
-from strategies.outcome import Site
 from strategies.public import read_centre
 
 CENTRE_FILE = "centre.pb"
@@ -66,11 +65,7 @@ class FedPFT(Federation):
 
     def _ask(self, grid: Grid) -> Iterable[Message]:
         """Ask every connected site for its surrogate."""
-        config = self.config
-        nodes = connected_nodes(grid, config.sites, config.quorum, config.deadline, self.recorder)
-        self._connected = set(nodes)
-        self.outcome.sites = {node: Site(name=f"node {node}") for node in nodes}
-        self.recorder.event("invited", sites=len(nodes))
+        nodes = self.invite(grid, self.config.deadline)
         question, told = pack_question(self._centre), Info(run=run_digest(self.config))
         if question is not None:
             self.recorder.keep(CENTRE_FILE, question)

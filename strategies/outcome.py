@@ -16,11 +16,12 @@ NO_REPLY = "no reply before the deadline"
 
 @dataclass
 class Site:
-    """One site in a run. `name` is what the site calls itself, or its node id until it has answered.
+    """One site in a run. `name` is what its key is registered under; without a table of registered sites it is what the site
+    calls itself, or its node id until it has answered.
 
     records: that what it sent stands for, noisy under privacy; 0 where it has not told. late: it did answer, but too late.
     barred: it can take no part, and is not asked again. claim: of what it sent in rounds under privacy. downstream: how well
-    a generator serves there.
+    a generator serves there. registered: its name is that of its key. heard: it has answered in its name.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Site:
     barred: bool = False
     claim: Claim | None = None
     downstream: dict[str, float] = field(default_factory=dict)
+    registered: bool = False
+    heard: bool = False
 
 
 class Source(Protocol):
@@ -60,7 +63,8 @@ class Outcome:
 
     rounds: of training, each with its number, accuracy on all test data, bytes up so far and seconds. hops: of a chain, in
     order, each with its site and what the head there was worth. stopped: why a run ended before its last round, with what it
-    had learned by then. parameters: of a generator, that a site sends in a round.
+    had learned by then. parameters: of a generator, that a site sends in a round. names: whether sites' names are those of
+    their "registered" keys or only "claimed". absent: names of registered sites that have not connected.
     """
 
     sites: dict[int, Site] = field(default_factory=dict)
@@ -75,7 +79,14 @@ class Outcome:
     points: dict[str, Points] = field(default_factory=dict)
     stopped: str = ""
     parameters: int = 0
+    names: Literal["registered", "claimed", ""] = ""
+    absent: list[str] = field(default_factory=list)
 
     def count(self, fate: Fate) -> int:
         """Sites that met this fate."""
         return sum(site.fate == fate for site in self.sites.values())
+
+
+def nameless(node: int) -> str:
+    """What a site is called whose name is not known; no site can choose that."""
+    return f"node {node}"

@@ -22,10 +22,10 @@ from common.model_frames import unpack_parameters
 from common.parameters import Parameters, check_update
 from common.synthetic import Synthetic
 from common.wire import Info, to_record
-from strategies.collect import Collection, check_quorum, connected_nodes
-from strategies.federation import Federation, nameless, seconds_told, share_told
+from strategies.collect import Collection, check_quorum
+from strategies.federation import Federation, seconds_told, share_told
 from strategies.introductions import introduction
-from strategies.outcome import NO_REPLY, Site
+from strategies.outcome import NO_REPLY
 from strategies.training import Training
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -174,20 +174,18 @@ class Rounds(Federation, Generic[R]):
         Who came only now, or came back under another number, is asked that first: only by its name can a site be told how
         far it had come.
         """
-        nodes, sites, number = connected_nodes(grid, 0, 0.0, deadline, self.recorder), self.outcome.sites, training.round + 1
-        self._connected = set(nodes)
-        for node in nodes:
-            sites.setdefault(node, Site(name=nameless(node)))
+        sites, number = self.outcome.sites, training.round + 1
+        nodes = self.invite(grid, deadline, number)
         for node, site in sites.items():
             if node not in self._connected and site.fate == "used":
                 site.fate, site.reason = "dropped", f"gone before round {number}"
                 self.recorder.event("dropped", site=site.name, reason=site.reason, round=number)
-        mute = {node for node in nodes if sites[node].name == nameless(node) and not sites[node].barred}
+        mute = {node for node in nodes if not (sites[node].heard or sites[node].barred)}
         for reply in Collection(grid, map(self.hello, list(mute)), deadline) if mute else ():
             mute.discard(self._node(reply))
             self._meet(reply, training)
         self._miss(mute, number)
-        known = [node for node in nodes if sites[node].name != nameless(node) and not sites[node].barred]
+        known = [node for node in nodes if sites[node].heard and not sites[node].barred]
         return known, mute
 
     def _meet(self, reply: Message, training: Training) -> None:
@@ -197,7 +195,7 @@ class Rounds(Federation, Generic[R]):
         try:
             _, info = self._read(reply, site)
             said = introduction(site.name, info)
-            if site.name == nameless(node):
+            if not site.heard:
                 raise SurrogateError(f"a site that calls itself {str(info.get('site'))[:64]!r}, which is another site")
             if (said.fingerprint, said.dimension) != (training.fingerprint, training.inputs):
                 site.barred = True

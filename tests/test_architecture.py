@@ -21,6 +21,7 @@ MAY_NAME_FLOWER = {
     "client_app/app.py",
     "client_app/installed.py",
     "server_app/app.py",
+    "server_app/fleet_guard.py",
     "server_app/superlink.py",
     "server_app/supernodes.py",
     "common/wire.py",
