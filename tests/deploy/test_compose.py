@@ -230,3 +230,14 @@ def test_what_the_demo_needs_is_said_where_it_is_missing(tmp_path: Path) -> None
     )
     assert done.returncode == 1
     assert "demo-compose needs docker" in done.stderr
+
+
+def test_the_coordinators_app_reads_the_table_that_register_writes_and_cannot_change_it() -> None:
+    for file in (DEPLOY / "compose.coordinator.yml", DEPLOY / "compose.demo.yml"):
+        services = yaml.safe_load(interpolated(file, {"RUN_AS": "1000:1000"}))["services"]
+        (app,) = (each for each in services.values() if words(each["command"])[0] == "flower-superexec")
+        register = services["register"]
+        table = Path(register["environment"]["FEDSURROGATE_REGISTERED"])
+        assert app["environment"]["FEDSURROGATE_REGISTERED"] == str(table)
+        (shared,) = set(volumes(app)) & set(volumes(register))
+        assert (volumes(register)[shared], volumes(app)[shared]) == (str(table.parent), f"{table.parent}:ro")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from server_app.certificates import issue
+from strategies.registered import TABLE, read_table
 from tests.e2e.processes import BIN, Federation, coordinator, environment, federation, site_command
 
 NODE = 'data="digits" partition-id={} num-partitions=2'
@@ -44,6 +45,8 @@ def test_a_run_finishes_over_tls_among_registered_sites(running: Federation) -> 
     folder = Path(done.stdout.splitlines()[-1])
     assert folder.parent == running.home / "runs"
     assert (folder / "report.html").is_file()
+    card = json.loads((folder / "metrics.json").read_text())["card"]
+    assert (card["names"], card["used"], card["absent"]) == ("registered", ["0", "1"], [])
     assert "learned" in done.stderr
 
 
@@ -115,6 +118,42 @@ def test_the_fleet_port_answers_no_control_request(running: Federation) -> None:
     assert listed.returncode == 0
 
 
+def test_a_site_that_claims_the_name_of_another_is_refused_and_the_run_finishes(running: Federation) -> None:
+    """Its key is that of site 2, registered; in its node-config it is site 1."""
+    papers = running.papers
+    assert papers is not None
+    issue(papers, (), ("2",))
+    done = coordinator("register", str(papers), *running.control, cwd=running.home)
+    # The stranger as well: it is registered from here on, and does not connect.
+    assert done.stdout.split() == ["known", "0", "known", "1", "registered", "2", "registered", "stranger"]
+    running.join(f'{NODE.format(1)} cache-dir="{running.home}/cache" state-dir="{running.home}/state-2"', running.fleet)
+    settings = 'fedpft.covariance="spherical" sites=3 deadline=120.0 head.min-steps=50 head.epochs=1'
+    done = coordinator("run", *running.control, "-c", settings, cwd=running.home)
+    assert done.returncode == 0, done.stderr
+    assert "finished:completed, 2 of 3 sites used" in done.stdout
+    card = json.loads((Path(done.stdout.splitlines()[-1]) / "metrics.json").read_text())["card"]
+    assert (card["used"], card["absent"], set(card["rejected"])) == (["0", "1"], ["stranger"], {"2"})
+    assert "calls itself '1', and whose key is registered as '2'" in card["rejected"]["2"]
+
+
+def test_a_new_key_under_a_known_name_puts_the_old_one_out(running: Federation) -> None:
+    papers = running.papers
+    assert papers is not None
+    (papers / "sites" / "2").rename(running.home / "old")
+    issue(papers, (), ("2",))
+    node = read_table(papers / TABLE)["2"].node
+    done = coordinator("register", str(papers), *running.control, cwd=running.home)
+    assert done.stdout.split()[4:6] == ["replaced", "2"]
+    assert read_table(papers / TABLE)["2"].node != node
+    (running.home / "old").rename(papers / "sites" / "old")
+    assert doctor(running, *running.credentials("old"))["key"] == "FAIL"
+    assert doctor(running, *running.credentials("2"))["key"] == "PASS"
+    done = coordinator("register", str(papers), *running.control, cwd=running.home)
+    # A key that is taken back stays so.
+    assert "taken back old" in done.stdout
+    assert "old" not in read_table(papers / TABLE)
+
+
 def test_a_key_that_was_taken_back_is_refused_and_those_of_others_are_not(running: Federation) -> None:
     """The last test: a site is missing after it."""
     papers = str(running.papers)
@@ -122,6 +161,7 @@ def test_a_key_that_was_taken_back_is_refused_and_those_of_others_are_not(runnin
     for said in ("unregistered", "not known"):
         done = coordinator("unregister", papers, "1", *running.control, cwd=running.home)
         assert (done.returncode, done.stdout.strip()) == (0, f"{said:<14}1"), done.stderr
+    assert "1" not in read_table(running.papers / TABLE)  # type: ignore[operator]
     doomed.wait(120)
     assert doctor(running, *running.credentials("1"))["key"] == "FAIL"
     assert doctor(running, *running.credentials("0"))["key"] == "PASS"
