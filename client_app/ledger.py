@@ -33,10 +33,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class Release:
-    """What is about to leave. events: what it costs, empty without differential privacy. facts stay at the site.
-
-    sealed: whether only other sites can read it.
-    """
+    """What is about to leave. events: its cost, empty without privacy. facts stay here. sealed: for other sites only."""
 
     run: str
     flower_run: str
