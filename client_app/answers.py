@@ -60,7 +60,7 @@ def answer(
     _open_log(node)
     run = parse_run_config(run_config)
     policy = open_gate(node, run, flower_run).policy
-    check_work(policy, work)
+    check_work(policy, run, node.peers, work)
     payload, told = WORK[work](Asked(content, run, node, site, flower_run))
     told = in_clear(policy, work, told)
     info: Info = {"status": "ok"} | told | {"site": site}

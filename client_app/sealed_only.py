@@ -29,8 +29,9 @@ def check_sealed_run(policy: Policy, run: RunConfig, peers: str) -> None:
         )
 
 
-def check_work(policy: Policy, work: str) -> None:
-    """Raise PolicyError for a kind of request whose answer is in clear. Called before any work is done."""
+def check_work(policy: Policy, run: RunConfig, peers: str, work: str) -> None:
+    """Raise PolicyError for a request whose answer is in clear. Called before anything of the message is read."""
+    check_sealed_run(policy, run, peers)
     if policy.require_seal and work not in IN_CLEAR:
         raise PolicyError(f"require-seal = true: the answer to a request for {work!r} would leave in clear")
 
