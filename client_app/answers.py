@@ -17,6 +17,7 @@ from client_app.heads import local_head
 from client_app.hop import kept_head
 from client_app.keys import private_key
 from client_app.release import entry, leave, prepare, stage_file
+from client_app.sealed_only import check_work, in_clear
 from client_app.settings import NodeConfig, parse_node_config
 from client_app.site import check_addressee, load_site, site_name
 from client_app.task import Limits, Made, Task
@@ -57,8 +58,12 @@ def answer(
 ) -> Record:
     """The reply to a message. Raises FedSurrogateError, and whatever else can go wrong."""
     _open_log(node)
+    run = parse_run_config(run_config)
     check_addressee(content, site)
-    payload, told = WORK[work](Asked(content, parse_run_config(run_config), node, site, flower_run))
+    policy = open_gate(node, run, flower_run).policy
+    check_work(policy, run, node.peers, work)
+    payload, told = WORK[work](Asked(content, run, node, site, flower_run))
+    told = in_clear(policy, work, told)
     info: Info = {"status": "ok"} | told | {"site": site}
     return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
 

@@ -108,7 +108,7 @@ def reopen_ledger(
 
 @app.command()
 def key(node_config: Node) -> None:
-    """Show this site's public key for sealed chains, as other sites put it into their `peers` file.
+    """Show this site's public key, as other sites put it into their `peers` file and the coordinator into its keys file.
 
     The private half is made when first needed and stays in the state folder.
     """
@@ -125,19 +125,19 @@ def key(node_config: Node) -> None:
 
 @app.command()
 def release(
-    request: Annotated[Path, typer.Argument(help="What the coordinator asks for, a file of `coordinator request`.")],
+    request: Annotated[Path, typer.Argument(help="What the coordinator requests, a file of `coordinator request`.")],
     node_config: Node,
     out: Annotated[Path, typer.Option(help="The bundle to write; people carry it to the coordinator.")],
     as_json: Json = False,
 ) -> None:
-    """Release this site's surrogate into a signed file, where there is no line to the coordinator.
+    """Release this site's surrogate into a signed file, where there is no network connection to the coordinator.
 
-    It is charged to the ledger like one that leaves over the network, and is the same to the byte.
+    Only for a request that the coordinator has signed whose key the node-config pins (coordinator-key), and only once. It is
+    charged to the ledger like one that leaves over the network, and is the same to the byte.
     """
     from client_app.forward import release_to
-    from common.bundles import read_request
 
-    made = release_to(out, read_request(request), node_of(node_config))
+    made = release_to(out, request, node_of(node_config))
     if as_json:
         facts = {"file": str(out), "bytes": made.bytes, "sha256": made.sha256, "epsilon": made.epsilon, "delta": made.delta}
         print(json.dumps(facts, indent=2))

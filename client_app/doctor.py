@@ -12,6 +12,7 @@ from contextlib import closing
 
 import torch
 
+from client_app.doctor_keys import check_keys
 from client_app.doctor_link import Finding
 from client_app.features import in_parts
 from client_app.gate import open_gate
@@ -40,6 +41,7 @@ def check_site(run: RunConfig, node: NodeConfig, fingerprint: str = "", run_name
     yield from _machine(run, node)
     yield _guarded("policy", "see `site policy check`", lambda: _policy(run, node))
     yield _guarded("ledger", "see `site ledger`; a damaged one stops every release", lambda: _ledger(run, node))
+    yield from check_keys(run, node)
     part: list[SiteShare] = []
     dimension = 0
     yield _guarded(

@@ -1,4 +1,4 @@
-"""A release into a file, for sites without a line to the coordinator."""
+"""A release into a file, for sites without a network connection to the coordinator."""
 
 from __future__ import annotations
 
@@ -7,28 +7,33 @@ from pathlib import Path
 from typing import Any
 
 from client_app.gate import open_gate
-from client_app.keys import private_key
-from client_app.ledger import Release
+from client_app.keys import coordinator_key, private_key
+from client_app.ledger import Ledger, Release
 from client_app.release import leave, prepare, stage_file
 from client_app.settings import NodeConfig
 from client_app.site import site_name
-from common.bundles import Request, pack_bundle
-from common.errors import ConfigError, LedgerError
+from common.bundles import pack_bundle
+from common.errors import ConfigError, LedgerError, PolicyError
+from common.signed_requests import Request, read_request
 
 
-def release_to(file: Path, request: Request, node: NodeConfig) -> Release:
+def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
     """Make the surrogate a request asks for, charge it to the ledger, and write it as a signed bundle.
 
-    The surrogate is the one that would have left over the network. Written in full before it is charged, and named
-    `file` after: nothing is paid for that is lost. Raises FedSurrogateError; then nothing has left.
+    Before any work: the request carries the signature of the coordinator whose key the node-config pins, has not expired,
+    and this site has not answered it yet. The surrogate is the one that would have left over the network. Written in full
+    before it is charged, and named `file` after: nothing is paid for that is lost. Raises FedSurrogateError; then nothing
+    has left.
     """
     if not (node.site or node.num_partitions > 1):
         raise ConfigError("the node-config names no site, and the coordinator knows keys by name; set site")
     if file.exists():
         raise ConfigError(f"{str(file)!r} exists; a bundle is never replaced, because its release is in the ledger")
+    request = read_request(request_file, coordinator_key(node))
     run, site = request.run(), site_name(node, 0)
     flower_run = f"bundle-{request.id}"
     gate = open_gate(node, run, flower_run)
+    _check_first_answer(gate.ledger, request, flower_run)
     prepared = prepare(run, node, site, gate, flower_run, request.centre)
     bundle = pack_bundle(request, site, prepared.payload, _told(prepared.release), private_key(node, site))
     try:
@@ -37,6 +42,15 @@ def release_to(file: Path, request: Request, node: NodeConfig) -> Release:
         raise LedgerError(f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged") from None
     leave(gate, prepared.release, staged, file)
     return prepared.release
+
+
+def _check_first_answer(ledger: Ledger, request: Request, flower_run: str) -> None:
+    """A second answer has fresh noise and is charged again; a person who wants one needs a new request."""
+    if earlier := [entry for entry in ledger.entries() if entry["flower_run"] == flower_run]:
+        raise PolicyError(
+            f"request {request.id} was answered on {earlier[0]['time'][:10]}; a second answer would spend the budget again. "
+            "Hand over the bundle that was written then; if it is lost, ask the coordinator for a new request"
+        )
 
 
 def _told(release: Release) -> dict[str, Any]:

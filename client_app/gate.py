@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from client_app.ledger import Budget, Ledger, Release, check_budget, dataset_id
 from client_app.policy import DEFAULT, PUBLIC_DATA, Policy, load_policy
+from client_app.sealed_only import check_sealed_run
 from client_app.settings import NodeConfig
 from common.config import RunConfig
 from common.errors import PolicyError
@@ -14,13 +15,15 @@ from common.errors import PolicyError
 class Gate:
     """One site's policy over one folder of data. The texts of its errors are for the site's own log."""
 
-    def __init__(self, policy: Policy, ledger: Ledger) -> None:
+    def __init__(self, policy: Policy, ledger: Ledger, peers: str = "") -> None:
         self.policy = policy
         self.ledger = ledger
+        self._peers = peers
 
     def check_request(self, run: RunConfig) -> None:
         """Raise PolicyError unless the policy allows such a run at all. Called before any work is done."""
         policy = self.policy
+        check_sealed_run(policy, run, self._peers)
         for key, allowed, asked in (
             ("methods", policy.methods, run.method),
             ("backbones", policy.backbones, run.backbone),
@@ -43,13 +46,15 @@ class Gate:
 
     def exact_numbers_may_leave(self, run: RunConfig) -> bool:
         """Whether counts of right answers may leave: not beside differential privacy, whose promise they would break."""
-        return self.policy.without_dp and not run.epsilon
+        return self.policy.without_dp and not run.epsilon and not self.policy.require_seal
 
     def check(self, release: Release) -> float:
         """Epsilon spent with this release, without letting it out. Raises PolicyError or BudgetError."""
         policy = self.policy
         if release.bytes > policy.largest_payload_mib * 2**20:
             raise PolicyError(f"largest-payload-mib = {policy.largest_payload_mib:g}: the release has {release.bytes} bytes")
+        if policy.require_seal and not release.sealed:
+            raise PolicyError("require-seal = true: the release is in clear")
         if not release.events and not policy.without_dp:
             raise PolicyError("without-dp = false: the release has no differential privacy")
         return check_budget(self.ledger.entries(), release, self._budget())
@@ -77,5 +82,5 @@ def open_gate(node: NodeConfig, run: RunConfig, flower_run: str) -> Gate:
     policy = load_policy(node.policy) if node.policy else PUBLIC_DATA if public else DEFAULT
     if public:
         name = f"{node.data or run.data}-{node.partition_id}-of-{node.num_partitions}"
-        return Gate(policy, Ledger(node.state / "public" / flower_run, name))
-    return Gate(policy, Ledger(node.state / "ledgers", dataset_id(node.data, node.data_dir)))
+        return Gate(policy, Ledger(node.state / "public" / flower_run, name), node.peers)
+    return Gate(policy, Ledger(node.state / "ledgers", dataset_id(node.data, node.data_dir)), node.peers)

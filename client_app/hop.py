@@ -26,7 +26,7 @@ def hop(task: Task) -> Made:
         named = str(task.told.get("readers", "")).split(",")
         readers = {name: key for name, key in _keys(task).items() if name in named}
         context = _context(task, task.site, task.told.get("hop"))
-        made = replace(made, payload=seal(made.payload, private_key(task.node, task.site), readers, context))
+        made = replace(made, payload=seal(made.payload, private_key(task.node, task.site), readers, context), sealed=True)
     return replace(made, answer=_worth(task, head))
 
 

@@ -1,15 +1,18 @@
-"""A site's key for sealed relays, and whose keys it trusts."""
+"""A site's key for sealed relays and bundles, and whose keys it trusts: other sites' and the coordinator's."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import re
 from pathlib import Path
 
 from client_app.settings import NodeConfig
-from common.errors import SealError
+from common.errors import ConfigError, SealError
 from common.sealing import PUBLIC_BYTES, SEED_BYTES, new_key, read_keys
+
+HEX_KEY, LARGEST_KEY_FILE = re.compile(rf"[0-9a-f]{{{2 * PUBLIC_BYTES}}}"), 4096
 
 log = logging.getLogger("fedsurrogate.site")
 
@@ -49,7 +52,7 @@ def told_keys(node: NodeConfig, text: object) -> dict[str, bytes]:
         listed = dict(json.loads(str(text)))
         whole = {name: key for name, key in listed.items() if isinstance(key, str) and len(key) == 2 * PUBLIC_BYTES}
         told = {name: bytes.fromhex(key) for name, key in whole.items()}
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise SealError("keys of other sites that cannot be read") from None
     if node.peers:
         known = read_keys(Path(node.peers).expanduser())
@@ -57,3 +60,28 @@ def told_keys(node: NodeConfig, text: object) -> dict[str, bytes]:
             log.error("the key told for site %s is not the one in peers = %s; nothing is sealed for it", name, node.peers)
             del told[name]
     return told
+
+
+def coordinator_key(node: NodeConfig) -> bytes:
+    """The public key of the coordinator whose requests this site answers. Raises ConfigError where none is pinned."""
+    named = node.coordinator_key
+    if not named:
+        raise ConfigError(
+            "the node-config pins no key of the coordinator, so a request could come from anyone; set coordinator-key to "
+            "what `coordinator key` prints there, or to a file that holds it (coordinator.pub of the site kit)"
+        )
+    text = named
+    if not HEX_KEY.fullmatch(text):
+        try:
+            with Path(named).expanduser().open("rb") as stream:
+                text = stream.read(LARGEST_KEY_FILE).decode("ascii", "replace").strip()
+        # RuntimeError: the home of a user who does not exist; ValueError: no path at all.
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"coordinator-key = {named[:200]!r} is no key, and no file that can be read ({error})"
+            ) from None
+    if not HEX_KEY.fullmatch(text):
+        raise ConfigError(
+            f"coordinator-key = {named[:200]!r}: must hold {2 * PUBLIC_BYTES} hexadecimal digits and nothing else"
+        )
+    return bytes.fromhex(text)

@@ -33,7 +33,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class Release:
-    """What is about to leave. events: what it costs, empty without differential privacy. facts stay at the site."""
+    """What is about to leave. events: its cost, empty without privacy. facts stay here. sealed: for other sites only."""
 
     run: str
     flower_run: str
@@ -49,6 +49,7 @@ class Release:
     facts: dict[str, float]
     bytes: int
     sha256: str
+    sealed: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Policy(Settings):
     delta: float = Field(1e-5, gt=0, le=0.01, description="largest delta of a run; epsilon-total is reckoned at this delta")
     smallest_class: int = Field(10, ge=1, description="records a class needs to be released, except with 'sums'")
     largest_payload_mib: float = Field(256.0, gt=0, le=4096, description="largest message that may leave, MiB")
+    require_seal: bool = Field(False, description="whether only sealed chains are answered, so that nothing leaves in clear")
 
 
 DEFAULT = Policy()

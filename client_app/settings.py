@@ -18,6 +18,8 @@ Frames = Literal["refuse", "first", "middle"]
 class NodeConfig(Settings):
     """Keys of `flower-supernode --node-config`. Without `data` the site is a share of the run's own data (simulation).
 
+    peers: a file with public keys of other sites. coordinator_key: the public key of the coordinator whose signed requests
+    this site answers, as hexadecimal digits or a file that holds them.
     unit: what privacy protects where the data tell patients; with "record" each image alone, so that a patient of several is
     protected less.
     """
@@ -34,6 +36,7 @@ class NodeConfig(Settings):
     dicom_frames: Frames = "refuse"
     policy: str = ""
     peers: str = ""
+    coordinator_key: str = ""
     weights_path: str = ""
     device: Device = "auto"
     cache_dir: str = ""

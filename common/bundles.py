@@ -1,83 +1,28 @@
-"""Store and forward: what a coordinator asks for, and what a site answers with, as files that people carry.
+"""Bundles: what a site without a network connection answers a request with, as a file.
 
-A request holds the settings of a run and an id of its own. A bundle is the very surrogate that would have travelled over the
-network, with a manifest that says what it is, for which request, and what the site's ledger says of it; the site signs both.
+A bundle is the very surrogate that would have travelled over the network, with a manifest that says what it is, for which
+request (`common.signed_requests`), and what the site's ledger says of it; the site signs both.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import json
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from common.checks import SITE_NAME
-from common.config import RunConfig, Scalar, parse_run_config, run_digest
-from common.errors import ConfigError, SealError, SurrogateError
+from common.config import run_digest
+from common.errors import SealError, SurrogateError
 from common.sealing import sign, verify
+from common.signed_requests import Request
 from common.surrogate_pb2 import Bundle as BundleMessage
+from common.untrusted import read_message
 
-VERSION = 1
+VERSION = 2
 PURPOSE = b"bundle"
-LARGEST_BUNDLE, LARGEST_MANIFEST, LARGEST_REQUEST = 2**30, 2**20, 2**26
-
-
-@dataclass(frozen=True)
-class Request:
-    """What sites are asked for. settings: of the run, flat. centre: bytes of the public centre, where the run has one."""
-
-    id: str
-    settings: Mapping[str, Scalar]
-    centre: bytes | None
-
-    @classmethod
-    def fresh(cls, settings: Mapping[str, Scalar], centre: bytes | None) -> Request:
-        """A request nobody has made before. Raises ConfigError for settings whose answer is no single file."""
-        request = cls(secrets.token_hex(8), dict(settings), centre)
-        request.run()
-        return request
-
-    def run(self) -> RunConfig:
-        """The run's settings. Raises ConfigError."""
-        config = parse_run_config(self.settings)
-        if config.method != "fedpft" or config.fedpft.topology == "chain":
-            raise ConfigError(
-                f"method = {config.method!r}, fedpft.topology = {config.fedpft.topology!r}: files can be carried where "
-                "every site answers once and alone; that is method = 'fedpft' with topology = 'star'"
-            )
-        return config
-
-    def text(self) -> str:
-        """As it stands in a file."""
-        centre = None if self.centre is None else base64.b64encode(self.centre).decode()
-        return (
-            json.dumps({"version": VERSION, "id": self.id, "settings": dict(self.settings), "centre": centre}, indent=2)
-            + "\n"
-        )
-
-
-def read_request(file: Path) -> Request:
-    """Read a request. Raises ConfigError."""
-    try:
-        if file.stat().st_size > LARGEST_REQUEST:
-            raise ValueError("it is too large")
-        content = json.loads(file.read_text())
-        if content["version"] != VERSION:
-            raise ValueError(f"its version is {content['version']!r}, not {VERSION}")
-        centre = None if content["centre"] is None else base64.b64decode(content["centre"], validate=True)
-        settings = dict(content["settings"])
-        request = Request(str(content["id"]), settings, centre)
-    except (OSError, ValueError, TypeError, LookupError, binascii.Error, RecursionError) as error:
-        raise ConfigError(f"{file} is no request of `coordinator request` ({str(error)[:120]})") from None
-    request.run()
-    return request
+LARGEST_BUNDLE, LARGEST_MANIFEST = 2**30, 2**20
 
 
 @dataclass(frozen=True)
@@ -98,6 +43,7 @@ def pack_bundle(request: Request, site: str, payload: bytes, ledger: Mapping[str
     manifest = {
         "version": VERSION,
         "request": request.id,
+        "request-sha256": request.digest(),
         "run": run_digest(request.run()),
         "site": site,
         "bytes": len(payload),
@@ -115,8 +61,7 @@ def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -
     """
     message = BundleMessage()
     try:
-        message.ParseFromString(content)
-        message.DiscardUnknownFields()
+        read_message(message, content, "bundle")
         if message.SerializeToString(deterministic=True) != content:
             raise ValueError("it holds more than a bundle, or is written otherwise")
         if len(message.manifest) > LARGEST_MANIFEST:
@@ -125,7 +70,7 @@ def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -
         site = manifest["site"]
         if manifest["version"] != VERSION:
             raise ValueError(f"its version is {str(manifest['version'])[:20]!r}, not {VERSION}")
-    except (DecodeError, ValueError, TypeError, LookupError, RecursionError) as error:
+    except (SurrogateError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise SurrogateError(f"no bundle of `site release` ({str(error)[:120]})") from None
     if not isinstance(site, str) or not SITE_NAME.fullmatch(site):
         raise SurrogateError(f"a bundle of site {str(site)[:64]!r}, which is no name of a site")
@@ -137,6 +82,8 @@ def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -
         raise SurrogateError(f"a bundle that was changed on its way, or that site {site!r} has not signed") from None
     if manifest.get("request") != request.id:
         raise SurrogateError(f"a bundle for request {str(manifest.get('request'))[:40]!r}, this is request {request.id!r}")
+    if manifest.get("request-sha256") != request.digest():
+        raise SurrogateError(f"the site has answered request {request.id!r} with other settings than this file holds")
     return Bundle(manifest, message.payload)
 
 

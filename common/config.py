@@ -215,7 +215,7 @@ def _explain(error: Any) -> str:
     return f"{key} = {error['input']!r}: {message}" if key else message
 
 
-# Settings that change nothing of what a site sends, or whose content travels by itself.
+# Settings that change nothing of what a site sends, or whose content travels by itself. `seal` enters on its own, below.
 ELSEWHERE = {"public", "order", "seal"}
 
 
@@ -244,6 +244,9 @@ def run_digest(config: RunConfig) -> str:
         "image-size": config.image_size,
         "budget": (config.epsilon, config.delta),
     } | {section: getattr(config, section).model_dump(exclude=ELSEWHERE) for section in _sections(config.method)}
+    if config.fedpft.seal:
+        # Only then: an open run keeps the digest it always had, and its stored surrogates stay comparable.
+        chosen["seal"] = True
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -68,11 +68,21 @@ def open_sealed(payload: bytes, name: str, private: bytes, sender: bytes, contex
 
 
 def read_keys(file: Path) -> Mapping[str, bytes]:
-    """Public keys by site: lines `name = "hex"`, as `site key` prints them. Raises ConfigError."""
+    """Public keys by site: lines `name = "hex"`, as `site key` prints them.
+
+    Raises ConfigError, also where one key stands under two names: its owner would count as two sites.
+    """
     try:
-        return {name: bytes.fromhex(key) for name, key in tomllib.loads(file.read_text("utf-8-sig")).items()}
+        keys = {name: bytes.fromhex(key) for name, key in tomllib.loads(file.read_text("utf-8-sig")).items()}
+        names: dict[bytes, str] = {}
+        for name, key in keys.items():
+            if len(key) != PUBLIC_BYTES:
+                raise ValueError(f"the key of {name!r} has {len(key)} bytes, not {PUBLIC_BYTES}")
+            if (other := names.setdefault(key[SEED_BYTES:], name)) != name:
+                raise ValueError(f"{other!r} and {name!r} have the same key")
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f'{str(file)!r} holds no keys ({error}); write lines such as north = "hex"') from None
+    return keys
 
 
 def sign(content: bytes, private: bytes, purpose: bytes) -> bytes:

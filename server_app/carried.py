@@ -1,14 +1,15 @@
-"""Requests that people carry to sites, and learning from the files they bring back."""
+"""Requests that the coordinator signs, and learning from the files with which sites answer them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from common.bundles import LARGEST_BUNDLE, Request, read_request, unpack_bundle
+from common.bundles import LARGEST_BUNDLE, unpack_bundle
 from common.config import Scalar, parse_run_config, pick_device
 from common.errors import ConfigError, SurrogateError
 from common.sealing import read_keys
+from common.signed_requests import Request, read_request
 from common.wire import pack_question, unpack_question, unpack_surrogate
 from server_app.federate import finished
 from server_app.run_folder import RunFolder
@@ -20,29 +21,48 @@ AT_HOME = ("output-dir", "resume", "data-dir", "weights-path", "device", "fedpft
 
 HERE = ("output-dir", "device", "quorum", "sites")
 
+Content = tuple[str, bytes] | SurrogateError
 
-def make_request(settings: Mapping[str, Scalar], file: Path) -> Request:
-    """Write a request for a run with these settings. Raises ConfigError for a run that no files can carry."""
+
+def make_request(settings: Mapping[str, Scalar], file: Path, private: bytes, days: int = 0) -> Request:
+    """Write a request for a run with these settings, signed with the coordinator's key. It expires after `days` (0: never).
+
+    Raises ConfigError for a run that no files can answer.
+    """
     if file.exists():
         raise ConfigError(f"{str(file)!r} exists; sites may have answered it already")
     centre = pack_question(read_centre(parse_run_config(settings).fedpft.public))
-    request = Request.fresh({key: value for key, value in settings.items() if key not in AT_HOME}, centre)
-    file.write_text(request.text())
+    request = Request.fresh({key: value for key, value in settings.items() if key not in AT_HOME}, centre, days)
+    file.write_bytes(request.signed(private))
     return request
 
 
-def learn_from_files(request_file: Path, files: Sequence[Path], keys_file: Path | None, local: Mapping[str, Scalar]) -> Path:
+def learn_from_files(
+    request_file: Path,
+    bundles: Sequence[Path],
+    keys_file: Path | None,
+    local: Mapping[str, Scalar],
+    run_folders: Sequence[Path] = (),
+    unsigned: Sequence[Path] = (),
+) -> Path:
     """Learn one head from what sites have answered a request with; return the run folder.
 
-    files: bundles; surrogates that came over the network (*.pb), or run folders that hold such. A file that is refused is
-    named in the run folder, and the others count. local: settings of this machine, such as output-dir. Raises ConfigError
-    before anything is written, and RunError, with a complete run folder, where too few files are left.
+    bundles: count only where a key of `keys_file` has signed them for this request. run_folders: of runs whose surrogates
+    came over an authenticated network. unsigned: single surrogates (*.pb). For the last two a person vouches by naming them
+    here. What is signed counts first: a site counts once. A file that is refused is named in the run folder, and the others
+    count. local: settings of this machine, such as output-dir. Raises ConfigError before anything is written, and RunError,
+    with a complete run folder, where too few files are left.
     """
-    request = read_request(request_file)
+    request = read_request(request_file, None)
+    request.run()
     if wrong := sorted(set(local) - set(HERE)):
         raise ConfigError(f"{wrong[0]} is settled by the request; here only {', '.join(HERE)} can be given")
     keys = read_keys(keys_file) if keys_file is not None else {}
-    found = {str(file): _content(file, request, keys) for file in _listed(files)}
+    found = [(str(file), _signed(file, request, keys)) for file in bundles]
+    found += [(str(file), _unsigned(file, file.stem)) for file in _inside(run_folders)]
+    found += [(str(file), _unsigned(file, "")) for file in unsigned]
+    if not found:
+        raise ConfigError("there is nothing to learn from; name bundles, run folders or surrogates")
     config = parse_run_config({**request.settings, **local})
     folder = RunFolder(config, 0)
     strategy = Stored(config, folder, pick_device(config.device), unpack_question(request.centre))
@@ -51,32 +71,50 @@ def learn_from_files(request_file: Path, files: Sequence[Path], keys_file: Path 
     return folder.path
 
 
-def _listed(files: Sequence[Path]) -> list[Path]:
-    listed: list[Path] = []
-    for file in files:
-        if file.is_dir():
-            inside = sorted((file / "surrogates").glob("*.pb"))
-            if not inside:
-                raise ConfigError(f"{file} is no run folder with surrogates")
-            listed += inside
-        elif file.is_file():
-            listed.append(file)
-        else:
-            raise ConfigError(f"there is no file {str(file)!r}")
-    return listed
+def _inside(run_folders: Sequence[Path]) -> Iterator[Path]:
+    for folder in run_folders:
+        inside = sorted((folder / "surrogates").glob("*.pb"))
+        if not inside:
+            raise ConfigError(f"{folder} is no run folder with surrogates")
+        yield from inside
 
 
-def _content(file: Path, request: Request, keys: Mapping[str, bytes]) -> tuple[str, bytes] | SurrogateError:
-    """The site and its surrogate's bytes, or why it is refused."""
+def _signed(file: Path, request: Request, keys: Mapping[str, bytes]) -> Content:
+    """The site and its surrogate's bytes from a bundle, or why it is refused."""
+    if file.is_dir():
+        return SurrogateError("a folder, and no site has signed what is in it; a run folder counts with --trust-run-folder")
+    if file.suffix == ".pb":
+        return SurrogateError("a surrogate that no site has signed; it counts only with --unsigned")
     try:
-        if file.stat().st_size > LARGEST_BUNDLE:
-            raise SurrogateError(f"{file.stat().st_size} bytes; the most is {LARGEST_BUNDLE}")
-        content = file.read_bytes()
-        if file.suffix == ".pb":
-            return unpack_surrogate(content).header.site, content
-        bundle = unpack_bundle(content, request, keys)
+        bundle = unpack_bundle(_read(file), request, keys)
     except SurrogateError as error:
         return error
-    except OSError as error:
-        return SurrogateError(f"it cannot be read ({error.strerror})")
     return bundle.site, bundle.payload
+
+
+def _unsigned(file: Path, site: str) -> Content:
+    """The site and the bytes of a surrogate in clear. site: under whose name the coordinator kept it, where it did."""
+    try:
+        content = _read(file)
+        name = unpack_surrogate(content).header.site
+    except SurrogateError as error:
+        return error
+    if site and name != site:
+        return SurrogateError(
+            f"a surrogate in the name of {name[:64]!r}, which the run folder keeps as that of {site[:64]!r}"
+        )
+    return name, content
+
+
+def _read(file: Path) -> bytes:
+    """Raises SurrogateError for what is too large or cannot be read, ConfigError where there is no file."""
+    if not file.exists():
+        raise ConfigError(f"there is no file {str(file)!r}")
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(LARGEST_BUNDLE + 1)
+    except OSError as error:
+        raise SurrogateError(f"it cannot be read ({error.strerror})") from None
+    if len(content) > LARGEST_BUNDLE:
+        raise SurrogateError(f"more than {LARGEST_BUNDLE} bytes")
+    return content

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import ConfigError
+from server_app.request_key import make_request_key
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
 # Clocks at hospitals are wrong by minutes; a certificate that begins in their future is refused.
@@ -48,7 +49,8 @@ class Paper:
 
 
 def issue(folder: Path, hosts: Sequence[str], sites: Sequence[str], renew: bool = False, days: int = SERVER_DAYS) -> None:
-    """Make what is missing in a folder: the authority, the coordinator's certificate for `hosts`, keys of `sites`.
+    """Make what is missing in a folder: the authority, the coordinator's certificate for `hosts`, its key for signing
+    requests, keys of `sites`.
 
     What exists is kept, so that no site needs anything new; with `renew` the coordinator's certificate is signed again, for
     the hosts it had and `hosts`. Its key stays, unless it is gone. Raises ConfigError before anything is written.
@@ -75,6 +77,7 @@ def issue(folder: Path, hosts: Sequence[str], sites: Sequence[str], renew: bool 
     if signer is not None:
         # Its own machine's names as well: from there it is told what to run.
         _make_server(folder, signer, tuple(dict.fromkeys((*had, *hosts, "localhost", "127.0.0.1"))), days)
+    make_request_key(folder)
     for site in sites:
         _make_site(folder / "sites" / site, (folder / "ca.crt").read_bytes())
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from common.config import parse_overrides, parse_run_config
 from common.errors import ConfigError, FedSurrogateError
+from server_app.carried_cli import key as show_key
 from server_app.carried_cli import learn, request
 from server_app.certs_cli import certs
 from server_app.control_cli import register, run, superlink, unregister
@@ -113,7 +114,7 @@ def plan(
         console.print("privacy none")
 
 
-for command in (certs, kit, register, unregister, run, watch, metrics, tensorboard, request, learn):
+for command in (certs, kit, register, unregister, run, watch, metrics, tensorboard, show_key, request, learn):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(superlink)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common.errors import ConfigError
+from server_app.request_key import PUBLIC
 
 # Beside this package, whether installed or not.
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -60,6 +61,12 @@ def _contents(folder: Path, site: str, coordinator: str, image: str) -> Iterator
             yield f"papers/{name}", (folder / name).read_bytes()
         except OSError:
             raise ConfigError(f"{folder / name} is not there; make it with coordinator certs --site {site}") from None
+    try:
+        yield f"papers/{PUBLIC}", (folder.parents[1] / PUBLIC).read_bytes()
+    except OSError:
+        raise ConfigError(
+            f"{folder.parents[1] / PUBLIC} is not there; coordinator key {folder.parents[1]} makes it"
+        ) from None
     for name, source in TEMPLATES.items():
         try:
             yield name, (DEPLOY / source).read_bytes().replace(b"{coordinator}", coordinator.encode())
@@ -85,6 +92,8 @@ LABEL_COLUMN=label
 PATIENT_COLUMN=
 # A backbone's weights, such as /weights/vit_b_32.safetensors for the file vit_b_32.safetensors in the folder weights.
 WEIGHTS=
+# Public keys of other sites, for sealed chains, such as /state/peers.toml for the file peers.toml in the folder state.
+PEERS=
 # auto, cpu or cuda. For a GPU also: COMPOSE_FILE=compose.yml:compose.gpu.yml
 DEVICE=auto
 

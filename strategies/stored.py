@@ -1,8 +1,8 @@
-"""FedPFT from surrogates that are there already: bundles that people carried, and what came over a network before."""
+"""FedPFT from surrogates that are there already: from bundles, and from what came over a network before."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -24,16 +24,17 @@ class Stored(FedPFT):
         super().__init__(config, recorder, device)
         self._centre = centre
 
-    def learn_from(self, found: Mapping[str, tuple[str, bytes] | SurrogateError]) -> None:
+    def learn_from(self, found: Sequence[tuple[str, tuple[str, bytes] | SurrogateError]]) -> None:
         """Learn from surrogates' canonical bytes, each with the site whose it is known to be; or with why it is refused.
 
-        Keyed by where each comes from. Raises RunError when too few are left.
+        Each with where it comes from. Of several of one site the first that is sound counts. Raises RunError when too few
+        are left.
         """
         self.summary()
         self.recorder.event("invited", sites=len(found))
         if (question := pack_question(self._centre)) is not None:
             self.recorder.keep(CENTRE_FILE, question)
-        for number, (source, content) in enumerate(sorted(found.items()), 1):
+        for number, (source, content) in enumerate(found, 1):
             site = self.outcome.sites[number] = Site(name=source)
             if isinstance(content, SurrogateError):
                 self._reject(number, str(content))

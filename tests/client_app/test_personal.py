@@ -75,7 +75,7 @@ def test_told_keys_must_be_those_in_peers_where_there_are_any(tmp_path: Path) ->
     pinned = NodeConfig(peers=str(peers))
     peers.write_text(f'north = "{north}"\n')
     assert told_keys(pinned, told) == {"north": bytes.fromhex(north)}
-    peers.write_text('south = "00"\n')
+    peers.write_text(f'south = "{"00" * 64}"\n')
     assert told_keys(pinned, told) == {}
     assert told_keys(NodeConfig(), '{"north": 3, "south": "00"}') == {}
     for bad in ("", "[1]", f'{{"north": "{"xy" * 64}"}}', "null"):

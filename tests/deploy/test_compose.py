@@ -20,10 +20,12 @@ from typer.main import get_command
 
 import client_app.cli
 import server_app.cli
+from client_app.keys import coordinator_key
 from client_app.policy import DEFAULT, load_policy
 from client_app.settings import parse_node_config
 from common.config import parse_overrides
 from common.errors import ConfigError
+from common.sealing import public_key
 from server_app.certificates import issue
 from server_app.kit import pack_kit
 
@@ -184,7 +186,9 @@ def test_a_kit_holds_one_sites_papers_for_nobody_else_to_read(tmp_path: Path) ->
     assert (kit / "papers" / "site.key").stat().st_mode & 0o77 == 0
     for name in ("ca.crt", "site.key", "site.pub"):
         assert (kit / "papers" / name).read_bytes() == (papers / "sites" / "north" / name).read_bytes()
-    assert {path.name for path in (kit / "papers").iterdir()} == {"ca.crt", "site.key", "site.pub"}
+    assert {path.name for path in (kit / "papers").iterdir()} == {"ca.crt", "site.key", "site.pub", "coordinator.pub"}
+    pinned = parse_node_config({"coordinator-key": str(kit / "papers" / "coordinator.pub")})
+    assert coordinator_key(pinned) == public_key((papers / "coordinator.key").read_bytes())
     assert all((kit / folder).is_dir() for folder in ("state", "cache", "data", "weights"))
     with pytest.raises(ConfigError, match=r"north.tar.gz' exists"):
         pack_kit(papers, "north", "fl.example.org:9092", "fedsurrogate", archive)

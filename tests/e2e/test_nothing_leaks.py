@@ -26,8 +26,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from client_app.forward import release_to
 from client_app.ledger import dataset_id
 from client_app.settings import parse_node_config
-from common.bundles import Request
 from common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError
+from common.sealing import new_key, public_key
+from common.signed_requests import Request
 from common.wire import INFO, to_record
 from tests.e2e.processes import federation
 from tests.e2e.test_in_process import image_folder
@@ -397,7 +398,9 @@ def test_a_bundle_holds_nothing_of_where_it_was_made(tmp_path: Path, hospital: H
     request = Request.fresh(QUICK | {"classes": "0,1,2", "device": "cpu"}, None)
     file = tmp_path / "left" / "clinic.bundle"
     file.parent.mkdir()
-    release_to(file, request, parse_node_config(hospital.node))
+    key = new_key()
+    (tmp_path / "request").write_bytes(request.signed(key))
+    release_to(file, tmp_path / "request", parse_node_config(hospital.node | {"coordinator-key": public_key(key).hex()}))
     assert b"clinic" in file.read_bytes()
     assert_no_secret(all_that_left([], file.parent))
 

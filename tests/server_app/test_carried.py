@@ -17,22 +17,26 @@ from client_app.forward import release_to
 from client_app.gate import open_gate
 from client_app.keys import private_key
 from client_app.settings import NodeConfig
-from common.bundles import Request, pack_bundle, read_request, unpack_bundle
+from common.bundles import pack_bundle, unpack_bundle
 from common.config import parse_run_config
 from common.errors import BudgetError, ConfigError, LedgerError, RunError, SurrogateError
 from common.sealing import new_key, public_key
+from common.signed_requests import Request, read_request
 from common.surrogate_pb2 import Bundle
 from server_app.carried import learn_from_files, make_request
 from tests.grid import FAST, SECRET, events_of, metrics_of, run_federation, sites
 
+COORDINATOR = new_key()
 Captured = pytest.CaptureFixture[str]
 PLAIN: dict[str, Any] = {"fedpft.covariance": "spherical", **FAST}
+NAMED = f"fedsurrogate-request 2 {'0' * 128}\n"
 PRIVATE: dict[str, Any] = PLAIN | {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(map(str, range(10)))}
 
 
 def node(folder: Path, index: int, **more: Any) -> NodeConfig:
     state, cache = str(folder / f"state-{index}"), str(folder / "cache")
-    return NodeConfig(partition_id=index, num_partitions=3, data="digits", state_dir=state, cache_dir=cache, **more)
+    own: dict[str, Any] = {"coordinator_key": public_key(COORDINATOR).hex(), "state_dir": state, "cache_dir": cache}
+    return NodeConfig(partition_id=index, num_partitions=3, data="digits", **own | more)
 
 
 class Post:
@@ -40,17 +44,18 @@ class Post:
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.folder, self.request_file = folder, folder / "request.json"
-        self.request = make_request(settings, self.request_file)
+        self.request = make_request(settings, self.request_file, COORDINATOR)
         self.bundles = [folder / f"{index}.bundle" for index in range(3)]
         self.keys = {str(i): public_key(private_key(node(folder, i), str(i))) for i in range(3)}
         for index, file in enumerate(self.bundles):
-            release_to(file, self.request, node(folder, index))
+            release_to(file, self.request_file, node(folder, index))
         self.keys_file = folder / "keys.toml"
         self.keys_file.write_text("\n".join(f'{name} = "{key.hex()}"' for name, key in self.keys.items()))
 
-    def learn(self, *files: Path, **local: Any) -> Path:
+    def learn(self, *files: Path, runs: tuple[Path, ...] = (), unsigned: tuple[Path, ...] = (), **local: Any) -> Path:
         chosen = {"output-dir": str(self.folder / "runs")} | {key.replace("_", "-"): value for key, value in local.items()}
-        return learn_from_files(self.request_file, files or self.bundles, self.keys_file, chosen)
+        bundles = files or (() if runs or unsigned else self.bundles)
+        return learn_from_files(self.request_file, bundles, self.keys_file, chosen, runs, unsigned)
 
     def refusals(self, folder: Path) -> dict[str, str]:
         return {event["site"]: event["reason"] for event in events_of(folder) if event["event"] == "rejected"}
@@ -78,10 +83,11 @@ def test_a_bundle_holds_the_very_bytes_the_network_would_carry(plain: Post, netw
 
 
 def test_bundles_and_network_replies_are_taken_alike(plain: Post, networked: Path) -> None:
-    mixed = plain.learn(plain.bundles[0], networked / "surrogates" / "1.pb", networked / "surrogates" / "2.pb")
+    loose = (networked / "surrogates" / "1.pb", networked / "surrogates" / "2.pb")
+    mixed = plain.learn(plain.bundles[0], unsigned=loose)
     one, other = (load_file(each / "model.safetensors") for each in (mixed, networked))
     assert all(bool((one[name] == other[name]).all()) for name in other)
-    whole = plain.learn(networked, plain.bundles[0])
+    whole = plain.learn(plain.bundles[0], runs=(networked,))
     assert metrics_of(whole)["sites"]["used"] == 3
     assert "a second surrogate of site '0'" in "".join(plain.refusals(whole).values())
 
@@ -159,7 +165,7 @@ def test_a_private_bundle_is_charged_once_and_tells_nothing_exact(tmp_path: Path
     metrics = metrics_of(post.learn())
     assert metrics["privacy"]["epsilon"] == 1.0
     with pytest.raises(ConfigError, match="never replaced"):
-        release_to(post.bundles[0], post.request, node(tmp_path, 0))
+        release_to(post.bundles[0], post.request_file, node(tmp_path, 0))
     assert len(gate.ledger.entries()) == 1
 
 
@@ -167,14 +173,18 @@ def test_what_may_not_leave_leaves_no_file_and_a_full_disk_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "p.toml").write_text("epsilon-total = 1.0")
-    request = Request.fresh(PRIVATE, None)
-    own = node(tmp_path, 0, policy=str(tmp_path / "p.toml"))
-    release_to(tmp_path / "first.bundle", request, own)
+    request, own = (
+        make_request(PRIVATE, tmp_path / "r.json", COORDINATOR),
+        node(tmp_path, 0, policy=str(tmp_path / "p.toml")),
+    )
+    release_to(tmp_path / "first.bundle", tmp_path / "r.json", own)
+    (tmp_path / "p.toml").write_text("epsilon-total = 0.5")
+    make_request(PRIVATE, tmp_path / "another.json", COORDINATOR)
     with pytest.raises(BudgetError):
-        release_to(tmp_path / "second.bundle", request, own)
+        release_to(tmp_path / "second.bundle", tmp_path / "another.json", own)
     (tmp_path / "file").write_text("")
     with pytest.raises(LedgerError, match="nothing was charged"):
-        release_to(tmp_path / "file" / "x.bundle", request, node(tmp_path, 1))
+        release_to(tmp_path / "file" / "x.bundle", tmp_path / "r.json", node(tmp_path, 1))
     assert not open_gate(node(tmp_path, 1), parse_run_config(PRIVATE), f"bundle-{request.id}").ledger.entries()
     assert sorted(file.name for file in tmp_path.glob("*bundle*")) == ["first.bundle"]
     assert not list(tmp_path.glob(".second*"))
@@ -193,21 +203,30 @@ def test_paths_of_the_site_are_in_no_bundle_and_paths_of_the_coordinator_in_no_r
 )
 def test_runs_that_no_files_can_carry_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        make_request(settings, tmp_path / "request.json")
+        make_request(settings, tmp_path / "request.json", COORDINATOR)
     assert not (tmp_path / "request.json").exists()
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"version": 2, "id": "x", "settings": {}, "centre": null}', "{}", "[" * 9999]
+    "content",
+    [
+        *(f"{NAMED}{body}" for body in ("", "[]", "{}", "[" * 9999, '{"id": "x", "settings": {}, "centre": null}')),
+        *(
+            "",
+            "{}",
+            '{"version": 1, "id": "ab54a98ceb1f0ad2", "settings": {}, "centre": null}',
+            "fedsurrogate-request 2 \n{}",
+        ),
+    ],
 )
 def test_what_is_no_request_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / "request.json").write_text(content)
     with pytest.raises(ConfigError, match="no request of"):
-        read_request(tmp_path / "request.json")
+        read_request(tmp_path / "request.json", None)
 
 
 def test_a_bundle_with_a_manifest_that_is_no_table_is_refused(plain: Post) -> None:
-    for manifest in (b"[]", b"3", b"{}", b'{"version": 1, "site": 3}', b'{"version": 1, "site": "../x"}', b"\xff"):
+    for manifest in (b"[]", b"3", b"{}", b'{"version": 2, "site": 3}', b'{"version": 2, "site": "../x"}', b"\xff"):
         with pytest.raises(SurrogateError):
             unpack_bundle(Bundle(manifest=manifest).SerializeToString(), plain.request, plain.keys)
 
@@ -221,10 +240,12 @@ def test_the_commands_go_from_request_to_head(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.chdir(tmp_path)
     given = " ".join(f"{key}={json.dumps(value)}" for key, value in PLAIN.items())
-    run(server_app.cli.main, "request", "--out", "r.json", "-c", given)
+    known = run(server_app.cli.main, "key", "papers").strip()
+    run(server_app.cli.main, "request", "papers", "--out", "r.json", "-c", given)
     keys = ""
     for index in range(2):
         text = f'site="north{index}" data="digits" partition-id={index} num-partitions=2 state-dir="s{index}" cache-dir="c"'
+        text += f' coordinator-key="{known}"'
         keys += run(client_app.cli.main, "key", "--node-config", text)
         said = run(client_app.cli.main, "release", "r.json", "--out", f"{index}.bundle", "--node-config", text)
         assert "it is in the ledger" in said

@@ -182,7 +182,7 @@ def test_a_site_that_passes_on_nonsense_in_a_sealed_chain_stops_nobody_else(tmp_
 
 def test_pinned_keys_are_believed_rather_than_the_coordinators(tmp_path: Path) -> None:
     peers = tmp_path / "peers.toml"
-    peers.write_text(f'0 = "{"ab" * 64}"\n2 = "{"ab" * 64}"\n')
+    peers.write_text(f'0 = "{"ab" * 64}"\n2 = "{"cd" * 64}"\n')
     nodes = sites(3)
     nodes[1]["peers"] = str(peers)
     folder = quick(tmp_path, nodes, **CHAIN | ORDER, **{"fedpft.seal": True})
