@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 
-from server_app.submit import APP_FOLDER, QUIET, stop_process
+from common.quiet import QUIET
+from server_app.submit import APP_FOLDER, stop_process
 
 BIN = Path(sys.executable).parent
 Environment = Mapping[str, str]
