@@ -14,6 +14,7 @@ from rich.text import Text
 
 from client_app.doctor_cli import doctor
 from client_app.generator_cli import classify, ood, synthesize
+from client_app.join_cli import join
 from client_app.options import Json, MaybeNode, Node, Run, console, node_of
 from client_app.policy import DEFAULT, Policy, load_policy
 from common.config import RunConfig, parse_overrides, parse_run_config
@@ -22,7 +23,7 @@ from common.errors import ConfigError, FedSurrogateError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 policy_app = typer.Typer(no_args_is_help=True, help="The file that says what may leave.")
 app.add_typer(policy_app, name="policy")
-for command in (doctor, synthesize, classify, ood):
+for command in (join, doctor, synthesize, classify, ood):
     app.command()(command)
 
 
@@ -32,7 +33,7 @@ def run_app(
 ) -> None:
     """Answer what a SuperNode is asked, with the code installed here; code that a run brings along is never started.
 
-    Goes with `flower-supernode --isolation process`, and takes the place of flower-superexec.
+    `site join` starts it. By hand it goes with `flower-supernode --isolation process`, in containers of their own.
     """
     from client_app.installed import serve
 

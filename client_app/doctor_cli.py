@@ -40,7 +40,7 @@ def doctor(
 ) -> None:
     """Examine this machine and its way to the coordinator, before a run finds out: PASS, WARN or FAIL, and what to do.
 
-    Takes the same options as flower-supernode. Nothing is changed, nothing leaves. Exits with 1 when anything fails.
+    Takes the same options as `site join`. Nothing is changed, nothing leaves. Exits with 1 when anything fails.
     """
     from client_app.doctor_link import Link, check_link
 
@@ -65,5 +65,7 @@ def doctor(
 def _check_site(run: RunConfig, node: NodeConfig, fingerprint: str, run_named: bool) -> Iterator[Finding]:
     # A health check of the link alone, once a minute, does not load torch.
     from client_app.doctor import check_site
+    from client_app.doctor_nodes import check_isolation
 
+    yield check_isolation()
     yield from check_site(run, node, fingerprint, run_named)

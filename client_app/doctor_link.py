@@ -13,7 +13,7 @@ from typing import Literal
 from common.errors import ConfigError
 from common.fleet import key_standing
 
-SECONDS = 10.0
+SECONDS, PROBE_SECONDS = 10.0, 3.0
 SOON = datetime.timedelta(days=30)
 State = Literal["PASS", "WARN", "FAIL"]
 
@@ -30,7 +30,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Link:
-    """Where the coordinator is, and with which files the site trusts it and shows who it is; as for flower-supernode."""
+    """Where the coordinator is, and with which files the site trusts it and shows who it is; as for `site join`."""
 
     host: str
     port: int
@@ -55,6 +55,10 @@ def check_link(link: Link) -> Iterator[Finding]:
     connected = _connect(link)
     yield connected
     if connected.state == "FAIL":
+        return
+    if link.authority is None and _speaks_tls(link):
+        remedy = "give --root-certificates with ca.crt of the site kit, and leave --insecure out"
+        yield Finding("TLS", "FAIL", "the coordinator speaks TLS only, and no certificate is named", remedy)
         return
     if link.authority is None:
         remedy = "give --root-certificates; the coordinator's `certs` command makes them"
@@ -85,6 +89,20 @@ def _connect(link: Link) -> Finding:
         remedy = f"let this machine reach {link.host} on TCP port {link.port}, outwards; nothing needs to come in"
         return Finding("port", "FAIL", f"nothing from {link.host} port {link.port} ({error})", remedy)
     return Finding("port", "PASS", f"{link.host} answers on port {link.port}")
+
+
+def _speaks_tls(link: Link) -> bool:
+    context = ssl.create_default_context()
+    # Nothing is sent over it: only whether there is TLS is of interest.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection((link.host, link.port), SECONDS) as plain:
+            plain.settimeout(PROBE_SECONDS)
+            context.wrap_socket(plain, server_hostname=link.host).close()
+    except OSError:
+        return False
+    return True
 
 
 def _shake_hands(link: Link, authority: Path) -> Finding:

@@ -1,8 +1,9 @@
 """Run this site's own, installed code for every task; code that arrives with a run is never started.
 
 Flower sends an app's code with every run, and a SuperNode starts it. Whoever commands the coordinator could so send code
-that reads a hospital's data and answers with it, past policy and ledger. A site that starts its app with `site app` works
-with what is installed at the site, and takes from a run its settings only.
+that reads a hospital's data and answers with it, past policy and ledger. A site that starts its app with `site join`, or
+with `site app` next to a SuperNode of its own, works with what is installed at the site, and takes from a run its settings
+only.
 """
 
 from __future__ import annotations

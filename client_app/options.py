@@ -16,7 +16,7 @@ console = Console(highlight=False, markup=False, emoji=False)
 _NODE = typer.Option(
     "--node-config",
     metavar="'key=value ...'",
-    help="The same text that flower-supernode is given.",
+    help="What this site decides for itself: name, data, policy, folders; the same text for every command.",
     envvar="FEDSURROGATE_NODE_CONFIG",
 )
 Node = Annotated[list[str], _NODE]

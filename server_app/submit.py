@@ -16,18 +16,10 @@ from typing import Any
 import psutil
 
 from common.config import Scalar
+from common.quiet import QUIET
 from server_app.following import PARTS, EventFile
 
 APP_FOLDER = Path(__file__).resolve().parents[1]
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray forks inside a process in which Flower talks gRPC; gRPC's fork handlers can hang the child.
-    "GRPC_ENABLE_FORK_SUPPORT": "0",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-}
 # Flower's word for a run that went well.
 DONE = "finished:completed"
 LOOK_SECONDS = 60.0

@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import ssl
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -20,6 +22,7 @@ from safetensors.torch import save_file
 from client_app import cli
 from client_app.doctor import check_site
 from client_app.doctor_link import Finding, Link, check_link
+from client_app.doctor_nodes import check_isolation, is_isolated, is_supernode
 from client_app.gate import open_gate
 from client_app.settings import NodeConfig, parse_node_config
 from common.config import RunConfig, parse_overrides, parse_run_config
@@ -126,10 +129,57 @@ def test_certificates_that_cannot_be_trusted_fail_with_their_remedy(papers: Path
     assert "proxy" in bare.remedy
 
 
-def test_without_tls_and_a_key_there_are_warnings(papers: Path) -> None:
-    with listening(papers) as port:
+def test_without_tls_and_a_key_there_are_warnings() -> None:
+    with listening(None) as port:
         found = link(port)
     assert (found["TLS"].state, found["key"].state) == ("WARN", "WARN")
+
+
+def test_a_coordinator_that_speaks_tls_cannot_be_reached_without(papers: Path) -> None:
+    with listening(papers) as port:
+        found = link(port)
+    assert list(found) == ["name", "port", "TLS"]
+    assert found["TLS"].state == "FAIL"
+    assert "--root-certificates" in found["TLS"].remedy
+
+
+def test_a_supernode_that_would_start_foreign_code_is_found_by_its_number(tmp_path: Path) -> None:
+    # An interpreter that is named like the program; what it runs does not matter.
+    program = tmp_path / "flower-supernode"
+    program.write_text("import time; time.sleep(60)")
+    for flags, state in (([], "FAIL"), (["--isolation", "subprocess"], "FAIL"), (["--isolation", "process"], "PASS")):
+        with subprocess.Popen([sys.executable, str(program), *flags, "--insecure"]) as process:
+            try:
+                found = check_isolation()
+                # Other tests may run SuperNodes of their own.
+                assert (str(process.pid) in found.found) is (state == "FAIL")
+                assert (found.state == "FAIL" and "site join" in found.remedy) or state == "PASS"
+            finally:
+                process.kill()
+
+
+@pytest.mark.parametrize(
+    ("command", "supernode", "isolated"),
+    [
+        ("/venv/bin/flower-supernode --isolation process --insecure", True, True),
+        ("/venv/bin/python3 /venv/bin/flower-supernode --isolation=process", True, True),
+        ("/venv/bin/python3 -m flwr.supernode.cli.flower_supernode --insecure", True, False),
+        ("flower-supernode --isolation process --isolation subprocess", True, False),
+        ("flower-supernode --iso process", True, False),
+        ("/venv/bin/site join --insecure --superlink flower-supernode", False, False),
+        ("flower-superlink --isolation process", False, True),
+    ],
+)
+def test_isolation_is_read_from_a_command_line(command: str, supernode: bool, isolated: bool) -> None:
+    assert (is_supernode(command.split()), is_isolated(command.split())) == (supernode, isolated)
+
+
+def test_a_process_list_that_cannot_be_read_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(*_: object) -> Iterator[psutil.Process]:
+        raise PermissionError("/proc")
+
+    monkeypatch.setattr(psutil, "process_iter", unreadable)
+    assert check_isolation().state == "WARN"
 
 
 @pytest.mark.parametrize("address", ["fl.example.org", "https://fl.example.org:9092", ":9092", "host:0", "host:99999"])
@@ -254,6 +304,10 @@ def test_the_command_prints_lines_or_json_and_exits_with_one_when_anything_fails
             return int(ended.code or 0)
         return 0
 
+    # Another test may run a SuperNode without isolation at the same time.
+    monkeypatch.setattr(psutil, "process_iter", lambda *_: iter(()))
+    assert doctor() == 0
+    assert "PASS  isolation" in capsys.readouterr().out
     assert doctor() == 0
     assert "WARN  a run     no settings of a run are given" in capsys.readouterr().out
     assert doctor("-c", RUN) == 0

@@ -20,6 +20,7 @@ from typer.main import get_command
 
 import client_app.cli
 import server_app.cli
+from client_app.doctor_nodes import is_isolated, is_supernode
 from client_app.keys import coordinator_key
 from client_app.policy import DEFAULT, load_policy
 from client_app.settings import parse_node_config
@@ -148,7 +149,9 @@ def test_only_the_fleet_port_can_be_reached_and_nothing_runs_as_root(compose: di
 
 def test_a_hospitals_data_is_in_its_app_alone_which_reaches_nobody_else(compose: dict[str, Any]) -> None:
     services = compose["services"]
-    apps = {name: service for name, service in services.items() if "clientapp" in words(service["command"])}
+    apps = {name: service for name, service in services.items() if words(service["command"])[:2] == ["site", "app"]}
+    supernodes = [service for service in services.values() if "flower-supernode" in words(service["command"])]
+    assert len(apps) == len(supernodes)
     by_hand = {name for name, service in services.items() if "profiles" in service}
     assert all(services[name]["network_mode"] == "none" for name in by_hand)
     for name, app in apps.items():
@@ -161,6 +164,21 @@ def test_a_hospitals_data_is_in_its_app_alone_which_reaches_nobody_else(compose:
             assert users <= {name, *by_hand}, volume
     lines = [networks(service) for service in services.values() if words(service["command"])[0] == "flower-supernode"]
     assert all(not one & other for index, one in enumerate(lines) for other in lines[:index])
+
+
+def test_no_supernode_starts_code_that_a_run_brings(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        command = words(service["command"])
+        assert is_isolated(command) or not is_supernode(command), name
+        assert "clientapp" not in command, name
+
+
+def test_no_guide_shows_a_supernode_without_isolation() -> None:
+    for guide in (DEPLOY.parent / "README.md", DEPLOY / "README.md", DEPLOY / "kit" / "README.md", DEPLOY / "demo.sh"):
+        for line in guide.read_text().replace("\\\n", " ").splitlines():
+            bare = re.search(r"flower-supernode(?! +--isolation process)", line)
+            assert not bare or not line.lstrip().startswith(("flower-supernode", "docker", "$")), f"{guide}: {line}"
+            assert "flower-superexec" not in line, f"{guide}: {line}"
 
 
 def test_data_and_papers_are_read_only(compose: dict[str, Any]) -> None:

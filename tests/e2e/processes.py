@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 
-from server_app.submit import APP_FOLDER, QUIET, stop_process
+from common.quiet import QUIET
+from server_app.submit import APP_FOLDER, stop_process
 
 BIN = Path(sys.executable).parent
 Environment = Mapping[str, str]
@@ -54,7 +55,7 @@ class Federation:
     papers: a folder that `coordinator certs` has made for 127.0.0.1 and sites 0, 1, ...; then all goes over TLS, and the
     SuperLink takes only the nodes whose keys it has been told of. at_nodes: set in the environment of the SuperNodes.
     isolated: every app runs below a process that is started apart, as in deploy/: `execs` has the coordinator's SuperExec,
-    and then `site app` of every site.
+    and then `site app` of every site. Without, SuperNodes start the code that a run brings, as no hospital should.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Federation:
         node_configs: Sequence[str],
         papers: Path | None = None,
         at_nodes: Environment | None = None,
-        isolated: bool = False,
+        isolated: bool = True,
     ) -> None:
         self._isolation = ["--isolation", "process"] if isolated else []
         self.home, self.papers, self._at_nodes = home, papers, at_nodes or {}
@@ -108,6 +109,8 @@ class Federation:
         self._lines.append(line)
         self.nodes.append(self._start_node(len(self.nodes)))
         _wait_for_port(self._apps[-1])
+        if self._isolation:
+            self.execs.append(self._start_exec(len(self.nodes) - 1))
 
     def restart_exec(self, index: int) -> None:
         """Start a SuperExec again: the coordinator's at 0, then those of the sites."""
@@ -115,7 +118,8 @@ class Federation:
 
     def _start_exec(self, index: int) -> subprocess.Popen[bytes]:
         if index >= 0:
-            return self._start(f"app-{index}", "site", "app", "--runtime", f"127.0.0.1:{self._apps[index]}")
+            runtime = f"127.0.0.1:{self._apps[index]}"
+            return self._start(f"app-{index}", "site", "app", "--runtime", runtime, more=self._at_nodes)
         flags = ["--insecure", "--plugin-type", "serverapp", "--appio-api-address", f"127.0.0.1:{self._runtime}"]
         return self._start("superexec", "flower-superexec", *flags)
 
@@ -147,28 +151,11 @@ class Federation:
 
     def submit(self, run_config: str, cwd: Path, app: Path = APP_FOLDER) -> str:
         """Submit the app and return the run's id."""
-        command = [str(BIN / "flwr"), "run", str(app), "local-test", "--run-config", run_config]
-        env = environment(self.home)
-        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
-        (self.home / "flwr-run.log").write_text(done.stdout + done.stderr)
-        run_id = re.search(r"Successfully started run (\d+)", done.stdout)
-        assert run_id, done.stdout + done.stderr
-        return run_id.group(1)
+        return submit(self.home, "local-test", app, cwd, "--run-config", run_config)
 
     def wait(self, run_id: str, seconds: float = 400) -> str:
         """Wait until Flower says the run has finished."""
-        command = [str(BIN / "flwr"), "list", "local-test", "--run-id", run_id, "--format", "json"]
-        end, status = time.monotonic() + seconds, ""
-        while time.monotonic() < end:
-            env = environment(self.home)
-            listed = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-            # A SuperLink that is being restarted says nothing.
-            found = re.search(r'"status": *"([a-z:]+)"', listed.stdout)
-            status = found.group(1) if found else f"unknown: {listed.stdout}{listed.stderr}"
-            if status.startswith("finished"):
-                break
-            time.sleep(1)
-        return status
+        return wait(self.home, "local-test", run_id, seconds)
 
     def stop(self) -> None:
         """Stop everything that still runs."""
@@ -195,6 +182,32 @@ def federation(home: Path, node_configs: Sequence[str], *options: Any, **named: 
         yield running
     finally:
         running.stop()
+
+
+def submit(home: Path, superlink: str, app: Path, cwd: Path, *flags: str) -> str:
+    """Submit an app to a SuperLink that the configuration in `home` names; return the run's id."""
+    command, env = [str(BIN / "flwr"), "run", str(app), superlink, *flags], environment(home)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+    (home / "flwr-run.log").write_text(done.stdout + done.stderr)
+    run_id = re.search(r"Successfully started run (\d+)", done.stdout)
+    assert run_id, done.stdout + done.stderr
+    return run_id.group(1)
+
+
+def wait(home: Path, superlink: str, run_id: str, seconds: float = 400) -> str:
+    """Wait until Flower says the run has finished; its status."""
+    command = [str(BIN / "flwr"), "list", superlink, "--run-id", run_id, "--format", "json"]
+    end, status = time.monotonic() + seconds, ""
+    while time.monotonic() < end:
+        env = environment(home)
+        listed = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        # A SuperLink that is being restarted says nothing.
+        found = re.search(r'"status": *"([a-z:]+)"', listed.stdout)
+        status = found.group(1) if found else f"unknown: {listed.stdout}{listed.stderr}"
+        if status.startswith("finished"):
+            break
+        time.sleep(1)
+    return status
 
 
 def events(output: Path, kind: str) -> list[dict[str, Any]]:

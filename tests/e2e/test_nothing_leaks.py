@@ -425,7 +425,7 @@ def test_a_real_site_whose_libraries_do_not_load_answers_with_a_code(tmp_path: P
     (folder,) = output.iterdir()
     (rejected,) = (event for event in events_of(folder) if event["event"] == "rejected")
     assert rejected["reason"] == PUBLIC_SENTENCES["internal"]
-    assert "libtorch.so" in (home / "supernode-0.log").read_text(), "the site's own console says why"
+    assert "libtorch.so" in (home / "app-0.log").read_text(), "the site's own console says why"
     left = all_that_left([], home, output)
     assert any(name.endswith("state.db") for name in left)
-    assert_no_secret({name: content for name, content in left.items() if "supernode-0.log" not in name})
+    assert_no_secret({name: content for name, content in left.items() if "app-0.log" not in name})

@@ -22,7 +22,7 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, Link
     """North stands beside the SuperLink, south behind a line."""
     home = tmp_path_factory.mktemp("links")
     sites = {name: Hospital(home, name, seed, WIDTH) for seed, name in enumerate(("north", "south"))}
-    with federation(home / "flower", [sites["north"].node_config]) as running:
+    with federation(home / "flower", [sites["north"].node_config], isolated=False) as running:
         link = Link(running.fleet)
         running.join(sites["south"].node_config, link.address)
         yield Scene(running, sites, home), link

@@ -23,7 +23,7 @@ def running(tmp_path: Path) -> Iterator[Federation]:
         f'cache-dir="{tmp_path}/c" state-dir="{tmp_path}/{name}"'
         for i, name in enumerate(NAMES)
     ]
-    with federation(tmp_path / "flower", nodes) as started:
+    with federation(tmp_path / "flower", nodes, isolated=False) as started:
         yield started
 
 

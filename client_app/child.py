@@ -1,0 +1,141 @@
+"""A process that is kept alive: started in a group of its own, read line by line, ended together with all it started."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import psutil
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds between the end of a process and its next start; doubled each time it ends soon."""
+STEADY = 60.0
+"""Seconds after which an end is no longer one that came soon after the start."""
+LONGEST_LINE, LAST_LINES = 2**16, 5
+# Terminal sequences and control characters: a line may quote a text that arrived with a run.
+_UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_DEATH_SIGNAL = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class Child:
+    """One process after the other, with a growing pause in between. Not for use by several threads.
+
+    `name` stands before its lines, `last` has the last few of them. `soon_ended`: how many of the last processes in a row
+    ended within `STEADY` seconds.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.soon_ended = name, 0
+        self.last: deque[str] = deque(maxlen=LAST_LINES)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._orphans: list[psutil.Process] = []
+        self._started = self._next_start = 0.0
+        self._pause, self._unfinished = FIRST_PAUSE, b""
+        # One pipe for all of them: an orphan may go on writing when the next process has started.
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+
+    def fileno(self) -> int:
+        """Becomes readable when the process has written something."""
+        return self._read
+
+    @property
+    def running(self) -> bool:
+        """Whether a process was started whose end has not been reported yet."""
+        return self._process is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to start the next process."""
+        return self._process is None and time.monotonic() >= self._next_start
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start a process. Raises OSError where there is no such program."""
+        self._started = time.monotonic()
+        self.last.clear()
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._write,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            # Ctrl-C in a terminal goes to this process alone, which ends the others in their order.
+            start_new_session=True,
+            preexec_fn=_end_with_this_process if _libc is not None else None,
+        )
+
+    def ended(self) -> int | None:
+        """The exit code, once, when the process has ended since the last call."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return None
+        self._orphans += _group(self._process.pid)
+        self._process = None
+        soon = time.monotonic() - self._started < STEADY
+        self.soon_ended = self.soon_ended + 1 if soon else 0
+        if not soon:
+            self._pause = FIRST_PAUSE
+        self.postpone()
+        return code
+
+    def postpone(self) -> float:
+        """Put the next start off, longer each time; by how many seconds."""
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        self._next_start = time.monotonic() + pause
+        return pause
+
+    def lines(self) -> list[str]:
+        """What was written since the last call, in whole lines that are safe to print, without empty ones."""
+        text = self._unfinished
+        with suppress(BlockingIOError):
+            while len(text) < LONGEST_LINE and (piece := os.read(self._read, LONGEST_LINE)):
+                text += piece
+        *whole, self._unfinished = text.split(b"\n")
+        if len(self._unfinished) >= LONGEST_LINE:
+            whole, self._unfinished = [*whole, self._unfinished], b""
+        printable = (_UNPRINTABLE.sub("", line.decode(errors="replace")).rstrip() for line in whole)
+        found = [line for line in printable if line]
+        self.last.extend(found)
+        return found
+
+    def family(self) -> list[psutil.Process]:
+        """All processes that still run: this one, those it started, and those that earlier ones left behind."""
+        self._orphans = [orphan for orphan in self._orphans if _alive(orphan)]
+        return self._orphans + (_group(self._process.pid) if self._process is not None else [])
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to the whole family, process by process."""
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+
+def _end_with_this_process() -> None:
+    """Let the kernel end the new process when this one is killed and cannot. Linux only."""
+    if _libc is not None:
+        _libc.prctl(_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def _group(leader: int) -> list[psutil.Process]:
+    """Processes of the group that began with the process `leader`, without those that have ended."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if os.getpgid(process.pid) == leader and _alive(process):
+                found.append(process)
+    return found
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
