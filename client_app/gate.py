@@ -48,8 +48,7 @@ class Gate:
     def check(self, release: Release) -> float:
         """Epsilon spent with this release, without letting it out. Raises PolicyError or BudgetError."""
         policy = self.policy
-        if release.bytes > policy.largest_payload_mib * 2**20:
-            raise PolicyError(f"largest-payload-mib = {policy.largest_payload_mib:g}: the release has {release.bytes} bytes")
+        self._check_size(release)
         if not release.events and not policy.without_dp:
             raise PolicyError("without-dp = false: the release has no differential privacy")
         return check_budget(self.ledger.entries(), release, self._budget())
@@ -59,8 +58,18 @@ class Gate:
 
         Raises PolicyError, BudgetError or LedgerError, and then nothing may leave.
         """
-        self.check(release)
-        return self.ledger.charge(release, self._budget())
+        if release.mechanism != "dp-em":
+            self.check(release)
+            return self.ledger.charge(release, self._budget())
+        # How many components stand out from the noise, and so the size, is a release as well: paid for before it decides.
+        spent = self.ledger.charge(release, self._budget())
+        self._check_size(release)
+        return spent
+
+    def _check_size(self, release: Release) -> None:
+        policy = self.policy
+        if release.bytes > policy.largest_payload_mib * 2**20:
+            raise PolicyError(f"largest-payload-mib = {policy.largest_payload_mib:g}: the release has {release.bytes} bytes")
 
     def _budget(self) -> Budget:
         policy = self.policy
