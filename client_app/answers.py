@@ -128,7 +128,7 @@ def _evaluation(asked: Asked) -> Answer:
     gate.check_request(run)
     if is_protected(run, node):
         # Judged for the site's own log; the answer is the same whatever comes of it.
-        with_records(run, node, lambda found: _judged(asked, found, gate))
+        with_records(run, node, lambda found, here: _judged(replace(asked, node=here), found, gate))
         return None, {}
     found = load_site(run, node)
     told = _judged(asked, found, gate)

@@ -58,10 +58,11 @@ class Gate:
 
         Raises PolicyError, BudgetError or LedgerError, and then nothing may leave.
         """
-        if release.mechanism != "dp-em":
+        if release.mechanism not in ("dp-em", "dp-sgd"):
             self.check(release)
             return self.ledger.charge(release, self._budget())
-        # How many components stand out from the noise, and so the size, is a release as well: paid for before it decides.
+        # How many components stand out from the noise, or entries from zero, and so the size, is released as well: it is
+        # paid for before it decides anything.
         spent = self.ledger.charge(release, self._budget())
         self._check_size(release)
         return spent

@@ -54,7 +54,7 @@ def prepare(
     gate.check_request(run)
     limits = Limits(node.max_components, node.max_rank, gate.smallest_class(run.mechanism))
 
-    def make(found: SiteFeatures) -> tuple[Made, int, float]:
+    def make(found: SiteFeatures, node: NodeConfig) -> tuple[Made, int, float]:
         started = time.perf_counter()
         task = Task(run, node, site, found, limits, question, told or {})
         return method_of(run)(task), task.round, time.perf_counter() - started
@@ -63,7 +63,7 @@ def prepare(
         (made, number, seconds), found, failure = with_records(run, node, make)
     else:
         found, failure = load_site(run, node), ""
-        made, number, seconds = make(found)
+        made, number, seconds = make(found, node)
     if failure:
         made = replace(made, facts=made.facts | {FALLBACK: 1.0})
     release = entry(run, flower_run, made, number)

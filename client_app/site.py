@@ -59,6 +59,8 @@ def in_simulation() -> bool:
 def load_site(run: RunConfig, node: NodeConfig) -> SiteFeatures:
     """Features of this site's train and test records. Raises DataError, BackboneError or ConfigError."""
     part, protected = share(run, node, in_simulation()), is_protected(run, node)
+    if not len(part.dataset):
+        raise DataError(f"no record of the classes {', '.join(run.classes)[:200]} in {part.dataset.name!r}")
     found = dataset_features(part.dataset, run, node)
     train, test = (usable(part.dataset, found, rows) for rows in (part.train, part.test))
     if node.unit == "record" or (protected and node.protects == "record"):

@@ -67,7 +67,9 @@ def check_dimension(backbone: Backbone) -> None:
         )
 
 
-def with_records(run: RunConfig, node: NodeConfig, work: Callable[[SiteFeatures], T]) -> tuple[T, SiteFeatures, str]:
+def with_records(
+    run: RunConfig, node: NodeConfig, work: Callable[[SiteFeatures, NodeConfig], T]
+) -> tuple[T, SiteFeatures, str]:
     """Do `work` on this site's records; where that fails, do it without records.
 
     Returns the result, the site it was made of, and what failed, empty where nothing did. Raises only what the work without
@@ -76,18 +78,30 @@ def with_records(run: RunConfig, node: NodeConfig, work: Callable[[SiteFeatures]
     empty = without_records(run, node)
     try:
         found = load_site(run, node)
-        if (found.fingerprint, found.train.features.shape[1], found.classes) != (
-            empty.fingerprint,
-            empty.train.features.shape[1],
-            empty.classes,
-        ):
-            raise DataError("the records have another dimension, backbone or classes than the site's schema")
-        return work(found), found, ""
-    except KeyboardInterrupt:
-        raise
+        if _outline(found) != _outline(empty):
+            raise DataError(f"the records give {_outline(found)}, the site's schema and backbone {_outline(empty)}")
+        if not len(found.train.labels):
+            log.error("this site has no training record of the run's classes; what leaves is pure noise")
+        return work(found, node), found, ""
     except BaseException as error:
         # Not only what is an Exception: libraries call sys.exit, and a panic in one written in Rust is none.
+        if isinstance(error, KeyboardInterrupt) or _told_to_end(error):
+            raise
         failure = f"{type(error).__name__}: {error}"
-        made = work(empty)
+        # On the processor: a GPU that has failed once may fail at anything that follows.
+        made = work(empty, node.model_copy(update={"device": "cpu"}))
         log.exception("THE RECORDS CANNOT BE USED; in this private run the site answers as if it had none: pure noise")
         return made, empty, failure
+
+
+def _outline(found: SiteFeatures) -> tuple[str, int, tuple[str, ...]]:
+    return found.fingerprint, found.train.features.shape[1], found.classes
+
+
+def _told_to_end(error: BaseException) -> bool:
+    """Whether Flower ends this process, as it does on a signal; then nothing more is worked out, and nothing charged."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = "" if place is None else str(place.tb_frame.f_globals.get("__name__"))
+    return isinstance(error, SystemExit) and where.startswith("flwr.")
