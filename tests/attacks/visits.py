@@ -195,5 +195,5 @@ def _facts(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shaped_by_noise(mechanism: str, method: str) -> bool:
-    """Whether the size of a release is paid for with it: components that stand out, entries of an update that are not zero."""
+    """Whether the size of a release is paid for with it: components that stand out from noise, entries that are not zero."""
     return mechanism == "dp-em" or method == "dpcgan"
