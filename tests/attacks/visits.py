@@ -25,6 +25,7 @@ from tests.attacks.neighbours import DIMENSION, FINGERPRINT, Data, write
 from tests.grid import FIRST_NODE, InProcessGrid, Scalar, default_run_config
 
 POLICY = "epsilon-per-run = 5.0\nepsilon-total = 50.0\ndelta = 0.001\nmechanisms = ['*']\n"
+DEFAULTS = default_run_config()
 PRIVATE: dict[str, Scalar] = {"epsilon": 1.0, "delta": 1e-5, "image-size": 4, "device": "cpu", "classes": "a,b"}
 ROUNDS: dict[str, Scalar] = {"fedavg.rounds": 1, "fedavg.sample-rate": 1.0, "fedavg.local-epochs": 1}
 GENERATED: dict[str, Scalar] = {"dpcvae.rounds": 2, "dpcvae.local-epochs": 1, "dpcvae.latent": 2, "dpcvae.synthetic": 4}
@@ -71,7 +72,7 @@ class Hospital:
     def ask(self, kind: str, run: dict[str, Scalar], content: RecordDict) -> RecordDict:
         """The reply to one message."""
         grid = InProcessGrid([self.node])
-        grid.run_config = default_run_config() | run
+        grid.run_config = DEFAULTS | run
         (reply,) = grid.pull_messages(grid.push_messages([Message(content, FIRST_NODE, kind)]))
         assert not reply.has_error()
         return reply.content
