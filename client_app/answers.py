@@ -10,17 +10,18 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from client_app import personal
-from client_app.compare import compare
-from client_app.gate import open_gate
+from client_app.compare import check_comparable, compare
+from client_app.gate import Gate, open_gate
 from client_app.generating import use_generator
 from client_app.heads import local_head
 from client_app.hop import kept_head
 from client_app.keys import private_key
 from client_app.release import entry, leave, prepare, stage_file
 from client_app.sealed_only import check_work, in_clear
-from client_app.settings import NodeConfig, parse_node_config
-from client_app.site import check_addressee, load_site, site_name
+from client_app.settings import NodeConfig, is_protected, parse_node_config
+from client_app.site import SiteFeatures, check_addressee, load_site, site_name
 from client_app.task import Limits, Made, Task
+from client_app.uncharged import with_records, without_records
 from common.classifiers import Classifier
 from common.config import RunConfig, Scalar, parse_run_config, run_digest
 from common.errors import LedgerError, PolicyError, SurrogateError
@@ -101,7 +102,7 @@ def _introduction(asked: Asked) -> Answer:
     run, node, site = asked.run, asked.node, asked.site
     gate = open_gate(node, run, asked.flower_run)
     gate.check_request(run)
-    found = load_site(run, node)
+    found = without_records(run, node) if is_protected(run, node) else load_site(run, node)
     dimension = found.train.features.shape[1]
     told: Info = {"fingerprint": found.fingerprint, "dimension": dimension, "simulated": found.simulated}
     # Which classes a site has may be private; then the run names all there are.
@@ -128,11 +129,26 @@ def _head(asked: Asked) -> Answer:
 
 
 def _evaluation(asked: Asked) -> Answer:
-    run, node, site = asked.run, asked.node, asked.site
+    run, node = asked.run, asked.node
     gate = open_gate(node, run, asked.flower_run)
     gate.check_request(run)
-    found, told = load_site(run, node), Info()
-    task = Task(run, node, site, found)
+    if is_protected(run, node):
+        # Judged for the site's own log; the answer is the same whatever comes of it.
+        with_records(run, node, lambda found, here: _judged(replace(asked, node=here), found, gate))
+        return None, {}
+    found = load_site(run, node)
+    told = _judged(asked, found, gate)
+    if not found.simulated:
+        if not gate.exact_numbers_may_leave(run):
+            return None, {}
+        gate.let_out(entry(run, asked.flower_run, Made(json.dumps(told).encode())))
+    return None, told | {"simulated": found.simulated}
+
+
+def _judged(asked: Asked, found: SiteFeatures, gate: Gate) -> Info:
+    """How good the model that came is on this site's own test records."""
+    run, told = asked.run, Info()
+    task = Task(run, asked.node, asked.site, found)
     if run.method in GENERATIVE:
         payload, _ = from_record(asked.content, LARGEST_MODEL)
         told = use_generator(replace(task, question=payload), gate, asked.flower_run)
@@ -148,16 +164,12 @@ def _evaluation(asked: Asked) -> Answer:
         else:
             correct, tested = model.accuracy(found.test.features, found.classes, found.test.labels)
     log.info("the model of run %s is right for %d of %d test records here", run_digest(run), correct, tested)
-    told |= {"correct": correct, "tested": tested}
-    if not found.simulated:
-        if not gate.exact_numbers_may_leave(run):
-            return None, {}
-        gate.let_out(entry(run, asked.flower_run, Made(json.dumps(told).encode())))
-    return None, told | {"simulated": found.simulated}
+    return told | {"correct": correct, "tested": tested}
 
 
 def _comparison(asked: Asked) -> Answer:
     run, node, site = asked.run, asked.node, asked.site
+    check_comparable(node)
     _, info = from_record(asked.content, LARGEST_MODEL)
     own = run.method == "local"
     model = local_head(Task(run, node, site, load_site(run, node))) if own else _model(asked)

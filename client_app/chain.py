@@ -39,7 +39,7 @@ def extend(task: Task) -> tuple[Made, Head]:
     received = _received(task)
     own, names = task.found, _names(task, received)
     features, labels = task.training_data(names)
-    draws = max(1, min(MOST_DRAWS, ENOUGH_SAMPLES // (len(labels) + sum(sum(each.counts) for each in received))))
+    draws = max(1, min(MOST_DRAWS, ENOUGH_SAMPLES // max(1, len(labels) + sum(sum(each.counts) for each in received))))
     if task.run.epsilon:
         # Noisy sums are of clipped features, and so is the head then.
         features = clip(features, task.run.fedpft.clip)[0].float()

@@ -177,7 +177,7 @@ def policy_check(
 def dry_run_command(node_config: Node, run_config: Run = None, as_json: Json = False) -> None:
     """Work out what would leave under a run's settings, how noisy and at which epsilon. Nothing leaves.
 
-    Exits with 1 when the gate would refuse it.
+    Exits with 1 when the gate would refuse it, or when the records cannot be used and only noise would leave.
     """
     from client_app.dry_run import dry_run
 
@@ -190,6 +190,7 @@ def dry_run_command(node_config: Node, run_config: Run = None, as_json: Json = F
             table.add_row(key.replace("_", " "), _text(value))
         console.print(table)
     if found.refusal:
+        Console(stderr=True, highlight=False).print(found.refusal, style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1)
 
 

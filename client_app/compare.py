@@ -29,8 +29,8 @@ def compare(model: Classifier, run: RunConfig, node: NodeConfig, baselines: bool
     - average: mean of the sites' own heads,
     and the bytes each would send at 16 bits. Raises DataError at a site that has data of its own.
     """
-    if not share(run, node, in_simulation()).simulated:
-        raise DataError("a comparison needs the data of all sites; it is possible in a simulation only")
+    check_comparable(node)
+    share(run, node, in_simulation())
     names = model.header.classes
     parts: list[tuple[Tensor, Tensor]] = []
     tests: list[tuple[Tensor, Tensor]] = []
@@ -54,6 +54,12 @@ def compare(model: Classifier, run: RunConfig, node: NodeConfig, baselines: bool
         return info
     x, y = (model.prepare(features[some]) @ plane).T.tolist()
     return info | {"points.x": x, "points.y": y, "points.label": labels[some].tolist()}
+
+
+def check_comparable(node: NodeConfig) -> None:
+    """Raise DataError at a site that has data of its own, before any of it is looked at."""
+    if node.data:
+        raise DataError("a comparison needs the data of all sites; it is possible in a simulation only")
 
 
 def _baselines(parts: list[tuple[Tensor, Tensor]], features: Tensor, labels: Tensor, classes: int, run: RunConfig) -> Info:

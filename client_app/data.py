@@ -14,8 +14,10 @@ from torch import Tensor
 
 from client_app.dicom import read_dicom
 from client_app.image_folders import read_imagefolder
-from client_app.readers import Opener, Records, read_digits, read_parquet, read_safetensors, refuse_columns
-from client_app.settings import Frames, NodeConfig
+from client_app.left_out import LeftOut
+from client_app.readers import read_digits, read_parquet, read_safetensors, refuse_columns
+from client_app.records import Opener, Records, select
+from client_app.settings import Frames, NodeConfig, is_protected
 from common.config import RunConfig
 from common.errors import DataError
 from common.sections import DataKind
@@ -25,7 +27,10 @@ LOG = logging.getLogger("fedsurrogate.site")
 
 @dataclass(frozen=True)
 class Source:
-    """Where data lies and how it is read. Empty `names` means the one data set that the folder holds."""
+    """Where data lies and how it is read. Empty `names` means the one data set that the folder holds.
+
+    one_by_one: single records that cannot be used are left out, and no record at all is no error.
+    """
 
     kind: DataKind
     folder: str = ""
@@ -36,6 +41,7 @@ class Source:
     test_fraction: float = 0.2
     classes: tuple[str, ...] = ()
     frames: Frames = "refuse"
+    one_by_one: bool = False
 
     @classmethod
     def of_run(cls, run: RunConfig) -> Source:
@@ -57,17 +63,20 @@ class Source:
         """Return the site's own data. The run says which classes count and how much is held out, nothing of files."""
         if not node.data:
             raise DataError("data is not set in this site's node-config; set data and data-dir there")
-        column = run.site_column if run.partition == "column" and node.num_partitions > 1 else ""
+        protected = is_protected(run, node)
+        column = run.site_column if run.partition == "column" and node.num_partitions > 1 and not protected else ""
         return cls(
             node.data,
             node.data_dir,
-            node.dataset,
+            # In a private run nothing of another site's data set decides whether it is answered.
+            node.dataset[node.partition_id :][:1] if protected else node.dataset,
             node.label_column,
             column,
             node.patient_column,
             run.test_fraction,
             run.classes,
             node.dicom_frames,
+            one_by_one=protected,
         )
 
 
@@ -79,7 +88,7 @@ class Dataset:
     key: names the content and order of the records; equal keys may share cached features.
     fingerprint: of the backbone that made `features`, where their file tells. patients: whose each record is, where told.
     drawn: whether the split was drawn here, because the files make none. burned_in: images that say of themselves that text
-    is burned into their pixels.
+    is burned into their pixels. left_out: why single records are missing, one text a reason.
     """
 
     name: str
@@ -94,6 +103,7 @@ class Dataset:
     patients: tuple[str, ...] | None = None
     drawn: bool = False
     burned_in: int = 0
+    left_out: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -169,24 +179,31 @@ def _read(source: Source, name: str) -> Records:
     if source.kind == "digits":
         refuse_columns("the digits have no columns; leave it out", source.site_column, source.patient_column)
         return read_digits()
-    folder = Path(source.folder).expanduser()
-    if not source.folder or not folder.is_dir():
-        raise DataError(f"data-dir = {source.folder!r}: no such folder; give the folder that holds the {source.kind} data")
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise DataError(f"dataset = {name!r} leaves data-dir; give names of files or folders inside '{folder}'")
+    folder, left = folder_of(source, name), LeftOut(source.one_by_one)
     try:
         if source.kind == "safetensors":
             if source.site_column:
                 raise DataError(
                     f"site-column = {source.site_column!r}: safetensors files have no columns; use another partition"
                 )
-            return read_safetensors(folder, name, source.patient_column)
+            return read_safetensors(folder, name, source.patient_column, left)
+        columns = (source.label_column, source.site_column, source.patient_column)
         if source.kind == "dicom":
-            return read_dicom(folder, name, source.label_column, source.site_column, source.patient_column, source.frames)
+            return read_dicom(folder, name, *columns, source.frames, left)
         reader = read_parquet if source.kind == "parquet" else read_imagefolder
-        return reader(folder, name, source.label_column, source.site_column, source.patient_column)
+        return reader(folder, name, *columns, left)
     except OSError as error:
         raise DataError(f"data in '{folder}' cannot be read ({error}); check the files and who may read them") from error
+
+
+def folder_of(source: Source, name: str) -> Path:
+    """The folder that holds the data. Raises DataError when there is none, or when `name` lies outside."""
+    folder = Path(source.folder).expanduser()
+    if not source.folder or not folder.is_dir():
+        raise DataError(f"data-dir = {source.folder!r}: no such folder; give the folder that holds the {source.kind} data")
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise DataError(f"dataset = {name!r} leaves data-dir; give names of files or folders inside '{folder}'")
+    return folder
 
 
 def _common_classes(found: list[Records]) -> tuple[str, ...]:
@@ -202,7 +219,7 @@ def _assemble(source: Source, name: str, records: Records, classes: tuple[str, .
     index = {class_name: i for i, class_name in enumerate(classes)}
     labels = torch.tensor([index.get(label, -1) for label in records.labels], dtype=torch.int64)
     kept = (labels >= 0).nonzero().flatten()
-    if not len(kept):
+    if not len(kept) and not source.one_by_one:
         present = ", ".join(class_order(records.labels)[:5]) or "none"
         raise DataError(
             f"data set {name!r} has no record of the classes {', '.join(classes) or '(none)'}; it has {len(labels)} "
@@ -211,7 +228,7 @@ def _assemble(source: Source, name: str, records: Records, classes: tuple[str, .
     if source.classes:
         key = hashlib.sha256(repr((records.key, classes)).encode()).hexdigest()
         LOG.info("%s: %d of %d records left out, their class is not asked for", name, len(labels) - len(kept), len(labels))
-        records = _select(replace(records, key=key), kept)
+        records = select(replace(records, key=key), kept.tolist())
         labels = labels[kept]
     is_train = records.is_train
     if is_train is None:
@@ -229,18 +246,5 @@ def _assemble(source: Source, name: str, records: Records, classes: tuple[str, .
         records.patients,
         drawn=records.is_train is None,
         burned_in=records.burned_in,
-    )
-
-
-def _select(records: Records, kept: Tensor) -> Records:
-    positions: list[int] = kept.tolist()
-    opener, origin, patients = records.opener, records.origin, records.patients
-    return replace(
-        records,
-        labels=[records.labels[i] for i in positions],
-        is_train=None if records.is_train is None else records.is_train[kept],
-        origin=None if origin is None else tuple(origin[i] for i in positions),
-        patients=None if patients is None else tuple(patients[i] for i in positions),
-        features=None if records.features is None else records.features[kept],
-        opener=None if opener is None else lambda i, shortest: opener(positions[i], shortest),
+        left_out=records.left_out,
     )

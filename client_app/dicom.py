@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any
 
 from client_app.dicom_pixels import open_dicom
 from client_app.image_folders import find_table, in_class_folders, read_table, split_of
+from client_app.left_out import LeftOut
 from client_app.readers import (
-    Records,
     content_key,
     listing,
     patient_names,
@@ -22,6 +22,7 @@ from client_app.readers import (
     require_columns,
     some,
 )
+from client_app.records import Records, without
 from client_app.settings import Frames
 from common.errors import DataError
 
@@ -48,7 +49,13 @@ class _Image:
 
 
 def read_dicom(
-    folder: Path, name: str, label_column: str, site_column: str, patient_column: str = "", frames: Frames = "refuse"
+    folder: Path,
+    name: str,
+    label_column: str,
+    site_column: str,
+    patient_column: str = "",
+    frames: Frames = "refuse",
+    left: LeftOut | None = None,
 ) -> Records:
     """Read a folder of DICOM files, at any depth and of any name, with a table of labels or one folder per class.
 
@@ -56,88 +63,102 @@ def read_dicom(
     file are left out and counted in the log. The privacy unit is the patient of the headers, or of `patient_column`.
     Raises DataError.
     """
+    left = left or LeftOut()
     root, table = find_table(folder, name)
     if table:
-        images, records = _by_table(root, table, label_column, site_column, patient_column)
+        images, records = _by_table(root, table, label_column, site_column, patient_column, left)
     else:
         refuse_columns(f"'{root}' has no table with columns; put one beside the images", site_column, patient_column)
-        images, records = _by_folder(root, label_column)
-    _refuse_frames(images, frames)
-    decoders = _decoders(images)
+        images, records = _by_folder(root, label_column, left)
+    _refuse_frames(images, frames, left)
+    decoders = _decoders(images, left)
     if burned_in := sum(image.burned_in for image in images):
         LOG.warning("%d of %d DICOM images say that text is burned into their pixels", burned_in, len(images))
-    patients = records.patients or _patients(images)
-    if not table:
+    patients = records.patients or _patients(images, left)
+    if not (table or left.one_by_one):
         _refuse_folders_of_patients(root, records.labels, patients)
     # Nothing that lasts holds a header.
     places = [(image.path, image.frames // 2 if frames == "middle" else 0) for image in images]
     # Another decoder may show an image that was broken before.
     files = content_key(root, [path for path, _ in places])
     key = hashlib.sha256(repr(("dicom", files, frames, decoders)).encode()).hexdigest()
-    return replace(records, key=key, opener=lambda i, _: open_dicom(*places[i]), patients=patients, burned_in=burned_in)
+    found = replace(records, key=key, opener=lambda i, _: open_dicom(*places[i]), patients=patients, burned_in=burned_in)
+    return without(found, left)
 
 
-def _by_folder(root: Path, label_column: str) -> tuple[list[_Image], Records]:
+def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[_Image], Records]:
     found, is_train = in_class_folders(root, Path.is_file)
-    if not found:
+    if not found and not left.one_by_one:
         raise DataError(
             f"'{root}' has no files in class folders; it has {listing(root)}; put a table with the column {label_column!r} "
             f"and one of {', '.join(KEYS)} beside them, or make one folder per class"
         )
-    images = _scan(root, [path for path, _ in found])
+    images = _scan(root, [path for path, _ in found], left)
     position = {path: index for index, (path, _) in enumerate(found)}
     kept = [position[image.path] for image in images]
     return images, Records([found[i][1] for i in kept], "", None if is_train is None else is_train[kept])
 
 
 def _by_table(
-    root: Path, table: Path, label_column: str, site_column: str, patient_column: str
+    root: Path, table: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
 ) -> tuple[list[_Image], Records]:
-    columns = read_table(table, (label_column, patient_column, *KEYS))
+    columns = read_table(table, (label_column, patient_column, *KEYS), left)
     told = [column for column in (label_column, site_column, patient_column) if column]
     require_columns(table, told, list(columns))
-    key = next((key for key in KEYS if key in columns), None)
-    if key is None:
-        raise DataError(f"'{table}' names no images; it has {some(columns)}; add one of the columns {', '.join(KEYS)}")
-    rows = _rows(table, columns, key, told + ["split"] * ("split" in columns))
-    scanned = _scan(root, sorted(path for path in root.rglob("*") if path.is_file() and path != table))
+    key = key_of(table, list(columns))
+    rows = _rows(table, columns, key, told + ["split"] * ("split" in columns), left)
+    scanned = _scan(root, sorted(path for path in root.rglob("*") if path.is_file() and path != table), left)
     images = [image for image in scanned if image.keys[key] in rows]
-    if not images:
+    if not images and not left.one_by_one:
         raise DataError(
             f"none of the {len(scanned)} DICOM images in '{root}' is named by the column {key!r} of '{table}'; correct it"
         )
     found = [rows[image.keys[key]] for image in images]
-    if left := len(scanned) - len(images):
-        LOG.warning("%d of %d DICOM images are left out, '%s' has no label for them", left, len(scanned), table)
+    if missing := len(scanned) - len(images):
+        LOG.warning("%d of %d DICOM images are left out, '%s' has no label for them", missing, len(scanned), table)
     if unmatched := sorted(set(rows.values()) - set(found)):
         LOG.warning("%d rows of '%s' name no DICOM image, such as row %d", len(unmatched), table, unmatched[0] + 1)
-    is_train = split_of(columns, table)
+    # From here on a row is an image's.
+    columns = {name: [values[row] for row in found] for name, values in columns.items()}
     return images, Records(
-        [str(columns[label_column][row]) for row in found],
+        [str(label) for label in columns[label_column]],
         "",
-        None if is_train is None else is_train[found],
-        tuple(str(columns[site_column][row]) for row in found) if site_column else None,
-        patients=patient_names([columns[patient_column][row] for row in found], patient_column) if patient_column else None,
+        split_of(columns, table, left),
+        tuple(str(value) for value in columns[site_column]) if site_column else None,
+        patients=patient_names(columns[patient_column], patient_column, left) if patient_column else None,
     )
 
 
-def _rows(table: Path, columns: dict[str, list[Any]], key: str, told: Sequence[str]) -> dict[str, int]:
+def key_of(table: Path, columns: Sequence[str]) -> str:
+    """The column by which a table names images. Raises DataError when it has none."""
+    key = next((key for key in KEYS if key in columns), None)
+    if key is None:
+        raise DataError(f"'{table}' names no images; it has {some(columns)}; add one of the columns {', '.join(KEYS)}")
+    return key
+
+
+def _rows(table: Path, columns: dict[str, list[Any]], key: str, told: Sequence[str], left: LeftOut) -> dict[str, int]:
     """Index of the row for every value of the key. Rows are named by number in errors, never by what is in them."""
     rows: dict[str, int] = {}
+    torn: set[str] = set()
     for row, (value, label) in enumerate(zip(columns[key], columns[told[0]], strict=True)):
         text = "" if value is None else str(value).strip()
         if not text or label in (None, ""):
-            raise DataError(f"row {row + 1} of '{table}' has no {key} or no {told[0]}; fill it in or remove it")
-        first = rows.setdefault(Path(text).as_posix() if key == "path" else text, row)
+            left.note_unread(1, f"row {row + 1} of '{table}' has no {key} or no {told[0]}; fill it in or remove it")
+            continue
+        name = Path(text).as_posix() if key == "path" else text
+        first = rows.setdefault(name, row)
         if differing := [name for name in told if columns[name][first] != columns[name][row]]:
-            raise DataError(
+            left.note_unread(
+                1,
                 f"rows {first + 1} and {row + 1} of '{table}' name the same {key} but differ in {differing[0]!r}; keep one, "
-                "or name images by a more specific column"
+                "or name images by a more specific column",
             )
-    return rows
+            torn.add(name)
+    return {name: row for name, row in rows.items() if name not in torn}
 
 
-def _scan(root: Path, files: Sequence[Path]) -> list[_Image]:
+def _scan(root: Path, files: Sequence[Path], left: LeftOut) -> list[_Image]:
     """Read the headers of those files that are DICOM images; say once how many are not."""
     from pydicom import config
     from pydicom.errors import InvalidDicomError
@@ -161,7 +182,7 @@ def _scan(root: Path, files: Sequence[Path]) -> list[_Image]:
                 without += 1
     said = f"{strangers} files are no DICOM, {without} hold no image (DICOMDIR, reports), {len(broken)} are broken"
     said += f", such as {broken[0]}" if broken else ""
-    if not images:
+    if not images and not left.one_by_one:
         raise DataError(f"no DICOM image among {len(files)} files in '{root}': {said}; see data-dir and who may read them")
     if len(images) < len(files):
         LOG.log(logging.WARNING if broken else logging.INFO, "'%s': %d DICOM images; %s", root, len(images), said)
@@ -187,30 +208,34 @@ def _read_header(root: Path, file: Path) -> _Image | None:
     )
 
 
-def _patients(images: Sequence[_Image]) -> tuple[str, ...]:
+def _patients(images: Sequence[_Image], left: LeftOut) -> tuple[str, ...]:
     """A number for every patient, in order of appearance: an ID, or a hash of it, which trying all IDs undoes, would last.
 
-    A file may leave out who issued its ID where others tell. Raises DataError for images of nobody, which may be anybody's.
+    A file may leave out who issued its ID where others tell. Images without a patient are left out or refused: they could
+    be those of any. In a private run an ID is one patient, whoever issued it: otherwise another patient's file would decide
+    whose this one is.
     """
     issuers: dict[str, set[str]] = defaultdict(set)
     for image in images:
         issuers[image.keys["PatientID"]] |= {image.issuer} - {""}
     numbers: dict[tuple[str, str], int] = {}
     found: list[str] = []
-    nameless: list[Path] = []
-    for image in images:
+    nameless: list[int] = []
+    for row, image in enumerate(images):
         patient = image.keys["PatientID"]
-        possible = {image.issuer} if image.issuer else issuers[patient] or {""}
+        possible = {""} if left.one_by_one else {image.issuer} if image.issuer else issuers[patient] or {""}
         if not patient or len(possible) > 1:
-            nameless.append(image.path)
+            nameless.append(row)
+            found.append("")
         else:
             found.append(str(numbers.setdefault((patient, next(iter(possible))), len(numbers))))
-    if nameless:
-        raise DataError(
-            f"{len(nameless)} of {len(images)} DICOM images do not tell whose they are, such as '{nameless[0]}': PatientID "
-            "is empty, or issued by several; fill in PatientID and IssuerOfPatientID, leave these images out, or name a "
-            "column of the table in patient-column"
-        )
+    first = images[nameless[0]].path if nameless else ""
+    left.note(
+        nameless,
+        f"{len(nameless)} of {len(images)} DICOM images do not tell whose they are, such as '{first}': PatientID is empty, "
+        "or issued by several; fill in PatientID and IssuerOfPatientID, leave these images out, or name a column of the "
+        "table in patient-column",
+    )
     return tuple(found)
 
 
@@ -226,23 +251,24 @@ def _refuse_folders_of_patients(root: Path, labels: Sequence[str], patients: Seq
         )
 
 
-def _refuse_frames(images: Iterable[_Image], frames: Frames) -> None:
-    several = [image for image in images if image.frames > 1]
-    if several and frames == "refuse":
-        raise DataError(
-            f"{len(several)} DICOM files hold several images, such as '{several[0].path}' with {several[0].frames}; leave "
-            'them out, or set dicom-frames in the node-config to "first" or "middle", which takes one of each'
-        )
+def _refuse_frames(images: Sequence[_Image], frames: Frames, left: LeftOut) -> None:
+    several = [row for row, image in enumerate(images) if image.frames > 1 and frames == "refuse"]
+    first = images[several[0]] if several else None
+    left.note(
+        several,
+        f"{len(several)} DICOM files hold several images, such as '{first and first.path}' with {first and first.frames}; "
+        'leave them out, or set dicom-frames in the node-config to "first" or "middle", which takes one of each',
+    )
 
 
-def _decoders(images: Iterable[_Image]) -> list[tuple[str, tuple[str, ...]]]:
-    """The decoders at hand for every transfer syntax. Raises DataError where one has none."""
+def _decoders(images: Sequence[_Image], left: LeftOut) -> list[tuple[str, tuple[str, ...]]]:
+    """The decoders at hand for every transfer syntax. Images of one that has none are left out or refused."""
     from pydicom.pixels.decoders.base import get_decoder
     from pydicom.uid import UID, DeflatedExplicitVRLittleEndian
 
-    by_syntax: dict[str, list[_Image]] = defaultdict(list)
-    for image in images:
-        by_syntax[image.syntax].append(image)
+    by_syntax: dict[str, list[int]] = defaultdict(list)
+    for row, image in enumerate(images):
+        by_syntax[image.syntax].append(row)
     found: list[tuple[str, tuple[str, ...]]] = []
     for syntax, those in sorted(by_syntax.items()):
         remedy = "leave them out"
@@ -253,8 +279,9 @@ def _decoders(images: Iterable[_Image]) -> list[tuple[str, tuple[str, ...]]]:
                 found.append((syntax, decoder.available_plugins))
                 continue
             remedy = remedy if decoder.is_available else DECODERS
-        raise DataError(
-            f"{len(those)} DICOM images, such as '{those[0].path}', have the transfer syntax {UID(syntax).name} ({syntax}), "
-            f"which nothing here decodes; {remedy}, or export them uncompressed (Explicit VR Little Endian)"
+        left.note(
+            those,
+            f"{len(those)} DICOM images, such as '{images[those[0]].path}', have the transfer syntax {UID(syntax).name} "
+            f"({syntax}), which nothing here decodes; {remedy}, or export them uncompressed (Explicit VR Little Endian)",
         )
     return found

@@ -18,8 +18,9 @@ from client_app.features import in_parts
 from client_app.gate import open_gate
 from client_app.partition import SiteShare, share
 from client_app.policy import NO_LIMIT
-from client_app.settings import NodeConfig
+from client_app.settings import NodeConfig, is_protected
 from client_app.site import site_backbone, site_device
+from client_app.uncharged import FALLBACK, check_dimension
 from common.backbones import Backbone
 from common.config import RunConfig
 from common.costs import costs
@@ -130,8 +131,12 @@ def _ledger(run: RunConfig, node: NodeConfig) -> Finding:
     total = gate.policy.epsilon_total
     allowed = f" of {total:g}" if total < NO_LIMIT else ""
     found = f"{len(entries)} releases so far, epsilon {spent:.4g}{allowed} spent"
+    if noise := sum(FALLBACK in entry.get("facts", {}) for entry in entries):
+        found += f"; {noise} of them WITHOUT ANY RECORD, pure noise, because the records could not be used"
     if spent >= total:
         return Finding("ledger", "FAIL", found, "nothing more may leave; only a person may raise epsilon-total")
+    if noise:
+        return Finding("ledger", "WARN", found, "site.log in state-dir says what failed; correct it before the next run")
     return Finding("ledger", "PASS", found)
 
 
@@ -145,6 +150,12 @@ def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:
     said = f"{len(found.train)} training and {len(found.test)} test records: {', '.join(named[:MOST_CLASSES_SHOWN])}{more}"
     if dataset.patients is not None:
         said += f"; {len({dataset.patients[row] for row in found.train.tolist()})} patients"
+    if not len(found.train):
+        left = f"; left out: {'; '.join(dataset.left_out)}" if dataset.left_out else ""
+        return Finding("data", "FAIL", said + left, "without training records only noise leaves, or nothing")
+    if dataset.left_out:
+        found_wrong = f"{said}; LEFT OUT in this private run: {'; '.join(dataset.left_out)}"
+        return Finding("data", "WARN", found_wrong, "correct these records; the coordinator is not told of them")
     if dataset.burned_in:
         return Finding(
             "data",
@@ -156,14 +167,14 @@ def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:
         return Finding(
             "data", "WARN", said, f"no training record of class {empty[0]!r}; check its name, if it should be there"
         )
-    if not len(found.train):
-        return Finding("data", "FAIL", said, "a site without training records releases nothing")
     return Finding("data", "PASS", said)
 
 
 def _backbone(run: RunConfig, node: NodeConfig, fingerprint: str, found: list[Backbone]) -> Finding:
     loaded = site_backbone(run, node)
     found.append(loaded)
+    if is_protected(run, node):
+        check_dimension(loaded)
     said = f"{run.backbone}, fingerprint {loaded.fingerprint}"
     return _same(loaded.fingerprint, fingerprint, said) if fingerprint else Finding("backbone", "PASS", said)
 

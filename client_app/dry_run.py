@@ -48,12 +48,16 @@ def dry_run(run: RunConfig, node: NodeConfig) -> DryRun:
         "sigmas": release.sigmas,
         "sensitivities": release.sensitivities,
         "facts": release.facts,
+        "left_out": list(prepared.found.left_out),
+        "failure": prepared.failure or None,
         "epsilon_before": gate.ledger.spent(gate.policy.delta),
         "epsilon_total": gate.policy.epsilon_total,
     }
     refusal = ""
+    if prepared.failure:
+        refusal = f"THE RECORDS CANNOT BE USED, and pure noise would leave in their place: {prepared.failure}"
     try:
         facts["epsilon_after"] = gate.check(release)
     except FedSurrogateError as error:
-        refusal = str(error)
+        refusal = f"{refusal}; {error}" if refusal else str(error)
     return DryRun(facts | {"may_leave": not refusal, "refusal": refusal or None}, refusal)

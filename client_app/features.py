@@ -33,11 +33,12 @@ DECODE_TOGETHER = 32
 # numbers are fixed: the bits of a feature depend neither on batch_size nor on how many cores there are.
 CPU_TOGETHER, CPU_FORWARD_TOGETHER = 8, 2
 LOG_EVERY_SECONDS = 10.0
+NOT_FINITE = "features that are NaN or beyond +-65504"
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Features `x` (n, d) of every record, float16 from images; rows where `ok` (n,) is False are broken images, zeros.
+    """Features `x` (n, d) of every record, float16 from images; rows where `ok` (n,) is False are broken, zeros.
 
     `seconds` is what getting them took this time; `cached` tells that they were on disk already.
     """
@@ -61,8 +62,8 @@ def extract(dataset: Dataset, backbone: Backbone | Callable[[], Backbone], cache
     """Return the features of every record, from `cache` where they were computed before.
 
     `backbone` may be a function that loads it; precomputed features never call it. Processes that share `cache` compute
-    an entry once. Raises DataError when no image can be read or `cache` cannot be written, BackboneError when features
-    are not finite or images differ in size.
+    an entry once. Raises DataError when no image can be read or `cache` cannot be written, BackboneError when no
+    features are finite or images differ in size.
     """
     start = time.perf_counter()
     if dataset.features is not None:
@@ -150,12 +151,15 @@ def _compute(
                 if x is None:
                     shape = (len(dataset), part.features.shape[1])
                     x = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
-                _check_finite(part.features, part.rows, backbone)
-                x[part.rows] = part.features.numpy()
-                ok[part.rows] = True
+                finite = torch.isfinite(part.features).all(dim=1)
+                broken += [(row, NOT_FINITE) for row, good in zip(part.rows, finite.tolist(), strict=True) if not good]
+                x[part.rows] = torch.where(finite[:, None], part.features, 0).numpy()
+                ok[part.rows] = finite.numpy()
             advance(len(part.rows) + len(part.broken))
     for row, reason in broken[:20]:
         LOG.warning("%s: image %d is broken and skipped (%s)", dataset.name, row, reason)
+    if x is not None and not ok.any():
+        raise BackboneError(f"backbone {backbone.name!r}: {NOT_FINITE} for every image; check weights-path, or use another")
     if x is None:
         reason = broken[0][1] if broken else "it is empty"
         raise DataError(f"none of the {len(dataset)} images of {dataset.name!r} can be read, the first because: {reason}")
@@ -253,16 +257,6 @@ def _check_same_size(images: Tensor, image: Tensor) -> None:
         raise BackboneError(
             f"images of {width}x{height} and of {other_width}x{other_height} px give features of different lengths; "
             "set image-size, and all are brought to that size"
-        )
-
-
-def _check_finite(features: Tensor, rows: list[int], backbone: Backbone) -> None:
-    finite = torch.isfinite(features).all(dim=1)
-    if not finite.all():
-        row = rows[int((~finite).nonzero()[0])]
-        raise BackboneError(
-            f"backbone {backbone.name!r} gives features that are NaN or beyond +-65504 for image {row}; "
-            "check weights-path, or use another backbone"
         )
 
 

@@ -13,7 +13,7 @@ from client_app.release import leave, prepare, stage_file
 from client_app.settings import NodeConfig
 from client_app.site import site_name
 from common.bundles import pack_bundle
-from common.errors import ConfigError, LedgerError, PolicyError
+from common.errors import ConfigError, DataError, LedgerError, PolicyError
 from common.signed_requests import Request, read_request
 
 
@@ -35,6 +35,9 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
     gate = open_gate(node, run, flower_run)
     _check_first_answer(gate.ledger, request, flower_run)
     prepared = prepare(run, node, site, gate, flower_run, request.centre)
+    if prepared.failure:
+        # Over the network the site would have answered with noise; here a person reads this, and can correct it first.
+        raise DataError(f"the records cannot be used ({prepared.failure}); nothing was charged")
     bundle = pack_bundle(request, site, prepared.payload, _told(prepared.release), private_key(node, site))
     try:
         staged = stage_file(file, bundle)

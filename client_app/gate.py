@@ -51,8 +51,7 @@ class Gate:
     def check(self, release: Release) -> float:
         """Epsilon spent with this release, without letting it out. Raises PolicyError or BudgetError."""
         policy = self.policy
-        if release.bytes > policy.largest_payload_mib * 2**20:
-            raise PolicyError(f"largest-payload-mib = {policy.largest_payload_mib:g}: the release has {release.bytes} bytes")
+        self._check_size(release)
         if policy.require_seal and not release.sealed:
             raise PolicyError("require-seal = true: the release is in clear")
         if not release.events and not policy.without_dp:
@@ -64,8 +63,19 @@ class Gate:
 
         Raises PolicyError, BudgetError or LedgerError, and then nothing may leave.
         """
-        self.check(release)
-        return self.ledger.charge(release, self._budget())
+        if release.mechanism not in ("dp-em", "dp-sgd"):
+            self.check(release)
+            return self.ledger.charge(release, self._budget())
+        # How many components stand out from the noise, or entries from zero, and so the size, is released as well: it is
+        # paid for before it decides anything.
+        spent = self.ledger.charge(release, self._budget())
+        self._check_size(release)
+        return spent
+
+    def _check_size(self, release: Release) -> None:
+        policy = self.policy
+        if release.bytes > policy.largest_payload_mib * 2**20:
+            raise PolicyError(f"largest-payload-mib = {policy.largest_payload_mib:g}: the release has {release.bytes} bytes")
 
     def _budget(self) -> Budget:
         policy = self.policy

@@ -30,21 +30,15 @@ def generators(node: NodeConfig) -> Path:
 def use_generator(task: Task, gate: Gate, flower_run: str) -> Info:
     """Keep the generator that came, and say how well it serves here; what of that may leave the caller decides.
 
-    Raises SurrogateError for a generator that is none of this run's, or of a run the site has taken no part in.
-    Where nothing of it may leave, no failure to judge it shows: it would tell of the records.
+    Raises SurrogateError for a generator that is none of this run's, or of a run the site has taken no part in; DataError
+    where it cannot be judged.
     """
     if not any(entry.get("flower_run") == flower_run for entry in gate.ledger.entries()):
         raise SurrogateError(f"a generator of run {flower_run}, in which this site has taken no part")
     received = task.received_model()
     generator = Generator(received.header, task.run, received.tensors).checked()
     keep_file(generators(task.node) / f"{flower_run}-{task.site}.safetensors", pack_generator(generator))
-    try:
-        return _judged(task, generator)
-    except DataError as error:
-        if task.found.simulated or gate.exact_numbers_may_leave(task.run):
-            raise
-        log.warning("how well the generator serves here is not known: %s", error)
-        return {"correct": 0, "tested": 0}
+    return _judged(task, generator)
 
 
 def _judged(task: Task, generator: Generator) -> Info:

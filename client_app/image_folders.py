@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from client_app.left_out import LeftOut
 from client_app.readers import (
-    Records,
     content_key,
     listing,
     open_rgb,
@@ -21,19 +20,23 @@ from client_app.readers import (
     some,
     split_by_size,
 )
+from client_app.records import Records, without
 from common.errors import DataError
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
-def read_imagefolder(folder: Path, name: str, label_column: str, site_column: str, patient_column: str = "") -> Records:
+def read_imagefolder(
+    folder: Path, name: str, label_column: str, site_column: str, patient_column: str = "", left: LeftOut | None = None
+) -> Records:
     """Read a folder of one folder per class, or a CSV or parquet table of paths and labels that lies in the folder."""
+    left = left or LeftOut()
     root, table = find_table(folder, name)
     if table:
-        return _read_path_table(root, table, label_column, site_column, patient_column)
+        return _read_path_table(root, table, label_column, site_column, patient_column, left)
     refuse_columns(f"'{root}' has no table with columns; put one beside the images", site_column, patient_column)
     found, is_train = in_class_folders(root, lambda path: path.suffix.lower() in IMAGE_SUFFIXES)
-    if not found:
+    if not found and not left.one_by_one:
         raise DataError(
             f"'{root}' has no images in class folders; it has {listing(root)}; make one folder per class "
             f"with images in it, or put a table with the columns 'path' and {label_column!r} beside them"
@@ -72,10 +75,11 @@ def in_class_folders(root: Path, wanted: Callable[[Path], bool]) -> tuple[list[t
     return found, split_by_size(sizes)
 
 
-def read_table(file: Path, texts: Iterable[str]) -> dict[str, list[Any]]:
+def read_table(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[Any]]:
     """Return the columns of a CSV or parquet table; those named in `texts` stay as they are written: 07 is not 7.
 
-    Raises DataError for a file that is no table. What stands in a row is not in it, because that may name a patient.
+    Raises DataError for a file that is no table, and for a line with too many or too few columns unless records are left
+    out one by one. What stands in a row is not in the error, because that may name a patient.
     """
     import pyarrow as pa
     import pyarrow.csv
@@ -85,7 +89,7 @@ def read_table(file: Path, texts: Iterable[str]) -> dict[str, list[Any]]:
 
     def note(row: Any) -> str:
         uneven.append((row.number, row.actual_columns, row.expected_columns))
-        return "error"
+        return "skip" if left.one_by_one else "error"
 
     try:
         table = (
@@ -102,37 +106,47 @@ def read_table(file: Path, texts: Iterable[str]) -> dict[str, list[Any]]:
     except pa.ArrowException as error:
         said = "line {} has {} columns where the first has {}".format(*uneven[0]) if uneven else str(error)
         raise DataError(f"table '{file}' cannot be read ({said}); write it again") from None
+    left.note_unread(len(uneven), f"{len(uneven)} lines of '{file}' have another number of columns than the first")
     return {name: table.column(name).to_pylist() for name in table.column_names}
 
 
-def split_of(columns: Mapping[str, list[Any]], file: Path) -> Tensor | None:
+def split_of(columns: Mapping[str, list[Any]], file: Path, left: LeftOut) -> Tensor | None:
     """Return (n,) bool, True for training, from a column 'split' where there is one. Raises DataError."""
     if "split" not in columns:
         return None
-    if unknown := sorted({str(s) for s in columns["split"]} - {"train", "test"}):
-        raise DataError(f"column 'split' of '{file}' holds {some(unknown)}; allowed are 'train' and 'test'")
+    unknown = [row for row, value in enumerate(columns["split"]) if value not in ("train", "test")]
+    values = sorted({str(columns["split"][row]) for row in unknown})
+    left.note(unknown, f"column 'split' of '{file}' holds {some(values)}; allowed are 'train' and 'test'")
     return torch.tensor([s == "train" for s in columns["split"]], dtype=torch.bool)
 
 
-def _read_path_table(root: Path, file: Path, label_column: str, site_column: str, patient_column: str) -> Records:
-    columns = read_table(file, (label_column, "path", patient_column))
+def _read_path_table(
+    root: Path, file: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
+) -> Records:
+    columns = read_table(file, (label_column, "path", patient_column), left)
     require_columns(file, [name for name in ("path", label_column, site_column, patient_column) if name], list(columns))
-    paths: list[Path] = []
-    for row, (path, label) in enumerate(zip(columns["path"], columns[label_column], strict=True), start=1):
-        if path in (None, "") or label in (None, ""):
-            raise DataError(f"row {row} of '{file}' has no path or no label; fill it in or remove it")
-        if Path(path).is_absolute() or ".." in Path(path).parts:
-            raise DataError(f"row {row} of '{file}': path {path!r} leaves '{root}'; paths must lie inside that folder")
-        paths.append(root / path)
-    origin = tuple(str(value) for value in columns[site_column]) if site_column else None
-    if paths and not any(path.is_file() for path in paths):
+    paths = []
+    for row, (path, label) in enumerate(zip(columns["path"], columns[label_column], strict=True)):
+        if not (isinstance(path, str) and path) or label in (None, ""):
+            left.note([row], f"row {row + 1} of '{file}' has no path or no label; fill it in or remove it")
+        elif Path(path).is_absolute() or ".." in Path(path).parts:
+            left.note([row], f"row {row + 1} of '{file}': path {path!r} leaves '{root}'; paths must lie inside that folder")
+        paths.append(root / (path or "") if row not in left.rows else root)
+    if paths and not left.one_by_one and not any(path.is_file() for path in paths):
         raise DataError(f"none of the {len(paths)} files in '{file}' exists, such as '{paths[0]}'; paths start at '{root}'")
-    records = _files(paths, [str(label) for label in columns[label_column]], root, split_of(columns, file), origin)
-    return replace(records, patients=patient_names(columns[patient_column], patient_column)) if patient_column else records
+    labels, is_train = [str(label) for label in columns[label_column]], split_of(columns, file, left)
+    origin = tuple(str(value) for value in columns[site_column]) if site_column else None
+    patients = patient_names(columns[patient_column], patient_column, left) if patient_column else None
+    return without(_files(paths, labels, root, is_train, origin, patients), left)
 
 
 def _files(
-    paths: Sequence[Path], labels: list[str], root: Path, is_train: Tensor | None, origin: tuple[str, ...] | None
+    paths: Sequence[Path],
+    labels: list[str],
+    root: Path,
+    is_train: Tensor | None,
+    origin: tuple[str, ...] | None,
+    patients: tuple[str, ...] | None = None,
 ) -> Records:
     key = content_key(root, paths)
-    return Records(labels, key, is_train, origin, opener=lambda i, shortest: open_rgb(paths[i], shortest))
+    return Records(labels, key, is_train, origin, opener=lambda i, shortest: open_rgb(paths[i], shortest), patients=patients)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from client_app.data import Dataset, Source, group, load_all
-from client_app.settings import NodeConfig
+from client_app.settings import NodeConfig, is_protected
 from common.config import RunConfig
 from common.errors import ConfigError, DataError
 
@@ -46,11 +46,15 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
             "simulation; set data and data-dir in the node-config"
         )
     source = Source.of_node(node, run) if node.data else Source.of_run(run)
-    if run.epsilon and node.data and not run.classes:
-        raise ConfigError(
-            "classes is empty; under differential privacy the run must name them, because a site's own list would show "
-            "which classes it has"
-        )
+    check_settings(run, node)
+    if is_protected(run, node):
+        (dataset,) = load_all(source, run.seed)
+        train, test = _indices(dataset.is_train), _indices(~dataset.is_train)
+        # Where a drawn split puts a record depends on all others: one patient more would move other patients, and no noise
+        # is made for that. So all train; a private run reports no accuracy at a site anyway.
+        if dataset.drawn:
+            train, test = torch.arange(len(dataset)), test[:0]
+        return SiteShare(dataset, train, test, simulated=False)
     datasets = load_all(source, run.seed)
     if len(datasets) > 1:
         _one_dataset_a_site(source.names, node.num_partitions)
@@ -58,20 +62,32 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
         train, test = _indices(dataset.is_train), _indices(~dataset.is_train)
     else:
         dataset = datasets[0]
-        if run.epsilon and node.data not in ("", "digits") and node.num_partitions > 1 and run.partition != "column":
-            raise ConfigError(
-                f"num-partitions = {node.num_partitions}: who gets which record of a folder depends on all records, so no "
-                "privacy could be promised; give each site a folder of its own"
-            )
         parts = _train_parts(dataset, run, node.num_partitions)
         train, test = parts[node.partition_id], _test_parts(dataset, parts, run)[node.partition_id]
     if run.epsilon and node.data and dataset.drawn:
-        # Where a drawn split puts a record depends on all others: one patient more would move other patients, and no noise
-        # is made for that. So all train; a private run reports no accuracy at a site anyway.
+        # As a hospital does, so that a deployment on the digits shows what a real one will.
         train, test = torch.cat([train, test]).sort().values, test[:0]
     if not len(train):
         raise DataError(f"site {node.partition_id} of {node.num_partitions} has no training records; use fewer sites")
     return SiteShare(dataset, train, test, simulated=not node.data)
+
+
+def check_settings(run: RunConfig, node: NodeConfig) -> None:
+    """Raise ConfigError or DataError where a private run does not fit a site's settings; no file is looked at."""
+    if run.epsilon and node.data and not run.classes:
+        raise ConfigError(
+            "classes is empty; under differential privacy the run must name them, because a site's own list would show "
+            "which classes it has"
+        )
+    if not is_protected(run, node):
+        return
+    if len(node.dataset) > 1:
+        _one_dataset_a_site(node.dataset, node.num_partitions)
+    elif node.num_partitions > 1:
+        raise ConfigError(
+            f"num-partitions = {node.num_partitions}: who gets which record of a folder depends on all records, so no "
+            "privacy could be promised; give each site a folder of its own"
+        )
 
 
 def whole(run: RunConfig, num_sites: int) -> list[tuple[Dataset, list[Tensor]]]:

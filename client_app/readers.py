@@ -7,8 +7,7 @@ import io
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from client_app.left_out import LeftOut
+from client_app.records import Records, without
 from common.errors import DataError
-
-# (record, shortest) -> image: `shortest` > 0 says that the shorter side is resized to that many pixels afterwards.
-Opener = Callable[[int, int], Image.Image]
-
-
-@dataclass(frozen=True, eq=False)
-class Records:
-    """What a reader found: a class name per record, features or a way to open images, and perhaps each record's patient.
-
-    burned_in: images that say of themselves that text is burned into their pixels.
-    """
-
-    labels: Sequence[str]
-    key: str
-    is_train: Tensor | None = None
-    origin: tuple[str, ...] | None = None
-    classes: tuple[str, ...] | None = None
-    features: Tensor | None = None
-    fingerprint: str = ""
-    opener: Opener | None = None
-    patients: tuple[str, ...] | None = None
-    burned_in: int = 0
 
 
 def read_digits() -> Records:
@@ -53,13 +32,14 @@ def read_digits() -> Records:
     return Records([str(label) for label in digits.target], key, opener=lambda i, _: Image.fromarray(grey[i]).convert("RGB"))
 
 
-def read_safetensors(folder: Path, name: str, patient_column: str = "") -> Records:
+def read_safetensors(folder: Path, name: str, patient_column: str = "", left: LeftOut | None = None) -> Records:
     """Read features: `x` (n, d) floating point, `y` (n,) integer, perhaps metadata `fingerprint` and `classes`, and a tensor
     (n,) of integers named `patient_column`.
     """
+    left = left or LeftOut()
     from safetensors import SafetensorError, safe_open
 
-    files = _split_files(folder, name, ".safetensors")
+    files = split_files(folder, name, ".safetensors")
     tensors: list[tuple[Tensor, Tensor]] = []
     metadata: list[dict[str, str]] = []
     patients: list[Tensor] = []
@@ -79,64 +59,76 @@ def read_safetensors(folder: Path, name: str, patient_column: str = "") -> Recor
         _check_features(file, *tensors[-1])
     if len({x.shape[1] for x, _ in tensors}) > 1 or len({m.get("fingerprint", "") for m in metadata}) > 1:
         raise DataError(f"'{files[0]}' and '{files[1]}' hold features of different backbones; compute both with one")
-    y = torch.cat([y.long() for _, y in tensors])
+    x, y = torch.cat([x for x, _ in tensors]), torch.cat([y.long() for _, y in tensors])
+    broken = (~torch.isfinite(x).all(dim=1)).nonzero().flatten().tolist()
+    left.note(
+        broken,
+        f"x in '{files[0]}' has NaN or infinity in {len(broken)} of {len(x)} rows, first in row {min(broken, default=0)}; "
+        "remove those rows or compute them again",
+    )
     classes = tuple(part.strip() for part in metadata[0].get("classes", "").split(",") if part.strip())
-    return Records(
-        _name_labels(y.tolist(), classes, files[0]),
+    records = Records(
+        _name_labels(y.tolist(), classes, files[0], left),
         content_key(folder, files),
         split_by_size([len(y) for _, y in tensors]),
         classes=classes or None,
-        features=torch.cat([x for x, _ in tensors]),
+        features=x,
         fingerprint=metadata[0].get("fingerprint", ""),
         patients=tuple(str(number) for part in patients for number in part.tolist()) if patient_column else None,
     )
+    return without(records, left)
 
 
-def read_parquet(folder: Path, name: str, label_column: str, site_column: str, patient_column: str = "") -> Records:
+def read_parquet(
+    folder: Path, name: str, label_column: str, site_column: str, patient_column: str = "", left: LeftOut | None = None
+) -> Records:
     """Read images kept as bytes in parquet files, as Hugging Face lays them out. Nothing is decoded here."""
+    left = left or LeftOut()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    files = _split_files(folder, name, ".parquet")
+    files = split_files(folder, name, ".parquet")
     try:
         schemas = [pq.read_schema(file) for file in files]
         schema = schemas[0]
         wanted = [name for name in dict.fromkeys((label_column, site_column, patient_column)) if name]
         for file, each in zip(files, schemas, strict=True):
-            require_columns(file, [*wanted, _image_column(schema)], each.names)
+            require_columns(file, [*wanted, image_column(schema)], each.names)
         tables = [pq.read_table(file, columns=wanted) for file in files]
     except pa.ArrowException as error:
         raise DataError(f"parquet data in '{folder}' cannot be read ({error}); write the files again") from error
     labels = [label for table in tables for label in table.column(label_column).to_pylist()]
-    if not all(isinstance(label, int | str) for label in labels):
-        found = schema.field(label_column).type
-        raise DataError(
-            f"column {label_column!r} of '{files[0]}' is {found} or has gaps; labels must be integers or strings"
-        )
+    if left.one_by_one:
+        # Whole numbers with gaps are written as floating point.
+        labels = [int(each) if isinstance(each, float) and each.is_integer() else each for each in labels]
+    left.note(
+        (row for row, label in enumerate(labels) if not isinstance(label, int | str)),
+        f"column {label_column!r} of '{files[0]}' is {schema.field(label_column).type} or has gaps; labels must be integers "
+        "or strings",
+    )
     names = _class_label_names(schema.metadata, label_column)
     origin = (
         tuple(str(value) for table in tables for value in table.column(site_column).to_pylist()) if site_column else None
     )
-    images = _ParquetImages(files, _image_column(schema))
-    return Records(
-        _name_labels(labels, names, files[0]),
+    images = _ParquetImages(files, image_column(schema))
+    whose = [value for table in tables for value in table.column(patient_column).to_pylist()] if patient_column else None
+    records = Records(
+        _name_labels(labels, names, files[0], left),
         content_key(folder, files),
         split_by_size([len(table) for table in tables]),
         origin,
         classes=names or None,
         opener=lambda i, shortest: open_rgb(io.BytesIO(images.read(i)), shortest),
-        patients=patient_names([v for table in tables for v in table.column(patient_column).to_pylist()], patient_column)
-        if patient_column
-        else None,
+        patients=None if whose is None else patient_names(whose, patient_column, left),
     )
+    return without(records, left)
 
 
-def patient_names(values: Sequence[object], column: str) -> tuple[str, ...]:
-    """Patients as texts. Raises DataError for gaps: a record of nobody could be anybody's."""
+def patient_names(values: Sequence[object], column: str, left: LeftOut) -> tuple[str, ...]:
+    """Patients as texts. Gaps are left out or refused: a record without a patient could be that of any."""
     # pandas turns whole numbers with gaps into floating point with NaN, which alone differs from itself.
-    gaps = sum(value is None or value != value or not str(value).strip() for value in values)
-    if gaps:
-        raise DataError(f"patient-column = {column!r}: {gaps} of {len(values)} records name no patient; fill them in")
+    gaps = [row for row, value in enumerate(values) if value is None or value != value or not str(value).strip()]
+    left.note(gaps, f"patient-column = {column!r}: {len(gaps)} of {len(values)} records name no patient; fill them in")
     return tuple(str(value) for value in values)
 
 
@@ -179,7 +171,7 @@ class _ParquetImages:
         return content
 
 
-def _split_files(folder: Path, name: str, suffix: str) -> list[Path]:
+def split_files(folder: Path, name: str, suffix: str) -> list[Path]:
     """Return [train, test], or [all] where the files make no split."""
     stem = name.removesuffix(suffix)
     train, test = (folder / f"{stem}-{part}{suffix}" if stem else folder / f"{part}{suffix}" for part in ("train", "test"))
@@ -199,21 +191,16 @@ def _check_features(file: Path, x: Tensor, y: Tensor, name: str = "y") -> None:
         raise DataError(f"{name} in '{file}' is {y.dtype} of shape {tuple(y.shape)}; it must be integers of shape (n,)")
     if len(x) != len(y):
         raise DataError(f"'{file}' has {len(x)} rows of x but {len(y)} of {name}; give one a row")
-    broken = (~torch.isfinite(x).all(dim=1)).nonzero().flatten()
-    if len(broken):
-        raise DataError(
-            f"x in '{file}' has NaN or infinity in {len(broken)} of {len(x)} rows, first in row {int(broken[0])}; "
-            "remove those rows or compute them again"
-        )
 
 
-def _name_labels(labels: Sequence[int | str], classes: tuple[str, ...], file: Path) -> list[str]:
+def _name_labels(labels: Sequence[int | str], classes: tuple[str, ...], file: Path, left: LeftOut) -> list[str]:
     if not classes:
         return [str(label) for label in labels]
-    wrong = [label for label in labels if isinstance(label, int) and not 0 <= label < len(classes)]
-    if wrong:
-        raise DataError(f"'{file}' names {len(classes)} classes but has the label {wrong[0]}; labels run from 0 below that")
-    return [classes[label] if isinstance(label, int) else label for label in labels]
+    wrong = [row for row, label in enumerate(labels) if isinstance(label, int) and not 0 <= label < len(classes)]
+    first = labels[wrong[0]] if wrong else ""
+    left.note(wrong, f"'{file}' names {len(classes)} classes but has the label {first}; labels run from 0 below that")
+    gone = left.rows
+    return [classes[label] if isinstance(label, int) and row not in gone else str(label) for row, label in enumerate(labels)]
 
 
 def _class_label_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:
@@ -224,7 +211,7 @@ def _class_label_names(metadata: dict[bytes, bytes] | None, column: str) -> tupl
         return ()
 
 
-def _image_column(schema: Any) -> str:
+def image_column(schema: Any) -> str:
     """Return "image", or the only other column that can hold images."""
     import pyarrow as pa
 
@@ -263,7 +250,7 @@ def content_key(root: Path, files: Iterable[Path]) -> str:
         try:
             status = file.stat()
             digest.update(f"\n{file.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}".encode(errors="replace"))
-        except OSError:
+        except (OSError, ValueError):
             digest.update(f"\n{file.relative_to(root)}\0missing".encode(errors="replace"))
     return digest.hexdigest()
 

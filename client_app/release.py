@@ -6,16 +6,17 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client_app import dpcvae, fedlap, fedpft, heads, rounds
 from client_app.gate import Gate
 from client_app.hop import hop
 from client_app.ledger import Release
-from client_app.settings import NodeConfig
+from client_app.settings import NodeConfig, is_protected
 from client_app.site import SiteFeatures, load_site, site_device
 from client_app.task import Limits, Made, Task
+from client_app.uncharged import FALLBACK, with_records
 from common.accounting import GaussianEvent
 from common.claims import Claim
 from common.config import RunConfig, run_digest
@@ -25,7 +26,10 @@ from common.wire import Info, pack_surrogate, unpack_question
 
 @dataclass(frozen=True)
 class Prepared:
-    """A payload that has not left yet, its entry for the ledger, numbers that go along, and how long it took to make."""
+    """A payload that has not left yet, its entry for the ledger, numbers that go along, and how long it took to make.
+
+    failure: why it was made without records in a private run, empty where it was not; for this site's eyes only.
+    """
 
     payload: bytes
     release: Release
@@ -34,6 +38,7 @@ class Prepared:
     fit_seconds: float
     answer: Info
     keep: tuple[Path, bytes] | None = None
+    failure: str = ""
 
 
 def prepare(
@@ -47,13 +52,22 @@ def prepare(
 ) -> Prepared:
     """Make what this site is asked for; nothing leaves and nothing is charged. Raises FedSurrogateError."""
     gate.check_request(run)
-    found = load_site(run, node)
     limits = Limits(node.max_components, node.max_rank, gate.smallest_class(run.mechanism))
-    task = Task(run, node, site, found, limits, question, told or {})
-    started = time.perf_counter()
-    made = method_of(run)(task)
-    release = entry(run, flower_run, made, task.round)
-    return Prepared(made.payload, release, made.claim, found, time.perf_counter() - started, made.answer, made.keep)
+
+    def make(found: SiteFeatures, node: NodeConfig) -> tuple[Made, int, float]:
+        started = time.perf_counter()
+        task = Task(run, node, site, found, limits, question, told or {})
+        return method_of(run)(task), task.round, time.perf_counter() - started
+
+    if is_protected(run, node):
+        (made, number, seconds), found, failure = with_records(run, node, make)
+    else:
+        found, failure = load_site(run, node), ""
+        made, number, seconds = make(found, node)
+    if failure:
+        made = replace(made, facts=made.facts | {FALLBACK: 1.0})
+    release = entry(run, flower_run, made, number)
+    return Prepared(made.payload, release, made.claim, found, seconds, made.answer, made.keep, failure)
 
 
 def entry(run: RunConfig, flower_run: str, made: Made, number: int = 1) -> Release:

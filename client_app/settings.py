@@ -8,7 +8,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.config import Scalar, parse_settings
+from common.accounting import Unit
+from common.config import RunConfig, Scalar, parse_settings
 from common.sections import DataKind, Device, Names, Settings
 
 # What becomes of a DICOM file of several images.
@@ -51,6 +52,11 @@ class NodeConfig(Settings):
         return self
 
     @property
+    def protects(self) -> Unit:
+        """What privacy protects at a site with data of its own: it follows from these settings alone, not from the data."""
+        return "patient" if self.unit == "patient" and (self.patient_column or self.data == "dicom") else "record"
+
+    @property
     def cache(self) -> Path:
         """Folder for computed features."""
         return Path(self.cache_dir).expanduser() if self.cache_dir else Path.home() / ".cache" / "fedsurrogate"
@@ -59,6 +65,14 @@ class NodeConfig(Settings):
     def state(self) -> Path:
         """Folder for the site's own log."""
         return Path(self.state_dir).expanduser() if self.state_dir else Path.home() / ".local/state/fedsurrogate"
+
+
+def is_protected(run: RunConfig, node: NodeConfig) -> bool:
+    """Whether a private run meets records of a hospital: then the rule of client_app/uncharged.py holds.
+
+    Not for what is public anyway: the bundled digits, and a share of the run's own data.
+    """
+    return bool(run.epsilon) and node.data not in ("", "digits")
 
 
 def parse_node_config(flat: Mapping[str, Scalar]) -> NodeConfig:

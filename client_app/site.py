@@ -12,7 +12,7 @@ from torch import Tensor
 from client_app.data import Dataset
 from client_app.features import Features, extract
 from client_app.partition import share
-from client_app.settings import NodeConfig
+from client_app.settings import NodeConfig, is_protected
 from common.backbones import Backbone, load_backbone
 from common.config import RunConfig, pick_device
 from common.errors import ConfigError, DataError
@@ -21,7 +21,7 @@ from common.wire import INFO, Record
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Features (n, d), labels (n,), indices into the site's classes, and whose the records are, where the data tells."""
+    """Features (n, d), labels (n,), indices into the site's classes, and whose records they are, where the data tells."""
 
     features: Tensor
     labels: Tensor
@@ -30,7 +30,10 @@ class LabelledFeatures:
 
 @dataclass(frozen=True)
 class SiteFeatures:
-    """Everything a method needs of a site. `simulated`: the data is a share of the run's own, not a hospital's."""
+    """Everything a method needs of a site.
+
+    simulated: the data is a share of the run's own, not a hospital's. left_out: why single records are missing.
+    """
 
     train: LabelledFeatures
     test: LabelledFeatures
@@ -38,6 +41,7 @@ class SiteFeatures:
     fingerprint: str
     seconds: float
     simulated: bool
+    left_out: tuple[str, ...] = ()
 
 
 def site_name(node: NodeConfig, node_id: int) -> str:
@@ -70,14 +74,21 @@ def in_simulation() -> bool:
 
 def load_site(run: RunConfig, node: NodeConfig) -> SiteFeatures:
     """Features of this site's train and test records. Raises DataError, BackboneError or ConfigError."""
-    part = share(run, node, in_simulation())
+    part, protected = share(run, node, in_simulation()), is_protected(run, node)
+    if not len(part.dataset):
+        raise DataError(f"no record of the classes {', '.join(run.classes)[:200]} in {part.dataset.name!r}")
     found = dataset_features(part.dataset, run, node)
     train, test = (usable(part.dataset, found, rows) for rows in (part.train, part.test))
-    if node.unit == "record":
+    if node.unit == "record" or (protected and node.protects == "record"):
         train = replace(train, units=None)
-    if not len(train.labels):
+    elif protected and train.units is None:
+        raise DataError(f"{part.dataset.name!r} does not tell patients, whom this site protects; set patient-column")
+    if not (len(train.labels) or protected):
         raise DataError(f"no usable training record among {len(part.train)} in {part.dataset.name!r}")
-    return SiteFeatures(train, test, part.dataset.classes, found.fingerprint, found.seconds, part.simulated)
+    left_out = part.dataset.left_out
+    if broken := len(part.train) - len(train.labels):
+        left_out = (*left_out, f"{broken} of {len(part.train)} training images cannot be read, or have no finite features")
+    return SiteFeatures(train, test, part.dataset.classes, found.fingerprint, found.seconds, part.simulated, left_out)
 
 
 def dataset_features(dataset: Dataset, run: RunConfig, node: NodeConfig) -> Features:

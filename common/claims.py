@@ -38,7 +38,7 @@ class Claim:
 
 # What no claim here covers, for reports and documents.
 NOT_COVERED = (
-    "that a site takes part at all, when it answers, and why it refuses",
+    "that a site takes part at all, and how long it takes to answer",
     "records of one person at several sites: each site promises for its own data only",
     "what the same site releases elsewhere, or from a copy of its data with a ledger of its own",
     "whether the foundation model itself was trained on a person's images",

@@ -30,6 +30,8 @@ from common.sections import (
     kebab,
 )
 
+# Backbones whose dimension is that of the images unless image-size is set, and data that are images of any size.
+OF_IMAGE_SIZE, OF_IMAGES = ("pixels", "pixels:rgb"), ("imagefolder", "dicom", "parquet")
 Scalar = str | int | float | bool
 M = TypeVar("M", bound=Settings)
 
@@ -89,6 +91,11 @@ class RunConfig(Settings):
         if self.fedpft.privacy == "theorem-4.1" and (self.fedpft.covariance == "lowrank" or self.fedpft.components > 1):
             raise ValueError(
                 "fedpft.privacy = 'theorem-4.1' is defined for one component and covariance 'full', 'diag' or 'spherical'"
+            )
+        if self.epsilon and self.backbone in OF_IMAGE_SIZE and not self.image_size and self.data in OF_IMAGES:
+            raise ValueError(
+                f"{budget}, but backbone = {self.backbone!r} with image-size = 0: the dimension would tell the size of a "
+                "site's images; set image-size"
             )
         self._comparators_agree(budget)
         if self.partition == "column" and not self.site_column:

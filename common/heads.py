@@ -61,7 +61,12 @@ def train_on_features(
     seed: int,
     loss: Callable[[Tensor, Tensor], Tensor] = torch.nn.functional.cross_entropy,
 ) -> tuple[Tensor, Tensor]:
-    """Train the same head on features (n, d) held in memory, with labels or whatever `loss` takes as targets (n, ...)."""
+    """Train the same head on features (n, d) held in memory, with labels or whatever `loss` takes as targets (n, ...).
+
+    Without a record the head is zero: all classes are alike to it.
+    """
+    if not len(targets):
+        return features.new_zeros(classes, features.shape[1]).float(), features.new_zeros(classes).float()
     generator = torch.Generator().manual_seed(seed)
     features = features.float()
     per_pass = -(-len(targets) // settings.batch_size)

@@ -1,5 +1,6 @@
 """The gate: what may leave is the site's decision, and the coordinator learns nothing of it but a code."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,15 @@ def test_a_release_too_large_or_without_privacy_stays(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="without-dp = false"):
         gate(tmp_path).let_out(release(0.0))
     assert gate(tmp_path).ledger.entries() == []
+
+
+@pytest.mark.parametrize("mechanism", ["dp-em", "dp-sgd"])
+def test_a_size_that_noise_has_shaped_decides_only_once_it_is_paid_for(tmp_path: Path, mechanism: str) -> None:
+    """Else how many components stand out, or entries are zero, would be a release that costs nothing."""
+    strict = gate(tmp_path, largest_payload_mib=1e-6)
+    with pytest.raises(PolicyError, match="largest-payload-mib = 1e-06: the release has 10 bytes"):
+        strict.let_out(replace(release(), mechanism=mechanism))
+    assert len(strict.ledger.entries()) == 1
 
 
 def test_runs_share_the_total_of_a_data_set(tmp_path: Path) -> None:
