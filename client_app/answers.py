@@ -11,7 +11,7 @@ from pathlib import Path
 
 from client_app import personal
 from client_app.compare import compare
-from client_app.gate import open_gate
+from client_app.gate import check_receipts, new_receipt, open_gate
 from client_app.generating import use_generator
 from client_app.heads import local_head
 from client_app.hop import kept_head
@@ -57,8 +57,10 @@ def answer(
 ) -> Record:
     """The reply to a message. Raises FedSurrogateError, and whatever else can go wrong."""
     _open_log(node)
-    payload, told = WORK[work](Asked(content, parse_run_config(run_config), node, site, flower_run))
-    info: Info = {"status": "ok"} | told | {"site": site}
+    run = parse_run_config(run_config)
+    before = check_receipts(node, from_record(content, LARGEST_MODEL)[1].get("receipts", ""))
+    payload, told = WORK[work](Asked(content, run, node, site, flower_run))
+    info: Info = {"status": "ok"} | told | new_receipt(node, before) | {"site": site}
     return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
 
 
@@ -181,6 +183,8 @@ def _open_log(node: NodeConfig) -> None:
 
 
 WORK: dict[str, Callable[[Asked], Answer]] = {
+    # The name alone, which every answer has.
+    "name": lambda asked: (None, {}),
     "surrogate": _surrogate,
     "introduction": _introduction,
     "head": _head,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from client_app.gate import open_gate
+from client_app.gate import check_receipts, new_receipt, open_gate
 from client_app.keys import private_key
 from client_app.ledger import Release
-from client_app.release import leave, prepare, stage_file
+from client_app.release import keep_file, leave, prepare, stage_file
 from client_app.settings import NodeConfig
 from client_app.site import site_name
 from common.bundles import Request, pack_bundle
@@ -27,15 +28,20 @@ def release_to(file: Path, request: Request, node: NodeConfig) -> Release:
     if file.exists():
         raise ConfigError(f"{str(file)!r} exists; a bundle is never replaced, because its release is in the ledger")
     run, site = request.run(), site_name(node, 0)
+    before = check_receipts(node, request.receipts.get(site, ""))
     flower_run = f"bundle-{request.id}"
     gate = open_gate(node, run, flower_run)
     prepared = prepare(run, node, site, gate, flower_run, request.centre)
-    bundle = pack_bundle(request, site, prepared.payload, _told(prepared.release), private_key(node, site))
+    told, key = _told(prepared.release), private_key(node, site)
     try:
-        staged = stage_file(file, bundle)
+        staged = stage_file(file, pack_bundle(request, site, prepared.payload, told, key))
     except OSError as error:
         raise LedgerError(f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged") from None
     leave(gate, prepared.release, staged, file)
+    if receipt := new_receipt(node, before):
+        # Only now is it known. Where it finds no room the bundle is good without it.
+        with suppress(OSError):
+            keep_file(file, pack_bundle(request, site, prepared.payload, told | receipt, key))
     return prepared.release
 
 

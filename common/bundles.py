@@ -12,7 +12,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,21 @@ LARGEST_BUNDLE, LARGEST_MANIFEST, LARGEST_REQUEST = 2**30, 2**20, 2**26
 
 @dataclass(frozen=True)
 class Request:
-    """What sites are asked for. settings: of the run, flat. centre: bytes of the public centre, where the run has one."""
+    """What sites are asked for. settings: of the run, flat. centre: bytes of the public centre, where the run has one.
+    receipts: what was last seen of each site's ledger, by site.
+    """
 
     id: str
     settings: Mapping[str, Scalar]
     centre: bytes | None
+    receipts: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def fresh(cls, settings: Mapping[str, Scalar], centre: bytes | None) -> Request:
+    def fresh(
+        cls, settings: Mapping[str, Scalar], centre: bytes | None, receipts: Mapping[str, str] | None = None
+    ) -> Request:
         """A request nobody has made before. Raises ConfigError for settings whose answer is no single file."""
-        request = cls(secrets.token_hex(8), dict(settings), centre)
+        request = cls(secrets.token_hex(8), dict(settings), centre, dict(receipts or {}))
         request.run()
         return request
 
@@ -57,10 +62,8 @@ class Request:
     def text(self) -> str:
         """As it stands in a file."""
         centre = None if self.centre is None else base64.b64encode(self.centre).decode()
-        return (
-            json.dumps({"version": VERSION, "id": self.id, "settings": dict(self.settings), "centre": centre}, indent=2)
-            + "\n"
-        )
+        content = {"version": VERSION, "id": self.id, "settings": dict(self.settings), "centre": centre}
+        return json.dumps(content | {"receipts": dict(self.receipts)}, indent=2) + "\n"
 
 
 def read_request(file: Path) -> Request:
@@ -73,7 +76,7 @@ def read_request(file: Path) -> Request:
             raise ValueError(f"its version is {content['version']!r}, not {VERSION}")
         centre = None if content["centre"] is None else base64.b64decode(content["centre"], validate=True)
         settings = dict(content["settings"])
-        request = Request(str(content["id"]), settings, centre)
+        request = Request(str(content["id"]), settings, centre, dict(content.get("receipts", {})))
     except (OSError, ValueError, TypeError, LookupError, binascii.Error, RecursionError) as error:
         raise ConfigError(f"{file} is no request of `coordinator request` ({str(error)[:120]})") from None
     request.run()

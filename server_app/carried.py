@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from common.bundles import LARGEST_BUNDLE, Request, read_request, unpack_bundle
@@ -13,6 +14,7 @@ from common.wire import pack_question, unpack_question, unpack_surrogate
 from server_app.federate import finished
 from server_app.run_folder import RunFolder
 from strategies.public import read_centre
+from strategies.receipts import stored_receipts
 from strategies.stored import Stored
 
 # What only matters on the coordinator's machine, or names a file there.
@@ -25,8 +27,10 @@ def make_request(settings: Mapping[str, Scalar], file: Path) -> Request:
     """Write a request for a run with these settings. Raises ConfigError for a run that no files can carry."""
     if file.exists():
         raise ConfigError(f"{str(file)!r} exists; sites may have answered it already")
-    centre = pack_question(read_centre(parse_run_config(settings).fedpft.public))
-    request = Request.fresh({key: value for key, value in settings.items() if key not in AT_HOME}, centre)
+    config = parse_run_config(settings)
+    centre = pack_question(read_centre(config.fedpft.public))
+    asked = {key: value for key, value in settings.items() if key not in AT_HOME}
+    request = Request.fresh(asked, centre, stored_receipts(config))
     file.write_text(request.text())
     return request
 
@@ -42,11 +46,15 @@ def learn_from_files(request_file: Path, files: Sequence[Path], keys_file: Path 
     if wrong := sorted(set(local) - set(HERE)):
         raise ConfigError(f"{wrong[0]} is settled by the request; here only {', '.join(HERE)} can be given")
     keys = read_keys(keys_file) if keys_file is not None else {}
-    found = {str(file): _content(file, request, keys) for file in _listed(files)}
+    receipts: dict[str, object] = {}
+    found = {str(file): _content(file, request, keys, receipts) for file in _listed(files)}
     config = parse_run_config({**request.settings, **local})
     folder = RunFolder(config, 0)
     strategy = Stored(config, folder, pick_device(config.device), unpack_question(request.centre))
     with finished(folder, strategy):
+        for site, receipt in receipts.items():
+            with suppress(SurrogateError):
+                strategy.receipts.take(site, 0, receipt)
         strategy.learn_from(found)
     return folder.path
 
@@ -66,8 +74,10 @@ def _listed(files: Sequence[Path]) -> list[Path]:
     return listed
 
 
-def _content(file: Path, request: Request, keys: Mapping[str, bytes]) -> tuple[str, bytes] | SurrogateError:
-    """The site and its surrogate's bytes, or why it is refused."""
+def _content(
+    file: Path, request: Request, keys: Mapping[str, bytes], receipts: dict[str, object]
+) -> tuple[str, bytes] | SurrogateError:
+    """The site and its surrogate's bytes, or why it is refused. receipts: what bundles hold of sites' ledgers is put here."""
     try:
         if file.stat().st_size > LARGEST_BUNDLE:
             raise SurrogateError(f"{file.stat().st_size} bytes; the most is {LARGEST_BUNDLE}")
@@ -79,4 +89,6 @@ def _content(file: Path, request: Request, keys: Mapping[str, bytes]) -> tuple[s
         return error
     except OSError as error:
         return SurrogateError(f"it cannot be read ({error.strerror})")
+    ledger = bundle.manifest.get("ledger")
+    receipts[bundle.site] = ledger.get("receipt") if isinstance(ledger, dict) else None
     return bundle.site, bundle.payload

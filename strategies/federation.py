@@ -19,6 +19,7 @@ from common.wire import Info, check_form, from_record, record_bytes, to_record
 from strategies.collect import Collection, Recorder, check_quorum, connected_nodes
 from strategies.introductions import Group, Introduction, introduction, settle
 from strategies.outcome import NO_REPLY, Outcome, Points, Site
+from strategies.receipts import Receipts
 
 COMPARE = f"{MessageType.QUERY}.compare"
 HELLO = f"{MessageType.QUERY}.hello"
@@ -46,6 +47,7 @@ class Federation(ABC):
         self.recorder = recorder
         self.device = device
         self.outcome = Outcome()
+        self.receipts = Receipts(config, recorder)
         self._sent: list[Message] = []
         # Whose name nobody else may take, unless they were rejected.
         self._connected: set[int] = set()
@@ -135,6 +137,7 @@ class Federation(ABC):
         return correct / tested if tested else None
 
     def _message(self, kind: str, node: int, record: RecordDict) -> Message:
+        self.receipts.show(record, self.outcome.sites[node].name, node)
         self.outcome.sites[node].bytes_down += record_bytes(record)
         message = Message(record, node, kind)
         self._sent.append(message)
@@ -158,6 +161,8 @@ class Federation(ABC):
         self._name(site, info.get("site"))
         if (status := info.get("status")) != "ok":
             raise SurrogateError(PUBLIC_SENTENCES.get(str(status), PUBLIC_SENTENCES["internal"]))
+        for node in [node for node, each in self.outcome.sites.items() if each is site]:
+            self.receipts.take(site.name, node, info.get("receipt"))
         return payload, info
 
     def _name(self, site: Site, name: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -23,6 +24,8 @@ from strategies.outcome import Site
 from strategies.public import read_centre
 
 CENTRE_FILE = "centre.pb"
+NAME = f"{MessageType.QUERY}.name"
+NAME_SECONDS = 120.0
 
 
 class FedPFT(Federation):
@@ -71,11 +74,28 @@ class FedPFT(Federation):
         self._connected = set(nodes)
         self.outcome.sites = {node: Site(name=f"node {node}") for node in nodes}
         self.recorder.event("invited", sites=len(nodes))
+        nodes = self._named(grid, nodes)
         question, told = pack_question(self._centre), Info(run=run_digest(self.config))
         if question is not None:
             self.recorder.keep(CENTRE_FILE, question)
             told["bytes"] = len(question)
         return [self._message(MessageType.TRAIN, node, to_record(question, told)) for node in nodes]
+
+    def _named(self, grid: Grid, nodes: list[int]) -> list[int]:
+        """The nodes that can be asked. Where receipts are kept, an unknown node is first asked for its name.
+
+        Only then can the site be shown what was last seen of its ledger; a node that does not say its name is left out.
+        """
+        unknown = [node for node in nodes if self.receipts and not self.receipts.has_node(node)]
+        asked = [self._message(NAME, node, to_record(None, {"run": run_digest(self.config)})) for node in unknown]
+        for reply in Collection(grid, asked, min(self.config.deadline, NAME_SECONDS)) if asked else ():
+            unknown.remove(node := self._node(reply))
+            # Why it cannot say so shows once more when it is asked for its surrogate.
+            with suppress(SurrogateError):
+                self._read(reply, self.outcome.sites[node])
+        for node in unknown:
+            self.outcome.sites[node].reason = f"did not say its name within {NAME_SECONDS:g} seconds"
+        return [node for node in nodes if node not in unknown]
 
     def _gather(self, replies: Iterable[Message]) -> None:
         """Check every surrogate, and learn from those that are left. Raises RunError."""
