@@ -58,7 +58,7 @@ def check_site(run: RunConfig, node: NodeConfig, fingerprint: str = "", run_name
     if not run_named:
         yield Finding("a run", "WARN", "no settings of a run are given", "add -c with those that the coordinator plans")
     elif part:
-        yield _guarded("a run", "see `site policy check`", lambda: _run(run, node, part[0], dimension))
+        yield _guarded("a run", "see `site policy check` and `site ledger`", lambda: _run(run, node, part[0], dimension))
 
 
 def _guarded(what: str, remedy: str, look: Callable[[], Finding]) -> Finding:

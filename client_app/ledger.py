@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from client_app.durable import put_file
 from client_app.hash_chain import Entry, canonical, chained, digest

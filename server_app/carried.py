@@ -77,7 +77,7 @@ def _listed(files: Sequence[Path]) -> list[Path]:
 def _content(
     file: Path, request: Request, keys: Mapping[str, bytes], receipts: dict[str, object]
 ) -> tuple[str, bytes] | SurrogateError:
-    """The site and its surrogate's bytes, or why it is refused. receipts: what bundles hold of sites' ledgers is put here."""
+    """The site and its surrogate's bytes, or why it is refused. What it says of its site's ledger goes to `receipts`."""
     try:
         if file.stat().st_size > LARGEST_BUNDLE:
             raise SurrogateError(f"{file.stat().st_size} bytes; the most is {LARGEST_BUNDLE}")
