@@ -175,6 +175,6 @@ def _settled(receipt: Receipt, own: Witnessed, decisions: Sequence[Mapping[str, 
 
     A ledger that was kept has at least the length it ever had: a longer receipt shows that it is not the newest.
     """
-    if not decisions or receipt.opened >= own.opened:
+    if not decisions or receipt.opened > own.opened:
         return False
     return not decisions[-1].get("kept") or receipt.length <= int(decisions[-1]["sequence"])

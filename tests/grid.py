@@ -233,7 +233,6 @@ def run_federation(
             config.setdefault("policy", str(lenient))
         config.setdefault("state-dir", str(tmp_path / "site-state"))
         config.setdefault("cache-dir", str(tmp_path / "site-cache"))
-        config.setdefault("witness-dir", str(tmp_path / "site-witness"))
         if opened:
             open_new(config)
     overrides = {key.replace("_", "-"): value for key, value in run_config.items()}

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import shutil
 import socket
 import ssl
 import sys
