@@ -11,7 +11,7 @@ from pathlib import Path
 
 from client_app import personal
 from client_app.compare import check_comparable, compare
-from client_app.gate import Gate, open_gate
+from client_app.gate import Gate, check_receipts, new_receipt, open_gate
 from client_app.generating import use_generator
 from client_app.heads import local_head
 from client_app.hop import kept_head
@@ -63,9 +63,10 @@ def answer(
     check_addressee(content, site)
     policy = open_gate(node, run, flower_run).policy
     check_work(policy, run, node.peers, work)
+    before = check_receipts(node, from_record(content, LARGEST_MODEL)[1].get("receipts", ""))
     payload, told = WORK[work](Asked(content, run, node, site, flower_run))
     told = in_clear(policy, work, told)
-    info: Info = {"status": "ok"} | told | {"site": site}
+    info: Info = {"status": "ok"} | told | new_receipt(node, before) | {"site": site}
     return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
 
 
@@ -199,6 +200,8 @@ def _open_log(node: NodeConfig) -> None:
 
 
 WORK: dict[str, Callable[[Asked], Answer]] = {
+    # The name alone, which every answer has.
+    "name": lambda asked: (None, {}),
     "surrogate": _surrogate,
     "introduction": _introduction,
     "head": _head,

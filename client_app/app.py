@@ -35,6 +35,12 @@ def query(message: Message, context: Context) -> Message:
     return _answer(message, context, "comparison")
 
 
+@app.query("name")
+def name(message: Message, context: Context) -> Message:
+    """Say who this site is, and nothing else."""
+    return _answer(message, context, "name")
+
+
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """Say who this site is, and what a model for it must look like."""

@@ -41,14 +41,25 @@ def run_app(
 
 
 @app.command()
-def ledger(node_config: Node, as_json: Json = False) -> None:
+def ledger(
+    node_config: Node,
+    open_new: Annotated[
+        bool, typer.Option("--open", help="Open the ledger of new data, once; nothing private leaves before.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Show what left this site's data, when and to which run, and how much of the privacy budget is left.
 
-    Exits with 1 when the ledger is damaged; nothing leaves then.
+    Exits with 1 when the ledger is not open, damaged, or older than its witness; nothing leaves then.
     """
-    from client_app.gate import open_gate
+    from client_app.gate import open_gate, open_ledger
 
     node = node_of(node_config)
+    if open_new:
+        opened = open_ledger(node)
+        console.print(f"opened {opened.path}; its witness is in {node.witness}", soft_wrap=True)
+        console.print("keep both, and never restore an older copy of either: it would forget what was spent", soft_wrap=True)
+        return
     gate = open_gate(node, RunConfig(), "")
     entries, policy = gate.ledger.entries(), gate.policy
     spent = gate.ledger.spent(policy.delta)
@@ -65,7 +76,7 @@ def ledger(node_config: Node, as_json: Json = False) -> None:
         print(json.dumps(shown, indent=2))
         return
     if not entries:
-        console.print(f"nothing has left yet; the first release begins {gate.ledger.path}", soft_wrap=True)
+        console.print(f"nothing has left yet; the ledger is {gate.ledger.path}", soft_wrap=True)
         if runs := sorted(gate.ledger.path.parent.glob(f"*/{gate.ledger.path.name}")):
             console.print("public data: every run has a ledger of its own, which no budget adds up", soft_wrap=True)
             for file in runs:
@@ -96,15 +107,25 @@ def reopen_ledger(
     node_config: Node,
     reason: Annotated[str, typer.Option(help="Why; stands in the new ledger.", prompt="Why")],
     epsilon_spent: Annotated[
-        float, typer.Option(min=0, help="Epsilon to be taken as spent, at the policy's delta.", prompt="Epsilon spent")
+        float,
+        typer.Option(
+            min=0, help="Epsilon to be taken as spent, at the policy's delta; with --keep on top.", prompt="Epsilon spent"
+        ),
     ],
+    keep: Annotated[
+        bool, typer.Option("--keep", help="The ledger is whole, only its witness is not: go on with its entries.")
+    ] = False,
 ) -> None:
-    """Put a damaged ledger aside and begin a new one. The old files are kept, and named in the new one."""
+    """Decide about a ledger that is damaged, was lost, or does not agree with its witness.
+
+    Puts it aside and begins a new one, with a new witness; the old files are kept, and named in the new ledger.
+    """
     from client_app.gate import open_gate
 
     gate = open_gate(node_of(node_config), RunConfig(), "")
-    gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta)
-    console.print(f"a new ledger begins with epsilon {epsilon_spent:g} spent: {gate.ledger.path}", soft_wrap=True)
+    gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta, keep)
+    what = "the ledger goes on, with epsilon {} more" if keep else "a new ledger begins with epsilon {}"
+    console.print(f"{what.format(f'{epsilon_spent:g}')} spent: {gate.ledger.path}", soft_wrap=True)
 
 
 @app.command()

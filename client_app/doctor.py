@@ -15,7 +15,7 @@ import torch
 from client_app.doctor_keys import check_keys
 from client_app.doctor_link import Finding
 from client_app.features import in_parts
-from client_app.gate import open_gate
+from client_app.gate import open_gate, own_ledger
 from client_app.partition import SiteShare, share
 from client_app.policy import NO_LIMIT
 from client_app.settings import NodeConfig, is_protected
@@ -41,7 +41,7 @@ def check_site(run: RunConfig, node: NodeConfig, fingerprint: str = "", run_name
     yield from _folders(node)
     yield from _machine(run, node)
     yield _guarded("policy", "see `site policy check`", lambda: _policy(run, node))
-    yield _guarded("ledger", "see `site ledger`; a damaged one stops every release", lambda: _ledger(run, node))
+    yield _guarded("ledger", "until it is right every release is refused; see `site ledger`", lambda: _ledger(run, node))
     yield from check_keys(run, node)
     part: list[SiteShare] = []
     dimension = 0
@@ -61,7 +61,7 @@ def check_site(run: RunConfig, node: NodeConfig, fingerprint: str = "", run_name
     if not run_named:
         yield Finding("a run", "WARN", "no settings of a run are given", "add -c with those that the coordinator plans")
     elif part:
-        yield _guarded("a run", "see `site policy check`", lambda: _run(run, node, part[0], dimension))
+        yield _guarded("a run", "see `site policy check` and `site ledger`", lambda: _run(run, node, part[0], dimension))
 
 
 def _guarded(what: str, remedy: str, look: Callable[[], Finding]) -> Finding:
@@ -74,7 +74,10 @@ def _guarded(what: str, remedy: str, look: Callable[[], Finding]) -> Finding:
 
 
 def _folders(node: NodeConfig) -> Iterator[Finding]:
-    for what, folder, holds in (("cache-dir", node.cache, "features"), ("state-dir", node.state, "the privacy ledger")):
+    folders = [("cache-dir", node.cache, "features"), ("state-dir", node.state, "the privacy ledger")]
+    if own_ledger(node) is not None:
+        folders.append(("witness-dir", node.witness, "the ledger's witness"))
+    for what, folder, holds in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=folder):

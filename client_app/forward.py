@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from client_app.gate import open_gate
+from client_app.gate import check_receipts, new_receipt, open_gate
 from client_app.keys import coordinator_key, private_key
 from client_app.ledger import Ledger, Release
-from client_app.release import leave, prepare, stage_file
+from client_app.release import keep_file, leave, prepare, stage_file
 from client_app.settings import NodeConfig
 from client_app.site import site_name
 from common.bundles import pack_bundle
@@ -31,6 +32,7 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
         raise ConfigError(f"{str(file)!r} exists; a bundle is never replaced, because its release is in the ledger")
     request = read_request(request_file, coordinator_key(node))
     run, site = request.run(), site_name(node, 0)
+    before = check_receipts(node, request.receipts.get(site, ""))
     flower_run = f"bundle-{request.id}"
     gate = open_gate(node, run, flower_run)
     _check_first_answer(gate.ledger, request, flower_run)
@@ -38,12 +40,16 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
     if prepared.failure:
         # Over the network the site would have answered with noise; here a person reads this, and can correct it first.
         raise DataError(f"the records cannot be used ({prepared.failure}); nothing was charged")
-    bundle = pack_bundle(request, site, prepared.payload, _told(prepared.release), private_key(node, site))
+    told, key = _told(prepared.release), private_key(node, site)
     try:
-        staged = stage_file(file, bundle)
+        staged = stage_file(file, pack_bundle(request, site, prepared.payload, told, key))
     except OSError as error:
         raise LedgerError(f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged") from None
     leave(gate, prepared.release, staged, file)
+    if receipt := new_receipt(node, before):
+        # Only now is it known. Where it finds no room the bundle is good without it.
+        with suppress(OSError):
+            keep_file(file, pack_bundle(request, site, prepared.payload, told | receipt, key))
     return prepared.release
 
 

@@ -8,8 +8,11 @@ from client_app.ledger import Budget, Ledger, Release, check_budget, dataset_id
 from client_app.policy import DEFAULT, PUBLIC_DATA, Policy, load_policy
 from client_app.sealed_only import check_sealed_run
 from client_app.settings import NodeConfig
+from client_app.witness import Witness
 from common.config import RunConfig
-from common.errors import PolicyError
+from common.errors import ConfigError, PolicyError
+from common.receipts import parse_receipts
+from common.wire import Info
 
 
 class Gate:
@@ -21,7 +24,14 @@ class Gate:
         self._peers = peers
 
     def check_request(self, run: RunConfig) -> None:
-        """Raise PolicyError unless the policy allows such a run at all. Called before any work is done."""
+        """Raise PolicyError unless the policy allows such a run at all, LedgerError unless the ledger can be charged.
+
+        Called before any work is done.
+        """
+        self._check_policy(run)
+        self.ledger.check()
+
+    def _check_policy(self, run: RunConfig) -> None:
         policy = self.policy
         check_sealed_run(policy, run, self._peers)
         for key, allowed, asked in (
@@ -88,9 +98,49 @@ def open_gate(node: NodeConfig, run: RunConfig, flower_run: str) -> Gate:
     A share of the run's own data and the bundled digits are public: without a policy file everything may leave, and every
     run begins with a ledger of its own. Raises PolicyError or ConfigError for a bad policy file.
     """
-    public = node.data in ("", "digits")
-    policy = load_policy(node.policy) if node.policy else PUBLIC_DATA if public else DEFAULT
-    if public:
+    own = own_ledger(node)
+    policy = load_policy(node.policy) if node.policy else PUBLIC_DATA if own is None else DEFAULT
+    if own is None:
         name = f"{node.data or run.data}-{node.partition_id}-of-{node.num_partitions}"
         return Gate(policy, Ledger(node.state / "public" / flower_run, name), node.peers)
-    return Gate(policy, Ledger(node.state / "ledgers", dataset_id(node.data, node.data_dir)), node.peers)
+    return Gate(policy, own, node.peers)
+
+
+def own_ledger(node: NodeConfig) -> Ledger | None:
+    """The ledger of a site's own data, which has a witness and is opened once; None where the data is public."""
+    if node.data in ("", "digits"):
+        return None
+    dataset = dataset_id(node.data, node.data_dir)
+    return Ledger(node.state / "ledgers", dataset, Witness(node.witness, dataset, node.state))
+
+
+def open_ledger(node: NodeConfig) -> Ledger:
+    """Open the ledger of new data, as `site ledger --open` does. Raises LedgerError where one was open before."""
+    if (own := own_ledger(node)) is None:
+        raise ConfigError(
+            f"data = {node.data!r} is public; every run begins a ledger of its own, and none needs to be opened"
+        )
+    own.open()
+    return own
+
+
+def check_receipts(node: NodeConfig, shown: object) -> int:
+    """Hold the receipts that a request shows against the ledger; return the ledger's length.
+
+    Called before anything else is done. Raises SurrogateError for receipts that cannot be read, and LedgerError for a
+    ledger that is older than one of them. It depends on ledger and request, never on records.
+    """
+    own, receipts = own_ledger(node), parse_receipts(shown)
+    if own is None or own.witness is None:
+        return 0
+    if receipts:
+        own.check(receipts)
+    found = own.witness.read()
+    return found.length if found else 0
+
+
+def new_receipt(node: NodeConfig, before: int) -> Info:
+    """The receipt of what was charged since the ledger had `before` entries, for the reply; nothing where nothing was."""
+    own = own_ledger(node)
+    found = own.witness.read() if own is not None and own.witness is not None else None
+    return {"receipt": str(found.receipt(found.length, found.last))} if found and found.length > before else {}

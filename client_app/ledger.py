@@ -4,7 +4,7 @@ Two files: `ID.jsonl` holds one canonical JSON line an entry, each with the hash
 number and the last hash, so that lines cut off at the end are missed. A line is flushed before the head is, and the head
 before the release leaves. A kill between the two leaves the ledger one line ahead, which is made good; a kill within a
 line leaves a torn one, which stands for nothing that left and is cut off. Everything else is refused.
-Not covered: deleting the whole state folder, or going back to an older copy of both files.
+Both files lost, or replaced by older copies, are what witnesses outside this folder are for: see client_app/witness.py.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from client_app.durable import put_file
+from client_app.hash_chain import Entry, canonical, chained, digest
+from client_app.witness import DECIDE, Witness
 from common.accounting import GaussianEvent, Unit, epsilon_spent, gaussian_noise_multiplier
 from common.errors import BudgetError, LedgerError
+from common.receipts import Receipt
 
 FORMAT = 1
 # An epsilon calibrated to a budget may come back larger by a last digit.
 ROUNDING = 1 + 1e-9
 LOCK_SECONDS = 60
 REMEDY = "nothing leaves until a person has looked at it; `site reopen-ledger` starts a new one and keeps the old"
-
-Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -73,21 +74,34 @@ def dataset_id(kind: str, folder: str) -> str:
 
 
 class Ledger:
-    """Entries of one data set. Nothing is created before the first charge. All methods raise LedgerError when the files
-    cannot be trusted, read or written.
+    """Entries of one data set. With a witness, which data of a hospital's own have, a person opens it; without one the first
+    charge does. All methods raise LedgerError when the files cannot be trusted, read or written.
     """
 
-    def __init__(self, folder: Path, dataset: str) -> None:
+    def __init__(self, folder: Path, dataset: str, witness: Witness | None = None) -> None:
         self.path = folder / f"{dataset}.jsonl"
         self.head = folder / f"{dataset}.head"
-        self.dataset = dataset
+        self.dataset, self.witness = dataset, witness
 
     def entries(self) -> list[Entry]:
         """All entries but the header, checked."""
-        if not self.path.exists() and not self.head.exists():
+        if self.witness is None and not self.path.exists() and not self.head.exists():
             return []
         with self._locked():
             return self._read()[1:]
+
+    def check(self, receipts: Sequence[Receipt] = ()) -> None:
+        """Raise LedgerError unless the ledger is as new as its witness and these receipts."""
+        if self.witness is not None:
+            with self._locked():
+                self.witness.hold_against(self._read(), receipts)
+
+    def open(self) -> None:
+        """Begin the ledger of new data. Raises LedgerError where there is one, or was."""
+        with self._locked():
+            if found := [file for file in self._files() if file.exists()]:
+                raise LedgerError(f"{str(found[0])!r} exists, so a ledger was open before; {DECIDE}")
+            self._begin(chained(None, self._header()))
 
     def spent(self, delta: float, flower_run: str = "") -> float:
         """Epsilon at `delta` of all private releases so far (of one run), composed. Zero when there is none."""
@@ -110,8 +124,10 @@ class Ledger:
             self._append(entries[-1], {"kind": "release", **asdict(release)})
             return total
 
-    def reopen(self, reason: str, epsilon: float, delta: float) -> None:
+    def reopen(self, reason: str, epsilon: float, delta: float, keep: bool = False) -> None:
         """A person's decision: keep the files aside, and begin again with `epsilon` at `delta` taken as spent.
+
+        keep: go on with the entries of a ledger that is whole, whatever its witness says; `epsilon` is then added to theirs.
 
         The new ledger takes the place of the old one whole, decision included: stopped half-way, by a kill or a full disk,
         there is still one that is refused, never an empty one, which would be a fresh budget. Raises ConfigError, with
@@ -125,12 +141,13 @@ class Ledger:
                 if file.exists():
                     kept, content = file.with_name(f"{file.name}.{stamp}"), file.read_bytes()
                     aside[kept.name] = hashlib.sha256(content).hexdigest()
-                    _put(kept, content)
-            decision = {"kind": "decision", "reason": reason, "epsilon": epsilon, "delta": delta}
-            header = _chained(None, self._header())
-            last = _chained(header, decision | {"events": events, "aside": aside, "flower_run": ""})
-            _put(self.path, _canonical(header) + b"\n" + _canonical(last) + b"\n")
-            self._write_head(last)
+                    put_file(kept, content)
+            entries = Ledger(self.path.parent, self.dataset)._read() if keep else [chained(None, self._header())]
+            if not entries:
+                raise LedgerError(f"there is no ledger {str(self.path)!r} to keep; reopen it without --keep")
+            decision = {"kind": "decision", "reason": reason, "epsilon": epsilon, "delta": delta, "kept": keep}
+            last = chained(entries[-1], decision | {"events": events, "aside": aside, "flower_run": ""})
+            self._begin(*entries, last)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -153,6 +170,8 @@ class Ledger:
     def _read(self) -> list[Entry]:
         """All entries, header first, after checking every one; an interrupted write is made good."""
         if not self.path.exists() and not self.head.exists():
+            if self.witness is not None:
+                self.witness.compare([])
             return []
         content = self.path.read_bytes() if self.path.exists() else b""
         whole, _, torn = content.rpartition(b"\n")
@@ -166,13 +185,14 @@ class Ledger:
                 f"ledger {str(self.path)!r} has {len(entries)} entries where {self.head.name} knows of {anchored}: lines "
                 f"were removed, or one of the files was replaced; {REMEDY}"
             )
+        late = self.witness is not None and self.witness.compare([entry["hash"] for entry in entries])
         if torn:
             if behind:
                 raise LedgerError(f"ledger {str(self.path)!r} ends in half a line where none can be; {REMEDY}")
             with self.path.open("r+b") as file:
                 file.truncate(len(content) - len(torn))
                 os.fsync(file.fileno())
-        if behind:
+        if behind or late:
             self._write_head(entries[-1])
         return entries
 
@@ -181,8 +201,8 @@ class Ledger:
         for number, line in enumerate(lines):
             try:
                 entry = json.loads(line)
-                broken = entry["previous"] != (entries[-1]["hash"] if entries else "") or entry["hash"] != _digest(entry)
-                broken = broken or entry["sequence"] != number or line != _canonical(entry)
+                broken = entry["previous"] != (entries[-1]["hash"] if entries else "") or entry["hash"] != digest(entry)
+                broken = broken or entry["sequence"] != number or line != canonical(entry)
             except (ValueError, KeyError, TypeError, RecursionError):
                 broken = True
             if broken:
@@ -205,8 +225,8 @@ class Ledger:
 
     def _append(self, previous: Entry | None, fields: Entry) -> Entry:
         """Write one line and flush it, then the head. A line that does not fit is taken back."""
-        entry = _chained(previous, fields)
-        line = _canonical(entry) + b"\n"
+        entry = chained(previous, fields)
+        line = canonical(entry) + b"\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             size = os.fstat(descriptor).st_size
@@ -222,8 +242,21 @@ class Ledger:
         self._write_head(entry)
         return entry
 
+    def _begin(self, *entries: Entry) -> None:
+        """Put a whole ledger in its place, witness first: stopped half-way, it is refused."""
+        if self.witness is not None:
+            self.witness.begin(len(entries), entries[-1]["hash"])
+        put_file(self.path, b"".join(canonical(entry) + b"\n" for entry in entries))
+        self._write_head(entries[-1])
+
     def _write_head(self, entry: Entry) -> None:
-        _put(self.head, f"{entry['sequence'] + 1} {entry['hash']}\n".encode())
+        """Flush how long the ledger is: to the head next to it, then to the witness."""
+        put_file(self.head, f"{entry['sequence'] + 1} {entry['hash']}\n".encode())
+        if self.witness is not None:
+            self.witness.record(entry["sequence"] + 1, entry["hash"])
+
+    def _files(self) -> list[Path]:
+        return [self.path, self.head] + ([self.witness.file] if self.witness is not None else [])
 
     def _header(self) -> Entry:
         return {"kind": "header", "format": FORMAT, "dataset": self.dataset}
@@ -264,36 +297,3 @@ def _open(entries: list[Entry]) -> int:
 def _events(entries: list[Entry], flower_run: str = "") -> list[GaussianEvent]:
     chosen = (entry for entry in entries if not flower_run or entry["flower_run"] == flower_run)
     return [GaussianEvent(**event) for entry in chosen for event in entry["events"]]
-
-
-def _chained(previous: Entry | None, fields: Entry) -> Entry:
-    """The entry that follows `previous`: with its time, its place and both hashes."""
-    entry = fields | {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "sequence": previous["sequence"] + 1 if previous else 0,
-        "previous": previous["hash"] if previous else "",
-    }
-    return entry | {"hash": _digest(entry)}
-
-
-def _put(file: Path, content: bytes) -> None:
-    """Write a whole file and flush it; until it is on the disk the old one stays in its place."""
-    temporary = file.with_name(f"{file.name}.new")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(file)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _canonical(entry: Entry) -> bytes:
-    return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _digest(entry: Entry) -> str:
-    return hashlib.sha256(_canonical({key: value for key, value in entry.items() if key != "hash"})).hexdigest()

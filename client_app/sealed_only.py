@@ -13,7 +13,11 @@ from common.errors import PolicyError
 from common.wire import Info
 
 # By kind of request: values without which a sealed run cannot begin. Requests of other kinds are refused.
-IN_CLEAR = {"introduction": ("fingerprint", "dimension", "simulated", "key"), "surrogate": ("simulated",)}
+IN_CLEAR: dict[str, tuple[str, ...]] = {
+    "name": (),
+    "introduction": ("fingerprint", "dimension", "simulated", "key"),
+    "surrogate": ("simulated",),
+}
 
 
 def check_sealed_run(policy: Policy, run: RunConfig, peers: str) -> None:

@@ -42,6 +42,7 @@ class NodeConfig(Settings):
     device: Device = "auto"
     cache_dir: str = ""
     state_dir: str = ""
+    witness_dir: str = ""
     max_components: int = Field(0, ge=0)
     max_rank: int = Field(0, ge=0)
 
@@ -65,6 +66,17 @@ class NodeConfig(Settings):
     def state(self) -> Path:
         """Folder for the site's own log."""
         return Path(self.state_dir).expanduser() if self.state_dir else Path.home() / ".local/state/fedsurrogate"
+
+    @property
+    def witness(self) -> Path:
+        """Folder for the witnesses of the ledgers; it must not be lost or restored together with `state`."""
+        if self.witness_dir:
+            return Path(self.witness_dir).expanduser()
+        return (
+            Path(self.policy).expanduser().parent / "witness"
+            if self.policy
+            else Path.home() / ".config/fedsurrogate/witness"
+        )
 
 
 def is_protected(run: RunConfig, node: NodeConfig) -> bool:

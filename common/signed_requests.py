@@ -12,7 +12,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -33,13 +33,15 @@ class Request:
     """What sites are asked for. Raises ConfigError for values of another form.
 
     id: 16 hexadecimal digits, new for each request. settings: of the run, flat. centre: bytes of the public centre, where
-    the run has one. expires: the last day, in UTC, on which a site answers (YYYY-MM-DD); empty for no end.
+    the run has one. expires: the last day, in UTC, on which a site answers (YYYY-MM-DD); empty for no end. receipts: what
+    was last seen of each site's ledger, by site.
     """
 
     id: str
     settings: Mapping[str, Scalar]
     centre: bytes | None
     expires: str = ""
+    receipts: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not (isinstance(self.id, str) and ID.fullmatch(self.id)):
@@ -51,12 +53,21 @@ class Request:
         flat = isinstance(self.settings, Mapping) and len(self.settings) <= MOST_SETTINGS
         if not flat or not all(isinstance(value, Scalar) for value in self.settings.values()):
             raise ConfigError(f"settings: must be at most {MOST_SETTINGS} texts, numbers, true or false")
+        shown = self.receipts
+        if not isinstance(shown, Mapping) or not all(isinstance(text, str) for pair in shown.items() for text in pair):
+            raise ConfigError("receipts: must be texts by site")
 
     @classmethod
-    def fresh(cls, settings: Mapping[str, Scalar], centre: bytes | None, days: int = 0) -> Request:
+    def fresh(
+        cls,
+        settings: Mapping[str, Scalar],
+        centre: bytes | None,
+        days: int = 0,
+        receipts: Mapping[str, str] | None = None,
+    ) -> Request:
         """A new request, which expires after `days` (0: never). Raises ConfigError for settings that no file can answer."""
         expires = f"{datetime.now(UTC).date() + timedelta(days):%Y-%m-%d}" if days else ""
-        request = cls(secrets.token_hex(8), dict(settings), centre, expires)
+        request = cls(secrets.token_hex(8), dict(settings), centre, expires, dict(receipts or {}))
         request.run()
         return request
 
@@ -73,7 +84,13 @@ class Request:
     def body(self) -> bytes:
         """The bytes that are signed; the same request always gives the same."""
         centre = None if self.centre is None else base64.b64encode(self.centre).decode()
-        content = {"id": self.id, "expires": self.expires, "settings": dict(self.settings), "centre": centre}
+        content = {
+            "id": self.id,
+            "expires": self.expires,
+            "settings": dict(self.settings),
+            "centre": centre,
+            "receipts": dict(self.receipts),
+        }
         return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 
     def digest(self) -> str:
@@ -122,8 +139,8 @@ def read_request(file: Path, public: bytes | None) -> Request:
 def _parsed(file: Path, body: bytes) -> Request:
     try:
         content = json.loads(body)
-        if not isinstance(content, dict) or set(content) != {"id", "expires", "settings", "centre"}:
-            raise ValueError("it does not hold id, expires, settings and centre alone")
+        if not isinstance(content, dict) or set(content) != {"id", "expires", "settings", "centre", "receipts"}:
+            raise ValueError("it does not hold id, expires, settings, centre and receipts alone")
         centre = None if content["centre"] is None else base64.b64decode(content["centre"], validate=True)
         request = Request(**(content | {"centre": centre}))
         # A name that stands twice, another order or another way to write a number: what was signed must be what is read.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from common.bundles import LARGEST_BUNDLE, unpack_bundle
@@ -14,6 +15,7 @@ from common.wire import pack_question, unpack_question, unpack_surrogate
 from server_app.federate import finished
 from server_app.run_folder import RunFolder
 from strategies.public import read_centre
+from strategies.receipts import stored_receipts
 from strategies.stored import Stored
 
 # What only matters on the coordinator's machine, or names a file there.
@@ -31,8 +33,10 @@ def make_request(settings: Mapping[str, Scalar], file: Path, private: bytes, day
     """
     if file.exists():
         raise ConfigError(f"{str(file)!r} exists; sites may have answered it already")
-    centre = pack_question(read_centre(parse_run_config(settings).fedpft.public))
-    request = Request.fresh({key: value for key, value in settings.items() if key not in AT_HOME}, centre, days)
+    config = parse_run_config(settings)
+    centre = pack_question(read_centre(config.fedpft.public))
+    asked = {key: value for key, value in settings.items() if key not in AT_HOME}
+    request = Request.fresh(asked, centre, days, stored_receipts(config))
     file.write_bytes(request.signed(private))
     return request
 
@@ -58,7 +62,8 @@ def learn_from_files(
     if wrong := sorted(set(local) - set(HERE)):
         raise ConfigError(f"{wrong[0]} is settled by the request; here only {', '.join(HERE)} can be given")
     keys = read_keys(keys_file) if keys_file is not None else {}
-    found = [(str(file), _signed(file, request, keys)) for file in bundles]
+    receipts: dict[str, object] = {}
+    found = [(str(file), _signed(file, request, keys, receipts)) for file in bundles]
     found += [(str(file), _unsigned(file, file.stem)) for file in _inside(run_folders)]
     found += [(str(file), _unsigned(file, "")) for file in unsigned]
     if not found:
@@ -67,6 +72,9 @@ def learn_from_files(
     folder = RunFolder(config, 0)
     strategy = Stored(config, folder, pick_device(config.device), unpack_question(request.centre))
     with finished(folder, strategy):
+        for site, receipt in receipts.items():
+            with suppress(SurrogateError):
+                strategy.receipts.take(site, 0, receipt)
         strategy.learn_from(found)
     return folder.path
 
@@ -79,8 +87,10 @@ def _inside(run_folders: Sequence[Path]) -> Iterator[Path]:
         yield from inside
 
 
-def _signed(file: Path, request: Request, keys: Mapping[str, bytes]) -> Content:
-    """The site and its surrogate's bytes from a bundle, or why it is refused."""
+def _signed(file: Path, request: Request, keys: Mapping[str, bytes], receipts: dict[str, object]) -> Content:
+    """The site and its surrogate's bytes from a bundle, or why it is refused. What it says of its site's ledger goes to
+    `receipts`.
+    """
     if file.is_dir():
         return SurrogateError("a folder, and no site has signed what is in it; a run folder counts with --trust-run-folder")
     if file.suffix == ".pb":
@@ -89,6 +99,8 @@ def _signed(file: Path, request: Request, keys: Mapping[str, bytes]) -> Content:
         bundle = unpack_bundle(_read(file), request, keys)
     except SurrogateError as error:
         return error
+    ledger = bundle.manifest.get("ledger")
+    receipts[bundle.site] = ledger.get("receipt") if isinstance(ledger, dict) else None
     return bundle.site, bundle.payload
 
 

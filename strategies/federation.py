@@ -20,6 +20,7 @@ from common.wire import Info, check_form, from_record, record_bytes, to_record
 from strategies.collect import Collection, Recorder, check_quorum, connected_nodes
 from strategies.introductions import Group, Introduction, introduction, settle
 from strategies.outcome import NO_REPLY, Outcome, Points, Site, nameless
+from strategies.receipts import Receipts
 from strategies.registered import Registered, addressed, admit, check_name
 
 COMPARE = f"{MessageType.QUERY}.compare"
@@ -53,6 +54,7 @@ class Federation(ABC):
         self.recorder = recorder
         self.device = device
         self.outcome = Outcome()
+        self.receipts = Receipts(config, recorder)
         self._sent: list[Message] = []
         # Whose name nobody else may take, unless they were rejected.
         self._connected: set[int] = set()
@@ -154,6 +156,7 @@ class Federation(ABC):
 
     def _message(self, kind: str, node: int, record: RecordDict) -> Message:
         site = self.outcome.sites[node]
+        self.receipts.show(record, site.name, node)
         if site.registered:
             record = addressed(record, site.name)
         site.bytes_down += record_bytes(record)
@@ -183,6 +186,8 @@ class Federation(ABC):
             self._name(site, info.get("site"))
         if (status := info.get("status")) != "ok":
             raise SurrogateError(PUBLIC_SENTENCES.get(str(status), PUBLIC_SENTENCES["internal"]))
+        for node in [node for node, each in self.outcome.sites.items() if each is site]:
+            self.receipts.take(site.name, node, info.get("receipt"))
         return payload, info
 
     def _name(self, site: Site, name: object) -> None:

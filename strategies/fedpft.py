@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -22,6 +23,8 @@ from strategies.learning import learn
 from strategies.public import read_centre
 
 CENTRE_FILE = "centre.pb"
+NAME = f"{MessageType.QUERY}.name"
+NAME_SECONDS = 120.0
 
 
 class FedPFT(Federation):
@@ -65,12 +68,30 @@ class FedPFT(Federation):
 
     def _ask(self, grid: Grid) -> Iterable[Message]:
         """Ask every connected site for its surrogate."""
-        nodes = self.invite(grid, self.config.deadline)
+        nodes = self._named(grid, self.invite(grid, self.config.deadline))
         question, told = pack_question(self._centre), Info(run=run_digest(self.config))
         if question is not None:
             self.recorder.keep(CENTRE_FILE, question)
             told["bytes"] = len(question)
         return [self._message(MessageType.TRAIN, node, to_record(question, told)) for node in nodes]
+
+    def _named(self, grid: Grid, nodes: list[int]) -> list[int]:
+        """The nodes that can be asked. Where receipts are kept, an unknown node without a registered name is first asked
+        for its name.
+
+        Only then can the site be shown what was last seen of its ledger; a node that does not say its name is left out.
+        """
+        sites = self.outcome.sites
+        unknown = [n for n in nodes if self.receipts and not (sites[n].registered or self.receipts.has_node(n))]
+        asked = [self._message(NAME, node, to_record(None, {"run": run_digest(self.config)})) for node in unknown]
+        for reply in Collection(grid, asked, min(self.config.deadline, NAME_SECONDS)) if asked else ():
+            unknown.remove(node := self._node(reply))
+            # Why it cannot say so shows once more when it is asked for its surrogate.
+            with suppress(SurrogateError):
+                self._read(reply, self.outcome.sites[node])
+        for node in unknown:
+            self.outcome.sites[node].reason = f"did not say its name within {NAME_SECONDS:g} seconds"
+        return [node for node in nodes if node not in unknown]
 
     def _gather(self, replies: Iterable[Message]) -> None:
         """Check every surrogate, and learn from those that are left. Raises RunError."""

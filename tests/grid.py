@@ -12,7 +12,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ from flwr.supercore.run import Run
 
 import server_app.federate
 from client_app import app as client_app
+from client_app.gate import open_ledger
+from client_app.settings import parse_node_config
+from common.errors import FedSurrogateError
 from common.wire import INFO, PAYLOAD, record_bytes
 from server_app import app as server_app
 from server_app.run_folder import flatten
@@ -200,15 +203,26 @@ def default_run_config() -> dict[str, Scalar]:
     return flatten(tables["config"])
 
 
+def open_new(config: NodeConfig) -> None:
+    """Open the ledger of a site's own data, as a person does once; nothing where one was open before, or none can be."""
+    with suppress(FedSurrogateError, OSError, ValueError):
+        open_ledger(parse_node_config(config))
+
+
 def run_federation(
-    tmp_path: Path, nodes: Sequence[NodeConfig] | InProcessGrid, *, report: bool = True, **run_config: Any
+    tmp_path: Path,
+    nodes: Sequence[NodeConfig] | InProcessGrid,
+    *,
+    report: bool = True,
+    opened: bool = True,
+    **run_config: Any,
 ) -> Path:
     """Run the ServerApp over an in-process grid, and return its run folder; raises what the ServerApp raises.
 
     run_config: overrides with dots or dashes in their names (`**{"fedpft.rank": 4}`), underscores standing for dashes.
     Each site keeps its log and its cache under `tmp_path`, beside the run folders; one with data of its own may release
-    without privacy unless its node-config names a policy. Drawing the report takes longer than
-    the run: `report=False` leaves it out.
+    without privacy unless its node-config names a policy, and its ledger is opened first. `opened=False` leaves it as it
+    is. Drawing the report takes longer than the run: `report=False` leaves it out.
     """
     grid = nodes if isinstance(nodes, InProcessGrid) else InProcessGrid(nodes)
     lenient = tmp_path / "lenient-policy.toml"
@@ -219,10 +233,12 @@ def run_federation(
             config.setdefault("policy", str(lenient))
         config.setdefault("state-dir", str(tmp_path / "site-state"))
         config.setdefault("cache-dir", str(tmp_path / "site-cache"))
+        if opened:
+            open_new(config)
     overrides = {key.replace("_", "-"): value for key, value in run_config.items()}
     grid.run_config = default_run_config() | {"output-dir": str(tmp_path / "runs"), "device": "cpu"} | overrides
     output = Path(str(grid.run_config["output-dir"]))
-    before = set(output.glob("*"))
+    before = run_folders(output)
     context = Context(grid.run.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(grid.run_config))
     # By the name of its module: the package's attribute of this name is the ServerApp.
     undrawn = patch.object(sys.modules["server_app.federate"], "write_report")
@@ -231,7 +247,7 @@ def run_federation(
             server_app(grid, context)
     finally:
         _close_site_logs()
-    return next(iter(set(output.glob("*")) - before))
+    return next(folder for folder in run_folders(output) if folder not in before)
 
 
 def _close_site_logs() -> None:
@@ -240,6 +256,11 @@ def _close_site_logs() -> None:
     for handler in list(log.handlers):
         log.removeHandler(handler)
         handler.close()
+
+
+def run_folders(output: Path) -> list[Path]:
+    """The folders of runs in an `output-dir`, which holds receipts as well."""
+    return sorted(manifest.parent for manifest in output.glob("*/manifest.json"))
 
 
 def metrics_of(folder: Path) -> Json:

@@ -23,7 +23,7 @@ from client_app import cli
 from client_app.doctor import check_site
 from client_app.doctor_link import Finding, Link, check_link
 from client_app.doctor_nodes import check_isolation, is_isolated, is_supernode
-from client_app.gate import open_gate
+from client_app.gate import open_gate, open_ledger
 from client_app.settings import NodeConfig, parse_node_config
 from common.config import RunConfig, parse_overrides, parse_run_config
 from common.errors import ConfigError
@@ -190,7 +190,7 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
 
 @pytest.fixture
 def hospital(tmp_path: Path) -> NodeConfig:
-    """Forty images of two classes, twenty patients."""
+    """Forty images of two classes, twenty patients; the ledger is open."""
     rows = []
     (tmp_path / "images").mkdir()
     for index in range(40):
@@ -199,7 +199,9 @@ def hospital(tmp_path: Path) -> NodeConfig:
         rows.append(f"{index}.png,{'ab'[index % 2]},p{index // 2}")
     (tmp_path / "images" / "table.csv").write_text("\n".join(["path,label,patient", *rows]) + "\n")
     text = f'data="imagefolder" data-dir="{tmp_path}/images" state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
-    return parse_node_config(parse_overrides([text, 'patient-column="patient"']))
+    node = parse_node_config(parse_overrides([text, f'witness-dir="{tmp_path}/witness" patient-column="patient"']))
+    open_ledger(node)
+    return node
 
 
 RUN = 'epsilon=1.0 delta=1e-5 classes="a,b" backbone="pixels" image-size=8 fedpft.covariance="spherical"'
@@ -211,6 +213,7 @@ def examined(node: NodeConfig, settings: str = RUN, fingerprint: str = "") -> di
 
 
 def test_a_sound_hospital_passes_and_its_records_and_patients_are_counted(hospital: NodeConfig) -> None:
+    before = {file: file.read_bytes() for file in hospital.state.rglob("*") if file.is_file()}
     found = examined(hospital)
     assert not [each for each in found.values() if each.state == "FAIL"]
     assert "a 20, b 20; 20 patients" in found["data"].found
@@ -220,7 +223,7 @@ def test_a_sound_hospital_passes_and_its_records_and_patients_are_counted(hospit
     assert found["policy"].state == "WARN"
     # Nothing was computed for keeps, charged or released.
     assert not list(hospital.cache.rglob("*.npy"))
-    assert not list(hospital.state.rglob("*.jsonl"))
+    assert before == {file: file.read_bytes() for file in hospital.state.rglob("*") if file.is_file()}
 
 
 def test_the_coordinators_fingerprint_is_compared(hospital: NodeConfig) -> None:
@@ -254,6 +257,25 @@ def test_a_damaged_ledger_fails(hospital: NodeConfig) -> None:
     assert examined(hospital)["ledger"].state == "FAIL"
 
 
+def test_a_ledger_that_is_not_open_lost_or_without_its_witness_fails_with_what_to_do(hospital: NodeConfig) -> None:
+    new = examined(hospital.model_copy(update={"data_dir": f"{hospital.data_dir}/"}))
+    assert new["ledger"].state == "PASS", "the same folder, however it is written"
+    new = examined(hospital.model_copy(update={"data": "dicom"}))
+    assert (new["ledger"].state, "`site ledger --open`" in new["ledger"].found) == ("FAIL", True)
+    shutil.rmtree(hospital.witness)
+    for folder in (hospital.witness, hospital.state):
+        shutil.rmtree(folder, ignore_errors=True)
+        found = examined(hospital)
+        assert found["ledger"].state == found["a run"].state == "FAIL"
+    open_ledger(hospital)
+    assert examined(hospital)["ledger"].state == "PASS"
+    shutil.rmtree(hospital.state)
+    lost = examined(hospital)["ledger"]
+    assert (lost.state, "`site reopen-ledger`" in lost.found) == ("FAIL", True)
+    within = examined(hospital.model_copy(update={"witness_dir": f"{hospital.state}/witness"}))["ledger"]
+    assert (within.state, "inside state-dir" in within.found) == ("FAIL", True)
+
+
 def test_data_that_is_missing_broken_or_lacks_a_class_is_found(hospital: NodeConfig, tmp_path: Path) -> None:
     gone = examined(hospital.model_copy(update={"data_dir": str(tmp_path / "nowhere")}))
     assert gone["data"].state == "FAIL"
@@ -278,7 +300,9 @@ def test_features_that_were_computed_elsewhere_need_no_backbone(tmp_path: Path) 
     content = {"x": torch.randn(40, 4), "y": torch.arange(40) % 2}
     save_file(content, tmp_path / "all.safetensors", {"classes": "a,b", "fingerprint": "f" * 16})
     text = f'data="safetensors" data-dir="{tmp_path}" state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
-    found = examined(parse_node_config(parse_overrides([text])), fingerprint="e" * 16)
+    node = parse_node_config(parse_overrides([text, f'witness-dir="{tmp_path}/witness"']))
+    open_ledger(node)
+    found = examined(node, fingerprint="e" * 16)
     assert found["backbone"].state == "FAIL"
     assert "time" not in found
     assert "MB up" in found["a run"].found
@@ -295,6 +319,7 @@ def test_the_command_prints_lines_or_json_and_exits_with_one_when_anything_fails
     hospital: NodeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     node = f'data="imagefolder" data-dir="{hospital.data_dir}" state-dir="{hospital.state}" cache-dir="{hospital.cache}"'
+    node += f' witness-dir="{hospital.witness}"'
 
     def doctor(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["site", "doctor", "--node-config", node, *arguments])

@@ -203,7 +203,7 @@ def test_where_only_the_head_finds_no_room_the_release_stays_and_counts_once(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("client_app.ledger._put", full)
+        patched.setattr("client_app.ledger.put_file", full)
         for _ in range(3):
             with pytest.raises(LedgerError, match="No space left on device"):
                 ledger.charge(release(run="4"), TOTAL)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from client_app import cli
-from client_app.gate import open_gate
+from client_app.gate import open_gate, open_ledger
 from client_app.settings import parse_node_config
 from common.config import parse_overrides, parse_run_config
 from tests.client_app.ledger_processes import release
@@ -36,6 +36,8 @@ def node(tmp_path: Path) -> str:
     content = {"x": features, "y": labels, "patient": torch.arange(400) // 4}
     save_file(content, tmp_path / "all.safetensors", {"classes": "a,b", "fingerprint": "f" * 16})
     text = f'data="safetensors" data-dir="{tmp_path}" state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
+    text += f' witness-dir="{tmp_path}/witness"'
+    open_ledger(parse_node_config(parse_overrides([text])))
     gate = open_gate(parse_node_config(parse_overrides([text])), parse_run_config({}), "7")
     gate.let_out(release(10.0, run="7"))
     return text
@@ -141,7 +143,9 @@ def test_a_dry_run_protects_patients_where_the_site_knows_them(
     node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     # In a ledger of its own: the other one has promised something to single records only.
-    with_patients = f'{node.replace("/state", "/another")} patient-column="patient"'
+    with_patients = f'{node.replace("/state", "/another").replace("/witness", "/other")} patient-column="patient"'
+    assert site(monkeypatch, "ledger", "--open", "--node-config", with_patients) == 0
+    capsys.readouterr()
     assert site(monkeypatch, "dry-run", "--json", "--node-config", with_patients, "-c", BUDGET) == 0
     assert json.loads(capsys.readouterr().out)["unit"] == "patient"
 

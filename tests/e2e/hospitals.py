@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from client_app.gate import open_ledger
 from client_app.ledger import Ledger, dataset_id
+from client_app.settings import parse_node_config
+from common.config import parse_overrides
 from tests.e2e.processes import until
 
 CLASSES = "cat,dog"
@@ -28,7 +31,7 @@ def write_features(folder: Path, seed: int, width: int = 8) -> None:
 
 
 class Hospital:
-    """One site: its folders below `home`, its node-config, what it has charged.
+    """One site: its folders below `home`, its node-config, what it has charged. A person has opened its ledger.
 
     The policy is the first thing an app reads before it makes a release. `hold` puts a pipe in its place, so that the app
     waits there for as long as a test wants, alive, as on a disk that does not answer.
@@ -40,6 +43,7 @@ class Hospital:
         write_features(self.home / "data", seed, width)
         self.policy_file.write_text(POLICY)
         self._pipe = -1
+        open_ledger(parse_node_config(parse_overrides([self.node_config])))
 
     @property
     def node_config(self) -> str:

@@ -218,7 +218,8 @@ def events(output: Path, kind: str) -> list[dict[str, Any]]:
 
 def newest(output: Path) -> tuple[Path, dict[str, Any]]:
     """The run folder that was written last, and its metrics."""
-    folder = max(output.iterdir(), key=lambda path: path.stat().st_mtime)
+    folders = [manifest.parent for manifest in output.glob("*/manifest.json")]
+    folder = max(folders, key=lambda path: path.stat().st_mtime)
     return folder, json.loads((folder / "metrics.json").read_text())
 
 

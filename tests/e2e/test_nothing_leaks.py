@@ -32,7 +32,7 @@ from common.signed_requests import Request
 from common.wire import INFO, to_record
 from tests.e2e.processes import federation
 from tests.e2e.test_in_process import image_folder
-from tests.grid import FAST, InProcessGrid, NodeConfig, events_of, metrics_of, run_federation
+from tests.grid import FAST, InProcessGrid, NodeConfig, events_of, metrics_of, open_new, run_federation, run_folders
 
 # One for every place a secret can stand in; each begins with this.
 MARK = "geheim"
@@ -87,7 +87,8 @@ def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hospit
     policy = root / f"{MARK}-policy.toml"
     policy.write_text("without-dp = true\nsmallest-class = 2\nepsilon-per-run = 10.0\nepsilon-total = 20.0\ndelta = 0.001\n")
     node: NodeConfig = {"site": "clinic", "data": "imagefolder", "data-dir": str(data), "policy": str(policy)}
-    node |= {name: str(root / f"{MARK}-{name}") for name in ("state-dir", "cache-dir")}
+    node |= {name: str(root / f"{MARK}-{name}") for name in ("state-dir", "cache-dir", "witness-dir")}
+    open_new(node)
     with ExitStack() as undo:
         yield Hospital(root, node, {"classes": "0,1,2,3"}, undo)
     _let_go(root)
@@ -152,7 +153,6 @@ def ledger(content: bytes) -> Break:
 
     def change(h: Hospital) -> None:
         file = h.state / "ledgers" / f"{dataset_id('imagefolder', str(h.data))}.jsonl"
-        file.parent.mkdir(parents=True)
         file.write_bytes(content)
 
     return change
@@ -161,16 +161,26 @@ def ledger(content: bytes) -> Break:
 def a_locked_ledger(h: Hospital) -> None:
     from filelock import FileLock
 
-    ledger(b"")(h)
     (file,) = (h.state / "ledgers").glob("*.jsonl")
-    file.unlink()
     h.replaced("client_app.ledger.LOCK_SECONDS", 0.01)
     h.undo.enter_context(FileLock(file.with_suffix(".lock")))
 
 
+def lose(h: Hospital, *folders: str) -> None:
+    for folder in folders:
+        shutil.rmtree(str(h.node[folder]))
+
+
+def damaged_witness(h: Hospital) -> None:
+    (file,) = Path(str(h.node["witness-dir"])).glob("*.witness")
+    file.write_text(f"{MARK}-witness")
+
+
 def file_in_the_way(key: str) -> Break:
     def change(h: Hospital) -> None:
-        Path(str(h.node[key])).write_text(f"{MARK}-in-the-way")
+        place = Path(str(h.node[key]))
+        shutil.rmtree(place, ignore_errors=True)
+        place.write_text(f"{MARK}-in-the-way")
 
     return change
 
@@ -272,6 +282,11 @@ FAILURES: dict[str, tuple[Break, str]] = {
     "ledger edited": (ledger(f'{{"{MARK}": 1}}\n'.encode()), "ledger"),
     "ledger that is none": (ledger(MARK.encode() * 100 + b"\n"), "ledger"),
     "ledger locked": (a_locked_ledger, "ledger"),
+    "ledger that was never opened": (lambda h: lose(h, "state-dir", "witness-dir"), "ledger"),
+    "ledger lost": (lambda h: lose(h, "state-dir"), "ledger"),
+    "witness lost": (lambda h: lose(h, "witness-dir"), "ledger"),
+    "witness damaged": (damaged_witness, "ledger"),
+    "witness folder a file": (file_in_the_way("witness-dir"), "ledger"),
     "ledger on a full disk": (a_full_disk, "ledger"),
     "state folder a file": (file_in_the_way("state-dir"), "internal"),
     "cache folder a file": (file_in_the_way("cache-dir"), "data"),
@@ -359,8 +374,8 @@ def test_a_failure_leaves_a_code_and_nothing_else(tmp_path: Path, hospital: Hosp
         change(hospital)
         grid = InProcessGrid([hospital.node])
         with coordinator_log() as said, pytest.raises(RunError):
-            run_federation(tmp_path, grid, report=False, **QUICK | hospital.settings)
-    (folder,) = (tmp_path / "runs").iterdir()
+            run_federation(tmp_path, grid, report=False, opened=code != "ledger", **QUICK | hospital.settings)
+    (folder,) = run_folders(tmp_path / "runs")
     assert metrics_of(folder)["status"] == "failed"
     rejected = [event["reason"] for event in events_of(folder) if event["event"] == "rejected"]
     assert rejected
@@ -368,7 +383,7 @@ def test_a_failure_leaves_a_code_and_nothing_else(tmp_path: Path, hospital: Hosp
     assert not [reply for reply in grid.received if reply.has_error()]
     told = [dict(reply.content.config_records[INFO]) for reply in grid.received]
     assert set(told[-1]) <= {"status", "site"}
-    assert_no_secret(all_that_left(grid.received, folder) | {"log": "\n".join(said).encode()})
+    assert_no_secret(all_that_left(grid.received, folder.parent) | {"log": "\n".join(said).encode()})
     log = hospital.state / "site.log"
     assert name in WITHOUT_LOG or (log.is_file() and log.read_text())
 
@@ -409,7 +424,7 @@ def test_a_run_that_succeeds_tells_nothing_of_a_class_left_out(tmp_path: Path, h
     grid = InProcessGrid([hospital.node])
     folder = run_federation(tmp_path, grid, **QUICK | hospital.settings)
     assert metrics_of(folder)["sites"]["used"] == 1
-    assert_no_secret(all_that_left(grid.received, folder))
+    assert_no_secret(all_that_left(grid.received, folder.parent))
 
 
 def test_a_real_site_whose_libraries_do_not_load_answers_with_a_code(tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from client_app.gate import open_ledger
+from client_app.settings import parse_node_config
+from common.config import parse_overrides
 from common.errors import PUBLIC_SENTENCES
 from tests.e2e.hospitals import CLASSES
 from tests.e2e.processes import newest
@@ -60,7 +63,8 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, dic
         with opened(home, "north", "south") as scene:
             write_images(home / "west" / "data")
             west = f'site="west" data="imagefolder" data-dir="{home}/west/data"'
-            west += f' cache-dir="{home}/west/cache" state-dir="{home}/west/state"'
+            west += f' cache-dir="{home}/west/cache" state-dir="{home}/west/state" witness-dir="{home}/west/witness"'
+            open_ledger(parse_node_config(parse_overrides([west])))
             scene.running.join(west, scene.running.fleet)
             yield scene, disks
     finally:
