@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.bundles import LARGEST_BUNDLE, unpack_bundle
 from common.config import Scalar, parse_run_config, pick_device
-from common.errors import ConfigError, SurrogateError
+from common.errors import ConfigError, RunError, SurrogateError
 from common.sealing import read_keys
 from common.signed_requests import Request, read_request
 from common.wire import pack_question, unpack_question, unpack_surrogate
@@ -71,11 +71,15 @@ def learn_from_files(
     config = parse_run_config({**request.settings, **local})
     folder = RunFolder(config, 0)
     strategy = Stored(config, folder, pick_device(config.device), unpack_question(request.centre))
-    with finished(folder, strategy):
-        for site, receipt in receipts.items():
-            with suppress(SurrogateError):
-                strategy.receipts.take(site, 0, receipt)
-        strategy.learn_from(found)
+    try:
+        with finished(folder, strategy):
+            for site, receipt in receipts.items():
+                with suppress(SurrogateError):
+                    strategy.receipts.take(site, 0, receipt)
+            strategy.learn_from(found)
+    except RunError as error:
+        refused = [f"{site.name}: {site.reason}" for site in strategy.outcome.sites.values() if site.fate == "rejected"]
+        raise RunError("; ".join([str(error), *refused, f"see {folder.path}"])) from None
     return folder.path
 
 

@@ -279,6 +279,7 @@ def test_a_bundle_for_other_settings_under_the_same_id_does_not_count(world: Wor
     rewritten(request, lambda text: text.replace('"head.epochs": 1', '"head.epochs": 2'))
     run = world.learn("h0.bundle", "--keys", "keys.toml", code=1)
     assert "other settings than this file holds" in refusals(run)["h0.bundle"]
+    assert "h0.bundle: the site has answered" in world.wrong
 
 
 def test_what_is_read_of_a_request_is_bounded(world: World) -> None:
