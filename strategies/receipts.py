@@ -67,6 +67,10 @@ class Receipts:
         if name not in self._known and len(self._known) >= MOST_SITES:
             self._recorder.event("receipt-not-kept", site=name, reason=f"those of {MOST_SITES} sites are kept already")
             return
+        # What another run has put there meanwhile comes first.
+        for other, _, receipts in _stored(self._folder, f"{name}.json"):
+            for stored in receipts if other == name else ():
+                self._put(name, stored)
         self._put(name, receipt)
         self._nodes[name] = node
         try:
@@ -84,10 +88,7 @@ class Receipts:
             del kept[next(iter(kept))]
 
     def _write(self, name: str) -> None:
-        """In one step, with what another run has put there meanwhile."""
-        for other, _, receipts in _stored(self._folder, f"{name}.json"):
-            for receipt in receipts if other == name else ():
-                self._put(name, receipt)
+        """Write a site's file in one step."""
         content = {"node": self._nodes[name], "receipts": list(map(str, self._known[name].values()))}
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / f".{name}.{os.getpid()}"

@@ -28,7 +28,15 @@ from tests.e2e.hospitals import CLASSES, write_features
 from tests.grid import FAST, Fault, InProcessGrid, NodeConfig, events_of, metrics_of, run_federation, run_folders
 
 PRIVATE: dict[str, Any] = FAST | {"fedpft.covariance": "spherical", "classes": CLASSES, "epsilon": 1.0, "delta": 1e-5}
-ROUNDS: dict[str, Any] = {"method": "dp-fedavg", "fedavg.rounds": 1, "classes": CLASSES, "epsilon": 1.0, "delta": 1e-5}
+ROUNDS: dict[str, Any] = {
+    "fedavg.local-epochs": 1,
+    "fedavg.sample-rate": 1.0,
+    "method": "dp-fedavg",
+    "fedavg.rounds": 1,
+    "classes": CLASSES,
+    "epsilon": 1.0,
+    "delta": 1e-5,
+}
 ANSWERED, LEDGER, BUDGET = "", PUBLIC_SENTENCES["ledger"], PUBLIC_SENTENCES["budget"]
 
 
@@ -312,7 +320,7 @@ def test_bundles_that_people_carry_bring_receipts_and_requests_show_them(hospita
 
 def test_public_data_need_no_opening_and_give_no_receipt(tmp_path: Path) -> None:
     digits: NodeConfig = {"site": "demo", "data": "digits", "state-dir": str(tmp_path / "state")}
-    folder = run_federation(tmp_path, [digits], report=False, opened=False, **FAST)
+    folder = run_federation(tmp_path, [digits], report=False, opened=False, **FAST | {"fedpft.covariance": "spherical"})
     assert metrics_of(folder)["sites"]["used"] == 1
     assert not (tmp_path / "runs" / FOLDER).exists()
     assert not list(tmp_path.rglob("*.witness"))
