@@ -192,8 +192,8 @@ def test_taking_the_noise_of_means_off_makes_the_least_squares_better() -> None:
 def test_the_covariance_within_classes_is_unbiased_however_noisy_the_means_are(family: str) -> None:
     """The square of a noisy mean holds its noise; taken from the second moment with the mean, it must be given back."""
     d, generator = 12, torch.Generator().manual_seed(0)
-    true = torch.nn.functional.normalize(torch.randn(3, d, generator=generator, dtype=torch.float64), dim=1) * 0.6
-    variances = torch.linspace(0.5, 1.5, d, dtype=torch.float64) * (1 - 0.36) / d
+    true = torch.nn.functional.normalize(torch.randn(3, d, generator=generator, dtype=torch.float64), dim=1) * 0.3
+    variances = torch.linspace(0.5, 1.5, d, dtype=torch.float64) * (1 - 0.09) / d
     records, noise = torch.tensor([20.0, 30.0, 50.0], dtype=torch.float64), torch.tensor([4e-3, 6e-3, 2e-3]).double()
     shares = records / 100
     second = torch.diag(variances) + (shares[:, None] * true).T @ true
@@ -208,8 +208,9 @@ def test_the_covariance_within_classes_is_unbiased_however_noisy_the_means_are(f
         covariance = within([replace(made_, sums=replace(sums, sigmas=sigmas))], seen, family, d)
         found.append(covariance.factor.square().sum(1) + covariance.variances)
     average = torch.stack(found).mean(0)
-    assert float(average.sum()) == pytest.approx(float(variances.sum()), rel=0.02)
-    if family != "spherical":
+    assert float(average.sum()) == pytest.approx(float(variances.sum()), rel=0.015)
+    # Low rank has a sphere where nothing stands out.
+    if family in ("diag", "full"):
         assert torch.allclose(average, variances, rtol=0.25)
 
 
