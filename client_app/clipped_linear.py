@@ -8,11 +8,11 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from client_app.private_gradients import clip_factors
+from client_app.private_gradients import clip_factors, sums_like
 
 
 def clipped_sums(modules: nn.ModuleList, losses: Callable[[], Tensor], clip: float) -> tuple[dict[str, Tensor], int]:
-    """The sum over records of gradients, each of norm at most `clip` over all parameters; and how many were longer.
+    """The sum (float64) of records' gradients, each of norm at most `clip` over all parameters; and how many were longer.
 
     losses: computes every record's loss (n,) with `modules`, whose trained parameters are those of linear layers, each used
     once. A record's gradient of a layer is the outer product of what comes in, a, and the gradient of what goes out, g: its
@@ -38,17 +38,24 @@ def clipped_sums(modules: nn.ModuleList, losses: Callable[[], Tensor], clip: flo
     if sorted(covered) != sorted(trained):
         raise ValueError(f"parameters outside linear layers, or used twice: {sorted(trained ^ set(covered))[:3]}")
     backward = torch.autograd.grad(each.sum(), [output for *_, output in seen])
+    # In double precision: the bound must hold to the last digit.
+    lengths = [torch.linalg.vector_norm(inputs, dim=1, dtype=torch.float64) for _, _, inputs, _ in seen]
     squares = torch.zeros(len(each), dtype=torch.float64, device=each.device)
-    for (_, module, inputs, _), after in zip(seen, backward, strict=True):
-        # In double precision: the bound must hold to the last digit.
-        came, went = (torch.linalg.vector_norm(part, dim=1, dtype=torch.float64).square() for part in (inputs, after))
-        squares += went * (came + (module.bias is not None))
+    for (_, module, *_), came, after in zip(seen, lengths, backward, strict=True):
+        went = torch.linalg.vector_norm(after, dim=1, dtype=torch.float64).square()
+        squares += went * (came.square() + (module.bias is not None))
     norms = squares.sqrt()
-    factors = clip_factors(norms, clip)
+    factors = clip_factors(norms, clip)[:, None]
     sums: dict[str, Tensor] = {}
-    for (name, module, inputs, _), after in zip(seen, backward, strict=True):
-        scaled = after.nan_to_num(0.0, 0.0, 0.0) * factors.to(after)[:, None]
-        sums[f"{name}.weight"] = scaled.T @ inputs.nan_to_num(0.0, 0.0, 0.0)
+    for (name, module, inputs, _), came, after in zip(seen, lengths, backward, strict=True):
+        scaled = after.nan_to_num(0.0, 0.0, 0.0).double() * factors
+        # What comes in as a direction, whose entries are at most one; its length goes to the other factor.
+        came = came.clamp_min(1e-100)[:, None]
+        (weight,) = sums_like([module.weight], clip)
+        weight.add_products((scaled * came).nan_to_num(0.0, 0.0, 0.0), (inputs.double() / came).nan_to_num(0.0, 0.0, 0.0))
+        sums[f"{name}.weight"] = weight.value
         if module.bias is not None:
-            sums[f"{name}.bias"] = scaled.sum(0)
+            (bias,) = sums_like([module.bias], clip)
+            bias.add(scaled)
+            sums[f"{name}.bias"] = bias.value
     return sums, int((norms > clip).sum())

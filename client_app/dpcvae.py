@@ -22,6 +22,7 @@ from common.parameters import Parameters, Tensors
 from common.privacy import Statistic, clip, release
 from common.randomness import stream
 from common.sections import DPCVAEConfig
+from common.sums import class_sums
 
 COMPANION = "companion."
 
@@ -63,10 +64,7 @@ def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Ten
     """The size of every class and, where asked, the sum of its embeddings of norm one: noisy under privacy."""
     run, count = task.run, len(classes)
     unit = clip(features.double(), 0.0)[0]
-    sums = {
-        COUNTS: torch.bincount(labels, minlength=count).double(),
-        SUMS: unit.new_zeros(count, unit.shape[1]).index_add_(0, labels, unit),
-    }
+    sums = dict(zip((COUNTS, SUMS), class_sums(unit, labels, torch.ones(len(labels)), count), strict=True))
     chosen = {COUNTS, SUMS} if run.dpcvae.opening == "sums" else {COUNTS}
     claim, noise = make_claim(run, "record"), opening_noise(run)
     facts: dict[str, float] = {}

@@ -12,6 +12,7 @@ from torch import Tensor
 from common.claims import EM_STEPS, Claim
 from common.covariances import Diagonal, Full, Spherical
 from common.errors import ConfigError
+from common.exact_sums import ExactSum
 from common.mixtures import Mixtures
 from common.privacy import Noisy, Statistic, clip, release, system_normals, unit_weights
 from common.sums import Sums, budget_shares, statistics
@@ -75,10 +76,13 @@ def dp_em(
         k = means.shape[1]
         index = data.labels[:, None] * k + torch.arange(k)
         one_hot = torch.zeros(len(data.labels), num_classes * k, dtype=torch.float64).scatter_(1, index, responsibilities)
+        found_counts, found_sums = ExactSum((num_classes * k,), 1.0), ExactSum((num_classes * k, d), 1.0)
+        found_counts.add(one_hot)
+        found_sums.add_products(one_hot, data.features)
         counts, sums = release(
             [
-                Statistic("counts", one_hot.sum(0), 1.0, shares["counts"]),
-                Statistic("sums", one_hot.T @ data.features, 1.0, shares["sums"]),
+                Statistic("counts", found_counts.value, 1.0, shares["counts"]),
+                Statistic("sums", found_sums.value, 1.0, shares["sums"]),
             ],
             multiplier,
         )

@@ -122,10 +122,11 @@ def private_gradient(
     One release of the Gaussian mechanism: all parameters are one statistic, which one record moves by at most the clip.
     """
     total, cut = clipped_sums(trainer.modules, lambda: trainer.losses(embeddings, labels), clip)
-    flat = torch.cat([part.double().flatten().cpu() for part in total.values()])
+    flat = torch.cat([part.flatten().cpu() for part in total.values()])
     (noisy,) = release([Statistic("gradients", flat, clip, 1.0)], noise_multiplier)
     parts = torch.split(noisy.value / expected, [part.numel() for part in total.values()])
-    mean = {name: part.reshape(like.shape).to(like) for (name, like), part in zip(total.items(), parts, strict=True)}
+    like = dict(trainer.modules.named_parameters())
+    mean = {name: part.reshape(like[name].shape).to(like[name]) for name, part in zip(total, parts, strict=True)}
     return mean, cut, float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5)
 
 

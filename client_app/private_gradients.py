@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from common.augmentation import Change
+from common.exact_sums import ExactSum
 from common.landscape import Records
 from common.parameters import Tensors
 from common.privacy import Statistic, release, system_uniforms
 
 # Gradients of so many records are held in memory at a time.
 TOGETHER = 128
-# Gradients beyond this are left out.
-LONGEST = 1e25
 
 
 class PrivateGradient:
@@ -43,7 +42,7 @@ class PrivateGradient:
         rows = poisson_sample(len(self._records.labels), self._rate).to(self._records.labels.device)
         total, cut = clipped_sum(self._body, parameters, self._records.take(rows), self._clip, change)
         self._clipped, self._drawn = self._clipped + cut, self._drawn + len(rows)
-        flat = torch.cat([part.double().flatten() for part in total])
+        flat = torch.cat([part.flatten() for part in total])
         # All parameters are one statistic: one record moves all of them together by at most the clip.
         (noisy,) = release([Statistic("gradients", flat, self._clip, 1.0)], self._multiplier)
         self._signal.append(float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5))
@@ -63,8 +62,8 @@ class PrivateGradient:
 
 def clipped_sum(
     body: nn.Module, parameters: Tensors, records: Records, clip: float, change: Change
-) -> tuple[Sequence[Tensor], int]:
-    """The sum of all records' gradients, each of norm at most `clip`, by parameter; and how many were longer."""
+) -> tuple[list[Tensor], int]:
+    """The sum (float64) of all records' gradients, each of norm at most `clip`, by parameter; and how many were longer."""
 
     def one(at: dict[str, Tensor], value: Tensor, label: Tensor) -> Tensor:
         logits = functional_call(body, at, (change(value[None]),))
@@ -72,13 +71,13 @@ def clipped_sum(
 
     each_of = vmap(grad(one), in_dims=(None, 0, 0))
     at = {name: tensor.detach() for name, tensor in parameters.items()}
-    total, cut = [torch.zeros_like(tensor) for tensor in at.values()], 0
+    total, cut = sums_like(at.values(), clip), 0
     for values, labels in zip(torch.split(records.values, TOGETHER), torch.split(records.labels, TOGETHER), strict=True):
         if not len(labels):
             continue
         each = list(each_of(at, values, labels).values())
         cut += add_clipped(total, each, clip)
-    return total, cut
+    return [part.value for part in total], cut
 
 
 def poisson_sample(count: int, rate: float) -> Tensor:
@@ -91,17 +90,26 @@ def poisson_sample(count: int, rate: float) -> Tensor:
 
 def clip_factors(norms: Tensor, clip: float) -> Tensor:
     """What brings gradients of these norms (n,), float64, to norm `clip` at most; zero for those that say nothing."""
-    # The products are rounded as well, and the bound must hold in exact arithmetic. Longer than single precision can shorten
-    # without losing digits, or not finite: zero.
-    return torch.where(norms < LONGEST, (clip * (1 - 1e-5) / norms.clamp_min(1e-12)).clamp_max(1.0), 0.0)
+    # The bound must hold in exact arithmetic, and for the sum that is computed. A norm over d entries is off by d 2^-53 at
+    # most, 1e-8 for a hundred million; factor and product by 2^-53; the sum by 1e-8 at a hundred million records (ExactSum).
+    shortest = torch.finfo(torch.float64).tiny
+    return torch.where(norms.isfinite(), (clip * (1 - 1e-6) / norms.clamp_min(shortest)).clamp_max(1.0), 0.0)
 
 
-def add_clipped(total: Sequence[Tensor], each: Sequence[Tensor], clip: float) -> int:
-    """Add records' gradients (n, ...), each of norm at most `clip` over all parameters, to sums; how many were longer."""
-    # In double precision: over a hundred thousand entries single is off by a ten-thousandth.
+def sums_like(tensors: Iterable[Tensor], clip: float) -> list[ExactSum]:
+    """Empty sums, one for each tensor, of gradients of norm at most `clip`."""
+    return [ExactSum(tensor.shape, clip, tensor.device) for tensor in tensors]
+
+
+def add_clipped(total: Sequence[ExactSum], each: Sequence[Tensor], clip: float) -> int:
+    """Add records' gradients (n, ...), each of norm at most `clip` over all parameters, to sums; how many were longer.
+
+    In double precision: a factor that is rounded to single may have lost all its digits, and is then up to twice as large.
+    """
     squares = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=torch.float64) for part in each]
     norms = torch.stack(squares).norm(dim=0)
-    factors = clip_factors(norms, clip).to(each[0])
+    factors = clip_factors(norms, clip)
     for sum_, gradients in zip(total, each, strict=True):
-        sum_ += torch.einsum("n,n...->...", factors, gradients.nan_to_num(0.0, 0.0, 0.0))
+        scaled = gradients.nan_to_num(0.0, 0.0, 0.0).double()
+        sum_.add(scaled * factors.reshape(-1, *[1] * (scaled.ndim - 1)))
     return int((norms > clip).sum())

@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from client_app.private_gradients import add_clipped, poisson_sample
+from client_app.private_gradients import add_clipped, poisson_sample, sums_like
 from common.claims import Claim
 from common.privacy import Statistic, release
 from common.sections import FedAvgConfig
@@ -36,7 +36,7 @@ def train_privately(
         rows = poisson_sample(len(labels), settings.sample_rate)
         total, cut = _clipped_sum(sampled, features[rows], labels[rows], claim.clip)
         clipped, drawn = clipped + cut, drawn + len(rows)
-        flat = torch.cat([gradient.double().flatten() for gradient in total])
+        flat = torch.cat([gradient.flatten() for gradient in total])
         # All parameters are one statistic: one record moves all of them together by at most the clip.
         (noisy,) = release([Statistic("gradients", flat, claim.clip, 1.0)], claim.noise_multiplier)
         signal.append(float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5))
@@ -49,9 +49,9 @@ def train_privately(
 
 
 def _clipped_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float) -> tuple[list[Tensor], int]:
-    """The sum of all records' gradients, each of norm at most `clip`, by parameter; and how many were longer."""
+    """The sum (float64) of all records' gradients, each of norm at most `clip`, by parameter; and how many were longer."""
     parameters = list(module.parameters())
-    total = [torch.zeros_like(parameter) for parameter in parameters]
+    total = sums_like(parameters, clip)
     cut = 0
     for some, truth in zip(torch.split(features, TOGETHER), torch.split(labels, TOGETHER), strict=True):
         if not len(truth):
@@ -63,4 +63,4 @@ def _clipped_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: floa
             torch.nn.functional.cross_entropy(module(some), truth, reduction="sum").backward()  # type: ignore[no-untyped-call]
         each = [parameter.grad_sample.detach() for parameter in parameters]  # type: ignore[attr-defined]
         cut += add_clipped(total, each, clip)
-    return total, cut
+    return [part.value for part in total], cut

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError
+from common.exact_sums import FINE, toward_zero
 
 # Noise is rounded to this share of its standard deviation, so that the last bits of a float, which depend on the data
 # the noise was added to, say nothing (Mironov 2012). It adds 1e-11 of the variance.
@@ -98,20 +99,26 @@ def clip(features: Tensor, norm: float) -> tuple[Tensor, float]:
     norm = 0 makes every feature exactly unit norm. A feature that is not finite counts as zero. The bound holds for any
     input: entries are divided by the largest first, because the square of a tiny one is zero and of a huge one infinite.
     """
-    tiny = torch.finfo(features.dtype).tiny
-    largest = features.abs().amax(1, keepdim=True).clamp_min(tiny)
+    limits = torch.finfo(features.dtype)
+    largest = features.abs().amax(1, keepdim=True).clamp_min(limits.tiny)
     scaled = features / largest
-    lengths = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-    # Division may round up by a few parts in 1e7; the bound must hold in exact arithmetic.
-    clipped = scaled / lengths.maximum(norm / largest).clamp_min(tiny) * (1 - 1e-6)
+    # In double precision: over a hundred thousand entries a norm in single is off by a ten-thousandth.
+    lengths, largest = torch.linalg.vector_norm(scaled, dim=1, keepdim=True, dtype=torch.float64), largest.double()
+    # The quotient, the factor and the product are rounded, each by half an epsilon; the bound must hold in exact arithmetic,
+    # and for the sum that is computed from it, which takes up to 1e-8 (see ExactSum).
+    factors = (1 - max(1e-6, 2 * limits.eps)) / lengths.maximum(norm / largest).clamp_min(torch.finfo(torch.float64).tiny)
     shortened = (lengths * largest > norm).double()
+    clipped = scaled * factors.to(features)
     return clipped.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), float(shortened.mean()) if len(features) else 0.0
 
 
 def unit_weights(units: Sequence[str] | None, count: int) -> Tensor:
-    """Weight of every record (count,), float64: one, or one over its patient's records: a patient weighs one."""
+    """Weight of every record (count,), float64: one, or one over its patient's records: a patient weighs one.
+
+    Rounded toward zero: seven times the nearest number to 1/7 may be more than one.
+    """
     if units is None:
         return torch.ones(count, dtype=torch.float64)
     seen: dict[str, int] = {}
     index = torch.tensor([seen.setdefault(unit, len(seen)) for unit in units], dtype=torch.int64)
-    return 1 / index.bincount().double()[index]
+    return toward_zero(1 / index.bincount().double(), FINE)[index]

@@ -32,6 +32,26 @@ def split_names(value: object) -> Any:
 Names = Annotated[tuple[str, ...], BeforeValidator(split_names)]
 
 
+# The bound that privacy rests on is computed in floating point: these are far from where numbers lose their digits.
+SMALLEST_CLIP, LARGEST_CLIP = 1e-6, 1e6
+
+
+def _check_clip(value: float) -> float:
+    if not SMALLEST_CLIP <= value <= LARGEST_CLIP:
+        raise ValueError(f"must be a clip from {SMALLEST_CLIP:g} to {LARGEST_CLIP:g}")
+    return value
+
+
+def _check_feature_clip(value: float) -> float:
+    if value and not SMALLEST_CLIP <= value <= LARGEST_CLIP:
+        raise ValueError(f"must be 0 (every feature gets norm one) or a clip from {SMALLEST_CLIP:g} to {LARGEST_CLIP:g}")
+    return value
+
+
+Clip = Annotated[float, AfterValidator(_check_clip)]
+FeatureClip = Annotated[float, AfterValidator(_check_feature_clip)]
+
+
 def _check_device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise ValueError("must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
@@ -78,7 +98,7 @@ class FedPFTConfig(Settings):
     rank: int = Field(16, ge=1, le=4096)
     samples_per_component: int = Field(10, ge=1)
     privacy: Literal["auto", "none", "sums", "theorem-4.1"] = "auto"
-    clip: float = Field(0.0, ge=0)
+    clip: FeatureClip = 0.0
     public: str = ""
     topology: Literal["star", "chain"] = "star"
     order: Names = ()
@@ -119,7 +139,7 @@ class FedAvgConfig(Settings):
     mu: float = Field(0.01, ge=0)
     server_learning_rate: float = Field(0.03, gt=0)
     keep: float = Field(0.5, gt=0, le=1)
-    clip: float = Field(1.0, gt=0)
+    clip: Clip = 1.0
     sample_rate: float = Field(0.05, ge=1e-6, le=1)
     noise_multiplier: float = Field(0.0, ge=0)
     augment: Augmentations = ()
@@ -167,7 +187,7 @@ class FedLAPConfig(Settings):
     server_steps: int = Field(100, ge=1, le=100_000)
     rule: Literal["min", "median", "max", "fixed"] = "median"
     augment: Augmentations = ()
-    clip: float = Field(0.3, gt=0)
+    clip: Clip = 0.3
     sample_rate: float = Field(1.0, ge=1e-6, le=1)
     noise_multiplier: float = Field(0.0, ge=0)
 
@@ -212,7 +232,7 @@ class DPCVAEConfig(Settings):
     learning_rate: float = Field(0.0, ge=0, le=1e4)
     cosine: bool = True
     weights: Literal["records", "equal"] = "records"
-    clip: float = Field(0.1, gt=0)
+    clip: Clip = 0.1
     sample_rate: float = Field(1.0, ge=1e-6, le=1)
     noise_multiplier: float = Field(0.0, ge=0)
     synthetic: int = Field(1000, ge=1, le=100_000)

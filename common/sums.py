@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from common.covariances import Spherical
+from common.exact_sums import ExactSum
 from common.mixtures import Mixtures
 from common.privacy import Noisy, Statistic
 
@@ -52,18 +53,27 @@ def statistics(
     One unit whose records' weights sum to one moves each sum by at most one: the norm of x is at most one, so is that of
     x * x (its squared entries sum to at most |x|^4) and that of x x^T; and a convex combination of such is no longer.
     """
-    weighted = features.double() * weights.double()[:, None]
     shares = budget_shares(family, noise_multiplier)
-    zeros = weighted.new_zeros(num_classes, features.shape[1])
-    found = [
-        Statistic("counts", weighted.new_zeros(num_classes).index_add_(0, labels, weights.double()), 1.0, shares["counts"]),
-        Statistic("sums", zeros.index_add_(0, labels, weighted), 1.0, shares["sums"]),
-    ]
+    counts, sums = class_sums(features, labels, weights, num_classes)
+    found = [Statistic("counts", counts, 1.0, shares["counts"]), Statistic("sums", sums, 1.0, shares["sums"])]
+    features, d = features.double(), features.shape[1]
     if family == "diag":
-        found.append(Statistic("squares", (weighted * features).sum(0), 1.0, shares["squares"]))
+        squares = ExactSum((d,), 1.0)
+        squares.add(features.square() * weights.double()[:, None])
+        found.append(Statistic("squares", squares.value, 1.0, shares["squares"]))
     elif family in ("full", "lowrank"):
-        found.append(Statistic("squares", fold(weighted.T @ features.double()), 1.0, shares["squares"]))
+        squares, halves = ExactSum((d, d), 1.0), features * weights.double().sqrt()[:, None]
+        squares.add_products(halves, halves)
+        found.append(Statistic("squares", fold(squares.value), 1.0, shares["squares"]))
     return found
+
+
+def class_sums(features: Tensor, labels: Tensor, weights: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Counts (C,) and sums (C, d) of features (n, d) of norm at most one, float64, each counted with its weight (n,)."""
+    counts, sums = ExactSum((num_classes,), 1.0), ExactSum((num_classes, features.shape[1]), 1.0)
+    counts.add_at(labels, weights.double())
+    sums.add_at(labels, features.double() * weights.double()[:, None])
+    return counts.value, sums.value
 
 
 def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:

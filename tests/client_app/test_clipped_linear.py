@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from client_app.clipped_linear import clipped_sums
 from client_app.generator_steps import trainer_of
-from client_app.private_gradients import add_clipped
+from client_app.private_gradients import add_clipped, sums_like
 from common.config import parse_run_config
 from common.generators import fresh_companion, fresh_generator
 
@@ -48,7 +48,8 @@ def test_the_sum_is_that_of_records_clipped_one_by_one(method: str, hidden: int,
     expected, norms = one_by_one(again.modules, lambda: again.losses(x, labels), 9, clip)
     assert sums.keys() == expected.keys()
     for name, tensor in sums.items():
-        assert torch.allclose(tensor, expected[name], rtol=3e-5, atol=1e-12), name
+        # Factors of a product lie on a grid of 2^-22 of the clip: of nine records, half a step each.
+        assert torch.allclose(tensor, expected[name], rtol=3e-6, atol=9 * 2.0**-22 * clip), name
     assert cut == int((norms > clip).sum())
 
 
@@ -70,7 +71,7 @@ def test_the_sum_is_that_of_opacus() -> None:
     norms = torch.cat([part.flatten(1) for part in each], 1).norm(dim=1)
     factors = (0.3 / norms).clamp_max(1.0)
     for found, part in zip(sums.values(), each, strict=True):
-        assert torch.allclose(found, torch.einsum("n,n...->...", factors, part), rtol=3e-5, atol=1e-7)
+        assert torch.allclose(found.float(), torch.einsum("n,n...->...", factors, part), rtol=3e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38, 3e22])
@@ -120,6 +121,6 @@ def test_no_gradient_is_too_long_to_be_shortened(length: float) -> None:
     # A factor below the normal numbers of single precision loses its digits, up to a factor of two.
     for clip in (0.01, 0.1, 1.0):
         each = [torch.tensor([[length, 0.0]])]
-        total = [torch.zeros(2)]
+        total = sums_like([torch.zeros(2)], clip)
         add_clipped(total, each, clip)
-        assert float(total[0].double().norm()) <= clip
+        assert float(total[0].value.norm()) <= clip

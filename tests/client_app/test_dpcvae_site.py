@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from client_app import dpcvae
+from client_app.clipped_linear import clipped_sums
 from client_app.dpcvae import train_generator
+from client_app.generator_steps import CVAETrainer, private_gradient, trainer_of
 from client_app.release import keep_file
 from client_app.settings import NodeConfig
 from client_app.site import LabelledFeatures, SiteFeatures
@@ -20,7 +22,7 @@ from common.accounting import GaussianEvent, calibrate, epsilon_spent, gaussian_
 from common.claims import make_claim, opening_noise, private_rounds, released_in, spent_after
 from common.config import RunConfig, parse_run_config
 from common.errors import ConfigError, StateError, SurrogateError
-from common.generators import COUNTS, MEANS, SUMS
+from common.generators import COUNTS, MEANS, SUMS, fresh_companion, fresh_generator
 from common.model_frames import unpack_parameters
 from strategies.generating import take_in
 from strategies.training import Training
@@ -129,6 +131,58 @@ def test_noise_samples_and_encodings_are_never_the_same_twice(tmp_path: Path) ->
         payloads.append([site.round().payload for _ in range(2)])
     assert payloads[0][0] != payloads[1][0]
     assert payloads[0][1] != payloads[1][1]
+
+
+def test_the_noise_of_encodings_is_secret_under_privacy_and_repeats_without() -> None:
+    """A record's gradient depends on the noise of its encoding; of noise that anybody can repeat, nothing is hidden."""
+    for private in (True, False):
+        config, found = run(**(PRIVATE if private else {})), []
+        for _ in range(2):
+            torch.manual_seed(0)
+            shared, companion = fresh_generator(config, 3, DIMENSION), fresh_companion(config, 3, DIMENSION)
+            seeded = torch.Generator().manual_seed(0)
+            trainer = trainer_of(shared, companion, config.dpcvae, 2, torch.ones(3), private, seeded)
+            found.append(trainer.losses(records().features, records().labels).detach())
+        assert bool((found[0] == found[1]).any()) is not private
+        assert torch.equal(*found) is not private
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_every_step_of_a_round_is_divided_by_the_same_public_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float
+) -> None:
+    """By how many are drawn on average of the sizes that were released, however many were drawn."""
+    divisors: list[float] = []
+    drawn: list[int] = []
+    whole = dpcvae.private_gradient
+
+    def spy(trainer: Any, embeddings: Tensor, labels: Tensor, clip: float, noise: float, expected: float) -> Any:
+        drawn.append(len(labels))
+        divisors.append(expected)
+        return whole(trainer, embeddings, labels, clip, noise, expected)
+
+    monkeypatch.setattr(dpcvae, "private_gradient", spy)
+    site = Site(tmp_path, run(**PRIVATE | {"dpcvae.sample-rate": rate, "dpcvae.local-epochs": 2}))
+    counts = unpack_parameters(site.round().payload).tensors[COUNTS]
+    site.round()
+    assert len(set(drawn)) > 1
+    assert len(set(divisors)) == 1
+    assert divisors[0] == pytest.approx(max(1.0, rate * float(counts.clamp_min(0).sum())), rel=1e-2)
+
+
+def test_a_private_step_is_the_sum_over_what_it_is_given_however_many_were_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.privacy.system_normals", lambda shape: torch.zeros(tuple(shape), dtype=torch.float64))
+    config, part = run(**PRIVATE), records()
+    shared, companion = fresh_generator(config, 3, DIMENSION), fresh_companion(config, 3, DIMENSION)
+    noise = torch.randn(RECORDS, 8, generator=torch.Generator().manual_seed(0))
+    trainer = CVAETrainer(shared, companion, config.dpcvae, 0.1, 1.0, lambda shape: noise[: shape[0], : shape[1]])  # type: ignore[arg-type]
+    for drawn in (0, 1, 7, 40):
+        x, y = part.features[:drawn], part.labels[:drawn]
+        total, _ = clipped_sums(trainer.modules, lambda x=x, y=y: trainer.losses(x, y), 0.1)  # type: ignore[misc]
+        for expected in (1.0, 13.0):
+            mean, *_ = private_gradient(trainer, x, y, 0.1, 2.0, expected)
+            for name, tensor in total.items():
+                assert torch.allclose(mean[name].double() * expected, tensor, rtol=1e-5, atol=1e-5)
 
 
 def test_without_privacy_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from client_app import fedpft_private
 from client_app.fedpft import make_surrogate
 from client_app.fedpft_private import Clipped, dp_em, theorem_4_1
+from common.accounting import GaussianEvent, epsilon_spent
 from common.claims import EM_STEPS, Claim, make_claim
 from common.config import RunConfig, Scalar, parse_run_config
 from common.covariances import Diagonal, Full, Spherical
@@ -136,6 +137,33 @@ def test_every_step_of_dp_em_moves_by_at_most_its_bound_and_comes_close(
             worst[step] = {name: max(moved[name], worst[step][name]) for name in moved}
     for step, name in itertools.product(range(EM_STEPS), worst[0]):
         assert 0.95 < worst[step][name] <= 1 + 1e-9, (step, name)
+
+
+@pytest.mark.parametrize("mechanism", ["sums", "dp-em"])
+def test_what_a_site_releases_composes_to_its_claim_and_has_the_noise_that_the_claim_names(
+    monkeypatch: pytest.MonkeyPatch, mechanism: str
+) -> None:
+    config = run(3.0, **MECHANISMS[mechanism])
+    released: list[tuple[float, list[Noisy]]] = []
+    real = fedpft_private.release
+
+    def spy(statistics: Sequence[Statistic], noise_multiplier: float) -> list[Noisy]:
+        released.append((noise_multiplier, real(statistics, noise_multiplier)))
+        return released[-1][1]
+
+    monkeypatch.setattr(fedpft_private, "release", spy)
+    made = make_surrogate(torch.zeros(0, 40), torch.zeros(0, dtype=torch.int64), CLASSES, "f", "s", config).surrogate
+    assert made.claim is not None
+    events = [GaussianEvent(multiplier) for multiplier, _ in released]
+    assert epsilon_spent(events, 1e-5) == pytest.approx(3.0, rel=1e-6)
+    assert epsilon_spent([GaussianEvent(made.claim.noise_multiplier)], 1e-5) == pytest.approx(3.0, rel=1e-6)
+    for _, statistics in released:
+        # Of no records a sum is noise alone, and shows how much of it there is.
+        for noisy in statistics:
+            sigma, sensitivity = made.claim.noise[noisy.name]
+            assert (noisy.sigma, noisy.sensitivity) == (pytest.approx(sigma, rel=1e-9), sensitivity)
+            if noisy.value.numel() > 100:
+                assert float(noisy.value.square().mean().sqrt()) == pytest.approx(sigma, rel=0.3)
 
 
 def test_with_plenty_of_budget_dp_em_finds_what_is_there() -> None:

@@ -22,7 +22,7 @@ from common.config import RunConfig, parse_run_config
 from common.errors import ConfigError, SurrogateError
 from common.model_frames import pack_parameters, unpack_parameters
 from common.networks import convnet, linear, parameters_of
-from common.parameters import Parameters, split_control
+from common.parameters import CONTROL, Parameters, split_control
 from common.randomness import stream
 from strategies.aggregation import aggregate
 from strategies.training import Training
@@ -140,6 +140,30 @@ def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_d
     assert torch.allclose(own["weight"], moving.weight.detach() - training.model["weight"], atol=5e-3)
 
 
+def test_scaffold_steps_along_the_gradient_plus_the_common_variate_less_its_own(tmp_path: Path) -> None:
+    """Karimireddy et al. 2020, algorithm 1: y - x = -rate (g + c - c_i), and c_i+ = c_i - c + (x - y) / rate = g."""
+    config = run("scaffold", **{"fedavg.local-epochs": 1, "fedavg.batch-size": 200})
+    training = Training.begin(config, CLASSES, "f", 16)
+    training.absorb([unpack_parameters(method_of(config)(task(tmp_path, config, training)).payload)], 1)
+    generator, shape = torch.Generator().manual_seed(7), training.model["weight"].shape
+    own, common = (
+        {"weight": torch.randn(shape, generator=generator), "bias": torch.randn(3, generator=generator)} for _ in range(2)
+    )
+    asked = task(tmp_path, config, training)
+    scaffold.write_control(asked.state, 1, own)
+    model = unpack_parameters(training.question())
+    tensors = {**training.model, **{CONTROL + name: tensor for name, tensor in common.items()}}
+    answer = method_of(config)(replace(asked, question=pack_parameters(replace(model, tensors=tensors))))
+    moved, control = split_control(unpack_parameters(answer.payload).tensors)
+    module = network("linear", 16, 3, training.model)
+    torch.nn.functional.cross_entropy(module(data()[0]), data()[1]).backward()  # type: ignore[no-untyped-call]
+    rate = step_length("linear", config.fedavg, data()[0])
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None
+        assert torch.allclose(moved[name], -rate * (parameter.grad + common[name] - own[name]), atol=0.02 * rate)
+        assert torch.allclose(control[name], parameter.grad - own[name], atol=0.02)
+
+
 def test_fedsgd_takes_one_step_and_dsfl_sends_the_largest_half(tmp_path: Path) -> None:
     assert float(moved(tmp_path, run("fedsgd"))["weight"].norm()) < float(moved(tmp_path, run("fedavg"))["weight"].norm())
     sparse = moved(tmp_path, run("dsfl", **{"fedavg.keep": 0.25}))
@@ -181,7 +205,7 @@ def test_every_records_gradient_is_clipped_as_one_by_one(kind: str) -> None:
             sum_ += gradient * min(1.0, 0.5 / float(norm))
     assert cut == longer
     for found, wanted in zip(total, expected, strict=True):
-        assert torch.allclose(found, wanted, atol=1e-5)
+        assert torch.allclose(found.float(), wanted, atol=1e-5)
 
 
 def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_added_after(

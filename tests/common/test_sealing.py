@@ -24,6 +24,19 @@ def test_nothing_of_the_content_shows_and_no_two_are_alike() -> None:
     assert seal(CONTENT, NORTH, READERS, CONTEXT) != SEALED
 
 
+def test_no_nonce_is_used_twice_within_a_message_or_between_messages() -> None:
+    """Under one key a second use shows both contents. The key between two sites is the same in every message of a place."""
+    nonces = []
+    for _ in range(20):
+        sealed = Sealed()
+        sealed.ParseFromString(seal(CONTENT, NORTH, READERS, CONTEXT))
+        nonces += [sealed.nonce, *(reader.nonce for reader in sealed.readers)]
+    assert len(nonces) == len(set(nonces)) == 60
+    assert {len(nonce) for nonce in nonces} == {12}
+    # Random in every byte, no counter that begins anew with the process.
+    assert all(len({nonce[place] for nonce in nonces}) > 20 for place in range(12))
+
+
 def test_any_changed_byte_is_noticed_by_every_reader() -> None:
     for place in range(len(SEALED)):
         for bit in (1, 128):

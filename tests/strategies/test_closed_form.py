@@ -14,10 +14,11 @@ from common.covariances import LowRank
 from common.errors import RunError
 from common.model_frames import pack_head, unpack_head
 from common.privacy import clip
+from common.sums import Sums, as_mixtures, fold
 from common.surrogates import SumsSurrogate, without_classes
 from common.wire import pack_surrogate, unpack_surrogate
 from strategies.class_means import Components, by_site, pool, shrink
-from strategies.closed_form import SITES_DIFFER, _diagonal, _solve, _spiked, learn_from_sums, least_squares
+from strategies.closed_form import SITES_DIFFER, _diagonal, _solve, _spiked, learn_from_sums, least_squares, within
 from strategies.learning import learn
 
 CLASSES = ("a", "b", "c")
@@ -185,6 +186,49 @@ def test_taking_the_noise_of_means_off_makes_the_least_squares_better() -> None:
         errors.append([error(claimed, noisy) for claimed in (noise, 0.0)])
     taken_off, learned = torch.tensor(errors).mean(0).tolist()
     assert taken_off < 0.97 * learned
+
+
+@pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
+def test_the_covariance_within_classes_is_unbiased_however_noisy_the_means_are(family: str) -> None:
+    """The square of a noisy mean holds its noise; taken from the second moment with the mean, it must be given back."""
+    d, generator = 12, torch.Generator().manual_seed(0)
+    true = torch.nn.functional.normalize(torch.randn(3, d, generator=generator, dtype=torch.float64), dim=1) * 0.3
+    variances = torch.linspace(0.5, 1.5, d, dtype=torch.float64) * (1 - 0.09) / d
+    records, noise = torch.tensor([20.0, 30.0, 50.0], dtype=torch.float64), torch.tensor([4e-3, 6e-3, 2e-3]).double()
+    shares = records / 100
+    second = torch.diag(variances) + (shares[:, None] * true).T @ true
+    squares = {"diag": second.diagonal(), "full": fold(second), "lowrank": fold(second)}.get(family)
+    made_ = made(*data(30), 1.0, "diag" if family == "spherical" else family)
+    sums = replace(made_.sums, counts=records.float(), squares=None if squares is None else squares * 100)
+    sigmas = {"counts": 1.0, "sums": 1.0, "squares": 1e-9}
+    found = []
+    for _ in range(400):
+        means = true + noise.sqrt()[:, None] * torch.randn(3, d, generator=generator, dtype=torch.float64)
+        seen = Components(CLASSES, torch.arange(3), means, noise.diag(), records, shares)
+        covariance = within([replace(made_, sums=replace(sums, sigmas=sigmas))], seen, family, d)
+        found.append(covariance.factor.square().sum(1) + covariance.variances)
+    average = torch.stack(found).mean(0)
+    assert float(average.sum()) == pytest.approx(float(variances.sum()), rel=0.015)
+    # Low rank has a sphere where nothing stands out.
+    if family in ("diag", "full"):
+        assert torch.allclose(average, variances, rtol=0.25)
+
+
+@pytest.mark.parametrize("dimension", [8, 64])
+def test_the_variance_of_one_class_from_noisy_sums_is_unbiased_in_any_dimension(dimension: int) -> None:
+    """Every dimension adds its noise to the square of a mean."""
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.nn.functional.normalize(torch.randn(dimension, generator=generator), dim=0) * 0.7
+    sigma, count = 20.0, 400.0
+    energies = []
+    for _ in range(600):
+        noisy = count * mean + sigma * torch.randn(dimension, generator=generator)
+        found = as_mixtures(Sums(torch.tensor([count]), noisy[None], None, {"counts": 1.0, "sums": sigma}))
+        assert found is not None
+        (variances,) = vars(found[0].covariance).values()
+        energies.append(1 - dimension * float(variances[0]))
+    # Noise alone would add dimension (sigma / count)^2: 0.02 and 0.16.
+    assert sum(energies) / 600 == pytest.approx(0.49, abs=0.01)
 
 
 def test_where_sites_differ_one_mean_a_class_is_too_few() -> None:
