@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from client_app.ledger import Budget, Ledger, Release, check_budget, dataset_id
+from client_app.budget import Budget, check_budget, runs_left, spent
+from client_app.ledger import Ledger, Release, dataset_id
 from client_app.policy import DEFAULT, PUBLIC_DATA, Policy, load_policy
 from client_app.settings import NodeConfig
+from common.accounting import GaussianEvent, gaussian_noise_multiplier
 from common.config import RunConfig
 from common.errors import PolicyError
 
@@ -62,9 +65,22 @@ class Gate:
         self.check(release)
         return self.ledger.charge(release, self._budget())
 
+    def spent(self) -> float:
+        """Epsilon of the total that has been used; everything is when it is epsilon-total. Raises LedgerError."""
+        return spent(self.ledger.entries(), self._budget())
+
+    def runs_left(self, plan: Sequence[GaussianEvent]) -> int:
+        """How many more runs with these releases the total allows. Raises LedgerError."""
+        return runs_left(self.ledger.entries(), plan, self._budget())
+
     def _budget(self) -> Budget:
         policy = self.policy
-        return Budget(policy.epsilon_total, policy.delta, policy.epsilon_per_run, policy.without_dp)
+        return Budget(policy.epsilon_total, policy.delta, policy.epsilon_per_run, policy.without_dp, policy.delta_total)
+
+
+def one_run(policy: Policy) -> tuple[GaussianEvent, ...]:
+    """What the most expensive run of noisy sums releases that a policy allows."""
+    return (GaussianEvent(gaussian_noise_multiplier(policy.epsilon_per_run, policy.delta)),)
 
 
 def open_gate(node: NodeConfig, run: RunConfig, flower_run: str) -> Gate:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from common.config import parse_settings
 from common.errors import ConfigError, PolicyError
@@ -25,10 +25,28 @@ class Policy(Settings):
     )
     without_dp: bool = Field(False, description="whether anything may leave without differential privacy")
     epsilon_per_run: float = Field(1.0, gt=0, le=NO_LIMIT, description="largest epsilon of one run, all its rounds together")
-    epsilon_total: float = Field(4.0, gt=0, le=NO_LIMIT, description="largest epsilon of all releases of one folder of data")
-    delta: float = Field(1e-5, gt=0, le=0.01, description="largest delta of a run; epsilon-total is reckoned at this delta")
+    epsilon_total: float = Field(
+        4.0, gt=0, le=NO_LIMIT, description="largest epsilon of all releases of one folder of data, at delta-total"
+    )
+    delta: float = Field(
+        1e-5, gt=0, le=0.01, description="largest delta of a run; runs of Gaussian noise only are added up at it"
+    )
+    delta_total: float = Field(
+        0.0,
+        ge=0,
+        le=0.1,
+        description="delta of all releases together; what it has above delta is for sampled runs; 0: 2 delta",
+    )
     smallest_class: int = Field(10, ge=1, description="records a class needs to be released, except with 'sums'")
     largest_payload_mib: float = Field(256.0, gt=0, le=4096, description="largest message that may leave, MiB")
+
+    @model_validator(mode="after")
+    def _delta_has_two_parts(self) -> Self:
+        if self.delta_total and self.delta_total <= self.delta:
+            raise ValueError(
+                f"delta-total = {self.delta_total:g}: must be above delta = {self.delta:g}, or 0 for twice that"
+            )
+        return self
 
 
 DEFAULT = Policy()

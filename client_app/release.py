@@ -75,6 +75,7 @@ def entry(run: RunConfig, flower_run: str, made: Made, number: int = 1) -> Relea
         facts=made.facts,
         bytes=len(made.payload),
         sha256=hashlib.sha256(made.payload).hexdigest(),
+        sample_rate=run.trained.sample_rate if run.mechanism == "dp-sgd" else 1.0,
     )
 
 
