@@ -16,10 +16,12 @@ from client_app.generating import use_generator
 from client_app.heads import local_head
 from client_app.hop import kept_head
 from client_app.keys import private_key
+from client_app.policy import policy_of
 from client_app.release import entry, leave, prepare, stage_file
 from client_app.settings import NodeConfig, parse_node_config
 from client_app.site import load_site, site_name
 from client_app.task import Limits, Made, Task
+from client_app.work_limits import admit
 from common.classifiers import Classifier
 from common.config import RunConfig, Scalar, parse_run_config, run_digest
 from common.errors import LedgerError, PolicyError, SurrogateError
@@ -57,7 +59,9 @@ def answer(
 ) -> Record:
     """The reply to a message. Raises FedSurrogateError, and whatever else can go wrong."""
     _open_log(node)
-    payload, told = WORK[work](Asked(content, parse_run_config(run_config), node, site, flower_run))
+    run = parse_run_config(run_config)
+    admit(run, node, policy_of(node), flower_run)
+    payload, told = WORK[work](Asked(content, run, node, site, flower_run))
     info: Info = {"status": "ok"} | told | {"site": site}
     return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
 
@@ -97,6 +101,7 @@ def _introduction(asked: Asked) -> Answer:
     gate.check_request(run)
     found = load_site(run, node)
     dimension = found.train.features.shape[1]
+    gate.check_size(run, dimension, len(run.classes))
     told: Info = {"fingerprint": found.fingerprint, "dimension": dimension, "simulated": found.simulated}
     # Which classes a site has may be private; then the run names all there are.
     if not run.classes and (found.simulated or gate.exact_numbers_may_leave(run)):

@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 
 from client_app.budget import Budget, check_budget, runs_left, spent
 from client_app.ledger import Ledger, Release, dataset_id
-from client_app.policy import DEFAULT, PUBLIC_DATA, Policy, load_policy
+from client_app.policy import PUBLIC_KINDS, Policy, policy_of
 from client_app.settings import NodeConfig
+from client_app.work_limits import check_size, check_work
 from common.accounting import GaussianEvent, gaussian_noise_multiplier
 from common.config import RunConfig
 from common.errors import PolicyError
@@ -24,6 +25,7 @@ class Gate:
     def check_request(self, run: RunConfig) -> None:
         """Raise PolicyError unless the policy allows such a run at all. Called before any work is done."""
         policy = self.policy
+        check_work(run, policy)
         for key, allowed, asked in (
             ("methods", policy.methods, run.method),
             ("backbones", policy.backbones, run.backbone),
@@ -39,6 +41,10 @@ class Gate:
             raise PolicyError(f"epsilon-per-run = {policy.epsilon_per_run:g}: the run asks for epsilon = {run.epsilon:g}")
         if run.delta > policy.delta:
             raise PolicyError(f"delta = {policy.delta:g}: the run asks for delta = {run.delta:g}")
+
+    def check_size(self, run: RunConfig, dimension: int, classes: int) -> None:
+        """Raise PolicyError where features of this dimension take more memory than the policy allows."""
+        check_size(run, self.policy, dimension, max(classes, len(run.classes)))
 
     def smallest_class(self, mechanism: str) -> int:
         """Records a class needs to be released; one where noise hides which classes there are."""
@@ -89,9 +95,8 @@ def open_gate(node: NodeConfig, run: RunConfig, flower_run: str) -> Gate:
     A share of the run's own data and the bundled digits are public: without a policy file everything may leave, and every
     run begins with a ledger of its own. Raises PolicyError or ConfigError for a bad policy file.
     """
-    public = node.data in ("", "digits")
-    policy = load_policy(node.policy) if node.policy else PUBLIC_DATA if public else DEFAULT
-    if public:
+    policy = policy_of(node)
+    if node.data in PUBLIC_KINDS:
         name = f"{node.data or run.data}-{node.partition_id}-of-{node.num_partitions}"
         return Gate(policy, Ledger(node.state / "public" / flower_run, name))
     return Gate(policy, Ledger(node.state / "ledgers", dataset_id(node.data, node.data_dir)))

@@ -8,15 +8,19 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from client_app.settings import NodeConfig
+from client_app.work_limits import NO_WORK_LIMITS, WorkLimits
 from common.config import parse_settings
 from common.errors import ConfigError, PolicyError
-from common.sections import Names, Settings
+from common.sections import Names
 
 NO_LIMIT = 1e6
+# A share of the run's own data, and the bundled digits.
+PUBLIC_KINDS = ("", "digits")
 
 
-class Policy(Settings):
-    """What may leave. These defaults hold at a site that names no file."""
+class Policy(WorkLimits):
+    """What may leave, and what a run may make this site work. These defaults hold at a site that names no file."""
 
     methods: Names = Field(("*",), description="methods that may be asked for; patterns such as '*'")
     backbones: Names = Field(("*",), description="backbones that may be asked for; patterns such as 'torchvision:*'")
@@ -52,8 +56,24 @@ class Policy(Settings):
 DEFAULT = Policy()
 # For data that is public anyway: the shares of a simulation, and the bundled digits.
 PUBLIC_DATA = Policy(
-    mechanisms=("*",), without_dp=True, epsilon_per_run=NO_LIMIT, epsilon_total=NO_LIMIT, delta=0.01, smallest_class=1
+    mechanisms=("*",),
+    without_dp=True,
+    epsilon_per_run=NO_LIMIT,
+    epsilon_total=NO_LIMIT,
+    delta=0.01,
+    smallest_class=1,
+    **NO_WORK_LIMITS,
 )
+
+
+def policy_of(node: NodeConfig) -> Policy:
+    """The policy that holds at a site: its file, or the default; a share of public data has no limits without a file.
+
+    Raises PolicyError or ConfigError for a bad policy file.
+    """
+    if node.policy:
+        return load_policy(node.policy)
+    return PUBLIC_DATA if node.data in PUBLIC_KINDS else DEFAULT
 
 
 def load_policy(file: str) -> Policy:

@@ -48,7 +48,8 @@ def prepare(
     """Make what this site is asked for; nothing leaves and nothing is charged. Raises FedSurrogateError."""
     gate.check_request(run)
     found = load_site(run, node)
-    limits = Limits(node.max_components, node.max_rank, gate.smallest_class(run.mechanism))
+    gate.check_size(run, found.train.features.shape[1], len(found.classes))
+    limits = Limits(node.max_components, node.max_rank, gate.smallest_class(run.mechanism), gate.policy.most_classes)
     task = Task(run, node, site, found, limits, question, told or {})
     started = time.perf_counter()
     made = method_of(run)(task)

@@ -85,7 +85,7 @@ def test_renyi_divergences_are_those_of_the_accountant(noise: float, rate: float
     assert renyi_divergence(GaussianEvent(noise, rate), order) == pytest.approx(wanted, rel=1e-6, abs=1e-12)
 
 
-@pytest.mark.parametrize("order", [2, 6, 18])
+@pytest.mark.parametrize("order", [6, 18, 64])
 def test_the_conversion_is_that_of_the_accountant(order: int) -> None:
     from dp_accounting.rdp import compute_epsilon
 
