@@ -16,12 +16,14 @@ from client_app.generating import use_generator
 from client_app.heads import local_head
 from client_app.hop import kept_head
 from client_app.keys import private_key
+from client_app.policy import policy_of
 from client_app.release import entry, leave, prepare, stage_file
 from client_app.sealed_only import check_work, in_clear
 from client_app.settings import NodeConfig, is_protected, parse_node_config
 from client_app.site import SiteFeatures, check_addressee, load_site, site_name
 from client_app.task import Limits, Made, Task
 from client_app.uncharged import with_records, without_records
+from client_app.work_limits import admit
 from common.classifiers import Classifier
 from common.config import RunConfig, Scalar, parse_run_config, run_digest
 from common.errors import LedgerError, PolicyError, SurrogateError
@@ -61,9 +63,10 @@ def answer(
     _open_log(node)
     run = parse_run_config(run_config)
     check_addressee(content, site)
-    policy = open_gate(node, run, flower_run).policy
+    policy = policy_of(node)
     check_work(policy, run, node.peers, work)
     before = check_receipts(node, from_record(content, LARGEST_MODEL)[1].get("receipts", ""))
+    admit(run, node, policy, flower_run)
     payload, told = WORK[work](Asked(content, run, node, site, flower_run))
     told = in_clear(policy, work, told)
     info: Info = {"status": "ok"} | told | new_receipt(node, before) | {"site": site}
@@ -105,6 +108,7 @@ def _introduction(asked: Asked) -> Answer:
     gate.check_request(run)
     found = without_records(run, node) if is_protected(run, node) else load_site(run, node)
     dimension = found.train.features.shape[1]
+    gate.check_size(run, dimension, len(run.classes))
     told: Info = {"fingerprint": found.fingerprint, "dimension": dimension, "simulated": found.simulated}
     # Which classes a site has may be private; then the run names all there are.
     if not run.classes and (found.simulated or gate.exact_numbers_may_leave(run)):

@@ -52,7 +52,7 @@ def ledger(
 
     Exits with 1 when the ledger is not open, damaged, or older than its witness; nothing leaves then.
     """
-    from client_app.gate import open_gate, open_ledger
+    from client_app.gate import one_run, open_gate, open_ledger
 
     node = node_of(node_config)
     if open_new:
@@ -62,13 +62,15 @@ def ledger(
         return
     gate = open_gate(node, RunConfig(), "")
     entries, policy = gate.ledger.entries(), gate.policy
-    spent = gate.ledger.spent(policy.delta)
+    spent, more = gate.spent(), gate.runs_left(one_run(policy))
     shown = {
         "ledger": str(gate.ledger.path),
         "epsilon": spent,
         "epsilon_total": policy.epsilon_total,
         "epsilon_left": max(0.0, policy.epsilon_total - spent),
         "delta": policy.delta,
+        "delta_total": policy.delta_total or 2 * policy.delta,
+        "runs_left": more,
         "without_privacy": gate.ledger.open_releases(),
         "entries": entries,
     }
@@ -88,6 +90,8 @@ def ledger(
     console.print(table)
     of_total = f"spent epsilon {spent:.4g} of {policy.epsilon_total:g} at delta {policy.delta:g}"
     console.print(f"{of_total}, {shown['epsilon_left']:.4g} left; {gate.ledger.path}", soft_wrap=True)
+    fits = f"{more} more runs of noisy sums at epsilon-per-run = {policy.epsilon_per_run:g} fit"
+    console.print(f"{fits}; the total holds at delta {shown['delta_total']:g}, whatever is asked next", soft_wrap=True)
     if shown["without_privacy"]:
         console.print(f"{shown['without_privacy']} releases left without privacy: no epsilon covers those", style="yellow")
 

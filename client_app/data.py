@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -88,7 +87,9 @@ class Dataset:
     key: names the content and order of the records; equal keys may share cached features.
     fingerprint: of the backbone that made `features`, where their file tells. patients: whose each record is, where told.
     drawn: whether the split was drawn here, because the files make none. burned_in: images that say of themselves that text
-    is burned into their pixels. left_out: why single records are missing, one text a reason.
+    is burned into their pixels. left_out: why single records are missing, one text a reason. whole, rows: the records of all
+    classes, and which of them these are (n,), where a run asks for some classes only; features are computed for all once, so
+    that `key` has no classes.
     """
 
     name: str
@@ -104,6 +105,8 @@ class Dataset:
     drawn: bool = False
     burned_in: int = 0
     left_out: tuple[str, ...] = ()
+    whole: Dataset | None = None
+    rows: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -225,10 +228,11 @@ def _assemble(source: Source, name: str, records: Records, classes: tuple[str, .
             f"data set {name!r} has no record of the classes {', '.join(classes) or '(none)'}; it has {len(labels)} "
             f"records of the classes {present}; correct classes, or the data"
         )
+    whole: Dataset | None = None
     if source.classes:
-        key = hashlib.sha256(repr((records.key, classes)).encode()).hexdigest()
+        whole = _of_all_classes(name, records)
         LOG.info("%s: %d of %d records left out, their class is not asked for", name, len(labels) - len(kept), len(labels))
-        records = select(replace(records, key=key), kept.tolist())
+        records = select(records, kept.tolist())
         labels = labels[kept]
     is_train = records.is_train
     if is_train is None:
@@ -247,4 +251,14 @@ def _assemble(source: Source, name: str, records: Records, classes: tuple[str, .
         drawn=records.is_train is None,
         burned_in=records.burned_in,
         left_out=records.left_out,
+        whole=whole,
+        rows=None if whole is None else kept,
+    )
+
+
+def _of_all_classes(name: str, records: Records) -> Dataset:
+    """All records of a source, for their features only: they have no labels."""
+    labels = torch.full((len(records.labels),), -1)
+    return Dataset(
+        name, labels, (), labels >= 0, records.key, None, records.features, records.fingerprint, opener=records.opener
     )

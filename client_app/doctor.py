@@ -22,6 +22,7 @@ from client_app.settings import NodeConfig, is_protected
 from client_app.site import site_backbone, site_device
 from client_app.uncharged import FALLBACK, check_dimension
 from common.backbones import Backbone
+from common.claims import plan_of
 from common.config import RunConfig
 from common.costs import costs
 from common.errors import FedSurrogateError
@@ -130,7 +131,7 @@ def _policy(run: RunConfig, node: NodeConfig) -> Finding:
 
 def _ledger(run: RunConfig, node: NodeConfig) -> Finding:
     gate = open_gate(node, run, "doctor")
-    entries, spent = gate.ledger.entries(), gate.ledger.spent(gate.policy.delta)
+    entries, spent = gate.ledger.entries(), gate.spent()
     total = gate.policy.epsilon_total
     allowed = f" of {total:g}" if total < NO_LIMIT else ""
     found = f"{len(entries)} releases so far, epsilon {spent:.4g}{allowed} spent"
@@ -216,11 +217,11 @@ def _run(run: RunConfig, node: NodeConfig, part: SiteShare, dimension: int) -> F
     if dimension:
         cost = costs(run, dimension, len(part.dataset.classes), len(part.train), 1)[0]
         size += f", {cost.up / 1e6:.3g} MB up and {cost.down / 1e6:.3g} MB down in {cost.rounds} rounds"
-    spent, policy = gate.ledger.spent(gate.policy.delta), gate.policy
     if not run.epsilon:
         return Finding("a run", "PASS", f"{size}, no differential privacy, which the policy allows")
-    left = policy.epsilon_total - spent
-    said = f"{size}, epsilon {run.epsilon:g} where {left:.4g} is left"
-    if run.epsilon > left:
-        return Finding("a run", "WARN", said, "it may be refused: budgets compose to a little less than their sum")
+    fits = gate.runs_left(plan_of(run))
+    left = max(0.0, gate.policy.epsilon_total - gate.spent())
+    said = f"{size}, epsilon {run.epsilon:g} where {left:.4g} is left: {fits} such runs fit"
+    if not fits:
+        return Finding("a run", "WARN", said, "its last rounds or all of it would be refused: ask for a smaller epsilon")
     return Finding("a run", "PASS", said)

@@ -9,6 +9,7 @@ from client_app.gate import open_gate
 from client_app.release import prepare
 from client_app.settings import NodeConfig
 from client_app.site import site_name
+from common.claims import plan_of
 from common.config import RunConfig
 from common.errors import ConfigError, FedSurrogateError
 from common.sections import GENERATIVE, IN_ROUNDS
@@ -50,8 +51,9 @@ def dry_run(run: RunConfig, node: NodeConfig) -> DryRun:
         "facts": release.facts,
         "left_out": list(prepared.found.left_out),
         "failure": prepared.failure or None,
-        "epsilon_before": gate.ledger.spent(gate.policy.delta),
+        "epsilon_before": gate.spent(),
         "epsilon_total": gate.policy.epsilon_total,
+        "runs_left": gate.runs_left(plan_of(run)) if release.events else None,
     }
     refusal = ""
     if prepared.failure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import sys
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from client_app.data import Dataset
+from client_app.feature_cache import digest_of, make_room, read_entry
 from common.backbones import Backbone
 from common.errors import BackboneError, DataError
 
@@ -58,14 +60,23 @@ class _Part:
     features: Tensor | None = None
 
 
-def extract(dataset: Dataset, backbone: Backbone | Callable[[], Backbone], cache: Path, batch_size: int = 64) -> Features:
+def extract(
+    dataset: Dataset,
+    backbone: Backbone | Callable[[], Backbone],
+    cache: Path,
+    batch_size: int = 64,
+    most_mib: float = math.inf,
+) -> Features:
     """Return the features of every record, from `cache` where they were computed before.
 
     `backbone` may be a function that loads it; precomputed features never call it. Processes that share `cache` compute
-    an entry once. Raises DataError when no image can be read or `cache` cannot be written, BackboneError when no
-    features are finite or images differ in size.
+    an entry once. Entries together take at most `most_mib` on disk, this one aside. Raises DataError when no image can be
+    read or `cache` cannot be written, BackboneError when no features are finite or images differ in size.
     """
     start = time.perf_counter()
+    if dataset.whole is not None and dataset.rows is not None and dataset.features is None:
+        all_ = extract(dataset.whole, backbone, cache, batch_size, most_mib)
+        return replace(all_, x=all_.x[dataset.rows], ok=all_.ok[dataset.rows])
     if dataset.features is not None:
         ok = torch.ones(len(dataset), dtype=torch.bool)
         fingerprint = dataset.fingerprint or f"features-{dataset.features.shape[1]}"
@@ -77,11 +88,12 @@ def extract(dataset: Dataset, backbone: Backbone | Callable[[], Backbone], cache
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{entry}.lock"):
-            found = _read(entry, len(dataset))
+            found = read_entry(entry, len(dataset))
             cached = found is not None
             if found is None:
                 _write(entry, dataset, model, batch_size)
-                found = _read(entry, len(dataset))
+                found = read_entry(entry, len(dataset))
+            make_room(entry, most_mib)
     except OSError as error:
         raise DataError(
             f"cache '{cache}' cannot be used ({error}); name another folder in cache-dir of the node-config"
@@ -94,24 +106,6 @@ def extract(dataset: Dataset, backbone: Backbone | Callable[[], Backbone], cache
     return Features(x, ok, model.fingerprint, time.perf_counter() - start, cached)
 
 
-def _read(entry: Path, count: int) -> tuple[Tensor, Tensor] | None:
-    """Return a complete and undamaged entry, else None."""
-    try:
-        digests = json.loads((entry / "digests.json").read_text())
-        if any(_digest(entry / name) != digests[name] for name in ("x.npy", "ok.npy")):
-            raise ValueError("content differs from its digest")
-        # Copy on write: torch wants writable memory, and the file must never change.
-        x, ok = np.load(entry / "x.npy", mmap_mode="c"), np.load(entry / "ok.npy")
-        if len(x) != count or len(ok) != count:
-            raise ValueError(f"{len(x)} rows for {count} records")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        LOG.warning("cached features in %s are damaged (%s) and are computed again", entry, error)
-        return None
-    return torch.from_numpy(x), torch.from_numpy(ok)
-
-
 def _write(entry: Path, dataset: Dataset, backbone: Backbone, batch_size: int) -> None:
     """Compute into a temporary folder and rename it when complete. Only the holder of the entry's lock comes here."""
     for stale in entry.parent.glob(f"{entry.name}.tmp-*"):
@@ -119,18 +113,13 @@ def _write(entry: Path, dataset: Dataset, backbone: Backbone, batch_size: int) -
     folder = Path(tempfile.mkdtemp(prefix=f"{entry.name}.tmp-", dir=entry.parent))
     try:
         np.save(folder / "ok.npy", _compute(folder / "x.npy", dataset, backbone, batch_size))
-        digests = {name: _digest(folder / name) for name in ("x.npy", "ok.npy")}
+        digests = {name: digest_of(folder / name) for name in ("x.npy", "ok.npy")}
         (folder / "digests.json").write_text(json.dumps(digests))
         if entry.exists():
             shutil.rmtree(entry)
         folder.rename(entry)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _compute(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from client_app.ledger import Budget, Ledger, Release, check_budget, dataset_id
-from client_app.policy import DEFAULT, PUBLIC_DATA, Policy, load_policy
+from client_app.budget import Budget, check_budget, runs_left, spent
+from client_app.ledger import Ledger, Release, dataset_id
+from client_app.policy import PUBLIC_KINDS, Policy, policy_of
 from client_app.sealed_only import check_sealed_run
 from client_app.settings import NodeConfig
 from client_app.witness import Witness
+from client_app.work_limits import check_size, check_work
+from common.accounting import GaussianEvent, gaussian_noise_multiplier
 from common.config import RunConfig
 from common.errors import ConfigError, PolicyError
 from common.receipts import parse_receipts
@@ -34,6 +38,7 @@ class Gate:
     def _check_policy(self, run: RunConfig) -> None:
         policy = self.policy
         check_sealed_run(policy, run, self._peers)
+        check_work(run, policy)
         for key, allowed, asked in (
             ("methods", policy.methods, run.method),
             ("backbones", policy.backbones, run.backbone),
@@ -49,6 +54,10 @@ class Gate:
             raise PolicyError(f"epsilon-per-run = {policy.epsilon_per_run:g}: the run asks for epsilon = {run.epsilon:g}")
         if run.delta > policy.delta:
             raise PolicyError(f"delta = {policy.delta:g}: the run asks for delta = {run.delta:g}")
+
+    def check_size(self, run: RunConfig, dimension: int, classes: int) -> None:
+        """Raise PolicyError where features of this dimension take more memory than the policy allows."""
+        check_size(run, self.policy, dimension, max(classes, len(run.classes)))
 
     def smallest_class(self, mechanism: str) -> int:
         """Records a class needs to be released; one where noise hides which classes there are."""
@@ -87,9 +96,22 @@ class Gate:
         if release.bytes > policy.largest_payload_mib * 2**20:
             raise PolicyError(f"largest-payload-mib = {policy.largest_payload_mib:g}: the release has {release.bytes} bytes")
 
+    def spent(self) -> float:
+        """Epsilon of the total that has been used; everything is when it is epsilon-total. Raises LedgerError."""
+        return spent(self.ledger.entries(), self._budget())
+
+    def runs_left(self, plan: Sequence[GaussianEvent]) -> int:
+        """How many more runs with these releases the total allows. Raises LedgerError."""
+        return runs_left(self.ledger.entries(), plan, self._budget())
+
     def _budget(self) -> Budget:
         policy = self.policy
-        return Budget(policy.epsilon_total, policy.delta, policy.epsilon_per_run, policy.without_dp)
+        return Budget(policy.epsilon_total, policy.delta, policy.epsilon_per_run, policy.without_dp, policy.delta_total)
+
+
+def one_run(policy: Policy) -> tuple[GaussianEvent, ...]:
+    """What the most expensive run of noisy sums releases that a policy allows."""
+    return (GaussianEvent(gaussian_noise_multiplier(policy.epsilon_per_run, policy.delta)),)
 
 
 def open_gate(node: NodeConfig, run: RunConfig, flower_run: str) -> Gate:
@@ -98,8 +120,7 @@ def open_gate(node: NodeConfig, run: RunConfig, flower_run: str) -> Gate:
     A share of the run's own data and the bundled digits are public: without a policy file everything may leave, and every
     run begins with a ledger of its own. Raises PolicyError or ConfigError for a bad policy file.
     """
-    own = own_ledger(node)
-    policy = load_policy(node.policy) if node.policy else PUBLIC_DATA if own is None else DEFAULT
+    own, policy = own_ledger(node), policy_of(node)
     if own is None:
         name = f"{node.data or run.data}-{node.partition_id}-of-{node.num_partitions}"
         return Gate(policy, Ledger(node.state / "public" / flower_run, name), node.peers)
@@ -108,7 +129,7 @@ def open_gate(node: NodeConfig, run: RunConfig, flower_run: str) -> Gate:
 
 def own_ledger(node: NodeConfig) -> Ledger | None:
     """The ledger of a site's own data, which has a witness and is opened once; None where the data is public."""
-    if node.data in ("", "digits"):
+    if node.data in PUBLIC_KINDS:
         return None
     dataset = dataset_id(node.data, node.data_dir)
     return Ledger(node.state / "ledgers", dataset, Witness(node.witness, dataset, node.state))

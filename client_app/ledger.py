@@ -18,23 +18,26 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from client_app.budget import Budget, check_budget, events_of, open_releases
 from client_app.durable import put_file
 from client_app.hash_chain import Entry, canonical, chained, digest
 from client_app.witness import DECIDE, Witness
 from common.accounting import GaussianEvent, Unit, epsilon_spent, gaussian_noise_multiplier
-from common.errors import BudgetError, LedgerError
+from common.errors import LedgerError
 from common.receipts import Receipt
 
 FORMAT = 1
-# An epsilon calibrated to a budget may come back larger by a last digit.
-ROUNDING = 1 + 1e-9
 LOCK_SECONDS = 60
 REMEDY = "nothing leaves until a person has looked at it; `site reopen-ledger` starts a new one and keeps the old"
 
 
 @dataclass(frozen=True)
 class Release:
-    """What is about to leave. events: its cost, empty without privacy. facts stay here. sealed: for other sites only."""
+    """What is about to leave. events: its cost, empty without privacy. facts stay here. sealed: for other sites only.
+
+    sample_rate: the lowest of all rounds of the run, one where none draws a sample; it tells the plan of a run from its
+    first release.
+    """
 
     run: str
     flower_run: str
@@ -51,18 +54,7 @@ class Release:
     bytes: int
     sha256: str
     sealed: bool = False
-
-
-@dataclass(frozen=True)
-class Budget:
-    """epsilon of all releases at `delta`, and of those of one run. after_open: whether releases without privacy, for which
-    no epsilon holds, may have left before.
-    """
-
-    epsilon_total: float
-    delta: float
-    epsilon_per_run: float
-    after_open: bool = False
+    sample_rate: float = 1.0
 
 
 def dataset_id(kind: str, folder: str) -> str:
@@ -104,12 +96,15 @@ class Ledger:
             self._begin(chained(None, self._header()))
 
     def spent(self, delta: float, flower_run: str = "") -> float:
-        """Epsilon at `delta` of all private releases so far (of one run), composed. Zero when there is none."""
-        return epsilon_spent(_events(self.entries(), flower_run), delta)
+        """Epsilon at `delta` of all private releases so far (of one run), as if all had been chosen beforehand.
+
+        What counts against the total is `budget.spent`, which holds whatever the coordinator chose after seeing what.
+        """
+        return epsilon_spent(events_of(self.entries(), flower_run), delta)
 
     def open_releases(self) -> int:
         """How many releases no privacy protects."""
-        return _open(self.entries())
+        return open_releases(self.entries())
 
     def charge(self, release: Release, budget: Budget) -> float:
         """Record a release, flushed to disk, and return the epsilon spent with it. Only then may it leave.
@@ -260,40 +255,3 @@ class Ledger:
 
     def _header(self) -> Entry:
         return {"kind": "header", "format": FORMAT, "dataset": self.dataset}
-
-
-def check_budget(entries: list[Entry], release: Release, budget: Budget) -> float:
-    """Epsilon, at the budget's delta, of all private releases and this one.
-
-    Raises BudgetError when that is more than the total, when the releases of this run are more than a run may have, or when
-    something has left before with no privacy, or for patients with that of single records only.
-    """
-    earlier = _events(entries)
-    before = epsilon_spent(earlier, budget.delta)
-    if not release.events:
-        return before
-    if (count := _open(entries)) and not budget.after_open:
-        raise BudgetError(f"{count} releases left without privacy before, so no total can be promised any more")
-    # A release that protects patients protects their records as well, but not the other way round.
-    single = sum(entry["kind"] == "release" and bool(entry["events"]) and entry["unit"] == "record" for entry in entries)
-    if release.unit == "patient" and single:
-        raise BudgetError(f"{single} releases protected single records before, so no total can be promised to patients")
-    total = epsilon_spent([*earlier, *release.events], budget.delta)
-    if total > budget.epsilon_total * ROUNDING:
-        raise BudgetError(
-            f"epsilon-total = {budget.epsilon_total:g} at delta {budget.delta:g}: {before:.4g} is spent, with this "
-            f"release it would be {total:.4g}"
-        )
-    in_run = epsilon_spent([*_events(entries, release.flower_run), *release.events], release.delta)
-    if in_run > budget.epsilon_per_run * ROUNDING:
-        raise BudgetError(f"epsilon-per-run = {budget.epsilon_per_run:g}: this run's releases would come to {in_run:.4g}")
-    return total
-
-
-def _open(entries: list[Entry]) -> int:
-    return sum(entry["kind"] == "release" and not entry["events"] for entry in entries)
-
-
-def _events(entries: list[Entry], flower_run: str = "") -> list[GaussianEvent]:
-    chosen = (entry for entry in entries if not flower_run or entry["flower_run"] == flower_run)
-    return [GaussianEvent(**event) for entry in chosen for event in entry["events"]]

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from client_app.settings import NodeConfig
+from client_app.work_limits import NO_WORK_LIMITS, WorkLimits
 from common.config import parse_settings
 from common.errors import ConfigError, PolicyError
-from common.sections import Names, Settings
+from common.sections import Names
 
 NO_LIMIT = 1e6
+# A share of the run's own data, and the bundled digits.
+PUBLIC_KINDS = ("", "digits")
 
 
-class Policy(Settings):
-    """What may leave. These defaults hold at a site that names no file."""
+class Policy(WorkLimits):
+    """What may leave, and what a run may make this site work. These defaults hold at a site that names no file."""
 
     methods: Names = Field(("*",), description="methods that may be asked for; patterns such as '*'")
     backbones: Names = Field(("*",), description="backbones that may be asked for; patterns such as 'torchvision:*'")
@@ -25,18 +29,52 @@ class Policy(Settings):
     )
     without_dp: bool = Field(False, description="whether anything may leave without differential privacy")
     epsilon_per_run: float = Field(1.0, gt=0, le=NO_LIMIT, description="largest epsilon of one run, all its rounds together")
-    epsilon_total: float = Field(4.0, gt=0, le=NO_LIMIT, description="largest epsilon of all releases of one folder of data")
-    delta: float = Field(1e-5, gt=0, le=0.01, description="largest delta of a run; epsilon-total is reckoned at this delta")
+    epsilon_total: float = Field(
+        4.0, gt=0, le=NO_LIMIT, description="largest epsilon of all releases of one folder of data, at delta-total"
+    )
+    delta: float = Field(
+        1e-5, gt=0, le=0.01, description="largest delta of a run; runs of Gaussian noise only are added up at it"
+    )
+    delta_total: float = Field(
+        0.0,
+        ge=0,
+        le=0.1,
+        description="delta of all releases together; what it has above delta is for sampled runs; 0: 2 delta",
+    )
     smallest_class: int = Field(10, ge=1, description="records a class needs to be released, except with 'sums'")
     largest_payload_mib: float = Field(256.0, gt=0, le=4096, description="largest message that may leave, MiB")
     require_seal: bool = Field(False, description="whether only sealed chains are answered, so that nothing leaves in clear")
+
+    @model_validator(mode="after")
+    def _delta_has_two_parts(self) -> Self:
+        if self.delta_total and self.delta_total <= self.delta:
+            raise ValueError(
+                f"delta-total = {self.delta_total:g}: must be above delta = {self.delta:g}, or 0 for twice that"
+            )
+        return self
 
 
 DEFAULT = Policy()
 # For data that is public anyway: the shares of a simulation, and the bundled digits.
 PUBLIC_DATA = Policy(
-    mechanisms=("*",), without_dp=True, epsilon_per_run=NO_LIMIT, epsilon_total=NO_LIMIT, delta=0.01, smallest_class=1
+    mechanisms=("*",),
+    without_dp=True,
+    epsilon_per_run=NO_LIMIT,
+    epsilon_total=NO_LIMIT,
+    delta=0.01,
+    smallest_class=1,
+    **NO_WORK_LIMITS,
 )
+
+
+def policy_of(node: NodeConfig) -> Policy:
+    """The policy that holds at a site: its file, or the default; a share of public data has no limits without a file.
+
+    Raises PolicyError or ConfigError for a bad policy file.
+    """
+    if node.policy:
+        return load_policy(node.policy)
+    return PUBLIC_DATA if node.data in PUBLIC_KINDS else DEFAULT
 
 
 def load_policy(file: str) -> Policy:

@@ -52,9 +52,10 @@ def prepare(
 ) -> Prepared:
     """Make what this site is asked for; nothing leaves and nothing is charged. Raises FedSurrogateError."""
     gate.check_request(run)
-    limits = Limits(node.max_components, node.max_rank, gate.smallest_class(run.mechanism))
+    limits = Limits(node.max_components, node.max_rank, gate.smallest_class(run.mechanism), gate.policy.most_classes)
 
     def make(found: SiteFeatures, node: NodeConfig) -> tuple[Made, int, float]:
+        gate.check_size(run, found.train.features.shape[1], len(found.classes))
         started = time.perf_counter()
         task = Task(run, node, site, found, limits, question, told or {})
         return method_of(run)(task), task.round, time.perf_counter() - started
@@ -90,6 +91,7 @@ def entry(run: RunConfig, flower_run: str, made: Made, number: int = 1) -> Relea
         bytes=len(made.payload),
         sha256=hashlib.sha256(made.payload).hexdigest(),
         sealed=made.sealed,
+        sample_rate=run.trained.sample_rate if run.mechanism == "dp-sgd" else 1.0,
     )
 
 

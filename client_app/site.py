@@ -12,6 +12,7 @@ from torch import Tensor
 from client_app.data import Dataset
 from client_app.features import Features, extract
 from client_app.partition import share
+from client_app.policy import policy_of
 from client_app.settings import NodeConfig, is_protected
 from common.backbones import Backbone, load_backbone
 from common.config import RunConfig, pick_device
@@ -93,7 +94,7 @@ def load_site(run: RunConfig, node: NodeConfig) -> SiteFeatures:
 
 def dataset_features(dataset: Dataset, run: RunConfig, node: NodeConfig) -> Features:
     """Features of every record of a dataset, from the cache where they are."""
-    return extract(dataset, partial(site_backbone, run, node), node.cache)
+    return extract(dataset, partial(site_backbone, run, node), node.cache, most_mib=policy_of(node).cache_mib)
 
 
 def site_backbone(run: RunConfig, node: NodeConfig) -> Backbone:

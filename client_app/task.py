@@ -12,11 +12,11 @@ from torch import Tensor
 from client_app.settings import NodeConfig
 from client_app.site import SiteFeatures
 from common.accounting import GaussianEvent
-from common.checks import LARGEST_NUMBER
+from common.checks import LARGEST_NUMBER, MOST_CLASSES
 from common.claims import Claim
 from common.classifiers import class_indices
 from common.config import RunConfig, run_digest
-from common.errors import ConfigError, DataError, SurrogateError
+from common.errors import ConfigError, DataError, PolicyError, SurrogateError
 from common.model_frames import unpack_parameters
 from common.parameters import Parameters
 from common.surrogates import Header
@@ -25,11 +25,15 @@ from common.wire import Info
 
 @dataclass(frozen=True)
 class Limits:
-    """What the site decides for itself; zero means as the run says. smallest_class: records a released class must have."""
+    """What the site decides for itself; zero means as the run says. smallest_class: records a released class must have.
+
+    most_classes: that a received model may name.
+    """
 
     components: int = 0
     rank: int = 0
     smallest_class: int = 1
+    most_classes: int = MOST_CLASSES
 
 
 NO_LIMITS = Limits()
@@ -99,6 +103,8 @@ class Task:
                 f"a model of run {model.header.run!r} for backbone {model.header.fingerprint[:16]!r}; here it is run "
                 f"{run_digest(self.run)!r} and {self.found.fingerprint[:16]!r}"
             )
+        if len(model.header.classes) > self.limits.most_classes:
+            raise PolicyError(f"most-classes = {self.limits.most_classes}: a model of {len(model.header.classes)} classes")
         if not all(t.isfinite().all() and (not t.numel() or t.abs().max() < LARGEST_NUMBER) for t in model.tensors.values()):
             raise SurrogateError(f"a model with a number that is not finite, or beyond {LARGEST_NUMBER:g}")
         if self.run.epsilon and self.run.classes and model.header.classes != self.run.classes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from common.accounting import GaussianEvent, Unit, calibrate, epsilon_spent, gaussian_epsilon, gaussian_noise_multiplier
@@ -99,6 +99,19 @@ def private_rounds(config: RunConfig) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if spent_after(config, middle) <= config.epsilon else (low, middle)
     return low
+
+
+def plan_of(config: RunConfig) -> tuple[GaussianEvent, ...]:
+    """Everything a site releases in a whole private run, as a sequence that its settings fix; empty without privacy."""
+    claim = make_claim(config, "record")
+    if claim is None:
+        return ()
+    if claim.mechanism != "dp-sgd":
+        return (GaussianEvent(claim.noise_multiplier),)
+    rounds, rest = private_rounds(config), released_in(config, 2)
+    if opening_noise(config) is None:
+        return (replace(rest, count=rest.count * rounds),)
+    return (released_in(config, 1), replace(rest, count=rest.count * (rounds - 1)))
 
 
 def released_in(config: RunConfig, round: int) -> GaussianEvent:

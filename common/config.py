@@ -215,11 +215,20 @@ _PLAIN = {
 }
 
 
+# Characters of a wrong value in a message.
+LONGEST_SHOWN = 200
+
+
 def _explain(error: Any) -> str:
     key = ".".join(str(part) for part in error["loc"])
     said = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
     message = _PLAIN.get(error["type"], said.replace("should", "must"))
-    return f"{key} = {error['input']!r}: {message}" if key else message
+    return f"{key} = {_short(error['input'])}: {message}" if key else message
+
+
+def _short(value: object) -> str:
+    shown = repr(value[: LONGEST_SHOWN + 1] if isinstance(value, str) else value)
+    return shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
 
 
 # Settings that change nothing of what a site sends, or whose content travels by itself. `seal` enters on its own, below.

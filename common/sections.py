@@ -14,6 +14,10 @@ def kebab(name: str) -> str:
     return name.replace("_", "-")
 
 
+# Lists are bounded before they are split: who sends the settings must not decide how much memory they take.
+LONGEST_LIST, MOST_NAMES = 2**20, 10_000
+
+
 def split_names(value: object) -> Any:
     """Turn "a, b" into ("a", "b"); an empty string means "not set" and gives ().
 
@@ -21,6 +25,8 @@ def split_names(value: object) -> Any:
     """
     if not isinstance(value, str):
         return value
+    if len(value) > LONGEST_LIST or value.count(",") >= MOST_NAMES:
+        raise ValueError(f"a list of {len(value)} characters; at most {LONGEST_LIST}, and at most {MOST_NAMES} names")
     names = tuple(part.strip() for part in value.split(",") if part.strip())
     if value and not names:
         raise ValueError(f"an empty list {value!r}; name at least one, separated by commas")

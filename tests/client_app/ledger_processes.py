@@ -5,7 +5,8 @@ import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from client_app.ledger import Budget, Ledger, Release
+from client_app.budget import Budget
+from client_app.ledger import Ledger, Release
 from common.accounting import GaussianEvent
 from common.errors import BudgetError, LedgerError
 
