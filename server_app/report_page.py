@@ -309,6 +309,13 @@ behind it; the fewer records a class has, the more. Guard the surrogates and the
 <p>{{ card.invited }} invited{% if card.never_came %}, {{ card.never_came }} never came{% endif %}:
 {{ card.used }} used, {{ card.late }} late, {{ card.rejected }} rejected, {{ card.dropped }} dropped.
 A site that has not told how many records it has is taken for as large as the largest.</p>
+{% if card.suspects %}
+<p><strong class="bad">Suspected:</strong> {{ card.suspects | join(", ") }}. What {{ "it" if card.suspects | length == 1 else "they" }} sent does not agree with what the other sites sent, and is left out of the model; the table says why.
+It stays stored. An honest site can be the only one of its kind: ask it before you trust either.</p>
+{% endif %}
+{% if card.capped %}
+<p>Weights were capped at <code>max-share</code> times the median site's records. {% for name, share in card.capped %}{{ name }} counts {{ share | percent if share >= 0.001 else "less than 0.1%" }} of what it reported{{ ", " if not loop.last }}{% endfor %}.</p>
+{% endif %}
 {% endif %}
 {% if sites %}
 <div class="scroll" tabindex="0"><table>
