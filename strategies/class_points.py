@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,10 @@ from common.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 # A mean of fewer records says little about its class; nor does one whose count is within so many standard deviations of its
 # noise.
 FEWEST, SURE = 5, 3.0
+# Sites that must have a class before anything is said about it: of two, nobody can say which one is wrong.
+KNOWN_BY = 3
+# Standard deviations within classes beyond which it does not matter how far away a mean is; squares stay finite.
+FARTHEST = 1e6
 # A dimension's variance counts as at least this share of the mean variance: some pixels are nearly constant.
 FLOOR = 0.01
 
@@ -57,6 +62,11 @@ def class_points(surrogates: Sequence[AnySurrogate], classes: tuple[str, ...]) -
 def of_mixtures(surrogates: Sequence[Surrogate], classes: tuple[str, ...]) -> ClassPoints:
     """Means of mixtures, in units of the standard deviation within classes (the median site's, dimension by dimension)."""
     names, d = tuple(s.header.site for s in surrogates), surrogates[0].dimension
+    # No site alone can make the table large by naming classes.
+    holders = Counter(
+        name for s in surrogates for name, count in zip(s.header.classes, s.counts, strict=True) if count >= FEWEST
+    )
+    classes = tuple(name for name in classes if holders[name] >= KNOWN_BY)
     means, counts = torch.zeros(len(names), len(classes), d), torch.zeros(len(names), len(classes))
     variances = torch.zeros(len(names), d)
     for row, surrogate in enumerate(surrogates):
@@ -72,9 +82,11 @@ def of_mixtures(surrogates: Sequence[Surrogate], classes: tuple[str, ...]) -> Cl
     usual = variances.median(0).values
     usual = usual.clamp_min(FLOOR * float(usual.mean()) + 1e-30)
     counts = torch.where(counts >= FEWEST, counts, 0.0)
-    shape = ((variances / usual).sqrt() - (variances.median(0).values / usual).sqrt()).square().sum(1)
+    deviations = (variances / usual).sqrt().clamp_max(FARTHEST)
+    shape = (deviations - deviations.median(0).values).square().sum(1)
+    means = (means / usual.sqrt()).clamp(-FARTHEST, FARTHEST)
     noise = 1 / counts.clamp_min(1)
-    return ClassPoints(names, classes, means / usual.sqrt(), counts, noise, torch.zeros_like(noise), shape, float(d))
+    return ClassPoints(names, classes, means, counts, noise, torch.zeros_like(noise), shape, float(d))
 
 
 def of_sums(surrogates: Sequence[SumsSurrogate]) -> ClassPoints:

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from strategies.class_points import ClassPoints
+from strategies.class_points import KNOWN_BY, ClassPoints
 
 Kind = Literal["far", "moved", "label", "opposed"]
 # A class mean that is so many times nearer (in squared distance) to another class of the others than to its own; lies on the
@@ -34,8 +34,6 @@ MOVED, USUAL = 6.0, 0.5
 # Standard errors that chance is given; how near exactly is only needed roughly. Along the line between two classes data vary
 # more than in the mean dimension.
 SIGMAS, ROUGHLY, ALONG = 3.5, 1.0, 4.0
-# Sites that must know a class before anything is compared with it: of two, nobody can say who is wrong.
-KNOWN_BY = 2
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def screen(points: ClassPoints) -> list[Suspect]:
     that they were compared with. Never half of the sites or more: then nobody can say which half is honest.
     """
     found: list[Suspect] = []
-    most = (len(points.sites) - 1) // 2
+    most = (len(points.sites) - 1) // 2 if points.classes else 0
     while len(found) < most and (suspect := worst(points)) is not None:
         found.append(suspect)
         points = points.without(points.sites.index(suspect.site))
@@ -106,7 +104,7 @@ def compare(points: ClassPoints) -> Compared:
         left = (total - weight).clamp_min(1e-30)
         centres = (weighted - weight[:, None] * points.means[site]) / left[:, None]
         noise = ((noise_total - weight.square() * points.noise[site]) / left.square()).clamp_min(0)
-        known = knowing - (weight > 0).int() >= KNOWN_BY
+        known = knowing - (weight > 0).int() >= KNOWN_BY - 1
         judged = known & (weight > 0)
         apart = _squares(centres, centres) - d * (noise[:, None] + noise)
         both = noise[:, None] + noise

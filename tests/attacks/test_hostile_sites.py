@@ -1,4 +1,4 @@
-"""Hospitals that lie about their data: they are capped or left out, named, and the model is nearly that of the honest ones."""
+"""Hospitals that lie about their data are capped or left out, and named; the model is nearly that of the honest ones."""
 
 from __future__ import annotations
 
