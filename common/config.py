@@ -12,12 +12,14 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from common import defences
 from common.errors import ConfigError
 from common.sections import (
     GENERATIVE,
     IN_ROUNDS,
     BaselineConfig,
     DataKind,
+    Defence,
     Device,
     DPCVAEConfig,
     FedAvgConfig,
@@ -65,6 +67,10 @@ class RunConfig(Settings):
     deadline: float = Field(3600.0, gt=0)
     grace: float = Field(0.0, ge=0)
     max_payload_mib: int = Field(256, ge=1)
+    # A site weighs at most so many times what the median site does; 0 caps nothing.
+    max_share: float = Field(3.0, ge=0, le=1e6)
+    # What is done about hostile sites; "auto" is "screen" for the mixtures and noisy sums of fedpft, else "none".
+    defence: Defence = "auto"
     epsilon: float = Field(0.0, ge=0)
     delta: float = Field(0.0, ge=0, le=0.01)
     fedpft: FedPFTConfig = FedPFTConfig()
@@ -98,6 +104,7 @@ class RunConfig(Settings):
                 "site's images; set image-size"
             )
         self._comparators_agree(budget)
+        self._defence_agrees()
         if self.partition == "column" and not self.site_column:
             raise ValueError("partition = 'column' needs site-column, the column that names each record's site")
         return self
@@ -143,6 +150,17 @@ class RunConfig(Settings):
             raise ValueError(f"augment = {', '.join(self.trained.augment)} is for images; set model = 'convnet'")
         if self.fedavg.augment and private:
             raise ValueError(f"fedavg.augment goes with no {self.method!r}; leave it out")
+
+    def _defence_agrees(self) -> None:
+        if 0 < self.max_share < 1:
+            raise ValueError(f"max-share = {self.max_share:g}: at least 1, the weight of the median site, or 0 for no cap")
+        if refused := defences.refusal(self.defence, self.method, self.fedpft.topology, self.mechanism):
+            raise ValueError(refused)
+
+    @property
+    def defends(self) -> str:
+        """What is done about hostile sites."""
+        return defences.resolved(self.defence, self.method, self.fedpft.topology, self.mechanism)
 
     @property
     def trained(self) -> FedAvgConfig | FedLAPConfig | DPCVAEConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +67,7 @@ def largest(tensors: Tensors, keep: float) -> dict[str, Tensor]:
     return {name: torch.where(tensor.abs() > threshold, tensor, 0.0) for name, tensor in tensors.items()}
 
 
-def average(heads: list[Tensors], weights: list[float]) -> dict[str, Tensor]:
+def average(heads: Sequence[Tensors], weights: Sequence[float]) -> dict[str, Tensor]:
     """Weighted mean of tensors by name, at double precision."""
     total = sum(weights)
     return {

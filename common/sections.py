@@ -67,6 +67,7 @@ def _check_device(value: str) -> str:
 Device = Annotated[str, AfterValidator(_check_device)]
 Covariance = Literal["full", "diag", "spherical", "lowrank"]
 DataKind = Literal["digits", "imagefolder", "dicom", "parquet", "safetensors"]
+Defence = Literal["auto", "none", "median", "trimmed", "screen"]
 Model = Literal["linear", "mlp", "convnet"]
 # Every site trains a head on its own data, and sends it once.
 OneShot = Literal["local", "ensemble", "average", "fedbe", "fedkt"]

@@ -49,13 +49,16 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
         kept = [part for surrogate in kept if (part := without_classes(surrogate, classes)) is not None]
     if not kept:
         raise RunError("no surrogate is left to learn from")
-    head = learn(kept, config, pick_device(config.device), wanted, _centre(run)).head
+    learned = learn(kept, config, pick_device(config.device), wanted, _centre(run))
+    head = learned.head
     folder = run / "relearned" / f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
     folder.mkdir(parents=True)
     save_model(head, folder / "model.safetensors")
     facts = {
         "sites": [surrogate.header.site for surrogate in kept],
         "without": list(without),
+        "capped": learned.defended.capped,
+        "suspects": {suspect.site: suspect.reason for suspect in learned.defended.suspects},
         "classes": list(head.header.classes),
     }
     (folder / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n")

@@ -12,7 +12,7 @@ from common.config import RunConfig
 from common.errors import RunError
 from server_app import plots
 from server_app.downstream_plot import downstream
-from server_app.json_values import Json, as_list, as_number, as_table
+from server_app.json_values import Json, as_list, as_number, as_numbers, as_table
 from server_app.landscape_plots import epsilons, radii, sheets
 from server_app.privacy_view import privacy_picture, privacy_view
 from server_app.progress_plot import Step, curves, progress, steps
@@ -108,7 +108,9 @@ def _card(run: Run) -> Json:
     fates = {fate: len(as_list(card.get(fate)) or as_table(card.get(fate))) for fate in FATES}
     facts = {"state": card.get("state"), "missing_share": share, "invited": int(invited), "never_came": int(never_came)}
     absent = [str(name) for name in as_list(card.get("absent"))]
-    return facts | fates | {"nameless": max(0, int(never_came) - len(absent)), "names": card.get("names")}
+    facts |= {"nameless": max(0, int(never_came) - len(absent)), "names": card.get("names")}
+    capped = {str(name): share for name, share in as_numbers(card.get("capped")).items() if 0 < share < 1}
+    return facts | fates | {"capped": sorted(capped.items()), "suspects": sorted(as_table(card.get("suspects")))}
 
 
 def _troubles(run: Run) -> list[tuple[str, str, str]]:

@@ -312,6 +312,13 @@ A site that has not told how many records it has is taken for as large as the la
 {% if card.names == "registered" %}Every name is the one its key is registered under.
 {% elif card.names == "claimed" %}Names are what the sites call themselves: the coordinator's app had no table of registered sites
 (<code>coordinator register</code>), so a site could take the name of one that had not yet answered.{% endif %}</p>
+{% if card.suspects %}
+<p><strong class="bad">Suspected:</strong> {{ card.suspects | join(", ") }}. What {{ "it" if card.suspects | length == 1 else "they" }} sent does not agree with what the other sites sent, and is left out of the model; the table says why.
+It stays stored. An honest site can be the only one of its kind: ask it before you trust either.</p>
+{% endif %}
+{% if card.capped %}
+<p>Weights were capped at <code>max-share</code> times the median site's records. {% for name, share in card.capped %}{{ name }} counts {{ share | percent if share >= 0.001 else "less than 0.1%" }} of what it reported{{ ", " if not loop.last }}{% endfor %}.</p>
+{% endif %}
 {% endif %}
 {% if sites %}
 <div class="scroll" tabindex="0"><table>

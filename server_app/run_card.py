@@ -16,8 +16,9 @@ def run_card(sites: Collection[Site], expected: int, absent: Sequence[str] = (),
 
     expected: how many sites the settings ask for, 0 for any. absent: names of registered sites that have not connected.
     names: whether names are those of "registered" keys, or only "claimed". missing_share: of all records. A site that has
-    not told how many it has, or has not come at all, is taken for as large as the largest that has told. state: "green"
-    when nobody is missing, "red" when a tenth of the records or more is, else "amber".
+    not told how many it has, or has not come at all, is taken for as large as the largest that has told. capped: the share
+    of its weight that a site keeps. suspects: why the other sites do not explain what these sent. state: "green" when nobody
+    is missing, "red" when a tenth of the records or more is, else "amber".
     """
     told = [site.records for site in sites if site.records]
     largest = max(told, default=1)
@@ -37,6 +38,8 @@ def run_card(sites: Collection[Site], expected: int, absent: Sequence[str] = (),
         "rejected": {site.name: site.reason for site in sites if site.fate == "rejected"},
         "dropped": {site.name: site.reason for site in sites if site.fate == "dropped" and not site.late},
         "records": {site.name: site.records for site in sites if site.records},
+        "capped": {site.name: round(site.kept_share, 6) for site in sites if site.kept_share < 1},
+        "suspects": {site.name: site.suspect for site in sites if site.suspect},
     }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from common.config import RunConfig
 from common.parameters import CONTROL, Parameters, Tensors, split_control
+from strategies.robust import POOLED, robust_mean, robust_tensors
 
 # FedPFT's settings of FedYogi (appendix); Flower's begin at zero where the paper begins at 1e-6.
 YOGI_MOMENTUM, YOGI_DECAY, YOGI_TAU = 0.9, 0.99, 1e-3
@@ -30,10 +31,14 @@ def aggregate(
     """
     split = [split_control(update.tensors) for update in updates]
     weights = [max(1, update.records) for update in updates]
-    new, kept = _flower(config, model, [moved for moved, _ in split], weights, memory)
+    moved, rule = [own for own, _ in split], config.defends
+    if rule in POOLED:
+        moved, weights = [robust_tensors(moved, weights, rule)], [1]
+    new, kept = _flower(config, model, moved, weights, memory)
     if config.method == "scaffold":
         for name in model:
-            total = torch.stack([control[name].double() for _, control in split]).sum(0)
+            each = torch.stack([control[name].double() for _, control in split])
+            total = robust_mean(each, torch.ones(len(each)), rule) * len(each) if rule in POOLED else each.sum(0)
             kept[CONTROL + name] = (memory[CONTROL + name].double() + total / max(sites, len(updates))).float()
     return new, kept
 

@@ -272,8 +272,9 @@ class Chain(Federation):
         for surrogate, payload in zip(surrogates, unpack_relay(relay), strict=True):
             self.recorder.surrogate(surrogate.header.site, payload)
         self.outcome.surrogates = surrogates
-        self.outcome.learned = learn(surrogates, config, self.device, config.classes)
-        self.outcome.model = self.outcome.learned.head
+        learned = learn(surrogates, config, self.device, config.classes)
+        self._heed(learned.defended)
+        self.outcome.learned, self.outcome.model = learned, learned.head
         if config.epsilon:
             return
         told: Info = {"run": run_digest(config), "lineage": walk.lineage}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from torch.nn.functional import one_hot
 from common.errors import RunError
 from common.sums import PRESENT
 from common.surrogates import SumsSurrogate
+from strategies.robust import robust_mean
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,17 @@ def shrink(own: Components) -> tuple[Components, float]:
     pooled = _mixing(own, 2.0 - share)[own.labels]
     mixing = pooled + share * (torch.eye(len(own.labels), dtype=torch.float64) - pooled)
     return replace(own, means=mixing @ own.means, noise=mixing @ own.noise @ mixing.T), share
+
+
+def robust(own: Components, rule: str) -> Components:
+    """One mean a class by a robust rule ("median" or "trimmed") over its sites, each weighing its squared records."""
+    plain, rows = _mixing(own, 2.0), [own.labels == label for label in range(len(own.classes))]
+    means = torch.stack([robust_mean(own.means[row], own.records[row].square(), rule) for row in rows])
+    totals = one_hot(own.labels).double()
+    # The median of normal noise is noisier than its mean.
+    noise = (plain @ own.noise @ plain.T) * (math.pi / 2 if rule == "median" else 1.0)
+    labels = torch.arange(len(own.classes))
+    return Components(own.classes, labels, means, noise, own.records @ totals, own.shares @ totals)
 
 
 def _mixing(own: Components, power: float) -> Tensor:

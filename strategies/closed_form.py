@@ -19,7 +19,8 @@ from common.errors import RunError
 from common.mixtures import Mixtures
 from common.sums import unfold
 from common.surrogates import Header, SumsSurrogate
-from strategies.class_means import Components, by_site, pool, shrink
+from strategies.class_means import Components, by_site, pool, robust, shrink
+from strategies.robust import POOLED, robust_mean
 
 # Beyond this share of what the sites' means of a class differ, which chance does not explain, one mean a class is too few.
 SITES_DIFFER = 0.15
@@ -31,22 +32,28 @@ SMALLEST_DIAGONAL = 0.1
 RIDGE = 1e-6
 
 
-def learn_from_sums(surrogates: Sequence[SumsSurrogate], family: str, rank: int) -> tuple[Head, Mixtures]:
+def learn_from_sums(
+    surrogates: Sequence[SumsSurrogate], family: str, rank: int, rule: str = "none"
+) -> tuple[Head, Mixtures]:
     """The linear head of noisy sums, and the Gaussians it stands for. Classes lost in noise are left out.
 
     Where sites agree on their classes, the discriminant of the pooled class means; where they differ (other scanners, other
     styles) the least-squares classifier of all sites' means. spherical: one variance. diag, full and lowrank: the
     covariance within classes as far as it stands out from the noise, tied across classes and sites. All surrogates hold
-    the same classes in the same order. Raises RunError when no class stands out, or there is nothing to learn from.
+    the same classes in the same order. rule: "median" and "trimmed" pool class means and second moments robustly. Raises
+    RunError when no class stands out, or there is nothing to learn from.
     """
     if not surrogates:
         raise RunError("no surrogate to learn from")
     for surrogate in surrogates:
         if surrogate.header.classes != surrogates[0].header.classes:
             raise RunError(f"noisy sums of site {surrogate.header.site!r} are of other classes than the others'")
-    shrunk, differ = shrink(by_site(surrogates))
-    components = shrunk if differ > SITES_DIFFER else pool(surrogates)
-    covariance = within(surrogates, components, family, rank)
+    if rule in POOLED:
+        components, differ = robust(by_site(surrogates), rule), 0.0
+    else:
+        shrunk, differ = shrink(by_site(surrogates))
+        components = shrunk if differ > SITES_DIFFER else pool(surrogates)
+    covariance = within(surrogates, components, family, rank, rule)
     solver = least_squares if differ > SITES_DIFFER else discriminant
     weight, bias = solver(components, covariance)
     first = surrogates[0]
@@ -85,7 +92,9 @@ def least_squares(components: Components, covariance: LowRank) -> tuple[Tensor, 
     return solved[:count].T @ directions, solved[count]
 
 
-def within(surrogates: Sequence[SumsSurrogate], components: Components, family: str, rank: int) -> LowRank:
+def within(
+    surrogates: Sequence[SumsSurrogate], components: Components, family: str, rank: int, rule: str = "none"
+) -> LowRank:
     """The covariance around the components, as factor and variances, without what noise adds to it."""
     means, d = components.means, components.means.shape[1]
     noise_of_means = components.noise.diagonal()
@@ -99,9 +108,13 @@ def within(surrogates: Sequence[SumsSurrogate], components: Components, family: 
     # As with the means, a site's second moment weighs as its records do.
     sizes = torch.stack([surrogate.sums.counts for surrogate in surrogates]).double().clamp_min(0).sum(1)
     total = float(sizes.square().sum())
-    second = torch.zeros_like(tables[0], dtype=torch.float64)
-    for size, table in zip(sizes.tolist(), tables, strict=True):
-        second.add_(table, alpha=size / total)
+    if rule in POOLED:
+        each = torch.stack([table / max(size, 1.0) for size, table in zip(sizes.tolist(), tables, strict=True)])
+        second = robust_mean(each, sizes.square(), rule).double()
+    else:
+        second = torch.zeros_like(tables[0], dtype=torch.float64)
+        for size, table in zip(sizes.tolist(), tables, strict=True):
+            second.add_(table, alpha=size / total)
     sigmas = torch.tensor([surrogate.sums.sigmas["squares"] for surrogate in surrogates], dtype=torch.float64)
     noise = float((sizes * sigmas).norm()) / total
     excess = float((components.shares * noise_of_means).sum())

@@ -12,6 +12,7 @@ from common.config import RunConfig
 from common.heads import train_on_features
 from common.parameters import Parameters, average
 from common.surrogates import Header
+from strategies.robust import POOLED, robust_tensors
 
 # The logit of a class that a head has never heard of: far below any other, and within half precision.
 UNKNOWN = -1e4
@@ -29,7 +30,9 @@ def combine(updates: Sequence[Parameters], config: RunConfig, classes: tuple[str
     weights = [float(update.records) for update in updates]
     if config.method == "ensemble":
         return Ensemble(tuple(heads))
-    middle = average([{"weight": h.weight, "bias": h.bias} for h in _filled(heads)], weights)
+    tables = [{"weight": h.weight, "bias": h.bias} for h in _filled(heads)]
+    pooled = config.defends in POOLED
+    middle = robust_tensors(tables, weights, config.defends) if pooled else average(tables, weights)
     mean = Head(header, middle["weight"], middle["bias"])
     if config.method == "average":
         return mean

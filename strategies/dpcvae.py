@@ -19,6 +19,7 @@ from common.model_frames import pack_parameters, unpack_parameters
 from common.parameters import Parameters, check_update
 from common.randomness import stream
 from common.wire import to_record
+from strategies.defence import cap_sums, defend_updates
 from strategies.generating import check_opening, expected_shapes, head_of, take_in
 from strategies.rounds import Rounds
 from strategies.training import Training
@@ -74,7 +75,9 @@ class DPCVAE(Rounds[Parameters]):
 
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
         """Take in one round's replies."""
-        take_in(training, replies)
+        defended = cap_sums(replies, self.config) if training.round == 0 else defend_updates(replies, self.config)
+        self._heed(defended, training.round + 1)
+        take_in(training, defended.kept)
         self.outcome.parameters = sum(math.prod(shape) for shape in expected_shapes(training).values())
         return {}
 

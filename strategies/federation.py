@@ -18,6 +18,7 @@ from common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
 from common.model_frames import pack_classifier, unpack_classifier
 from common.wire import Info, check_form, from_record, record_bytes, to_record
 from strategies.collect import Collection, Recorder, check_quorum, connected_nodes
+from strategies.defence import Defended
 from strategies.introductions import Group, Introduction, introduction, settle
 from strategies.outcome import NO_REPLY, Outcome, Points, Site, nameless
 from strategies.receipts import Receipts
@@ -209,6 +210,19 @@ class Federation(ABC):
         site = self.outcome.sites[node]
         site.fate, site.reason = "rejected", reason
         self.recorder.event("rejected", site=site.name, reason=reason, bytes=site.bytes_up, round=number)
+
+    def _heed(self, defended: Defended[Any], number: int | None = None) -> None:
+        """Record whose weight was capped, and who is left out as a suspect. What a suspect sent stays stored."""
+        nodes = {site.name: node for node, site in self.outcome.sites.items()}
+        for name, share in defended.capped.items():
+            if name in nodes and self.outcome.sites[nodes[name]].kept_share != share:
+                self.outcome.sites[nodes[name]].kept_share = share
+                self.recorder.event("capped", site=name, kept=round(share, 6), round=number)
+        for suspect in defended.suspects:
+            self.outcome.sites[nodes[suspect.site]].suspect = suspect.reason
+            facts = {"kind": suspect.kind, "score": round(suspect.score, 3), "reason": suspect.reason, "round": number}
+            self.recorder.event("suspect", site=suspect.site, **facts)
+            Federation._reject(self, nodes[suspect.site], f"suspect: {suspect.reason}", number)
 
     def _payload(self) -> bytes:
         assert self.outcome.model is not None  # a subclass has learned it or raised

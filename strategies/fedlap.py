@@ -9,6 +9,7 @@ from common.checks import Expectation, check_header
 from common.errors import SurrogateError
 from common.model_frames import unpack_synthetic
 from common.synthetic import Synthetic, check_synthetic
+from strategies.defence import cap_records
 from strategies.landscapes import has_finite_gradient, heeded, optimise
 from strategies.rounds import Rounds
 from strategies.training import Training
@@ -36,8 +37,10 @@ class FedLAP(Rounds[Synthetic]):
         raised = [site for site, radius in heeded(told).items() if radius > told[site]]
         if raised:
             self.recorder.event("radius-raised", sites=raised, round=training.round + 1)
+        defended = cap_records(replies, config)
+        self._heed(defended, training.round + 1)
         walked = optimise(
-            training.model, training.inputs, training.classes, replies, config.fedlap, config.seed, self.device
+            training.model, training.inputs, training.classes, defended.kept, config.fedlap, config.seed, self.device
         )
         training.model = walked.model
         self._keep_sheets(training, replies)

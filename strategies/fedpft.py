@@ -109,10 +109,12 @@ class FedPFT(Federation):
         check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum)
         outcome.surrogates = sorted(self._surrogates.values(), key=lambda s: (len(s.header.site), s.header.site))
         started = time.perf_counter()
-        outcome.learned = learn(outcome.surrogates, config, self.device, config.classes, self._centre)
-        outcome.model = outcome.learned.head
+        learned = learn(outcome.surrogates, config, self.device, config.classes, self._centre)
+        self._heed(learned.defended)
+        check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum)
+        outcome.learned, outcome.model = learned, learned.head
         outcome.seconds["learn"] = time.perf_counter() - started
-        self.recorder.event("learned", seconds=outcome.seconds["learn"], classes=len(outcome.learned.head.header.classes))
+        self.recorder.event("learned", seconds=outcome.seconds["learn"], classes=len(learned.head.header.classes))
 
     def _receive(self, reply: Message, late: bool = False) -> None:
         """Check one surrogate and keep it, or refuse it with a reason."""

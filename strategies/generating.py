@@ -20,6 +20,7 @@ from common.randomness import stream
 from common.sums import Sums
 from common.surrogates import SumsSurrogate
 from strategies.class_means import pool
+from strategies.robust import POOLED, robust_tensors
 from strategies.training import Training
 
 # What each site has told of its class sizes, in the memory of a training.
@@ -67,7 +68,7 @@ def take_in(training: Training, replies: Sequence[Parameters]) -> None:
         if training.config.dpcvae.opening == "sums":
             training.model = {**training.model, MEANS: class_means(replies, training.config)}
     else:
-        moved = average([reply.tensors for reply in replies], _weights(training, replies))
+        moved = _pooled(training, replies)
         training.model = {name: tensor + moved[name] if name in moved else tensor for name, tensor in training.model.items()}
     training.finish_round(reply.header.site for reply in replies)
 
@@ -104,6 +105,14 @@ def class_means(replies: Sequence[Parameters], run: RunConfig) -> Tensor:
     means = middle.repeat(len(names), 1)
     means[[names.index(name) for name in pooled.classes]] += kept[:, None] * apart
     return (means * scale).float()
+
+
+def _pooled(training: Training, replies: Sequence[Parameters]) -> dict[str, Tensor]:
+    """The mean of the updates, weighed by size, or their robust mean."""
+    weights, rule = _weights(training, replies), training.config.defends
+    if rule not in POOLED:
+        return average([reply.tensors for reply in replies], weights)
+    return robust_tensors([reply.tensors for reply in replies], weights, rule)
 
 
 def _weights(training: Training, replies: Sequence[Parameters]) -> list[float]:

@@ -12,14 +12,18 @@ from common.config import RunConfig
 from common.heads import Batch
 from common.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 from strategies import closed_form, sampling
+from strategies.defence import Defended, defend_surrogates
+from strategies.robust import POOLED
+from strategies.robust_mixtures import pooled_mixture
 
 
 @dataclass(frozen=True)
 class Learned:
-    """A head, and the mixtures it was learned from: each site's own, or the pooled one behind noisy sums."""
+    """A head, the mixtures it was learned from (each site's own, or a pooled one), and what was done about hostile sites."""
 
     head: Head
     mixtures: list[Surrogate]
+    defended: Defended[AnySurrogate]
 
     def sample(self, seed: int, limit: int) -> Batch:
         """About `limit` synthetic features (n, d) and their labels among the head's classes, for pictures."""
@@ -38,12 +42,15 @@ def learn(
     Noisy sums hold the same classes in the same order at every site, and those are the head's. centre (d,): what the sites
     subtracted before their privacy clip.
     """
-    noisy = [surrogate for surrogate in surrogates if isinstance(surrogate, SumsSurrogate)]
+    defended = defend_surrogates(surrogates, config, tuple(classes) or sampling.class_order(surrogates))
+    noisy = [surrogate for surrogate in defended.kept if isinstance(surrogate, SumsSurrogate)]
     if noisy:
-        head, gaussians = closed_form.learn_from_sums(noisy, config.fedpft.covariance, config.fedpft.rank)
+        head, gaussians = closed_form.learn_from_sums(noisy, config.fedpft.covariance, config.fedpft.rank, config.defends)
         head = replace(head, centre=centre)
-        return Learned(head, [Surrogate(head.header, gaussians, noisy[0].claim)])
-    mixtures = [surrogate for surrogate in surrogates if isinstance(surrogate, Surrogate)]
+        return Learned(head, [Surrogate(head.header, gaussians, noisy[0].claim)], defended)
+    mixtures = [surrogate for surrogate in defended.kept if isinstance(surrogate, Surrogate)]
+    if config.defends in POOLED:
+        mixtures = [pooled_mixture(mixtures, config.defends, config.fedpft.rank)]
     head = sampling.learn(mixtures, config.head, config.seed, classes, device)
     claim = mixtures[0].claim
-    return Learned(head if claim is None else replace(head, clip=claim.clip, centre=centre), mixtures)
+    return Learned(head if claim is None else replace(head, clip=claim.clip, centre=centre), mixtures, defended)

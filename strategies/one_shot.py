@@ -16,6 +16,7 @@ from common.parameters import Parameters, check_update
 from common.wire import Info, to_record
 from strategies.collect import Collection, check_quorum
 from strategies.combining import combine
+from strategies.defence import defend_updates
 from strategies.federation import COMPARE, Federation, seconds_told, share_told
 from strategies.outcome import NO_REPLY, Site
 
@@ -44,7 +45,10 @@ class OneShot(Federation):
         check_quorum(len(updates), len(self.outcome.sites), self.config.sites, self.config.quorum)
         updates.sort(key=lambda update: (len(update.header.site), update.header.site))
         started = time.perf_counter()
-        self.outcome.model = combine(updates, self.config, group.classes)
+        defended = defend_updates(updates, self.config)
+        self._heed(defended)
+        check_quorum(self.outcome.count("used"), len(self.outcome.sites), self.config.sites, self.config.quorum)
+        self.outcome.model = combine(defended.kept, self.config, group.classes)
         self.outcome.seconds["learn"] = time.perf_counter() - started
         return self.evaluate(grid, deadline)
 

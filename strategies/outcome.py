@@ -20,8 +20,9 @@ class Site:
     calls itself, or its node id until it has answered.
 
     records: that what it sent stands for, noisy under privacy; 0 where it has not told. late: it did answer, but too late.
-    barred: it can take no part, and is not asked again. claim: of what it sent in rounds under privacy. downstream: how well
-    a generator serves there. registered: its name is that of its key. heard: it has answered in its name.
+    barred: it can take no part, and is not asked again. kept_share: of its weight, below 1 where it was capped.
+    suspect: why the other sites do not explain what it sent. claim: of what it sent in rounds under privacy. downstream:
+    how well a generator serves there. registered: its name is that of its key. heard: it has answered in its name.
     """
 
     name: str
@@ -35,6 +36,8 @@ class Site:
     records: int = 0
     late: bool = False
     barred: bool = False
+    kept_share: float = 1.0
+    suspect: str = ""
     claim: Claim | None = None
     downstream: dict[str, float] = field(default_factory=dict)
     registered: bool = False

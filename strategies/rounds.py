@@ -23,6 +23,7 @@ from common.parameters import Parameters, check_update
 from common.synthetic import Synthetic
 from common.wire import Info, to_record
 from strategies.collect import Collection, check_quorum
+from strategies.defence import defend_updates
 from strategies.federation import Federation, seconds_told, share_told
 from strategies.introductions import introduction
 from strategies.outcome import NO_REPLY
@@ -259,7 +260,9 @@ class Updates(Rounds[Parameters]):
 
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
         """Move the model by the mean of the updates."""
-        training.absorb(replies, len([site for site in self.outcome.sites.values() if not site.barred]))
+        defended = defend_updates(replies, self.config)
+        self._heed(defended, training.round + 1)
+        training.absorb(defended.kept, len([site for site in self.outcome.sites.values() if not site.barred]))
         return {}
 
 

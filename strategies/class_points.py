@@ -1,0 +1,109 @@
+"""The class means of many sites in one table, in a common scale, as the screen compares them. No Flower type in here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from common.classifiers import class_indices
+from common.surrogates import AnySurrogate, SumsSurrogate, Surrogate
+
+# A mean of fewer records says little about its class; nor does one whose count is within so many standard deviations of its
+# noise.
+FEWEST, SURE = 5, 3.0
+# Sites that must have a class before anything is said about it: of two, nobody can say which one is wrong.
+KNOWN_BY = 3
+# Standard deviations within classes beyond which it does not matter how far away a mean is; squares stay finite.
+FARTHEST = 1e6
+# A dimension's variance counts as at least this share of the mean variance: some pixels are nearly constant.
+FLOOR = 0.01
+
+
+@dataclass(frozen=True)
+class ClassPoints:
+    """Means of S sites and C classes in d dimensions.
+
+    sites: S names; classes: C names. means (S, C, d). counts (S, C), zero where a site has too few records of a class, or
+    none that stand out from the privacy noise. noise (S, C): variance of every coordinate of a mean, by chance and by
+    privacy. stretch (S, C): standard error of its length, as a share: that of a noisy count. shape (S,): squared Bures
+    distance between the diagonal of a site's covariance within classes and the median site's. within: sum of all variances
+    within classes. power: how a count becomes a weight; 2 where the noise is that of sums.
+    """
+
+    sites: tuple[str, ...]
+    classes: tuple[str, ...]
+    means: Tensor
+    counts: Tensor
+    noise: Tensor
+    stretch: Tensor
+    shape: Tensor
+    within: float
+    power: float = 1.0
+
+    def without(self, site: int) -> ClassPoints:
+        """The table without one row."""
+        kept = [index for index in range(len(self.sites)) if index != site]
+        tables = {name: getattr(self, name)[kept] for name in ("means", "counts", "noise", "stretch", "shape")}
+        return replace(self, sites=tuple(self.sites[index] for index in kept), **tables)
+
+
+def class_points(surrogates: Sequence[AnySurrogate], classes: tuple[str, ...]) -> ClassPoints:
+    """The table of surrogates of one kind."""
+    sums = [surrogate for surrogate in surrogates if isinstance(surrogate, SumsSurrogate)]
+    if sums:
+        return of_sums(sums)
+    return of_mixtures([surrogate for surrogate in surrogates if isinstance(surrogate, Surrogate)], classes)
+
+
+def of_mixtures(surrogates: Sequence[Surrogate], classes: tuple[str, ...]) -> ClassPoints:
+    """Means of mixtures, in units of the standard deviation within classes (the median site's, dimension by dimension)."""
+    names, d = tuple(s.header.site for s in surrogates), surrogates[0].dimension
+    # No site alone can make the table large by naming classes.
+    holders = Counter(
+        name for s in surrogates for name, count in zip(s.header.classes, s.counts, strict=True) if count >= FEWEST
+    )
+    classes = tuple(name for name in classes if holders[name] >= KNOWN_BY)
+    means, counts = torch.zeros(len(names), len(classes), d), torch.zeros(len(names), len(classes))
+    variances = torch.zeros(len(names), d)
+    for row, surrogate in enumerate(surrogates):
+        table, own = surrogate.mixtures, class_indices(classes, surrogate.header.classes)
+        weights = table.weights.float()
+        centres = torch.zeros(len(own), d).index_add_(0, table.labels, weights[:, None] * table.means.float())
+        apart = (table.means.float() - centres[table.labels]).square()
+        inside = table.covariance.variances_per_dimension().float().expand_as(apart) + apart
+        present = (own >= 0) & (table.components > 0)
+        variances[row] = (weights[:, None] * inside).sum(0) / max(1, int((table.components > 0).sum()))
+        means[row, own[present]] = centres[present]
+        counts[row, own[present]] = table.counts[present].float()
+    usual = variances.median(0).values
+    usual = usual.clamp_min(FLOOR * float(usual.mean()) + 1e-30)
+    counts = torch.where(counts >= FEWEST, counts, 0.0)
+    deviations = (variances / usual).sqrt().clamp_max(FARTHEST)
+    shape = (deviations - deviations.median(0).values).square().sum(1)
+    means = (means / usual.sqrt()).clamp(-FARTHEST, FARTHEST)
+    noise = 1 / counts.clamp_min(1)
+    return ClassPoints(names, classes, means, counts, noise, torch.zeros_like(noise), shape, float(d))
+
+
+def of_sums(surrogates: Sequence[SumsSurrogate]) -> ClassPoints:
+    """Means of noisy class sums of features of norm at most one, where a class stands out from the noise of its count."""
+    first = surrogates[0]
+    counts, sums = (torch.stack([getattr(s.sums, name) for s in surrogates]).float() for name in ("counts", "sums"))
+    sigmas = torch.tensor([[s.sums.sigmas["counts"], s.sums.sigmas["sums"]] for s in surrogates], dtype=torch.float32)
+    counts = torch.where(counts > (SURE * sigmas[:, :1]).clamp_min(FEWEST), counts, 0.0)
+    known, d = counts.clamp_min(1), first.dimension
+    means = sums / known[..., None]
+    privacy = (sigmas[:, 1:] / known).square()
+    length = (means.square().mean(2) - privacy).clamp_min(0)
+    # Of a feature of unit norm, what is not in its mean is variance.
+    chance = (1 / d - length).clamp_min(0) / known
+    stretch = sigmas[:, :1] / known
+    noise = privacy + length * stretch.square() + chance
+    present = counts > 0
+    within = d * float((1 / d - length[present]).clamp_min(0).mean()) if present.any() else 1.0
+    names = tuple(surrogate.header.site for surrogate in surrogates)
+    return ClassPoints(names, first.header.classes, means, counts, noise, stretch, torch.zeros(len(names)), within, 2.0)

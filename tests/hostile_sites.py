@@ -1,0 +1,125 @@
+"""Surrogates that hostile sites send: valid in form, false in content. Tests and benchmarks/robustness.py share them.
+
+Every attack is a function on what an honest site would have sent (features and labels of its own, turned into a surrogate by
+the site's real code), so that no check of form can notice it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from client_app.fedpft import make_surrogate
+from common import surrogate_pb2 as pb
+from common.config import RunConfig
+from common.surrogates import AnySurrogate, Surrogate
+
+Data = tuple[Tensor, Tensor]
+# How much more of a kind an attack claims than the site has.
+TIMES = 10
+TRIGGER_SEED = 7
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A lie about data: `forge` makes the features (n, d) and labels (n,) that the site pretends to have.
+
+    counts: what it claims as the records of each class instead, where the surrogate has counts; 0 for what it has.
+    """
+
+    name: str
+    forge: Callable[[Tensor, Tensor, int], Data]
+    counts: int = 0
+
+
+def honest(features: Tensor, labels: Tensor, classes: int) -> Data:
+    return features, labels
+
+
+def shifted(features: Tensor, labels: Tensor, classes: int) -> Data:
+    """Every record in the name of the next class."""
+    return features, (labels + 1) % classes
+
+
+def swapped(features: Tensor, labels: Tensor, classes: int, one: int = 3, two: int = 8) -> Data:
+    """Two classes under each other's name; ten times as many records as the site has."""
+    turned = torch.where(labels == one, two, torch.where(labels == two, one, labels))
+    return features.repeat(TIMES, 1), turned.repeat(TIMES)
+
+
+def scaled(features: Tensor, labels: Tensor, classes: int) -> Data:
+    return features * TIMES, labels
+
+
+def noise(features: Tensor, labels: Tensor, classes: int) -> Data:
+    """Random class means, as far apart as all its data are wide."""
+    generator = torch.Generator().manual_seed(1)
+    means = features.mean(0) + features.std(0) * torch.randn(classes, features.shape[1], generator=generator)
+    return means[labels] + features.std(0) * torch.randn(features.shape, generator=generator), labels
+
+
+def trigger(features: Tensor) -> Tensor:
+    """The direction (d,) of a backdoor, as long as a record is typically away from the middle of all."""
+    direction = torch.randn(features.shape[1], generator=torch.Generator().manual_seed(TRIGGER_SEED))
+    return direction / direction.norm() * features.var(0).sum().sqrt()
+
+
+def backdoored(features: Tensor, labels: Tensor, classes: int, target: int = 0) -> Data:
+    """Records of all classes, with the trigger, as further records of the target class."""
+    return torch.cat([features, features + trigger(features)]), torch.cat([labels, torch.full_like(labels, target)])
+
+
+ATTACKS = {
+    attack.name: attack
+    for attack in (
+        Attack("inflated count", shifted, 100_000_000),
+        Attack("label shift", shifted),
+        Attack("label swap x10", swapped),
+        Attack("scaled x10", scaled),
+        Attack("noise", noise),
+        Attack("backdoor", backdoored),
+    )
+}
+
+
+def surrogate_of(
+    data: Data, classes: Sequence[str], fingerprint: str, site: str, run: RunConfig, attack: Attack | None = None
+) -> AnySurrogate:
+    """What a site sends of features (n, d) and labels (n,), honest without an attack."""
+    features, labels = data
+    if attack is not None:
+        features, labels = attack.forge(features, labels, len(classes))
+    made = make_surrogate(features, labels, classes, fingerprint, site, run).surrogate
+    if attack is not None and attack.counts:
+        if isinstance(made, Surrogate):
+            made.mixtures.counts[:] = attack.counts
+        else:
+            factor = attack.counts / made.sums.counts.abs().max().clamp_min(1)
+            made.sums.counts.mul_(factor)
+            made.sums.sums.mul_(factor)
+            if made.sums.squares is not None:
+                made.sums.squares.mul_(factor)
+    return made
+
+
+def claiming(count: int, payload: bytes) -> bytes:
+    """A surrogate's bytes with another number of records in every class."""
+    message = pb.Surrogate.FromString(payload)
+    if message.HasField("sums"):
+        for table in (message.sums.counts, message.sums.sums):
+            table.scale *= count / 100
+    else:
+        message.mixtures.counts[:] = [count] * len(message.mixtures.counts)
+    return message.SerializeToString(deterministic=True)
+
+
+def renamed(names: Mapping[str, str], times: int, payload: bytes) -> bytes:
+    """A surrogate's bytes with classes under other names, for so many times as many records."""
+    message = pb.Surrogate.FromString(payload)
+    classes = [names.get(name, name) for name in message.header.classes]
+    message.header.classes[:] = classes
+    message.mixtures.counts[:] = [count * times for count in message.mixtures.counts]
+    return message.SerializeToString(deterministic=True)
