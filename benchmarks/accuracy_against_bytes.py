@@ -24,7 +24,8 @@ from client_app.partition import share
 from client_app.settings import NodeConfig
 from client_app.site import dataset_features, usable
 from common.classifiers import Head
-from common.config import RunConfig, parse_overrides, parse_run_config
+from common.config import RunConfig, parse_run_config
+from common.flat_settings import parse_overrides
 from common.model_frames import pack_head, unpack_head
 from common.wire import pack_surrogate, unpack_surrogate
 from strategies.learning import learn

@@ -22,7 +22,8 @@ from rich.progress import track
 
 from client_app.fedpft import make_surrogate
 from common.classifiers import Head
-from common.config import RunConfig, parse_overrides, parse_run_config
+from common.config import RunConfig, parse_run_config
+from common.flat_settings import parse_overrides
 from common.model_frames import pack_head, unpack_head
 from common.sums import PRESENT, as_mixtures
 from common.surrogates import AnySurrogate, SumsSurrogate, Surrogate

@@ -25,8 +25,9 @@ from client_app.task import Limits, Made, Task
 from client_app.uncharged import with_records, without_records
 from client_app.work_limits import admit
 from common.classifiers import Classifier
-from common.config import RunConfig, Scalar, parse_run_config, run_digest
+from common.config import RunConfig, parse_run_config, run_digest
 from common.errors import LedgerError, PolicyError, SurrogateError
+from common.flat_settings import Scalar
 from common.model_frames import pack_classifier, unpack_classifier
 from common.sealing import public_key
 from common.sections import GENERATIVE

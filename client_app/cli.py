@@ -17,8 +17,9 @@ from client_app.generator_cli import classify, ood, synthesize
 from client_app.join_cli import join
 from client_app.options import Json, MaybeNode, Node, Run, console, node_of
 from client_app.policy import DEFAULT, Policy, load_policy
-from common.config import RunConfig, parse_overrides, parse_run_config
+from common.config import RunConfig, parse_run_config
 from common.errors import ConfigError, FedSurrogateError
+from common.flat_settings import parse_overrides
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 policy_app = typer.Typer(no_args_is_help=True, help="The file that says what may leave.")

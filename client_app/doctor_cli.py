@@ -14,7 +14,8 @@ from rich.text import Text
 
 from client_app.options import Json, MaybeNode, Run, console, node_of
 from client_app.settings import NodeConfig
-from common.config import RunConfig, parse_overrides, parse_run_config
+from common.config import RunConfig, parse_run_config
+from common.flat_settings import parse_overrides
 
 if TYPE_CHECKING:
     from client_app.doctor_link import Finding

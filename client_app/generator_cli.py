@@ -12,8 +12,9 @@ import typer
 from rich.table import Table
 
 from client_app.options import Json, Node, Run, console, node_of
-from common.config import RunConfig, parse_overrides, parse_run_config
+from common.config import RunConfig, parse_run_config
 from common.errors import ConfigError, DataError
+from common.flat_settings import parse_overrides
 
 if TYPE_CHECKING:
     from client_app.downstream import Records

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from client_app.settings import NodeConfig, parse_node_config
-from common.config import parse_overrides
+from common.flat_settings import parse_overrides
 
 # Patterns, paths and reasons are shown as they are: "[a-z]" is no markup in them.
 console = Console(highlight=False, markup=False, emoji=False)

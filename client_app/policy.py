@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from client_app.settings import NodeConfig
 from client_app.work_limits import NO_WORK_LIMITS, WorkLimits
-from common.config import parse_settings
 from common.errors import ConfigError, PolicyError
+from common.flat_settings import parse_settings
 from common.sections import Names
 
 NO_LIMIT = 1e6

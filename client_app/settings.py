@@ -9,7 +9,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from common.accounting import Unit
-from common.config import RunConfig, Scalar, parse_settings
+from common.config import RunConfig
+from common.flat_settings import Scalar, parse_settings
 from common.sections import DataKind, Device, Names, Settings
 
 # What becomes of a DICOM file of several images.

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
-from common.config import RunConfig, Scalar, parse_run_config
+from common.config import RunConfig, parse_run_config
 from common.errors import ConfigError, SealError
+from common.flat_settings import Scalar
 from common.sealing import sign, verify
 
 VERSION = 2

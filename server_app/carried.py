@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from common.bundles import LARGEST_BUNDLE, unpack_bundle
-from common.config import Scalar, parse_run_config, pick_device
+from common.config import parse_run_config, pick_device
 from common.errors import ConfigError, RunError, SurrogateError
+from common.flat_settings import Scalar
 from common.sealing import read_keys
 from common.signed_requests import Request, read_request
 from common.wire import pack_question, unpack_question, unpack_surrogate

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from common.config import parse_overrides
+from common.flat_settings import parse_overrides
 from server_app.options import MetricsAsJson, Overrides
 
 console = Console(highlight=False, markup=False, emoji=False)

@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from common.config import parse_overrides, parse_run_config
+from common.config import parse_run_config
 from common.errors import ConfigError, FedSurrogateError
+from common.flat_settings import parse_overrides
 from server_app.carried_cli import key as show_key
 from server_app.carried_cli import learn, request
 from server_app.certs_cli import certs

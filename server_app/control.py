@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.config import Scalar
 from common.errors import ConfigError, RunError
+from common.flat_settings import Scalar
 from server_app.submit import DONE, OnEvent, failure, flower_environment, plain, reason, submit
 
 NAME = "coordinator"

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from common.config import parse_overrides, parse_run_config
+from common.config import parse_run_config
+from common.flat_settings import parse_overrides
 from server_app.options import MetricsAsJson, Overrides, Preset
 from server_app.presets import preset_settings
 from server_app.run_card import missing_line

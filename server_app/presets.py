@@ -5,8 +5,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from common.config import Scalar
 from common.errors import ConfigError
+from common.flat_settings import Scalar
 
 FOLDER = Path(__file__).parent / "preset_files"
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common.config import Scalar
 from common.errors import RunError
+from common.flat_settings import Scalar
 from server_app.submit import DONE, OnEvent, failure, flower_environment, plain, reason, stop_process, submit
 
 START_SECONDS = 90.0

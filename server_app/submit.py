@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from common.config import Scalar
+from common.flat_settings import Scalar
 from common.quiet import QUIET
 from server_app.following import PARTS, EventFile
 

@@ -21,10 +21,11 @@ from common.model_frames import unpack_classifier, unpack_parameters, unpack_rel
 from common.parameters import check_numbers, check_update
 from common.wire import Info, to_record, unpack_surrogate
 from strategies.collect import Collection, Recorder, check_quorum
-from strategies.federation import Federation, seconds_told, share_told
+from strategies.federation import Federation
 from strategies.introductions import Group
 from strategies.learning import learn
 from strategies.outcome import NO_REPLY
+from strategies.reported import seconds_told, share_told
 from strategies.rounds import read_kept
 
 GIVE_HEAD = f"{MessageType.QUERY}.head"

@@ -18,9 +18,10 @@ from common.frames import centre_digest
 from common.surrogates import AnySurrogate, SumsSurrogate
 from common.wire import Info, pack_question, to_record, unpack_surrogate
 from strategies.collect import Collection, Recorder, check_quorum
-from strategies.federation import Federation, seconds_told
+from strategies.federation import Federation
 from strategies.learning import learn
 from strategies.public import read_centre
+from strategies.reported import seconds_told
 
 CENTRE_FILE = "centre.pb"
 NAME = f"{MessageType.QUERY}.name"

@@ -17,8 +17,9 @@ from common.wire import Info, to_record
 from strategies.collect import Collection, check_quorum
 from strategies.combining import combine
 from strategies.defence import defend_updates
-from strategies.federation import COMPARE, Federation, seconds_told, share_told
+from strategies.federation import COMPARE, Federation
 from strategies.outcome import NO_REPLY, Site
+from strategies.reported import seconds_told, share_told
 
 
 class OneShot(Federation):

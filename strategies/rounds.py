@@ -24,9 +24,10 @@ from common.synthetic import Synthetic
 from common.wire import Info, to_record
 from strategies.collect import Collection, check_quorum
 from strategies.defence import defend_updates
-from strategies.federation import Federation, seconds_told, share_told
+from strategies.federation import Federation
 from strategies.introductions import introduction
 from strategies.outcome import NO_REPLY
+from strategies.reported import seconds_told, share_told
 from strategies.training import Training
 
 CHECKPOINT = "checkpoint.safetensors"

@@ -28,7 +28,8 @@ from client_app.settings import NodeConfig
 from client_app.site import LabelledFeatures, SiteFeatures, dataset_features, usable
 from client_app.task import Task
 from common.classifiers import Classifier, Head
-from common.config import RunConfig, Scalar, parse_overrides, pick_device
+from common.config import RunConfig, pick_device
+from common.flat_settings import Scalar, parse_overrides
 from common.generators import Generator
 from common.heads import train_on_features
 from common.model_frames import pack_classifier, unpack_classifier, unpack_parameters, unpack_synthetic

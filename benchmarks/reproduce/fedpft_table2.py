@@ -26,7 +26,8 @@ from _report import report
 from rich.progress import track
 
 from client_app.site import LabelledFeatures
-from common.config import RunConfig, Scalar, parse_run_config
+from common.config import RunConfig, parse_run_config
+from common.flat_settings import Scalar
 
 CHAIN = {"fedpft.topology": "chain"}
 ROWS: dict[str, dict[str, Any] | None] = {

@@ -20,9 +20,10 @@ import client_app.cli
 import server_app.cli
 import server_app.federate
 from client_app.settings import parse_node_config
-from common.config import parse_overrides, parse_run_config, run_digest
+from common.config import parse_run_config, run_digest
 from common.covariances import Spherical
 from common.errors import ConfigError
+from common.flat_settings import parse_overrides
 from common.mixtures import Mixtures
 from common.sealing import new_key
 from common.signed_requests import LARGEST_REQUEST, Request, read_request

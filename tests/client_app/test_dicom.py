@@ -19,8 +19,9 @@ from client_app.features import extract
 from client_app.settings import NodeConfig, parse_node_config
 from client_app.site import load_site
 from common.backbones import load_backbone
-from common.config import parse_overrides, parse_run_config
+from common.config import parse_run_config
 from common.errors import DataError
+from common.flat_settings import parse_overrides
 from common.privacy import unit_weights
 from tests.dicom_files import header, image, save
 from tests.grid import FAST, InProcessGrid, files_with, metrics_of, run_federation

@@ -25,8 +25,9 @@ from client_app.doctor_link import Finding, Link, check_link
 from client_app.doctor_nodes import check_isolation, is_isolated, is_supernode
 from client_app.gate import open_gate, open_ledger
 from client_app.settings import NodeConfig, parse_node_config
-from common.config import RunConfig, parse_overrides, parse_run_config
+from common.config import RunConfig, parse_run_config
 from common.errors import ConfigError
+from common.flat_settings import parse_overrides
 from server_app.certificates import _make_server, _private, issue
 from tests.client_app.ledger_processes import release
 

@@ -13,9 +13,10 @@ from client_app.fedpft import make_surrogate
 from client_app.fedpft_private import Clipped, dp_em, theorem_4_1
 from common.accounting import GaussianEvent, epsilon_spent
 from common.claims import EM_STEPS, Claim, make_claim
-from common.config import RunConfig, Scalar, parse_run_config
+from common.config import RunConfig, parse_run_config
 from common.covariances import Diagonal, Full, Spherical
 from common.errors import ConfigError
+from common.flat_settings import Scalar
 from common.privacy import Noisy, Statistic, clip
 from common.sums import budget_shares
 from common.surrogates import AnySurrogate, SumsSurrogate

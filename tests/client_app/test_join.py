@@ -17,8 +17,8 @@ from client_app.child import Child
 from client_app.join import site_commands
 from client_app.join_cli import check_settings
 from client_app.settings import parse_node_config
-from common.config import parse_overrides
 from common.errors import ConfigError, FedSurrogateError
+from common.flat_settings import parse_overrides
 from server_app.submit import APP_FOLDER
 from tests.e2e.processes import until
 

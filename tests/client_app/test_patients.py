@@ -17,8 +17,9 @@ from client_app.partition import share
 from client_app.settings import NodeConfig
 from client_app.site import load_site, usable
 from client_app.task import Task
-from common.config import RunConfig, Scalar, parse_run_config
+from common.config import RunConfig, parse_run_config
 from common.errors import ConfigError, DataError
+from common.flat_settings import Scalar
 
 BUDGET: dict[str, Scalar] = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1"}
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from client_app import cli
 from client_app.gate import open_gate, open_ledger
 from client_app.settings import parse_node_config
-from common.config import parse_overrides, parse_run_config
+from common.config import parse_run_config
+from common.flat_settings import parse_overrides
 from tests.client_app.ledger_processes import release
 
 Captured = pytest.CaptureFixture[str]

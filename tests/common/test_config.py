@@ -7,18 +7,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from common.config import (
-    FedPFTConfig,
-    HeadConfig,
-    RunConfig,
-    Scalar,
-    known_keys,
-    parse_overrides,
-    parse_run_config,
-    pick_device,
-    run_digest,
-)
+from common.config import FedPFTConfig, HeadConfig, RunConfig, parse_run_config, pick_device, run_digest
 from common.errors import ConfigError
+from common.flat_settings import Scalar, known_keys, parse_overrides
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 

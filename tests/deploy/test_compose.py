@@ -24,8 +24,8 @@ from client_app.doctor_nodes import is_isolated, is_supernode
 from client_app.keys import coordinator_key
 from client_app.policy import DEFAULT, load_policy
 from client_app.settings import parse_node_config
-from common.config import parse_overrides
 from common.errors import ConfigError
+from common.flat_settings import parse_overrides
 from common.sealing import public_key
 from server_app.certificates import issue
 from server_app.kit import pack_kit

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from client_app.gate import open_ledger
 from client_app.ledger import Ledger, dataset_id
 from client_app.settings import parse_node_config
-from common.config import parse_overrides
+from common.flat_settings import parse_overrides
 from tests.e2e.processes import until
 
 CLASSES = "cat,dog"
