@@ -73,12 +73,15 @@ def in_simulation() -> bool:
     return bool(ray and ray.is_initialized())
 
 
-def load_site(run: RunConfig, node: NodeConfig) -> SiteFeatures:
-    """Features of this site's train and test records. Raises DataError, BackboneError or ConfigError."""
+def load_site(run: RunConfig, node: NodeConfig, backbone: Backbone | None = None) -> SiteFeatures:
+    """Features of this site's train and test records. Raises DataError, BackboneError or ConfigError.
+
+    backbone: the run's, where it is loaded already.
+    """
     part, protected = share(run, node, in_simulation()), is_protected(run, node)
     if not len(part.dataset):
         raise DataError(f"no record of the classes {', '.join(run.classes)[:200]} in {part.dataset.name!r}")
-    found = dataset_features(part.dataset, run, node)
+    found = extract(part.dataset, backbone or partial(site_backbone, run, node), node.cache)
     train, test = (usable(part.dataset, found, rows) for rows in (part.train, part.test))
     if node.unit == "record" or (protected and node.protects == "record"):
         train = replace(train, units=None)

@@ -46,8 +46,13 @@ def without_records(run: RunConfig, node: NodeConfig) -> SiteFeatures:
 
     Raises ConfigError, DataError or BackboneError, each a function of public things.
     """
+    return _empty(run, node)[0]
+
+
+def _empty(run: RunConfig, node: NodeConfig) -> tuple[SiteFeatures, Backbone | None]:
+    """The same, and the backbone, where the data are images."""
     check_settings(run, node)
-    schema = read_schema(Source.of_node(node, run))
+    schema, backbone = read_schema(Source.of_node(node, run)), None
     dimension, fingerprint = schema.dimension, schema.fingerprint
     if not dimension:
         backbone = site_backbone(run, node)
@@ -55,7 +60,8 @@ def without_records(run: RunConfig, node: NodeConfig) -> SiteFeatures:
         dimension, fingerprint = backbone.dim, backbone.fingerprint
     units = () if node.protects == "patient" else None
     none = LabelledFeatures(torch.zeros(0, dimension), torch.zeros(0, dtype=torch.int64), units)
-    return SiteFeatures(none, replace(none, units=None), run.classes, fingerprint, 0.0, simulated=False)
+    site = SiteFeatures(none, replace(none, units=None), run.classes, fingerprint, 0.0, simulated=False)
+    return site, backbone
 
 
 def check_dimension(backbone: Backbone) -> None:
@@ -75,9 +81,9 @@ def with_records(
     Returns the result, the site it was made of, and what failed, empty where nothing did. Raises only what the work without
     records raises. work: must leave nothing behind that a second call would stumble over.
     """
-    empty = without_records(run, node)
+    empty, backbone = _empty(run, node)
     try:
-        found = load_site(run, node)
+        found = load_site(run, node, backbone)
         if _outline(found) != _outline(empty):
             raise DataError(f"the records give {_outline(found)}, the site's schema and backbone {_outline(empty)}")
         if not len(found.train.labels):

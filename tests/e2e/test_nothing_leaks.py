@@ -229,7 +229,7 @@ def a_library_that_does_not_load(h: Hospital) -> None:
 
 
 MOBILENET = "torchvision:mobilenet_v2"
-PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5}
+PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "image-size": 8}
 METHODS = {
     "fedpft": ("client_app.fedpft.fit", {}),
     "sums": ("client_app.fedpft.noisy_sums", PRIVATE),
