@@ -105,25 +105,26 @@ class Supervisor:
         if (code := self._node.ended()) is not None:
             self._listen()
             self._listens = self._works = False
-            self._say(f"the SuperNode has ended with exit code {code}; it is started again")
             if self._port_taken and self._chosen and not self._was_connected:
                 raise RunError(
                     f"port {self._chosen} is in use on this machine; leave --runtime-port out, and a free one is taken"
                 )
             if self._node.soon_ended >= ATTEMPTS and not self._was_connected:
                 raise RunError(self._why_not())
+            self._say(f"the SuperNode has ended with exit code {code}; it is started again")
         if self._node.due and self._reachable():
-            # The app stays at the port it knows.
-            if not self._chosen and (self._port_taken or not self._port) and not self._app.running:
+            if not self._chosen and (self._port_taken or not self._port):
+                # An app that runs already knows another port only.
+                self._app.signal_all(signal.SIGTERM)
                 self._port = _free_port()
             self._port_taken = False
             self._node.start(self._commands.node(self._port), self._environment)
 
     def _tend_app(self) -> None:
         if (code := self._app.ended()) is not None:
-            self._say(f"the app has ended with exit code {code}; it is started again")
             if self._app.soon_ended >= ATTEMPTS and not self._was_connected:
                 raise RunError(f"`site app` does not start; it wrote:\n{_written(self._app)}")
+            self._say(f"the app has ended with exit code {code}; it is started again")
         if self._app.due and self._listens:
             self._app.start(self._commands.app(self._port), self._environment)
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from client_app.doctor_link import Link
-from client_app.options import Node, node_of
+from client_app.options import Node, console, node_of
 from client_app.policy import load_policy
 from client_app.settings import NodeConfig
 from common.errors import ConfigError
@@ -94,5 +92,4 @@ def _readable(path: Path, folder: bool = False) -> bool:
 
 
 def _print(name: str, line: str) -> None:
-    # What a run brought may stand in a line: nothing in it is markup.
-    Console(file=sys.stdout, highlight=False, markup=False, emoji=False).print(f"{name:<5}| {line}", soft_wrap=True)
+    console.print(f"{name:<5}| {line}", soft_wrap=True)

@@ -1,8 +1,6 @@
 """A run over TLS among sites whose keys are known, and what the doctor says to those whose are not."""
 
 import json
-import os
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -82,20 +80,24 @@ def test_the_doctor_names_what_is_wrong_with_the_credentials(running: Federation
     assert foreign == {"name": "PASS", "port": "PASS", "TLS": "FAIL"}
 
 
-def test_a_node_with_an_unknown_key_does_not_start(running: Federation) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [str(BIN / "flower-supernode"), "--superlink", running.fleet, *running.credentials("stranger")]
-    command += ["--clientappio-api-address", f"127.0.0.1:{port}", "--node-config", NODE.format(0)]
-    with (running.home / "stranger.log").open("w") as log:
-        process = subprocess.Popen(
-            command, env=environment(running.home), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        assert process.wait(120) != 0
-    finally:
-        # Flower leaves the SuperExec behind that it had started.
-        os.killpg(process.pid, signal.SIGTERM)
+@pytest.mark.parametrize("wrong", ["key", "certificate", "none", "port"])
+def test_a_site_that_cannot_join_ends_and_says_what_to_do(running: Federation, tmp_path: Path, wrong: str) -> None:
+    node = f'{NODE.format(0)} cache-dir="{running.home}/cache" state-dir="{running.home}/join"'
+    flags, reason = running.credentials("stranger"), "the coordinator does not know this site's key; tell the coordinator"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        if wrong == "certificate":
+            issue(tmp_path / "other", ("127.0.0.1",), ("0",))
+            flags, reason = ["--root-certificates", f"{tmp_path}/other/ca.crt"], "take ca.crt from the site kit anew"
+        elif wrong == "none":
+            flags, reason = ["--insecure"], "the coordinator speaks TLS only"
+        elif wrong == "port":
+            port = taken.getsockname()[1]
+            flags = [*running.credentials("0"), "--runtime-port", str(port)]
+            reason = f"port {port} is in use on this machine; leave --runtime-port out, and a free one is taken"
+        done = site_command("join", "--superlink", running.fleet, *flags, "--node-config", node)
+    assert done.returncode == 1
+    assert reason in done.stderr
+    assert done.stdout.count("Starting Flower SuperNode") == int(wrong == "port")
 
 
 def test_the_fleet_port_answers_no_control_request(running: Federation) -> None:
