@@ -27,8 +27,8 @@ from tests.attacks.visits import EXCEPTION, METHODS, Hospital, Visit, close_logs
 from tests.grid import Scalar
 
 Leak = Callable[[pytest.MonkeyPatch], None]
-# Pairs of each kind, 220 in all; those that are slow to write or read come less often.
-COUNTS = {"folder": 60, "table": 60, "features": 60, "parquet": 20, "dicom": 10, "dicom table": 10}
+# Pairs of each kind, 204 in all; those that are slow to write or read come less often.
+COUNTS = {"folder": 50, "table": 50, "features": 50, "parquet": 24, "dicom": 15, "dicom table": 15}
 # Data sets whose neighbour is as different as can be, to be sure of them.
 PLAIN, NONE = (Record(),), ()
 KNOWN: dict[str, tuple[str, Data, Data]] = {
