@@ -99,9 +99,12 @@ class Request:
         return hashlib.sha256(self.body()).hexdigest()
 
     def signed(self, private: bytes) -> bytes:
-        """The content of a request file. private: the coordinator's key."""
+        """The content of a request file. private: the coordinator's key. Raises ConfigError for more than a site reads."""
         body = self.body()
-        return FIRST_LINE.encode() + sign(body, private, PURPOSE).hex().encode() + b"\n" + body
+        content = FIRST_LINE.encode() + sign(body, private, PURPOSE).hex().encode() + b"\n" + body
+        if len(content) > LARGEST_REQUEST:
+            raise ConfigError(f"a request of {len(content)} bytes; sites read at most {LARGEST_REQUEST}")
+        return content
 
 
 def read_request(file: Path, public: bytes | None) -> Request:

@@ -25,8 +25,8 @@ from common.covariances import Spherical
 from common.errors import ConfigError
 from common.flat_settings import parse_overrides
 from common.mixtures import Mixtures
-from common.sealing import new_key
-from common.signed_requests import LARGEST_REQUEST, Request, read_request
+from common.sealing import new_key, sign
+from common.signed_requests import FIRST_LINE, LARGEST_REQUEST, Request, read_request
 from common.surrogates import Header, Surrogate
 from common.wire import pack_surrogate, unpack_surrogate
 from tests.grid import FAST, events_of, metrics_of, run_federation, sites
@@ -211,7 +211,10 @@ def test_a_request_without_a_signature_is_refused_before_any_work(world: World) 
     request = world.request()
     body = request.read_bytes().partition(b"\n")[2]
     whole = Request("ab54a98ceb1f0ad2", SETTINGS, None)
-    for content in (body, b'{"version": 1, "id": "x", "settings": {}, "centre": null}', b"", whole.signed(new_key())):
+    key = (world.folder / "papers" / "coordinator.key").read_bytes()
+    # The coordinator's key, but for another purpose.
+    other = FIRST_LINE.encode() + sign(body, key, b"bundle").hex().encode() + b"\n" + body
+    for content in (other, body, b'{"version": 1, "id": "x", "settings": {}, "centre": null}', b"", whole.signed(new_key())):
         request.write_bytes(content)
         assert not world.release(0, code=1).exists()
         assert re.search("no request of|another coordinator", world.wrong)
@@ -292,7 +295,9 @@ def test_what_is_read_of_a_request_is_bounded(world: World) -> None:
             file.symlink_to("/dev/zero")
         assert not world.release(0, name, code=1).exists()
         assert "no request of" in world.wrong
-    with pytest.raises(ConfigError, match="at most"):
+    with pytest.raises(ConfigError, match="sites read at most"):
+        Request("ab54a98ceb1f0ad2", {}, bytes(LARGEST_REQUEST)).signed(new_key())
+    with pytest.raises(ConfigError, match="must be at most"):
         Request("ab54a98ceb1f0ad2", {str(number): 1 for number in range(2000)}, None)
     with pytest.raises(ConfigError, match="texts, numbers"):
         Request("ab54a98ceb1f0ad2", {"classes": [1]}, None)  # type: ignore[dict-item]
