@@ -109,20 +109,12 @@ def test_the_first_round_of_a_generative_run_is_released_only_once_and_only_firs
 
 
 def test_a_whole_run_of_the_total_still_fits_and_is_exact(tmp_path: Path) -> None:
-    run = parse_run_config(
-        {
-            "method": "dp-fedavg",
-            "epsilon": 4.0,
-            "delta": DELTA,
-            "classes": "0,1",
-            "fedavg.rounds": 3,
-            "fedavg.local-epochs": 1,
-        }
-    )
-    site = gate(tmp_path)
+    run = sampled(1.0, 0.3, epsilon=9.0)
+    total = epsilon_spent([GaussianEvent(1.0, 0.3, 3)], DELTA)
+    site = Gate(Policy(epsilon_total=total, epsilon_per_run=9.0), Ledger(tmp_path, "data"))
     for number in (1, 2, 3):
         spent = let_out(site, run, "1", number)
-    assert 3.99 < spent <= 4.0
+    assert spent == total
     with pytest.raises(BudgetError):
         let_out(site, run, "1", 4)
     with pytest.raises(BudgetError):
