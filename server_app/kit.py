@@ -22,7 +22,7 @@ TEMPLATES = {
     "README.md": "kit/README.md",
 }
 # Docker would make them itself, and they would be root's.
-FOLDERS = ("state", "cache", "data", "weights")
+FOLDERS = ("state", "witness", "cache", "data", "weights")
 ADDRESS = re.compile(r"[^\s/:]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
 
@@ -85,6 +85,8 @@ LABEL_COLUMN=label
 PATIENT_COLUMN=
 # A backbone's weights, such as /weights/vit_b_32.safetensors for the file vit_b_32.safetensors in the folder weights.
 WEIGHTS=
+# What notices that the folder state was lost or restored. Best on another disk; in no backup that brings state back.
+WITNESS=./witness
 # auto, cpu or cuda. For a GPU also: COMPOSE_FILE=compose.yml:compose.gpu.yml
 DEVICE=auto
 
