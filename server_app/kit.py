@@ -23,7 +23,7 @@ TEMPLATES = {
     "README.md": "kit/README.md",
 }
 # Docker would make them itself, and they would be root's.
-FOLDERS = ("state", "cache", "data", "weights")
+FOLDERS = ("state", "witness", "cache", "data", "weights")
 ADDRESS = re.compile(r"[^\s/:]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
 
@@ -94,6 +94,8 @@ PATIENT_COLUMN=
 WEIGHTS=
 # Public keys of other sites, for sealed chains, such as /state/peers.toml for the file peers.toml in the folder state.
 PEERS=
+# What notices that the folder state was lost or restored. Best on another disk; in no backup that brings state back.
+WITNESS=./witness
 # auto, cpu or cuda. For a GPU also: COMPOSE_FILE=compose.yml:compose.gpu.yml
 DEVICE=auto
 

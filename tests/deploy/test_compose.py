@@ -188,6 +188,18 @@ def test_data_and_papers_are_read_only(compose: dict[str, Any]) -> None:
                 assert where.endswith(":ro"), f"{name}: {volume}"
 
 
+def test_a_hospitals_ledger_and_its_witness_are_on_volumes_of_their_own(tmp_path: Path) -> None:
+    settings_of_a_kit(tmp_path)
+    text = interpolated(DEPLOY / "compose.hospital.yml", settings_of_a_kit(tmp_path / "once-more"))
+    services = yaml.safe_load(text)["services"]
+    for name in ("app", "site"):
+        mounted = volumes(services[name])
+        assert {mounted["./state"], mounted["./witness"]} == {"/state", "/witness"}
+    command = words(services["node"]["command"])
+    node = parse_node_config(parse_overrides([command[command.index("--node-config") + 1]]))
+    assert (node.state, node.witness) == (Path("/state"), Path("/witness"))
+
+
 def test_a_kit_sets_what_the_compose_file_asks_for_and_nothing_else(tmp_path: Path) -> None:
     settings = settings_of_a_kit(tmp_path)
     asked = {name for name, _, _ in VARIABLE.findall((tmp_path / "north" / "compose.yml").read_text())}
@@ -207,7 +219,7 @@ def test_a_kit_holds_one_sites_papers_for_nobody_else_to_read(tmp_path: Path) ->
     assert {path.name for path in (kit / "papers").iterdir()} == {"ca.crt", "site.key", "site.pub", "coordinator.pub"}
     pinned = parse_node_config({"coordinator-key": str(kit / "papers" / "coordinator.pub")})
     assert coordinator_key(pinned) == public_key((papers / "coordinator.key").read_bytes())
-    assert all((kit / folder).is_dir() for folder in ("state", "cache", "data", "weights"))
+    assert all((kit / folder).is_dir() for folder in ("state", "witness", "cache", "data", "weights"))
     with pytest.raises(ConfigError, match=r"north.tar.gz' exists"):
         pack_kit(papers, "north", "fl.example.org:9092", "fedsurrogate", archive)
     with pytest.raises(ConfigError, match=r"make it with coordinator certs --site east"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import coordinator, federation
+from tests.e2e.processes import coordinator, federation, site_command
 
 SETTINGS = 'fedpft.covariance="diag" fedpft.components=3 seed=7 alpha=1.0 head.min-steps=100 head.epochs=2'
 
@@ -31,6 +31,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f'state-dir="{home}/state-3" policy="{home}/p.toml"'
     )
     (home / "p.toml").write_text("without-dp = true")
+    assert site_command("ledger", "--open", "--node-config", secret).returncode == 0
     output = home / "out"
     with federation(home / "flower", [*nodes, secret]) as running:
         status = running.run(f'{SETTINGS} compare=true sites=4 deadline=120.0 output-dir="{output}"', cwd=home)
