@@ -124,7 +124,8 @@ def _changed(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:  # noqa: C901 - a 
                 other(op=ast.Or() if isinstance(op, ast.And) else ast.And()),
             )
             for place in range(len(values)):
-                yield f"without operand {place}", other(values=[*values[:place], *values[place + 1 :]])
+                rest = [*values[:place], *values[place + 1 :]]
+                yield f"without operand {place}", rest[0] if len(rest) == 1 else other(values=rest)
         case ast.Constant(value=bool() as value):
             yield f"{value} to {not value}", ast.copy_location(ast.Constant(not value), node)
         case ast.Constant(value=int() | float() as value):
