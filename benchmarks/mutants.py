@@ -1,0 +1,288 @@
+"""Plant small faults in the code that carries the promises, one at a time, and see whether the tests notice.
+
+First every test is run once, to see which lines it executes and how long it takes. Then each mutant gets the tests that
+execute its line, the fastest first, in a fork of one process that has the libraries loaded, until one fails. The sample is
+that of a seed and of the source: a change of one file leaves the mutants of the others as they are, and what was found
+before is kept (`--fresh` begins anew). Tools of the package index run every test for every mutant of a file, or keep no
+sample. Prints a table; exits 1 when fewer than 95 of 100 mutants that are not in mutants_equivalent.toml are killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+from _mutations import Mutant, mutants, planted
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+RESULTS, EQUIVALENT, COVERED = (
+    HERE / "results" / "mutants.json", HERE / "mutants_equivalent.toml", ROOT / ".mutants-coverage.json"
+)  # fmt: skip
+# Files, and of some the functions or classes that the promises rest on.
+FILES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(f"common/{name}.py" for name in (
+        "accounting", "bundles", "checks", "claims", "exact_sums", "halves", "privacy", "sealing", "sums", "untrusted",
+    )),
+    **dict.fromkeys(f"client_app/{name}.py" for name in (
+        "clipped_linear", "fedpft_private", "gate", "ledger", "private_gradients", "private_training", "release",
+    )),
+    "client_app/dpcvae.py": ("train_generator", "_opening", "_train_privately", "_restore", "_kept"),
+    "client_app/generator_steps.py": ("CVAETrainer", "private_gradient", "trainer_of"),
+    "strategies/closed_form.py": (),
+}  # fmt: skip
+TESTS = (
+    *(f"tests/common/test_{name}.py" for name in (
+        "accounting", "claims", "halves", "privacy", "sealing", "untrusted", "exact_sums", "checks", "bundles", "wire",
+    )),
+    *(f"tests/client_app/test_{name}.py" for name in (
+        "clipped_linear", "gate", "ledger", "ledger_power_cut", "fedpft_private", "rounds", "dpcvae_site", "fedlap_site",
+    )),
+    "tests/strategies/test_closed_form.py", "tests/strategies/test_tampered_replies.py", "tests/server_app/test_carried.py",
+    "tests/properties", "tests/attacks",
+)  # fmt: skip
+# Of the processor, for one test and for all tests of a mutant.
+SLOWEST_TEST, MOST_SECONDS = 20.0, 60.0
+GOAL = 0.95
+LIBRARIES = (
+    "torch", "torch.func", "opacus", "pytest", "hypothesis", "hypothesis.strategies", "sklearn.discriminant_analysis",
+    "scipy.stats", "scipy.special", "dp_accounting.pld", "dp_accounting.rdp", "pydantic", "google.protobuf.message",
+    "cryptography.hazmat.primitives.ciphers.aead",
+    "safetensors.torch", "filelock", "PIL.Image", "typer.testing",
+)  # fmt: skip
+
+Test = tuple[str, float, dict[str, list[int]]]
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--number", type=int, default=220, help="mutants in the sample")
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--jobs", type=int, default=2)
+    arguments.add_argument("--only", default="", help="one file")
+    arguments.add_argument("--fresh", action="store_true", help="forget what was found before")
+    chosen = arguments.parse_args()
+    os.chdir(ROOT)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    sys.path[:0] = [str(ROOT)]
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    files = {name: functions or () for name, functions in FILES.items() if (ROOT / name).is_file()}
+    sample = [mutant for mutant in draw(files, chosen.number, chosen.seed) if chosen.only in ("", mutant.file)]
+    equivalent = {entry["mutant"] for entry in tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])}
+    tests = covered(list(files), chosen.jobs, chosen.fresh)
+    known = {} if chosen.fresh or not RESULTS.is_file() else json.loads(RESULTS.read_text())["mutants"]
+    found: dict[str, dict[str, Any]] = {}
+    waiting = []
+    for mutant in sample:
+        before, digest = known.get(mutant.key, {}), digest_of(mutant.file)
+        if mutant.key in equivalent:
+            found[mutant.key] = {"status": "equivalent"}
+        elif before.get("source") == digest and before.get("status") in ("killed", "timeout"):
+            found[mutant.key] = before
+        else:
+            waiting.append(mutant)
+
+    def record(mutant: Mutant, status: str, by: str) -> None:
+        found[mutant.key] = {"status": status, "by": by, "source": digest_of(mutant.file)}
+        print(f"{status:9} {mutant.file}:{mutant.lineno} {mutant.mutation}: {mutant.line[:90]}   {by[-90:]}", flush=True)
+        RESULTS.write_text(json.dumps({"seed": chosen.seed, "mutants": known | found}, indent=1, sort_keys=True) + "\n")
+
+    in_forks(waiting, chosen.jobs, lambda mutant, file: try_one(mutant, tests, file), record)
+    return table(sample, found, chosen.only)
+
+
+def draw(files: dict[str, tuple[str, ...]], number: int, seed: int) -> list[Mutant]:
+    """A sample in which every file has a part that grows as the root of how many mutants it has."""
+    every = {file: mutants(file, (ROOT / file).read_text(), functions) for file, functions in files.items()}
+    roots = {file: len(found) ** 0.5 for file, found in every.items()}
+    sample = []
+    for file, found in every.items():
+        part = round(number * roots[file] / sum(roots.values()))
+        sample += sorted(sorted(found, key=lambda mutant: mutant.order(seed))[:part], key=lambda mutant: mutant.lineno)
+    return sample
+
+
+def digest_of(file: str) -> str:
+    return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:12]
+
+
+def in_forks(
+    jobs: Sequence[Any], most: int, work: Callable[[Any, Path], None], done: Callable[[Any, str, str], None]
+) -> None:
+    """Run jobs in forks of this process, `most` at a time; what each writes to its file comes back."""
+    running: dict[int, tuple[Any, Path]] = {}
+    waiting = list(jobs)
+    with tempfile.TemporaryDirectory() as folder:
+        while waiting or running:
+            while waiting and len(running) < most:
+                job, file = waiting.pop(0), Path(folder, str(len(waiting)))
+                if not (child := os.fork()):
+                    quiet = os.open(os.devnull, os.O_RDWR)
+                    for descriptor in (0, 1, 2):
+                        os.dup2(quiet, descriptor)
+                    try:
+                        work(job, file)
+                    finally:
+                        os._exit(3)
+                running[child] = (job, file)
+            child, status = os.wait()
+            job, file = running.pop(child)
+            done(job, outcome(status), file.read_text() if file.is_file() else "")
+
+
+def outcome(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return "timeout" if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL, signal.SIGALRM) else "killed"
+    # 0: all tests passed; 5: none was chosen.
+    return "survived" if os.WEXITSTATUS(status) in (0, 5) else "killed"
+
+
+class Watch:
+    """A plugin of pytest: which lines of the files a test executes, in how many seconds, and whether it passes."""
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self._names = {str(ROOT / file): file for file in files}
+        self.tests: list[Test] = []
+        self._lines: dict[str, set[int]] = {}
+
+    def _call(self, frame: FrameType, event: str, argument: object) -> Any:
+        return self._line if frame.f_code.co_filename in self._names else None
+
+    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
+        self._lines.setdefault(self._names[frame.f_code.co_filename], set()).add(frame.f_lineno)
+        return self._line
+
+    def pytest_runtest_logstart(self) -> None:
+        self._lines, self._began = {}, time.process_time()
+        sys.settrace(self._call)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "teardown" or report.failed:
+            sys.settrace(None)
+        if report.when == "call" and report.passed:
+            lines = {file: sorted(numbers) for file, numbers in self._lines.items()}
+            self.tests.append((report.nodeid, round(time.process_time() - self._began, 2), lines))
+
+
+class Killer:
+    """A plugin of pytest: which test noticed, written to a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self._file.write_text(report.nodeid)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self._file.write_text(f"collection of {report.nodeid}")
+
+
+def pytest_exit(arguments: Sequence[str], plugin: object) -> int:
+    import pytest
+
+    return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments], plugins=[plugin]))
+
+
+def covered(files: list[str], jobs: int, fresh: bool) -> list[Test]:
+    """All tests that pass, with what they execute. Kept until a file or a test changes."""
+    places = [ROOT / name for name in TESTS]
+    every = [file for place in places for file in (place.rglob("test_*.py") if place.is_dir() else [place])]
+    chosen = [str(file.relative_to(ROOT)) for file in every if file.is_file()]
+    state = {name: digest_of(name) for name in (*files, *chosen)}
+    before = json.loads(COVERED.read_text()) if COVERED.is_file() and not fresh else {"state": {}, "tests": {}}
+    same = all(before["state"].get(name) == state[name] for name in files)
+    tests: dict[str, list[Test]] = {
+        name: found for name, found in before["tests"].items() if same and before["state"].get(name) == state.get(name)
+    }
+
+    def work(name: str, file: Path) -> None:
+        watch = Watch(files)
+        pytest_exit(["--maxfail=1000", name], watch)
+        file.write_text(json.dumps(watch.tests))
+        os._exit(0)
+
+    def done(name: str, status: str, content: str) -> None:
+        tests[name] = json.loads(content) if content else []
+        print(f"{name}: {len(tests[name])} tests, {sum(each[1] for each in tests[name]):.0f} s", flush=True)
+        COVERED.write_text(json.dumps({"state": state, "tests": tests}))
+
+    in_forks([name for name in chosen if name not in tests], jobs, work, done)
+    return sorted((each for found in tests.values() for each in found if each[1] <= SLOWEST_TEST), key=lambda each: each[1])
+
+
+class Planted(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
+    """Imports one module with a fault in it."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant, self._name = mutant, mutant.file.removesuffix(".py").replace("/", ".")
+
+    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_loader(name, self, origin=self._mutant.file) if name == self._name else None
+
+    def get_filename(self, name: str) -> str:
+        return str(ROOT / self._mutant.file)
+
+    def get_data(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+    def get_code(self, name: str) -> CodeType:
+        return compile(planted((ROOT / self._mutant.file).read_text(), self._mutant.number), self.get_filename(name), "exec")
+
+
+def try_one(mutant: Mutant, tests: Sequence[Test], file: Path) -> None:
+    sys.meta_path.insert(0, Planted(mutant))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(3 * MOST_SECONDS), int(3 * MOST_SECONDS)))
+    signal.alarm(int(15 * MOST_SECONDS))
+    within = [each for each in tests if mutant.lineno in each[2].get(mutant.file, ())]
+    # What stands outside of functions is executed when a test imports it, before it begins.
+    within = within or [each for each in tests if mutant.file in each[2]]
+    chosen, seconds = [], 0.0
+    for name, took, _ in within:
+        seconds += took
+        if seconds <= MOST_SECONDS:
+            chosen.append(name)
+    # A few first: most mutants fall at once, and every file of tests takes a second to import.
+    for part in (chosen[:8], chosen[8:]):
+        if part and (status := pytest_exit(part, Killer(file))):
+            os._exit(status)
+    os._exit(0)
+
+
+def table(sample: Sequence[Mutant], found: dict[str, dict[str, Any]], only: str) -> int:
+    counts: dict[str, Counter[str]] = {}
+    for mutant in sample:
+        counts.setdefault(mutant.file, Counter())[found[mutant.key]["status"]] += 1
+    counts["all"] = sum(counts.values(), Counter())
+    print(f"\n{'file':38} {'killed':>7} {'timeout':>8} {'survived':>9} {'equivalent':>11}")
+    for file, each in counts.items():
+        print(f"{file:38} {each['killed']:7} {each['timeout']:8} {each['survived']:9} {each['equivalent']:11}")
+    for mutant in sample:
+        if found[mutant.key]["status"] == "survived":
+            print(f"survived: {mutant.file}:{mutant.lineno}: {mutant.key}")
+    killed = counts["all"]["killed"] + counts["all"]["timeout"]
+    judged = killed + counts["all"]["survived"]
+    print(f"{killed} of {judged} that are not equivalent were killed ({100 * killed / max(1, judged):.1f} %)")
+    return int(not only and killed < GOAL * judged)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
