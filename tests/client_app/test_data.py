@@ -152,7 +152,11 @@ def test_classes_of_the_run_choose_and_order_records(tmp_path: Path, caplog: pyt
     assert dataset.labels.tolist() == [2, 0, 2]
     assert dataset.open_image(0).getpixel((0, 0)) == (1, 1, 1)
     assert "1 of 4 records left out" in caplog.text
-    assert dataset.key != load(Source("parquet", str(tmp_path)), seed=0).key
+    # Features are computed for the records of all classes, once, and these are some of them.
+    whole = load(Source("parquet", str(tmp_path)), seed=0)
+    assert dataset.whole is not None
+    assert dataset.rows is not None
+    assert (dataset.whole.key, len(dataset.whole), dataset.rows.tolist()) == (whole.key, len(whole), [1, 2, 3])
     with pytest.raises(DataError, match="no record of the classes absent"):
         load(Source("parquet", str(tmp_path), classes=("absent",)), seed=0)
 
