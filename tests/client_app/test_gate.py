@@ -99,3 +99,17 @@ def test_every_simulation_begins_with_a_budget_of_its_own_and_hospital_data_neve
     assert open_gate(own, run, "1").ledger.path == open_gate(own, run, "2").ledger.path
     assert open_gate(own, run, "1").policy == DEFAULT
     assert not (tmp_path / "ledgers").exists()
+
+
+def test_a_release_of_exactly_the_largest_size_may_leave(tmp_path: Path) -> None:
+    small = gate(tmp_path, largest_payload_mib=1.0)
+    small.let_out(replace(release(), bytes=2**20))
+    with pytest.raises(PolicyError, match="largest-payload-mib"):
+        small.let_out(replace(release(), bytes=2**20 + 1))
+    assert len(small.ledger.entries()) == 1
+
+
+def test_one_pattern_of_many_allows_a_run(tmp_path: Path) -> None:
+    gate(tmp_path, methods=("dpcvae", "fed*")).check_request(parse_run_config(PRIVATE))
+    with pytest.raises(PolicyError, match="methods"):
+        gate(tmp_path, methods=("dpcvae", "fedlap")).check_request(parse_run_config(PRIVATE))

@@ -291,3 +291,8 @@ def test_lines_are_json_that_other_programs_can_check(ledger: Ledger) -> None:
         assert entry["previous"] == previous
         assert hashlib.sha256(json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()).hexdigest() == stated
         previous = stated
+
+
+def test_only_the_account_of_the_site_may_read_or_change_a_ledger(ledger: Ledger) -> None:
+    for file in (ledger.path, ledger.head):
+        assert file.stat().st_mode & 0o777 == 0o600

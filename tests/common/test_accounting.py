@@ -140,3 +140,34 @@ def test_sampled_steps_after_a_full_release_get_no_more_noise_than_they_need(eps
     noise = calibrate(epsilon, 1e-5, rate, 100, spent)
     assert epsilon_spent([*spent, GaussianEvent(noise, rate, 100)], 1e-5) <= epsilon
     assert epsilon_spent([*spent, GaussianEvent(0.97 * noise, rate, 100)], 1e-5) > epsilon
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.05, 0.5, 5.0, 50.0])
+@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
+def test_epsilon_is_the_smallest_at_which_delta_holds_from_little_noise_to_much(noise: float, delta: float) -> None:
+    epsilon = gaussian_epsilon(noise, delta)
+    assert gaussian_delta(noise, epsilon) <= delta
+    if epsilon:
+        assert gaussian_delta(noise, epsilon * (1 - 1e-9)) > delta
+        assert gaussian_noise_multiplier(epsilon, delta) == pytest.approx(noise, rel=1e-6)
+
+
+def test_a_full_release_after_sampled_ones_gets_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an accountant in closed form: how close the search comes is to be seen, not what a sample costs."""
+
+    def closed_form(events: list[GaussianEvent], delta: float, replace_one: bool = False) -> float:
+        return gaussian_epsilon(sum(e.count * (e.sample_rate / e.noise_multiplier) ** 2 for e in events) ** -0.5, delta)
+
+    monkeypatch.setattr("common.accounting.pld_epsilon", closed_form)
+    spent = [GaussianEvent(2.0, 0.1, 5)]
+    for epsilon in (0.5, 4.0):
+        noise = calibrate(epsilon, 1e-5, count=2, spent=spent)
+        total = epsilon_spent([*spent, GaussianEvent(noise, count=2)], 1e-5)
+        assert total <= epsilon
+        assert total == pytest.approx(epsilon, rel=1e-7)
+
+
+def test_a_budget_that_the_looser_bound_cannot_see_is_calibrated_all_the_same() -> None:
+    noise = calibrate(0.005, 1e-5, 0.1, 3)
+    assert epsilon_spent([GaussianEvent(noise, 0.1, 3)], 1e-5) <= 0.005
+    assert epsilon_spent([GaussianEvent(0.99 * noise, 0.1, 3)], 1e-5) > 0.005
