@@ -54,13 +54,15 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
     folder = run / "relearned" / f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
     folder.mkdir(parents=True)
     save_model(head, folder / "model.safetensors")
-    facts = {
+    facts: dict[str, object] = {
         "sites": [surrogate.header.site for surrogate in kept],
         "without": list(without),
-        "capped": learned.defended.capped,
-        "suspects": {suspect.site: suspect.reason for suspect in learned.defended.suspects},
         "classes": list(head.header.classes),
     }
+    if learned.defended.capped:
+        facts["capped"] = learned.defended.capped
+    if learned.defended.suspects:
+        facts["suspects"] = {suspect.site: suspect.reason for suspect in learned.defended.suspects}
     (folder / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n")
     return folder, head
 
