@@ -81,7 +81,8 @@ def load_site(run: RunConfig, node: NodeConfig, backbone: Backbone | None = None
     part, protected = share(run, node, in_simulation()), is_protected(run, node)
     if not len(part.dataset):
         raise DataError(f"no record of the classes {', '.join(run.classes)[:200]} in {part.dataset.name!r}")
-    found = extract(part.dataset, backbone or partial(site_backbone, run, node), node.cache)
+    model = backbone or partial(site_backbone, run, node)
+    found = extract(part.dataset, model, node.cache, most_mib=policy_of(node).cache_mib)
     train, test = (usable(part.dataset, found, rows) for rows in (part.train, part.test))
     if node.unit == "record" or (protected and node.protects == "record"):
         train = replace(train, units=None)
