@@ -2,7 +2,7 @@
 
 Such a site takes part in sealed chains only (`fedpft.seal`), and everything of its data leaves it encrypted for the sites
 that its `peers` file lists. In clear leave a status code, its name, the length of what it passes on, and the values of
-`IN_CLEAR`.
+`IN_CLEAR`; and after a release its receipt, which says how many entries the site's ledger has (client_app/witness.py).
 """
 
 from __future__ import annotations

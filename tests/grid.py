@@ -5,6 +5,7 @@ Leans on Flower's internals (how objects are deflated and inflated), so it stays
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
@@ -40,6 +41,8 @@ Json = dict[str, Any]
 
 ROOT = Path(__file__).parents[1]
 FIRST_NODE = 1001
+# Every run of Flower has an id of its own.
+RUN_IDS = itertools.count(1000)
 # Little training, for tests in which the head need not be good.
 FAST: dict[str, Any] = {"head.min-steps": 20, "head.epochs": 1}
 # Stands in paths that a site must keep to itself.
@@ -69,7 +72,9 @@ class InProcessGrid(Grid):
     `object_bytes` what all of their objects took, Flower's own frames included.
     """
 
-    def __init__(self, node_configs: Sequence[NodeConfig], faults: Mapping[int, Fault] | None = None) -> None:
+    def __init__(
+        self, node_configs: Sequence[NodeConfig], faults: Mapping[int, Fault] | None = None, run_id: int = 77
+    ) -> None:
         self.node_configs = {FIRST_NODE + index: dict(config) for index, config in enumerate(node_configs)}
         self.faults = {FIRST_NODE + index: fault for index, fault in (faults or {}).items()}
         self.run_config: dict[str, Scalar] = {}
@@ -79,7 +84,7 @@ class InProcessGrid(Grid):
         self._waiting: dict[str, Message] = {}
         self._pulls: Counter[str] = Counter()
         self._states: dict[int, RecordDict] = {node: RecordDict() for node in self.node_configs}
-        self.set_run(Run.create_empty(run_id=77))
+        self.set_run(Run.create_empty(run_id=run_id))
 
     def set_run(self, run: Run) -> None:
         self._run = run
@@ -224,7 +229,7 @@ def run_federation(
     without privacy unless its node-config names a policy, and its ledger is opened first. `opened=False` leaves it as it
     is. Drawing the report takes longer than the run: `report=False` leaves it out.
     """
-    grid = nodes if isinstance(nodes, InProcessGrid) else InProcessGrid(nodes)
+    grid = nodes if isinstance(nodes, InProcessGrid) else InProcessGrid(nodes, run_id=next(RUN_IDS))
     lenient = tmp_path / "lenient-policy.toml"
     tmp_path.mkdir(parents=True, exist_ok=True)
     lenient.write_text("without-dp = true\nsmallest-class = 1\n")

@@ -21,7 +21,7 @@ from client_app.settings import parse_node_config
 from common.config import parse_run_config
 from common.errors import PUBLIC_SENTENCES, ConfigError, LedgerError, RunError
 from common.receipts import MOST_RECEIPTS
-from common.sealing import public_key
+from common.sealing import new_key, public_key
 from server_app.carried import learn_from_files, make_request
 from strategies.receipts import FOLDER, Receipts
 from tests.e2e.hospitals import CLASSES, write_features
@@ -301,18 +301,20 @@ def test_bundles_that_people_carry_bring_receipts_and_requests_show_them(hospita
     hospital.ledger.open()
     restore = hospital.copy(hospital.state, hospital.witness)
     settings = PRIVATE | {"output-dir": str(home / "runs")}
-    request = make_request(settings, home / "first.json")
+    coordinator = new_key()
+    node = node.model_copy(update={"coordinator_key": public_key(coordinator).hex()})
+    request = make_request(settings, home / "first.json", coordinator)
     assert not request.receipts
-    release_to(home / "first.bundle", request, node)
+    release_to(home / "first.bundle", home / "first.json", node)
     (home / "keys.toml").write_text(f'north = "{public_key(private_key(node, "north")).hex()}"')
     folder = learn_from_files(
         home / "first.json", [home / "first.bundle"], home / "keys.toml", {"output-dir": str(home / "runs")}
     )
     assert metrics_of(folder)["sites"]["used"] == 1
     restore()
-    request = make_request(settings, home / "second.json")
+    make_request(settings, home / "second.json", coordinator)
     with pytest.raises(LedgerError, match="the coordinator has seen 2 entries"):
-        release_to(home / "second.bundle", request, node)
+        release_to(home / "second.bundle", home / "second.json", node)
     assert not (home / "second.bundle").exists()
     # Over the network as well.
     assert hospital.run() == LEDGER

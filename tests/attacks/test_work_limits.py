@@ -1,5 +1,6 @@
 """A coordinator cannot make a site compute for hours, fill its disk or hold gigabytes; refusals come before work."""
 
+import itertools
 import json
 import os
 import time
@@ -12,10 +13,11 @@ from filelock import FileLock
 from PIL import Image
 
 from client_app.answers import answer
+from client_app.gate import open_ledger
 from client_app.policy import DEFAULT, PUBLIC_DATA
 from client_app.settings import NodeConfig
 from client_app.work_limits import COUNTS, check_size, check_work
-from common.config import parse_run_config
+from common.config import parse_run_config, run_digest
 from common.errors import ConfigError, PolicyError
 from common.wire import to_record
 
@@ -30,13 +32,16 @@ def hospital(tmp_path: Path) -> NodeConfig:
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(4):
             Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(tmp_path / f"images/{name}/{number}.png")
-    return NodeConfig(
+    node = NodeConfig(
         site="s",
         data="imagefolder",
         data_dir=str(tmp_path / "images"),
         state_dir=str(tmp_path / "state"),
         cache_dir=str(tmp_path / "cache"),
+        witness_dir=str(tmp_path / "witness"),
     )
+    open_ledger(node)
+    return node
 
 
 def with_policy(node: NodeConfig, text: str) -> NodeConfig:
@@ -50,14 +55,21 @@ def hello(node: NodeConfig, flower_run: str = "1", **settings: Any) -> None:
     answer("introduction", to_record(None, {}), PRIVATE | settings, flower_run, node, "s")
 
 
+def release(node: NodeConfig, flower_run: str, **settings: Any) -> None:
+    """A whole run: the one message for which features are needed."""
+    run = PRIVATE | {"epsilon": 0.01, "fedpft.covariance": "spherical"} | settings
+    question = to_record(None, {"run": run_digest(parse_run_config(run))})
+    answer("surrogate", question, run, flower_run, node, "s")
+
+
 def entries(node: NodeConfig) -> set[str]:
     """Cached features of whole data sets, by name."""
     return {folder.name for folder in (node.cache / "features").iterdir() if folder.is_dir()}
 
 
 def test_invented_class_names_neither_compute_nor_store_features_again(hospital: NodeConfig) -> None:
-    for classes in ("a,b", "a,c", "c,b,a", *(f"a,invented-{number}" for number in range(5))):
-        hello(hospital, classes=classes)
+    for run, classes in enumerate(("a,b", "a,c", "c,b,a", *(f"a,invented-{number}" for number in range(5)))):
+        release(hospital, str(run), classes=classes)
     assert len(entries(hospital)) == 1
 
 
@@ -117,7 +129,8 @@ def test_work_without_end_is_refused_before_the_data_are_looked_at(
             answer(work, to_record(None, {}), PRIVATE | settings, "1", node, "s")
         assert key in str(error.value)
     assert not (node.cache / "features").exists()
-    assert not (node.state / "ledgers").exists()
+    # The line that it was opened with.
+    assert all(len(file.read_text().splitlines()) == 1 for file in (node.state / "ledgers").glob("*.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -174,8 +187,8 @@ def test_a_run_ends_so_long_after_its_first_request_however_long_its_work_took(h
 
 def test_backbones_and_image_sizes_of_a_day_are_counted(hospital: NodeConfig) -> None:
     node = with_policy(hospital, "extractions-per-day = 2")
-    for size in (8, 16, 8, 16):
-        hello(node, **{"image-size": size})
+    for run, size in enumerate((8, 16, 8, 16)):
+        release(node, str(run), **{"image-size": size})
     with pytest.raises(PolicyError, match="extractions-per-day = 2"):
         hello(node, **{"image-size": 24})
     assert len(entries(node)) == 2
@@ -183,16 +196,19 @@ def test_backbones_and_image_sizes_of_a_day_are_counted(hospital: NodeConfig) ->
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"runs": 1}', '{"runs": {}, "requests": {}, "extractions": {}}'])
 def test_damaged_counts_begin_anew(hospital: NodeConfig, content: str) -> None:
-    hospital.state.mkdir(parents=True)
+    hospital.state.mkdir(parents=True, exist_ok=True)
     (hospital.state / COUNTS).write_text(content)
     hello(hospital)
     assert json.loads((hospital.state / COUNTS).read_text())["runs"]["1"][1] == 1
 
 
 def test_the_least_recently_used_features_go_when_the_cache_is_full(hospital: NodeConfig) -> None:
+    runs = itertools.count(1)
+
     def compute(size: int, mib: float = 0.0125) -> str:
         before = entries(hospital) if (hospital.cache / "features").exists() else set()
-        hello(with_policy(hospital, f"cache-mib = {mib}\nextractions-per-day = 99"), **{"image-size": size})
+        policy = with_policy(hospital, f"cache-mib = {mib}\nextractions-per-day = 99")
+        release(policy, str(next(runs)), **{"image-size": size})
         (new,) = (entries(hospital) - before) or {""}
         return new
 
