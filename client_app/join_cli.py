@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from client_app.doctor_link import Link
+from client_app.gate import own_ledger
 from client_app.options import Node, console, node_of
 from client_app.policy import load_policy
 from client_app.settings import NodeConfig
@@ -49,7 +50,7 @@ def join(
 
 
 def check_settings(node: NodeConfig) -> None:
-    """Refuse a node-config with which this site could answer nothing. Raises ConfigError, PolicyError."""
+    """Refuse a node-config with which this site could answer nothing. Raises ConfigError, PolicyError, LedgerError."""
     if not node.data:
         raise ConfigError(
             'node-config: data is not set; set it to what this site has, such as data="imagefolder" data-dir="/data/xrays"'
@@ -72,6 +73,8 @@ def check_settings(node: NodeConfig) -> None:
             raise ConfigError(f"node-config: {key} = {str(folder)!r} cannot be made ({error.strerror})") from None
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError(f"node-config: {key} = {str(folder)!r} is no folder that user {os.getuid()} may write")
+    if (ledger := own_ledger(node)) is not None:
+        ledger.check()
 
 
 def _check_link(link: Link, insecure: bool) -> None:

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+from PIL import Image
 
 from client_app.doctor_nodes import check_isolation
 from server_app.submit import APP_FOLDER, stop_process
@@ -157,7 +159,7 @@ class Deployment:
 @contextmanager
 def deployment(home: Path, block: int, replace: dict[str, str]) -> Iterator[Deployment]:
     """Type the commands of one block of the README; end what they started. replace: texts for this machine."""
-    (home / ".flwr").mkdir(parents=True)
+    (home / ".flwr").mkdir(parents=True, exist_ok=True)
     ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
     running = Deployment(home, ports | replace, "insecure = true")
     lines = commands((APP_FOLDER / "README.md").read_text())[block]
@@ -277,14 +279,25 @@ def assert_a_bare_supernode_starts_it(running: Deployment, theft: Theft) -> None
         stop_process(node.pid)
 
 
+def make_images(folder: Path) -> Path:
+    """A hospital's images, in a folder for each class."""
+    random = np.random.default_rng(0)
+    for name in ("no", "yes"):
+        (folder / name).mkdir(parents=True)
+        for number in range(8):
+            Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / name / f"{number}.png")
+    return folder
+
+
 def test_over_tls_no_foreign_code_is_started_and_the_sites_own_code_finishes_the_run(tmp_path: Path) -> None:
     home = tmp_path / "home"
     here = {"fl.example.org": "localhost", "0.0.0.0": "127.0.0.1"}
-    here['data="imagefolder" data-dir="/data/xrays"'] = 'data="digits"'
+    here["/data/xrays"] = str(make_images(home / "xrays"))
     with deployment(home, 1, here) as running:
         assert len(running.hospitals) == 1
         theft = Theft.disguise(tmp_path / "theft", home)
-        settings = f'sites=1 deadline=300.0 fedpft.covariance="spherical" head.min-steps=50 output-dir="{home}/runs"'
+        settings = 'epsilon=1.0 delta=1e-5 classes="no,yes" image-size=8 fedpft.covariance="spherical"'
+        settings += f' sites=1 deadline=300.0 output-dir="{home}/runs"'
         running.attack(theft, "--run-config", settings)
         until(lambda: finished(home / "runs"), 400)
         assert not theft.trace.exists(), f"foreign code was started: {list(theft.trace.iterdir())}"
