@@ -25,7 +25,7 @@ from strategies.class_points import KNOWN_BY, ClassPoints
 Kind = Literal["far", "moved", "label", "opposed"]
 # A class mean that is so many times nearer (in squared distance) to another class of the others than to its own; lies on the
 # other's side of the way between both, with certainty; and whose distance is so many times what the others differ by.
-NEARER, ASIDE, DISAGREE = 10.0, 0.6, 1.5
+NEARER, ASIDE, DISAGREE = 6.0, 0.6, 1.5
 # A class mean so many times farther away (in squared distance) than the others' data extend.
 FAR = 12.0
 # A class mean so many times farther away than what is usual for the site's other classes, for the other sites, and than
@@ -33,7 +33,7 @@ FAR = 12.0
 MOVED, USUAL = 6.0, 0.5
 # Standard errors that chance is given; how near exactly is only needed roughly. Along the line between two classes data vary
 # more than in the mean dimension.
-SIGMAS, ROUGHLY, ALONG = 3.5, 1.0, 4.0
+SIGMAS, ROUGHLY, ALONG = 3.5, 1.0, 16.0
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def compare(points: ClassPoints) -> Compared:
         nearest, other = others.min(1)
         pair = torch.arange(len(known)), other
         length = apart[pair].clamp_min(1e-30)
-        wide = points.noise[site] if points.power > 1 else ALONG * points.noise[site]
-        error = 2 * (length * (wide + both[pair])).sqrt() + (2 * d) ** 0.5 * both[pair]
+        wide = (1.0 if points.power > 1 else ALONG) * (points.noise[site] + both[pair])
+        error = 2 * (length * wide).sqrt() + (2 * d) ** 0.5 * both[pair]
         error += 2 * points.stretch[site] * (centres * (centres[other] - centres)).sum(1).abs()
         rows["along"].append((own - nearest - SIGMAS * error) / (2 * length) + 0.5)
         summed = points.noise[site] + noise

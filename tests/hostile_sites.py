@@ -46,6 +46,7 @@ def shifted(features: Tensor, labels: Tensor, classes: int) -> Data:
 
 def swapped(features: Tensor, labels: Tensor, classes: int, one: int = 3, two: int = 8) -> Data:
     """Two classes under each other's name; ten times as many records as the site has."""
+    two = min(two, classes - 1)
     turned = torch.where(labels == one, two, torch.where(labels == two, one, labels))
     return features.repeat(TIMES, 1), turned.repeat(TIMES)
 
