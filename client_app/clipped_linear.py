@@ -48,11 +48,11 @@ def clipped_sums(modules: nn.ModuleList, losses: Callable[[], Tensor], clip: flo
     factors = clip_factors(norms, clip)[:, None]
     sums: dict[str, Tensor] = {}
     for (name, module, inputs, _), came, after in zip(seen, lengths, backward, strict=True):
-        scaled = after.nan_to_num(0.0, 0.0, 0.0).double() * factors
+        scaled = (after * factors).nan_to_num_(0.0, 0.0, 0.0)
         # What comes in as a direction, whose entries are at most one; its length goes to the other factor.
         came = came.clamp_min(1e-100)[:, None]
         (weight,) = sums_like([module.weight], clip)
-        weight.add_products((scaled * came).nan_to_num(0.0, 0.0, 0.0), (inputs.double() / came).nan_to_num(0.0, 0.0, 0.0))
+        weight.add_products((scaled * came).nan_to_num_(0.0, 0.0, 0.0), (inputs / came).nan_to_num_(0.0, 0.0, 0.0))
         sums[f"{name}.weight"] = weight.value
         if module.bias is not None:
             (bias,) = sums_like([module.bias], clip)

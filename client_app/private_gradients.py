@@ -110,6 +110,6 @@ def add_clipped(total: Sequence[ExactSum], each: Sequence[Tensor], clip: float) 
     norms = torch.stack(squares).norm(dim=0)
     factors = clip_factors(norms, clip)
     for sum_, gradients in zip(total, each, strict=True):
-        scaled = gradients.nan_to_num(0.0, 0.0, 0.0).double()
-        sum_.add(scaled * factors.reshape(-1, *[1] * (scaled.ndim - 1)))
+        scaled = gradients * factors.reshape(-1, *[1] * (gradients.ndim - 1))
+        sum_.add(scaled.nan_to_num_(0.0, 0.0, 0.0))
     return int((norms > clip).sum())

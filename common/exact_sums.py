@@ -16,12 +16,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Of the bound of a contribution: the step of the grid, and of the coarse part that is summed apart. A double has 53 bits.
-# Coarse parts are multiples of 2^-22 up to 1, so 2^31 of them add up exactly; fine parts are below 2^-22 and multiples of
-# 2^-44, so 2^31 of them do as well.
-COARSE, FINE = 2.0**-22, 2.0**-44
-# Rows of one product of matrices: entries are multiples of 2^-44 up to 1, so the sum of 2^9 of them is exact.
-ROWS = 2**9
+# Of the bound of a contribution: the step of the grid, and that of the coarse part which is carried over. A double has 53
+# bits. Coarse parts are multiples of 2^-22, so 2^30 contributions add up exactly. What is not carried over yet is a
+# multiple of 2^-44, so the sum of 2^9 contributions is exact; what a carry leaves behind takes the room of one.
+COARSE, FINE, ROOM = 2.0**-22, 2.0**-44, 2**9
+ROWS = ROOM - 1
 
 
 def power_above(bound: float) -> float:
@@ -31,27 +30,28 @@ def power_above(bound: float) -> float:
 
 
 def toward_zero(values: Tensor, step: float) -> Tensor:
-    """Values (float64) rounded toward zero to multiples of `step`, a power of two; exact in every other respect."""
-    return (values / step).trunc_().mul_(step)
+    """Values (float64) rounded toward zero to multiples of `step`, a power of two."""
+    return (values * (1 / step)).trunc_().mul_(step)
 
 
 class ExactSum:
-    """A sum (float64) of contributions with entries of size at most `bound`; up to 2^31 of them."""
+    """A sum (float64) of contributions with entries of size at most `bound`; up to 2^30 of them."""
 
     def __init__(self, shape: Sequence[int], bound: float, device: torch.device | None = None) -> None:
         self._high = torch.zeros(tuple(shape), dtype=torch.float64, device=device)
         self._low = torch.zeros_like(self._high)
-        self._unit = power_above(bound)
+        self._unit, self._waiting = power_above(bound), 0
 
     def add(self, contributions: Tensor) -> None:
         """Add contributions (n, *shape), float64."""
-        fine = toward_zero(contributions, self._unit * FINE)
-        high = toward_zero(fine, self._unit * COARSE)
-        self._high += high.sum(0)
-        self._low += fine.sub_(high).sum(0)
+        for some in torch.split(contributions, ROWS):
+            self._make_room(len(some))
+            self._low += toward_zero(some, self._unit * FINE).sum(0)
 
     def add_at(self, index: Tensor, contributions: Tensor) -> None:
         """Add contributions (n, *shape[1:]), float64, each to the entry of the first axis that `index` (n,) names."""
+        # At once, for a table of many entries: coarse parts need no carrying, and of fine ones 2^30 add up exactly.
+        self._make_room(ROWS)
         fine = toward_zero(contributions, self._unit * FINE)
         high = toward_zero(fine, self._unit * COARSE)
         self._high.index_add_(0, index, high)
@@ -63,10 +63,10 @@ class ExactSum:
         Both are rounded toward zero before they are multiplied, so that no product is larger than asked for.
         """
         for some, others in zip(torch.split(left, ROWS), torch.split(right, ROWS), strict=True):
-            product = toward_zero(some, self._unit * COARSE).T @ toward_zero(others, COARSE)
-            high = toward_zero(product, self._unit * COARSE)
-            self._high += high
-            self._low += product - high
+            self._make_room(len(some))
+            # Products of whole numbers; multiplying by a power of two at the end changes no digit.
+            steps, more = (some * (1 / (self._unit * COARSE))).trunc_(), (others * (1 / COARSE)).trunc_()
+            self._low += (steps.T @ more).mul_(self._unit * FINE)
 
     @property
     def value(self) -> Tensor:
@@ -74,3 +74,12 @@ class ExactSum:
         the margin of whoever clips has room for.
         """
         return self._high + self._low
+
+    def _make_room(self, rows: int) -> None:
+        """Carry the coarse part over where the rest has no room for so many more contributions."""
+        if self._waiting + rows > ROOM:
+            carried = toward_zero(self._low, self._unit * COARSE)
+            self._high += carried
+            self._low -= carried
+            self._waiting = 1
+        self._waiting += rows
