@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from client_app.dicom_pixels import open_dicom
-from client_app.image_folders import find_table, in_class_folders, read_table, split_of
+from client_app.image_folders import find_table, in_class_folders, split_of
 from client_app.left_out import LeftOut
 from client_app.readers import (
     content_key,
@@ -24,6 +24,7 @@ from client_app.readers import (
 )
 from client_app.records import Records, without
 from client_app.settings import Frames
+from client_app.tables import read_table
 from common.errors import DataError
 
 LOG = logging.getLogger("fedsurrogate.site")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from client_app import chain, kd
 from client_app.compare import compare
@@ -21,13 +22,12 @@ def hop(task: Task) -> Made:
     sealed = task.run.fedpft.seal
     question = _opened(task) if sealed and task.question is not None else task.question
     made, head = (kd.distil if task.run.method == "kd" else chain.extend)(replace(task, question=question))
-    _keep(task, head)
     if sealed:
         named = str(task.told.get("readers", "")).split(",")
         readers = {name: key for name, key in _keys(task).items() if name in named}
         context = _context(task, task.site, task.told.get("hop"))
         made = replace(made, payload=seal(made.payload, private_key(task.node, task.site), readers, context), sealed=True)
-    return replace(made, answer=_worth(task, head))
+    return replace(made, answer=_worth(task, head), keep=_kept(task, head))
 
 
 def kept_head(task: Task) -> Classifier:
@@ -55,13 +55,14 @@ def _context(task: Task, sender: str, number: object) -> bytes:
     return "\0".join((run_digest(task.run), task.lineage, sender, str(number))).encode()
 
 
-def _keep(task: Task, head: Head) -> None:
-    """The site's own head stays on its disk, for the site to use. Only one from an open chain may be asked for later:
-    whatever a later request says of itself, what was learned from sealed or private relays is not looked for.
+def _kept(task: Task, head: Head) -> tuple[Path, bytes]:
+    """The site's own head stays on its disk once the release has been charged.
+
+    Only one from an open chain may be asked for later: whatever a later request says of itself, what was learned from sealed
+    or private relays is not looked for.
     """
-    task.state.mkdir(parents=True, exist_ok=True)
     confidential = task.run.fedpft.seal or task.run.epsilon
-    (task.state / ("confidential-head.pb" if confidential else "head.pb")).write_bytes(pack_classifier(head))
+    return task.state / ("confidential-head.pb" if confidential else "head.pb"), pack_classifier(head)
 
 
 def _worth(task: Task, head: Head) -> Info:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from client_app.readers import (
     split_by_size,
 )
 from client_app.records import Records, without
+from client_app.tables import read_table
 from common.errors import DataError
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -73,41 +74,6 @@ def in_class_folders(root: Path, wanted: Callable[[Path], bool]) -> tuple[list[t
             found += [(path, class_folder.name) for path in sorted(p for p in class_folder.rglob("*") if wanted(p))]
         sizes.append(len(found) - before)
     return found, split_by_size(sizes)
-
-
-def read_table(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[Any]]:
-    """Return the columns of a CSV or parquet table; those named in `texts` stay as they are written: 07 is not 7.
-
-    Raises DataError for a file that is no table, and for a line with too many or too few columns unless records are left
-    out one by one. What stands in a row is not in the error, because that may name a patient.
-    """
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet as pq
-
-    uneven: list[tuple[int | None, int, int]] = []
-
-    def note(row: Any) -> str:
-        uneven.append((row.number, row.actual_columns, row.expected_columns))
-        return "skip" if left.one_by_one else "error"
-
-    try:
-        table = (
-            pq.read_table(file)
-            if file.suffix == ".parquet"
-            else pyarrow.csv.read_csv(
-                file,
-                # Rows are numbered only where one thread reads them.
-                read_options=pyarrow.csv.ReadOptions(use_threads=False),
-                parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=note),
-                convert_options=pyarrow.csv.ConvertOptions(column_types={name: pa.string() for name in texts if name}),
-            )
-        )
-    except pa.ArrowException as error:
-        said = "line {} has {} columns where the first has {}".format(*uneven[0]) if uneven else str(error)
-        raise DataError(f"table '{file}' cannot be read ({said}); write it again") from None
-    left.note_unread(len(uneven), f"{len(uneven)} lines of '{file}' have another number of columns than the first")
-    return {name: table.column(name).to_pylist() for name in table.column_names}
 
 
 def split_of(columns: Mapping[str, list[Any]], file: Path, left: LeftOut) -> Tensor | None:

@@ -37,6 +37,9 @@ class Limits:
 
 
 NO_LIMITS = Limits()
+# Of a model in a private run. How a product of matrices rounds depends on how many records are multiplied at once; large
+# weights that cancel would turn that last digit of one record's gradient into another gradient.
+LARGEST_PRIVATE = 1e4
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,9 @@ class Task:
             )
         if len(model.header.classes) > self.limits.most_classes:
             raise PolicyError(f"most-classes = {self.limits.most_classes}: a model of {len(model.header.classes)} classes")
-        if not all(t.isfinite().all() and (not t.numel() or t.abs().max() < LARGEST_NUMBER) for t in model.tensors.values()):
-            raise SurrogateError(f"a model with a number that is not finite, or beyond {LARGEST_NUMBER:g}")
+        largest = LARGEST_PRIVATE if self.run.epsilon else LARGEST_NUMBER
+        if not all(t.isfinite().all() and (not t.numel() or t.abs().max() < largest) for t in model.tensors.values()):
+            raise SurrogateError(f"a model with a number that is not finite, or beyond {largest:g}")
         if self.run.epsilon and self.run.classes and model.header.classes != self.run.classes:
             raise SurrogateError(f"a model of classes {', '.join(model.header.classes)[:200]}, which are not this run's")
         return model

@@ -24,7 +24,20 @@ FINGERPRINT = "f" * 16
 # What may be wrong with a record, by kind of data. Empty: nothing.
 FAULTS: dict[str, tuple[str, ...]] = {
     "folder": ("", "broken", "empty file"),
-    "table": ("", "broken", "missing", "no path", "no label", "outside", "no patient", "uneven", "split"),
+    "table": (
+        "",
+        "broken",
+        "missing",
+        "no path",
+        "no label",
+        "outside",
+        "no patient",
+        "uneven",
+        "split",
+        "quote",
+        "not utf-8",
+        "long",
+    ),
     "features": ("", "nan", "infinite", "label"),
     "parquet": ("", "broken", "no image", "no label", "no patient"),
     "dicom": ("", "broken", "no patient", "several frames", "syntax", "not dicom"),
@@ -104,8 +117,9 @@ def _table(folder: Path, records: Data) -> None:
         path = {"no path": "", "outside": f"../{number}.png"}.get(record.fault, f"{number}.png")
         label, who = ("" if record.fault == f"no {what}" else value for what, value in _of(record))
         line = f"{path},{label},{who},{'neither' if record.fault == 'split' else 'train'}"
+        line = {"quote": f'"{line}', "not utf-8": f"\udcff{line}", "long": line + "x" * 2**20}.get(record.fault, line)
         lines.append(line + ",too,many" * (record.fault == "uneven"))
-    (folder / "table.csv").write_text("\n".join(lines) + "\n")
+    (folder / "table.csv").write_text("\n".join(lines) + "\n", errors="surrogateescape")
 
 
 def _of(record: Record) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -38,6 +38,7 @@ KNOWN: dict[str, tuple[str, Data, Data]] = {
     "another size": ("folder", PLAIN, (*PLAIN, Record(size=7))),
     "a record without a patient": ("table", PLAIN, (*PLAIN, Record(fault="no patient"))),
     "a path that leaves the folder": ("table", PLAIN, (*PLAIN, Record(fault="outside"))),
+    "a quote that does not end": ("table", PLAIN, (Record(fault="quote"), *PLAIN)),
     "a row that is not finite": ("features", PLAIN, (*PLAIN, Record(fault="nan"))),
     "a label that is no class": ("features", NONE, (Record(fault="label"),)),
     "a gap in a column": ("parquet", PLAIN, (*PLAIN, Record(fault="no label"))),

@@ -15,9 +15,10 @@ from client_app.forward import release_to
 from client_app.settings import NodeConfig, parse_node_config
 from client_app.site import LabelledFeatures, SiteFeatures, load_site
 from client_app.uncharged import FALLBACK, with_records, without_records
-from common.bundles import Request
 from common.config import RunConfig, parse_run_config
 from common.errors import ConfigError, DataError
+from common.sealing import new_key, public_key
+from common.signed_requests import Request
 from tests.attacks.neighbours import FAULTS, Data, Record
 from tests.attacks.visits import METHODS, PRIVATE, Hospital, close_logs
 
@@ -114,8 +115,11 @@ def test_what_failed_is_shown_to_the_hospital_and_in_its_ledger(tmp_path: Path, 
     assert "THE RECORDS CANNOT BE USED" in found.refusal
     assert found.facts["failure"] == "ValueError: a decoder gave up"
     assert not found.facts["may_leave"]
+    coordinator, request = new_key(), tmp_path / "request.json"
+    request.write_bytes(Request.fresh(PRIVATE | METHODS["sums spherical"], None).signed(coordinator))
+    node = node.model_copy(update={"coordinator_key": public_key(coordinator).hex()})
     with pytest.raises(DataError, match="nothing was charged"):
-        release_to(tmp_path / "out.bundle", Request.fresh(PRIVATE | METHODS["sums spherical"], None), node)
+        release_to(tmp_path / "out.bundle", request, node)
     before = len(site.entries())
     assert site.visit(METHODS["chain"]).charged
     assert [FALLBACK in entry["facts"] for entry in site.entries()] == [False] * before + [True]
