@@ -68,12 +68,13 @@ class Hospital:
         self.home, self.data = home, home / "data"
         self.node = set_up(home) | write(kind, self.data, records) | settings
         open_new(self.node)
+        self.run_id = 76
         # Precomputed features bring their own backbone.
         self.place = (FINGERPRINT, DIMENSION) if kind == "features" else _backbone()
 
     def ask(self, kind: str, run: dict[str, Scalar], content: RecordDict) -> RecordDict:
         """The reply to one message."""
-        grid = InProcessGrid([self.node])
+        grid = InProcessGrid([self.node], run_id=self.run_id)
         grid.run_config = DEFAULTS | run
         (reply,) = grid.pull_messages(grid.push_messages([Message(content, FIRST_NODE, kind)]))
         assert not reply.has_error()
@@ -86,6 +87,7 @@ class Hospital:
 
     def visit(self, settings: dict[str, Scalar], exception: bool = False) -> Visit:
         """Ask for everything a run of these settings could ask for, and for what it should not."""
+        self.run_id += 1
         run = PRIVATE | settings
         config, visit = parse_run_config(run), Visit()
         model = _head(config, *self.place)
