@@ -21,7 +21,7 @@ from PIL import Image
 
 from client_app.doctor_nodes import check_isolation
 from server_app.submit import APP_FOLDER, stop_process
-from tests.e2e.processes import BIN, environment, free_ports, newest, submit, until
+from tests.e2e.processes import BIN, environment, free_ports, heed_signals, newest, submit, until
 
 SECTION = "## A real deployment, on localhost"
 SUPERLINK, HOSPITAL, RUN = "coordinator superlink", ("site join", "flower-supernode"), ("coordinator run", "flwr ")
@@ -117,7 +117,12 @@ class Deployment:
             log = self.home / f"log-{len(self.services)}.txt"
             with log.open("w") as stream:
                 self.services[line] = subprocess.Popen(
-                    ["bash", "-c", f"exec {line}"], cwd=cwd, env=self.environment, stdout=stream, stderr=subprocess.STDOUT
+                    ["bash", "-c", f"exec {line}"],
+                    cwd=cwd,
+                    env=self.environment,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=heed_signals,
                 )
             if line.startswith(SUPERLINK):
                 until(lambda: _listens(self.replace["9093"]) and _listens(self.replace["9092"]), 120)

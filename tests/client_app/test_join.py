@@ -20,7 +20,7 @@ from client_app.settings import parse_node_config
 from common.errors import ConfigError, FedSurrogateError
 from common.flat_settings import parse_overrides
 from server_app.submit import APP_FOLDER
-from tests.e2e.processes import until
+from tests.e2e.processes import heed_signals, until
 
 # The SuperNode: reports what Flower's does, and sends an answer once the app has given it. The app has a process of its own
 # below it, as a task has, and gives its answer when it is ended.
@@ -92,7 +92,9 @@ class Site:
         command = [sys.executable, "-c", SITE, str(home), json.dumps([words, findings, port]), json.dumps([NODE, APP])]
         settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
         with self._log.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=settings)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=settings, preexec_fn=heed_signals
+            )
 
     @property
     def written(self) -> str:

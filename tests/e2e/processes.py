@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import psutil
 
 from common.quiet import QUIET
 from server_app.submit import APP_FOLDER, stop_process
+from strategies.registered import VARIABLE
 
 BIN = Path(sys.executable).parent
 Environment = Mapping[str, str]
@@ -121,7 +123,9 @@ class Federation:
             runtime = f"127.0.0.1:{self._apps[index]}"
             return self._start(f"app-{index}", "site", "app", "--runtime", runtime, more=self._at_nodes)
         flags = ["--insecure", "--plugin-type", "serverapp", "--appio-api-address", f"127.0.0.1:{self._runtime}"]
-        return self._start("superexec", "flower-superexec", *flags)
+        # Next to the SuperLink, as the containers start it: it does not inherit where the table of registered sites is.
+        table = {VARIABLE: str(self.papers / "registered.json")} if self.papers else {}
+        return self._start("superexec", "flower-superexec", *flags, more=table)
 
     def _start_node(self, index: int) -> subprocess.Popen[bytes]:
         link = ["--insecure"] if self.papers is None else self.credentials(str(index))
@@ -171,6 +175,12 @@ class Federation:
         log = (self.home / f"{name}.log").open("a")
         arguments, env = [str(BIN / command[0]), *command[1:]], environment(self.home) | dict(more or {})
         return subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=self.home)
+
+
+def heed_signals() -> None:
+    """Before a command starts: a shell lets what it starts in the background ignore Ctrl-C, and that would be inherited."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
