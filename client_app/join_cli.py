@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from client_app.doctor_link import Link
-from client_app.gate import own_ledger
 from client_app.options import Node, console, node_of
 from client_app.policy import load_policy
 from client_app.settings import NodeConfig
@@ -51,6 +50,8 @@ def join(
 
 def check_settings(node: NodeConfig) -> None:
     """Refuse a node-config with which this site could answer nothing. Raises ConfigError, PolicyError, LedgerError."""
+    from client_app.gate import own_ledger
+
     if not node.data:
         raise ConfigError(
             'node-config: data is not set; set it to what this site has, such as data="imagefolder" data-dir="/data/xrays"'

@@ -289,7 +289,7 @@ def make_images(folder: Path) -> Path:
     random = np.random.default_rng(0)
     for name in ("no", "yes"):
         (folder / name).mkdir(parents=True)
-        for number in range(8):
+        for number in range(100):  # So many that the noise of epsilon 1 does not hide the class.
             Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / name / f"{number}.png")
     return folder
 
