@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from client_app import personal
 from client_app.compare import check_comparable, compare
+from client_app.evaluation import evaluate, received_classifier
 from client_app.gate import Gate, check_receipts, new_receipt, open_gate
-from client_app.generating import use_generator
 from client_app.heads import local_head
 from client_app.hop import kept_head
 from client_app.keys import private_key
@@ -28,9 +27,8 @@ from common.classifiers import Classifier
 from common.config import RunConfig, parse_run_config, run_digest
 from common.errors import LedgerError, PolicyError, SurrogateError
 from common.flat_settings import Scalar
-from common.model_frames import pack_classifier, unpack_classifier
+from common.model_frames import pack_classifier
 from common.sealing import public_key
-from common.sections import GENERATIVE
 from common.wire import Info, Record, from_record, to_record
 
 LARGEST_MODEL = 2**30
@@ -88,16 +86,16 @@ def _surrogate(asked: Asked) -> Answer:
     if prepared.keep is None:
         gate.let_out(prepared.release)
     else:
-        leave(gate, prepared.release, _staged(*prepared.keep, run), prepared.keep[0])
+        leave(gate, prepared.release, _staged(*prepared.keep, prepared.must_keep), prepared.keep[0])
     return prepared.payload, told
 
 
-def _staged(file: Path, content: bytes, run: RunConfig) -> Path | None:
-    """What the site keeps of a round, written before the round is paid for. Raises LedgerError where it is needed later."""
+def _staged(file: Path, content: bytes, must_keep: bool) -> Path | None:
+    """What the site keeps of a round, written before the round is paid for. Raises LedgerError where it must be kept."""
     try:
         return stage_file(file, content)
     except OSError as error:
-        if run.method in GENERATIVE:
+        if must_keep:
             raise LedgerError(f"{file} cannot be written ({error}), and the next round builds on it") from None
         log.error("%s cannot be written (%s); the next round begins from noise", file, error)
         return None
@@ -140,10 +138,10 @@ def _evaluation(asked: Asked) -> Answer:
     gate.check_request(run)
     if is_protected(run, node):
         # Judged for the site's own log; the answer is the same whatever comes of it.
-        with_records(run, node, lambda found, here: _judged(replace(asked, node=here), found, gate))
+        with_records(run, node, lambda found, here: _judge(replace(asked, node=here), found, gate))
         return None, {}
     found = load_site(run, node)
-    told = _judged(asked, found, gate)
+    told = _judge(asked, found, gate)
     if not found.simulated:
         if not gate.exact_numbers_may_leave(run):
             return None, {}
@@ -151,46 +149,25 @@ def _evaluation(asked: Asked) -> Answer:
     return None, told | {"simulated": found.simulated}
 
 
-def _judged(asked: Asked, found: SiteFeatures, gate: Gate) -> Info:
-    """How good the model that came is on this site's own test records."""
-    run, told = asked.run, Info()
-    task = Task(run, asked.node, asked.site, found)
-    if run.method in GENERATIVE:
-        payload, _ = from_record(asked.content, LARGEST_MODEL)
-        told = use_generator(replace(task, question=payload), gate, asked.flower_run)
-        correct, tested = told.pop("correct"), told.pop("tested")
-    elif run.method == "local":
-        correct, tested = local_head(task).accuracy(found.test.features, found.classes, found.test.labels)
-    else:
-        model = _model(asked)
-        if found.fingerprint != model.header.fingerprint:
-            raise SurrogateError(f"a model for backbone {model.header.fingerprint!r}, this site has {found.fingerprint!r}")
-        if run.method in personal.METHODS:
-            correct, tested = personal.personal_accuracy(task, model)
-        else:
-            correct, tested = model.accuracy(found.test.features, found.classes, found.test.labels)
-    log.info("the model of run %s is right for %d of %d test records here", run_digest(run), correct, tested)
-    return told | {"correct": correct, "tested": tested}
+def _judge(asked: Asked, found: SiteFeatures, gate: Gate) -> Info:
+    """How good what came is on this site's own test records."""
+    payload, _ = from_record(asked.content, LARGEST_MODEL)
+    told = evaluate(Task(asked.run, asked.node, asked.site, found, question=payload), gate, asked.flower_run)
+    log.info(
+        "the model of run %s is right for %s of %s test records here", run_digest(asked.run), told["correct"], told["tested"]
+    )
+    return told
 
 
 def _comparison(asked: Asked) -> Answer:
     run, node, site = asked.run, asked.node, asked.site
     check_comparable(node)
-    _, info = from_record(asked.content, LARGEST_MODEL)
-    own = run.method == "local"
-    model = local_head(Task(run, node, site, load_site(run, node))) if own else _model(asked)
+    payload, info = from_record(asked.content, LARGEST_MODEL)
+    if run.spec.kind == "alone":
+        model: Classifier = local_head(Task(run, node, site, load_site(run, node)))
+    else:
+        model = received_classifier(run, payload)
     return None, compare(model, run, node, baselines=info.get("brief") is not True)
-
-
-def _model(asked: Asked) -> Classifier:
-    run = asked.run
-    payload, _ = from_record(asked.content, LARGEST_MODEL)
-    if payload is None:
-        raise SurrogateError("a message without a model")
-    model = unpack_classifier(payload)
-    if model.header.run != run_digest(run):
-        raise SurrogateError(f"a model of run {model.header.run!r}, but these settings are run {run_digest(run)!r}")
-    return model
 
 
 def _open_log(node: NodeConfig) -> None:

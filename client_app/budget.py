@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from client_app.hash_chain import Entry
 from common.accounting import GaussianEvent
 from common.errors import BudgetError
+from common.methods import METHODS
 from common.privacy_filter import PrivacyFilter, composed
-from common.sections import GENERATIVE
 
 if TYPE_CHECKING:
     from client_app.ledger import Release
@@ -147,4 +147,8 @@ def _plan_is_gaussian(first: Entry) -> bool:
 
 def _opens(entry: Entry) -> bool:
     """Whether a release is the first round of a generative method, the only one that costs other than the rest."""
-    return entry["kind"] == "release" and entry["method"] in GENERATIVE and entry["round"] == 1
+    return entry["kind"] == "release" and _has_opening(entry["method"]) and entry["round"] == 1
+
+
+def _has_opening(method: str) -> bool:
+    return method in METHODS and METHODS[method].opening is not None

@@ -57,7 +57,7 @@ def train_generator(task: Task) -> Made:
     claim = make_claim(run, "record")
     answer = Parameters(task.header(classes), task.round, moved, 0 if private else len(labels), claim)
     events = (released_in(run, task.round),) if private else ()
-    return Made(pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, counts))
+    return Made(pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, counts), must_keep=True)
 
 
 def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Tensor, companion: nn.Module) -> Made:
@@ -77,7 +77,7 @@ def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Ten
     records = 0 if run.epsilon else len(labels)
     answer = Parameters(task.header(classes), 1, told, records, claim)
     events = (released_in(run, 1),) if run.epsilon else ()
-    return Made(pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, told[COUNTS]))
+    return Made(pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, told[COUNTS]), must_keep=True)
 
 
 def _train_privately(task: Task, trainer: Trainer, embeddings: Tensor, labels: Tensor, counts: Tensor) -> dict[str, float]:

@@ -12,7 +12,6 @@ from client_app.site import site_name
 from common.claims import plan_of
 from common.config import RunConfig
 from common.errors import ConfigError, FedSurrogateError
-from common.sections import GENERATIVE, IN_ROUNDS
 
 DRY = "dry-run"
 
@@ -30,7 +29,7 @@ def dry_run(run: RunConfig, node: NodeConfig) -> DryRun:
 
     The noise of a real release is drawn anew, so what is shown here never leaves.
     """
-    if run.method in IN_ROUNDS or run.method in ("fedlap", "kd", "local", *GENERATIVE):
+    if not run.spec.releases_once:
         raise ConfigError(
             f"method = {run.method!r}: a dry run shows what a site releases once; this method answers models it is sent, or "
             "releases nothing; `coordinator plan` tells its bytes"

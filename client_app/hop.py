@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +17,23 @@ from common.model_frames import pack_classifier, unpack_classifier
 from common.sealing import open_sealed, seal
 from common.wire import Info
 
+Step = Callable[[Task], tuple[Made, Head]]
 
-def hop(task: Task) -> Made:
-    """What this site passes on. Raises SealError for what was not sealed for it, or changed; and as `chain.extend`."""
+
+def extend_chain(task: Task) -> Made:
+    """FedPFT: what this site passes on. Raises SealError for what was not sealed for it; else as `chain.extend`."""
+    return _hop(task, chain.extend)
+
+
+def distil_chain(task: Task) -> Made:
+    """Knowledge distillation: the head this site passes on. Raises as `extend_chain`."""
+    return _hop(task, kd.distil)
+
+
+def _hop(task: Task, step: Step) -> Made:
     sealed = task.run.fedpft.seal
     question = _opened(task) if sealed and task.question is not None else task.question
-    made, head = (kd.distil if task.run.method == "kd" else chain.extend)(replace(task, question=question))
+    made, head = step(replace(task, question=question))
     if sealed:
         named = str(task.told.get("readers", "")).split(",")
         readers = {name: key for name, key in _keys(task).items() if name in named}

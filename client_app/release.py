@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from client_app import dpcvae, fedlap, fedpft, heads, rounds
+from client_app import fedpft
 from client_app.gate import Gate
-from client_app.hop import hop
 from client_app.ledger import Release
 from client_app.settings import NodeConfig, is_protected
 from client_app.site import SiteFeatures, load_site, site_device
@@ -20,7 +19,7 @@ from client_app.uncharged import FALLBACK, with_records
 from common.accounting import GaussianEvent
 from common.claims import Claim
 from common.config import RunConfig, run_digest
-from common.sections import GENERATIVE, IN_ROUNDS, ONE_SHOT
+from common.rules.spec import load
 from common.wire import Info, pack_surrogate, unpack_question
 
 
@@ -38,6 +37,7 @@ class Prepared:
     fit_seconds: float
     answer: Info
     keep: tuple[Path, bytes] | None = None
+    must_keep: bool = False
     failure: str = ""
 
 
@@ -68,7 +68,7 @@ def prepare(
     if failure:
         made = replace(made, facts=made.facts | {FALLBACK: 1.0})
     release = entry(run, flower_run, made, number)
-    return Prepared(made.payload, release, made.claim, found, seconds, made.answer, made.keep, failure)
+    return Prepared(made.payload, release, made.claim, found, seconds, made.answer, made.keep, made.must_keep, failure)
 
 
 def entry(run: RunConfig, flower_run: str, made: Made, number: int = 1) -> Release:
@@ -97,20 +97,12 @@ def entry(run: RunConfig, flower_run: str, made: Made, number: int = 1) -> Relea
 
 def method_of(run: RunConfig) -> Callable[[Task], Made]:
     """What a site does in such a run."""
-    if run.method in IN_ROUNDS:
-        return rounds.update
-    if run.method == "fedlap":
-        return fedlap.approximate
-    if run.method in GENERATIVE:
-        return dpcvae.train_generator
-    if run.method in ONE_SHOT:
-        return heads.own_head
-    if run.method == "kd" or run.fedpft.topology == "chain":
-        return hop
-    return _star
+    function: Callable[[Task], Made] = load(run.spec.site)
+    return function
 
 
-def _star(task: Task) -> Made:
+def fedpft_surrogate(task: Task) -> Made:
+    """FedPFT's mixtures or noisy sums of this site's features."""
     found, centre = task.found, unpack_question(task.question)
     features = found.train.features.to(site_device(task.run, task.node))
     made = fedpft.make_surrogate(

@@ -141,8 +141,8 @@ class Made:
     """What a site has made and not let out yet.
 
     events: the noise in it, for the ledger. facts: about it, which stay. answer: numbers that go along. keep: a file and its
-    content, written only once the payload may leave: what builds on it later has been paid for. sealed: whether only other
-    sites can read the payload.
+    content, written only once the payload may leave: what builds on it later has been paid for. must_keep: whether
+    the next round cannot be without that file. sealed: whether only other sites can read the payload.
     """
 
     payload: bytes
@@ -151,4 +151,5 @@ class Made:
     facts: dict[str, float] = field(default_factory=dict)
     answer: Info = field(default_factory=dict)
     keep: tuple[Path, bytes] | None = None
+    must_keep: bool = False
     sealed: bool = False

@@ -17,11 +17,9 @@ from pydantic import Field
 from client_app.settings import NodeConfig
 from common.config import RunConfig
 from common.errors import PolicyError
-from common.sections import GENERATIVE, IN_ROUNDS, DPCVAEConfig, FedLAPConfig, Settings
+from common.sections import Settings
 
 UNLIMITED = 10**12
-# Gradients of so many records are held at a time.
-GRADIENTS = 128
 HOUR, DAY = 3600.0, 86_400.0
 # Runs whose first request is remembered; the oldest are forgotten first.
 RUNS_KEPT = 10_000
@@ -62,19 +60,13 @@ NO_WORK_LIMITS: dict[str, Any] = {
 
 def check_work(run: RunConfig, limits: WorkLimits) -> None:
     """Raise PolicyError for settings that ask for more work or memory than the limits allow."""
+    work = run.spec.work(run, len(run.classes), 0)
     _hold(limits, most_classes=len(run.classes), longest_class_name=max(map(len, run.classes), default=0))
-    _hold(limits, largest_image_size=run.image_size, most_rounds=_rounds(run))
+    _hold(limits, largest_image_size=run.image_size, most_rounds=work.rounds)
     if run.backbone in ("pixels", "pixels:rgb"):
         _hold(limits, largest_dimension=(3 if run.backbone == "pixels:rgb" else 1) * run.image_size**2)
-    _hold(limits, most_steps=steps_in_round(run), most_passes=passes_in_round(run))
-    trained = run.trained
-    width = max(trained.hidden, trained.latent) if isinstance(trained, DPCVAEConfig) else trained.width
-    if run.method in (*IN_ROUNDS, *GENERATIVE, "fedlap"):
-        _hold(limits, largest_width=width)
-    if run.method == "fedpft":
-        low_rank = run.fedpft.covariance == "lowrank"
-        _hold(limits, most_components=run.fedpft.components, largest_rank=run.fedpft.rank if low_rank else 0)
-    _hold(limits, most_synthetic=synthetic_records(run, len(run.classes)))
+    _hold(limits, most_steps=work.steps, most_passes=work.passes, largest_width=work.width)
+    _hold(limits, most_components=work.components, largest_rank=work.rank, most_synthetic=work.synthetic)
 
 
 def check_size(run: RunConfig, limits: WorkLimits, dimension: int, classes: int) -> None:
@@ -82,8 +74,9 @@ def check_size(run: RunConfig, limits: WorkLimits, dimension: int, classes: int)
 
     Called once the dimension is known, which the backbone decides and not the data.
     """
+    work = run.spec.work(run, classes, dimension)
     _hold(limits, largest_dimension=dimension, most_classes=classes)
-    _hold(limits, most_synthetic=synthetic_records(run, classes), most_numbers=numbers_held(run, dimension, classes))
+    _hold(limits, most_synthetic=work.synthetic, most_numbers=work.numbers)
 
 
 def admit(run: RunConfig, node: NodeConfig, limits: WorkLimits, flower_run: str) -> None:
@@ -129,63 +122,6 @@ def _read_counts(file: Any) -> dict[str, Any]:
         return {key: found[key] for key in empty} if whole else empty
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return empty
-
-
-def steps_in_round(run: RunConfig) -> int:
-    """Steps of training that settings ask for in one round, whatever the number of records."""
-    settings, head = run.trained, run.head.min_steps
-    if isinstance(settings, FedLAPConfig):
-        loops = settings.trajectories * settings.loops
-        return settings.private_steps + loops * (settings.image_steps + settings.model_steps) + settings.server_steps
-    if run.method in (*IN_ROUNDS, *GENERATIVE):
-        return max(settings.private_steps if run.epsilon else 0, head if run.method in GENERATIVE else 0)
-    teachers = run.baseline.teachers if run.method == "fedkt" else 1
-    return 0 if run.method == "fedpft" and run.fedpft.topology == "star" else head * teachers
-
-
-def passes_in_round(run: RunConfig) -> int:
-    """How often one round takes in the training records that a site has."""
-    settings, epochs = run.trained, run.head.epochs
-    if isinstance(settings, FedLAPConfig):
-        return round(settings.private_steps * (settings.sample_rate if run.epsilon else 1.0))
-    if run.method in (*IN_ROUNDS, *GENERATIVE):
-        return max(settings.local_epochs, epochs if run.method in GENERATIVE else 0)
-    return epochs * (run.baseline.teachers if run.method == "fedkt" else 1)
-
-
-def synthetic_records(run: RunConfig, classes: int) -> int:
-    """Synthetic records that settings make a site hold at once."""
-    if run.method == "fedlap":
-        return run.fedlap.images_per_class * max(1, classes)
-    if run.method in GENERATIVE:
-        return run.dpcvae.synthetic * max(1, classes)
-    if run.method == "fedkt":
-        return run.baseline.synthetic
-    chain = run.method == "kd" or (run.method == "fedpft" and run.fedpft.topology == "chain")
-    return run.head.max_samples if chain else 0
-
-
-def numbers_held(run: RunConfig, dimension: int, classes: int) -> int:
-    """About how many numbers a site holds for model, gradients and statistics; records of its own do not count."""
-    settings = run.trained
-    if run.method == "fedpft":
-        squares = run.fedpft.covariance in ("full", "lowrank")
-        components = run.fedpft.components if not run.epsilon or run.mechanism == "dp-em" else 1
-        each = dimension if squares and (run.epsilon or run.fedpft.covariance == "full") else run.fedpft.rank + 2
-        return classes * components * dimension * (each if squares else 2)
-    if isinstance(settings, DPCVAEConfig):
-        width = max(settings.hidden, settings.latent, 512)
-        model = 2 * width * (dimension + classes + 3 * width)
-    elif settings.model == "linear" or run.method not in (*IN_ROUNDS, "fedlap"):
-        model = dimension * classes
-    else:
-        model = settings.width * (dimension + classes + 27 * settings.width)
-    own = synthetic_records(run, classes) * dimension if run.method == "fedlap" else 0
-    return model * (GRADIENTS if run.epsilon else 4) + own
-
-
-def _rounds(run: RunConfig) -> int:
-    return run.trained.rounds if run.method in (*IN_ROUNDS, *GENERATIVE, "fedlap") else 1
 
 
 def _hold(limits: WorkLimits, **asked: float) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from common import defences
+from common import defences, methods
 from common.errors import ConfigError
 from common.flat_settings import Scalar, parse_settings
+from common.rules.spec import MethodSpec
 from common.sections import (
-    GENERATIVE,
-    IN_ROUNDS,
     BaselineConfig,
     DataKind,
     Defence,
@@ -24,7 +23,6 @@ from common.sections import (
     FedLAPConfig,
     FedPFTConfig,
     HeadConfig,
-    Method,
     Names,
     Settings,
 )
@@ -33,10 +31,19 @@ from common.sections import (
 OF_IMAGE_SIZE, OF_IMAGES = ("pixels", "pixels:rgb"), ("imagefolder", "dicom", "parquet")
 
 
+def _registered(name: str) -> str:
+    if name not in methods.METHODS:
+        raise ValueError(methods.known())
+    return name
+
+
+MethodName = Annotated[str, AfterValidator(_registered)]
+
+
 class RunConfig(Settings):
     """Everything a run is told. Keys are those of `[tool.flwr.app.config]` in pyproject.toml."""
 
-    method: Method = "fedpft"
+    method: MethodName = "fedpft"
     seed: int = Field(0, ge=0, lt=2**31)
     output_dir: str = Field("runs", min_length=1)
     resume: str = ""
@@ -89,93 +96,66 @@ class RunConfig(Settings):
             raise ValueError(f"fedpft.privacy = {self.fedpft.privacy!r} needs a budget; set epsilon and delta")
         if self.fedpft.public and not self.epsilon:
             raise ValueError(f"fedpft.public = {self.fedpft.public!r} is for a privacy clip; set epsilon and delta")
-        if self.fedpft.privacy == "theorem-4.1" and (self.fedpft.covariance == "lowrank" or self.fedpft.components > 1):
-            raise ValueError(
-                "fedpft.privacy = 'theorem-4.1' is defined for one component and covariance 'full', 'diag' or 'spherical'"
-            )
         if self.epsilon and self.backbone in OF_IMAGE_SIZE and not self.image_size and self.data in OF_IMAGES:
             raise ValueError(
                 f"{budget}, but backbone = {self.backbone!r} with image-size = 0: the dimension would tell the size of a "
                 "site's images; set image-size"
             )
-        self._comparators_agree(budget)
+        self._method_agrees(budget)
         self._defence_agrees()
         if self.partition == "column" and not self.site_column:
             raise ValueError("partition = 'column' needs site-column, the column that names each record's site")
         return self
 
-    def _comparators_agree(self, budget: str) -> None:
-        private = self.method.startswith("dp-")
-        if private and not self.epsilon:
+    def _method_agrees(self, budget: str) -> None:
+        spec = self.spec
+        if spec.needs_budget and not self.epsilon:
             raise ValueError(f"method = {self.method!r} needs a budget; set epsilon and delta")
-        if self.epsilon and not private and self.method not in ("fedpft", "fedlap", *GENERATIVE):
-            others = "'fedpft', 'fedlap', 'dpcvae', 'dp-fedavg' or 'dp-fedprox'"
-            raise ValueError(f"{budget}, but method = {self.method!r} has no privacy; use {others}")
-        chain = self.method == "fedpft" and self.fedpft.topology == "chain"
+        if self.epsilon and not spec.mechanisms:
+            private = [repr(other.name) for other in methods.METHODS.values() if other.mechanisms]
+            raise ValueError(
+                f"{budget}, but method = {self.method!r} has no privacy; use {', '.join(private[:-1])} or {private[-1]}"
+            )
         for name in ("order", "seal"):
-            if getattr(self.fedpft, name) and not (chain or (self.method == "kd" and name == "order")):
+            if getattr(self.fedpft, name) and name not in spec.allows:
                 raise ValueError(f"fedpft.{name} is for a chain; set fedpft.topology = 'chain', or leave it out")
-        if chain and self.mechanism not in ("none", "sums"):
-            raise ValueError(f"fedpft.topology = 'chain' under privacy passes on noisy sums, not {self.mechanism!r}")
-        if chain and self.fedpft.public:
-            raise ValueError("fedpft.public goes with fedpft.topology = 'star' only")
-        if self.method == "scaffold" and self.fedavg.momentum:
-            raise ValueError(
-                f"fedavg.momentum = {self.fedavg.momentum:g}: SCAFFOLD's control variates hold without momentum only"
-            )
-        if self.fedavg.model != "linear" and self.method in ("dsfl", "fedlambda", "knn-per"):
-            raise ValueError(f"method = {self.method!r} is for linear heads; leave fedavg.model = {self.fedavg.model!r} out")
-        self._trained_agrees(private)
-
-    def _trained_agrees(self, private: bool) -> None:
-        if self.method == "fedlap" and self.epsilon and self.fedlap.labels == "present":
-            raise ValueError("fedlap.labels = 'present' tells which classes a site has; under privacy leave it out")
-        if self.method == "fedlap" and self.epsilon and self.fedlap.mse(private=True) and not self.fedlap.batch_size:
-            raise ValueError(
-                "fedlap.batch-size = 0: the squared error needs gradients of the right length, and under privacy they are "
-                "divided by a public number; set it to about sample-rate times a site's records, or fedlap.mse-weight = 0"
-            )
+        if refused := spec.refusal(self):
+            raise ValueError(refused)
         if self.trained.noise_multiplier and not self.epsilon:
             raise ValueError(
                 f"noise-multiplier = {self.trained.noise_multiplier:g} without epsilon, the most that may be spent"
             )
-        if isinstance(self.trained, DPCVAEConfig):
-            return
-        if self.trained.augment and self.trained.model != "convnet":
+        if not isinstance(self.trained, DPCVAEConfig) and self.trained.augment and self.trained.model != "convnet":
             raise ValueError(f"augment = {', '.join(self.trained.augment)} is for images; set model = 'convnet'")
-        if self.fedavg.augment and private:
-            raise ValueError(f"fedavg.augment goes with no {self.method!r}; leave it out")
 
     def _defence_agrees(self) -> None:
         if 0 < self.max_share < 1:
             raise ValueError(f"max-share = {self.max_share:g}: at least 1, the weight of the median site, or 0 for no cap")
-        if refused := defences.refusal(self.defence, self.method, self.fedpft.topology, self.mechanism):
+        if refused := defences.refusal(self):
             raise ValueError(refused)
 
     @property
     def defends(self) -> str:
         """What is done about hostile sites."""
-        return defences.resolved(self.defence, self.method, self.fedpft.topology, self.mechanism)
+        return defences.resolved(self)
+
+    @property
+    def spec(self) -> MethodSpec:
+        """What the registry says of the method."""
+        return methods.spec_of(self)
 
     @property
     def trained(self) -> FedAvgConfig | FedLAPConfig | DPCVAEConfig:
         """The section that says which model is trained in rounds, and how."""
-        if self.method in GENERATIVE:
-            return self.dpcvae
-        return self.fedlap if self.method == "fedlap" else self.fedavg
+        section: FedAvgConfig | FedLAPConfig | DPCVAEConfig = getattr(self, self.spec.trained)
+        return section
 
     @property
     def mechanism(self) -> str:
         """What keeps the budget at the sites: "none", "sums", "dp-em" (sums of several components), "theorem-4.1" or
         "dp-sgd".
         """
-        if not self.epsilon:
-            return "none"
-        if self.method != "fedpft":
-            return "dp-sgd"
-        if self.fedpft.privacy == "theorem-4.1":
-            return "theorem-4.1"
-        return "dp-em" if self.fedpft.components > 1 else "sums"
+        return self.spec.mechanism(self) if self.epsilon else "none"
 
 
 def parse_run_config(flat: Mapping[str, Scalar]) -> RunConfig:
@@ -184,21 +164,6 @@ def parse_run_config(flat: Mapping[str, Scalar]) -> RunConfig:
     Raises ConfigError with one line that names key, value and what is allowed.
     """
     return parse_settings(RunConfig, flat)
-
-
-# Settings that change nothing of what a site sends, or whose content travels by itself. `seal` enters on its own, below.
-ELSEWHERE = {"public", "order", "seal"}
-
-
-def _sections(method: str) -> tuple[str, ...]:
-    """Sections of the settings that what a site sends depends on."""
-    if method == "fedpft":
-        return ("fedpft",)
-    if method == "fedlap":
-        return ("fedlap",)
-    if method in GENERATIVE:
-        return ("dpcvae",)
-    return ("fedavg", "baseline") if method in IN_ROUNDS else ("head", "baseline")
 
 
 def run_digest(config: RunConfig) -> str:
@@ -214,7 +179,7 @@ def run_digest(config: RunConfig) -> str:
         "backbone": config.backbone,
         "image-size": config.image_size,
         "budget": (config.epsilon, config.delta),
-    } | {section: getattr(config, section).model_dump(exclude=ELSEWHERE) for section in _sections(config.method)}
+    } | {section: getattr(config, section).model_dump(include=set(keys)) for section, keys in config.spec.digest.items()}
     if config.fedpft.seal:
         # Only then: an open run keeps the digest it always had, and its stored surrogates stay comparable.
         chosen["seal"] = True

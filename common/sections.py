@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -69,16 +69,6 @@ Covariance = Literal["full", "diag", "spherical", "lowrank"]
 DataKind = Literal["digits", "imagefolder", "dicom", "parquet", "safetensors"]
 Defence = Literal["auto", "none", "median", "trimmed", "screen"]
 Model = Literal["linear", "mlp", "convnet"]
-# Every site trains a head on its own data, and sends it once.
-OneShot = Literal["local", "ensemble", "average", "fedbe", "fedkt"]
-# Sites train one model together in rounds; the last two keep something of their own beside it.
-InRounds = Literal[
-    "fedavg", "fedprox", "fedyogi", "fedsgd", "scaffold", "dsfl", "dp-fedavg", "dp-fedprox", "fedlambda", "knn-per"
-]
-# Sites train a generator of embeddings together in rounds, and use it at home.
-Generative = Literal["dpcvae", "dpcgan"]
-Method = Literal["fedpft", "fedlap", "kd", Generative, OneShot, InRounds]
-ONE_SHOT, IN_ROUNDS, GENERATIVE = get_args(OneShot), get_args(InRounds), get_args(Generative)
 
 
 class Settings(BaseModel):

@@ -75,7 +75,7 @@ class Request:
     def run(self) -> RunConfig:
         """The run's settings. Raises ConfigError."""
         config = parse_run_config(self.settings)
-        if config.method != "fedpft" or config.fedpft.topology == "chain":
+        if not config.spec.answers_files:
             raise ConfigError(
                 f"method = {config.method!r}, fedpft.topology = {config.fedpft.topology!r}: a file can answer a run in "
                 "which every site answers once and alone; that is method = 'fedpft' with topology = 'star'"

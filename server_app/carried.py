@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from common.bundles import LARGEST_BUNDLE, unpack_bundle
 from common.config import parse_run_config, pick_device
@@ -12,12 +13,13 @@ from common.errors import ConfigError, RunError, SurrogateError
 from common.flat_settings import Scalar
 from common.sealing import read_keys
 from common.signed_requests import Request, read_request
-from common.wire import pack_question, unpack_question, unpack_surrogate
+from common.wire import pack_question, unpack_question
 from server_app.federate import finished
 from server_app.run_folder import RunFolder
+from strategies import OneShot, stored_strategy
+from strategies.collect import Unrecorded
 from strategies.public import read_centre
 from strategies.receipts import stored_receipts
-from strategies.stored import Stored
 
 # What only matters on the coordinator's machine, or names a file there.
 AT_HOME = ("output-dir", "resume", "data-dir", "weights-path", "device", "fedpft.public", "deadline", "grace", "compare")
@@ -64,14 +66,16 @@ def learn_from_files(
         raise ConfigError(f"{wrong[0]} is settled by the request; here only {', '.join(HERE)} can be given")
     keys = read_keys(keys_file) if keys_file is not None else {}
     receipts: dict[str, object] = {}
+    config = parse_run_config({**request.settings, **local})
+    kind, centre = stored_strategy(config), unpack_question(request.centre)
+    reader = kind(config, Unrecorded(), "cpu", centre)
     found = [(str(file), _signed(file, request, keys, receipts)) for file in bundles]
-    found += [(str(file), _unsigned(file, file.stem)) for file in _inside(run_folders)]
-    found += [(str(file), _unsigned(file, "")) for file in unsigned]
+    found += [(str(file), _unsigned(file, file.stem, reader)) for file in _inside(run_folders)]
+    found += [(str(file), _unsigned(file, "", reader)) for file in unsigned]
     if not found:
         raise ConfigError("there is nothing to learn from; name bundles, run folders or surrogates")
-    config = parse_run_config({**request.settings, **local})
     folder = RunFolder(config, 0)
-    strategy = Stored(config, folder, pick_device(config.device), unpack_question(request.centre))
+    strategy = kind(config, folder, pick_device(config.device), centre)
     try:
         with finished(folder, strategy):
             for site, receipt in receipts.items():
@@ -109,11 +113,11 @@ def _signed(file: Path, request: Request, keys: Mapping[str, bytes], receipts: d
     return bundle.site, bundle.payload
 
 
-def _unsigned(file: Path, site: str) -> Content:
+def _unsigned(file: Path, site: str, reader: OneShot[Any]) -> Content:
     """The site and the bytes of a surrogate in clear. site: under whose name the coordinator kept it, where it did."""
     try:
         content = _read(file)
-        name = unpack_surrogate(content).header.site
+        name = reader.unpack(content).header.site
     except SurrogateError as error:
         return error
     if site and name != site:

@@ -19,9 +19,7 @@ KNOWN_DIMENSIONS = {"torchvision:mobilenet_v2": 1280, "torchvision:resnet50": 20
 def plan(config: RunConfig, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
     """Costs a site: this run with its noise, FedAvg of the same linear head, and raw features; see `costs`."""
     own, *others = costs(config, dimension, classes, records, fedavg_rounds)
-    if config.method == "fedpft":
-        own = replace(own, noise=noise_on_mean(config, dimension, classes, records))
-    return [own, *others]
+    return [replace(own, noise=noise_on_mean(config, dimension, classes, records)), *others]
 
 
 def noise_on_mean(config: RunConfig, dimension: int, classes: int, records: int) -> float | None:

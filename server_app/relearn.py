@@ -9,18 +9,18 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.classifiers import Head
+from common.classifiers import Classifier
 from common.config import parse_run_config, pick_device
 from common.errors import RunError
-from common.surrogates import without_classes
 from common.wire import unpack_question
-from server_app.run_folder import read_json, read_surrogates, save_model
-from strategies.fedpft import CENTRE_FILE
-from strategies.learning import learn
+from server_app.run_folder import read_json, read_payloads, save_model
+from strategies import stored_strategy
+from strategies.collect import Unrecorded
+from strategies.one_shot import CENTRE_FILE, in_order
 from strategies.sampling import class_order
 
 
-def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Path, Head]:
+def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Path, Classifier]:
     """Learn from all stored surrogates but those of `without`, for `classes` only if given.
 
     Since every site and class has a sampling stream of its own, the head is exactly the one the run would have learned
@@ -36,35 +36,36 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
             "what the last site of a chain passed on holds the records of all before it, and none can be taken out; run "
             "again without that site"
         )
-    stored = read_surrogates(run)
-    sites = [surrogate.header.site for surrogate in stored]
+    strategy = stored_strategy(config)(config, Unrecorded(), pick_device(config.device), _centre(run))
+    stored = [strategy.unpack(payload) for payload in read_payloads(run)]
+    sites = [sent.header.site for sent in stored]
     if missing := set(without) - set(sites):
         raise RunError(f"site {sorted(missing)[0]!r} is not in this run; it has {', '.join(sites)}")
-    kept = [surrogate for surrogate in stored if surrogate.header.site not in without]
+    kept = [sent for sent in stored if sent.header.site not in without]
     known = config.classes or class_order(kept)
     if missing := set(classes) - set(known):
         raise RunError(f"class {sorted(missing)[0]!r} is not in this run; it has {', '.join(known)}")
     wanted = tuple(name for name in known if name in classes) if classes else config.classes
     if classes:
-        kept = [part for surrogate in kept if (part := without_classes(surrogate, classes)) is not None]
+        kept = [part for sent in kept if (part := strategy.restricted(sent, classes)) is not None]
     if not kept:
         raise RunError("no surrogate is left to learn from")
-    learned = learn(kept, config, pick_device(config.device), wanted, _centre(run))
-    head = learned.head
+    learned = strategy.learn(in_order(kept), wanted)
+    model = learned.model
     folder = run / "relearned" / f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
     folder.mkdir(parents=True)
-    save_model(head, folder / "model.safetensors")
+    save_model(model, folder / "model.safetensors")
     facts: dict[str, object] = {
-        "sites": [surrogate.header.site for surrogate in kept],
+        "sites": [sent.header.site for sent in kept],
         "without": list(without),
-        "classes": list(head.header.classes),
+        "classes": list(model.header.classes),
     }
     if learned.defended.capped:
         facts["capped"] = learned.defended.capped
     if learned.defended.suspects:
         facts["suspects"] = {suspect.site: suspect.reason for suspect in learned.defended.suspects}
     (folder / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n")
-    return folder, head
+    return folder, model
 
 
 def _centre(run: Path) -> Tensor | None:

@@ -20,8 +20,6 @@ from torch import Tensor
 from common.classifiers import Classifier, Ensemble, Head, Network
 from common.config import RunConfig, run_digest
 from common.errors import RunError
-from common.surrogates import AnySurrogate
-from common.wire import unpack_surrogate
 from server_app.privacy_card import privacy_card
 from server_app.run_card import run_card
 from strategies.outcome import Outcome
@@ -200,12 +198,12 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     return content
 
 
-def read_surrogates(folder: Path) -> list[AnySurrogate]:
-    """All surrogates a run has kept, by site. Raises RunError when there is none, SurrogateError for a damaged one."""
+def read_payloads(folder: Path) -> list[bytes]:
+    """What sites have sent, as far as a run has kept it, by site. Raises RunError when there is nothing."""
     files = sorted((folder / "surrogates").glob("*.pb"), key=lambda path: (len(path.name), path.name))
     if not files:
         raise RunError(f"{folder} holds no surrogates")
-    return [unpack_surrogate(path.read_bytes()) for path in files]
+    return [path.read_bytes() for path in files]
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from common.methods import METHODS
 from server_app.json_values import Json, as_number, as_numbers, as_table, at
 
 Fate = Literal["waiting", "used", "rejected", "dropped"]
@@ -109,7 +110,8 @@ class RunState:
             case "configured":
                 self.method = str(event.get("method") or self.method)
                 self.planned = int(as_number(event.get("rounds")) or 1)
-                self.step = "hop" if event.get("topology") == "chain" or self.method == "kd" else "round"
+                chain = self.method in METHODS and METHODS[self.method].kind == "chain"
+                self.step = "hop" if chain or event.get("topology") == "chain" else "round"
             case "invited":
                 self.invited = int(as_number(event.get("sites")) or 0) or len(self.sites)
                 self.planned = self.invited if self.step == "hop" else self.planned

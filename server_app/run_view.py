@@ -8,34 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import RunError
+from common.methods import METHODS
 from server_app.following import PARTS, EventFile
 from server_app.json_values import Json, as_list, as_number, as_numbers, at, clean, natural_order
 from server_app.run_state import SiteState, state_of
 
 OUTCOMES = {"invited": "no reply", "replied": "used"} | {each: each for each in ("rejected", "dropped", "late", "absent")}
 TROUBLES = ("rejected", "dropped", "late", "absent", "no reply")
-METHODS = {
-    "fedpft": "FedPFT",
-    "kd": "Knowledge distillation",
-    "local": "Training alone",
-    "ensemble": "The ensemble of heads",
-    "average": "The average of heads",
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "fedyogi": "FedYogi",
-    "fedsgd": "FedSGD",
-    "scaffold": "SCAFFOLD",
-    "dsfl": "DSFL",
-    "fedbe": "FedBE",
-    "fedkt": "FedKT",
-    "fedlambda": "FedLambda",
-    "knn-per": "kNN-Per",
-    "dp-fedavg": "DP-FedAvg",
-    "dp-fedprox": "DP-FedProx",
-    "fedlap": "FedLAP",
-    "dpcvae": "DP-CVAE",
-    "dpcgan": "DP-CGAN",
-}
 
 
 @dataclass(frozen=True)
@@ -114,7 +93,7 @@ class Run:
     def method(self) -> str:
         """Return the method as people write it."""
         name = str(self.metrics.get("method") or at(self.manifest, "config", "method") or "This run")
-        return METHODS.get(name, name)
+        return METHODS[name].title if name in METHODS else name
 
 
 def read_run(run_dir: Path) -> Run:

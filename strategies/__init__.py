@@ -1,31 +1,30 @@
 """One Flower strategy per way to run: collection on one side, `learn` (no Flower types) on the other."""
 
+from typing import Any
+
 from flwr.serverapp import Grid
 
 from common.config import RunConfig
-from common.sections import GENERATIVE, IN_ROUNDS
-from strategies.chain import Chain
-from strategies.dpcvae import DPCVAE
+from common.errors import RunError
+from common.methods import method_named
+from common.rules.spec import load
 from strategies.federation import Federation
-from strategies.fedlap import FedLAP
-from strategies.fedpft import FedPFT
-from strategies.one_shot import Local, OneShot
-from strategies.rounds import Updates
+from strategies.one_shot import OneShot
 
 
 def strategy_of(config: RunConfig) -> type[Federation]:
-    """The strategy of a run's method."""
-    if config.method in IN_ROUNDS:
-        return Updates
-    if config.method == "fedlap":
-        return FedLAP
-    if config.method in GENERATIVE:
-        return DPCVAE
-    if config.method == "local":
-        return Local
-    if config.method == "kd" or (config.method == "fedpft" and config.fedpft.topology == "chain"):
-        return Chain
-    return FedPFT if config.method == "fedpft" else OneShot
+    """The strategy of a run's method, as the registry names it."""
+    strategy: type[Federation] = load(config.spec.strategy)
+    return strategy
 
 
-__all__ = ["DPCVAE", "Chain", "FedLAP", "FedPFT", "Federation", "Grid", "Local", "OneShot", "Updates", "strategy_of"]
+def stored_strategy(config: RunConfig) -> type[OneShot[Any]]:
+    """What learns again from what sites of such a run have sent. Raises RunError for a method that keeps nothing."""
+    spec = method_named(config.method)
+    if not spec.stored:
+        raise RunError(f"method = {config.method!r} keeps nothing that sites have sent; run it again instead")
+    strategy: type[OneShot[Any]] = load(spec.strategy)
+    return strategy
+
+
+__all__ = ["Federation", "Grid", "OneShot", "stored_strategy", "strategy_of"]

@@ -17,8 +17,8 @@ from common.claims import check_claim
 from common.classifiers import Head
 from common.config import RunConfig, run_digest
 from common.errors import RunError, SurrogateError
-from common.model_frames import unpack_classifier, unpack_parameters, unpack_relay
-from common.parameters import check_numbers, check_update
+from common.model_frames import unpack_classifier, unpack_relay
+from common.parameters import check_numbers
 from common.wire import Info, to_record, unpack_surrogate
 from strategies.collect import Collection, Recorder, check_quorum
 from strategies.federation import Federation
@@ -234,30 +234,24 @@ class Chain(Federation):
         config = self.config
         classes = config.classes if config.epsilon else group.classes
         place = Expectation.of(config, classes, group.fingerprint, group.dimension)
-        if config.method == "kd":
-            head = unpack_parameters(payload, most=len(group.classes) * (group.dimension + 1))
-            check_header(head.header, place)
-            if head.header.classes != group.classes:
-                raise SurrogateError("a head of other classes than the run's, or in another order")
-            count = len(group.classes)
-            check_update(head, {"weight": (count, group.dimension), "bias": (count,)}, 1, private=False)
-            last = head.header.site
-        else:
-            parts = unpack_relay(payload)
-            before = unpack_relay(relay) if relay and config.epsilon else []
-            if parts[:-1] != before or len(parts) != len(before) + 1:
-                raise SurrogateError("a relay in which the surrogates of the sites before are not as they were")
-            surrogates = [unpack_surrogate(each) for each in parts]
-            if (total := sum(sum(each.counts) for each in surrogates)) > config.head.max_samples:
-                raise SurrogateError(
-                    f"a relay that stands for {total} records; head.max-samples = {config.head.max_samples}"
-                )
-            for surrogate in surrogates:
-                check_surrogate(surrogate, place)
-                check_claim(surrogate.claim, config)
-            last = surrogates[-1].header.site
+        last = self.last_site(payload, relay, place, group)
         if last != name:
             raise SurrogateError(f"a relay in the name of {last[:64]!r}, which is another site")
+
+    def last_site(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> str:
+        """Check an open relay, `payload`, that follows `relay`; return the site that made it. Raises SurrogateError."""
+        config = self.config
+        parts = unpack_relay(payload)
+        before = unpack_relay(relay) if relay and config.epsilon else []
+        if parts[:-1] != before or len(parts) != len(before) + 1:
+            raise SurrogateError("a relay in which the surrogates of the sites before are not as they were")
+        surrogates = [unpack_surrogate(each) for each in parts]
+        if (total := sum(sum(each.counts) for each in surrogates)) > config.head.max_samples:
+            raise SurrogateError(f"a relay that stands for {total} records; head.max-samples = {config.head.max_samples}")
+        for surrogate in surrogates:
+            check_surrogate(surrogate, place)
+            check_claim(surrogate.claim, config)
+        return surrogates[-1].header.site
 
     def _learn(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
         """The last site's head where it may leave; under privacy one from the noisy sums; sealed, none."""
@@ -265,10 +259,11 @@ class Chain(Federation):
         if config.fedpft.seal:
             self.recorder.event("sealed", reason="heads stay at the sites; the coordinator can read nothing of the relays")
             return
-        if config.method == "kd":
-            head = unpack_parameters(relay)
-            self.outcome.model = Head(head.header, head.tensors["weight"], head.tensors["bias"])
-            return
+        self.learn_from(grid, group, walk, relay, deadline)
+
+    def learn_from(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
+        """Learn a head from what the last site has passed on in the clear."""
+        config = self.config
         surrogates = [unpack_surrogate(each) for each in unpack_relay(relay)]
         for surrogate, payload in zip(surrogates, unpack_relay(relay), strict=True):
             self.recorder.surrogate(surrogate.header.site, payload)

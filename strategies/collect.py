@@ -35,6 +35,22 @@ class Recorder(Protocol):
         """Drop what a site sent: it turned out not to fit the other sites'."""
 
 
+class Unrecorded:
+    """A recorder that keeps nothing."""
+
+    def event(self, event: str, **fields: object) -> None:
+        """Nothing."""
+
+    def surrogate(self, site: str, payload: bytes) -> None:
+        """Nothing."""
+
+    def keep(self, name: str, content: bytes) -> None:
+        """Nothing."""
+
+    def discard(self, site: str) -> None:
+        """Nothing."""
+
+
 class Collection:
     """Replies to `messages`, iterated as they arrive until all are there or `deadline` seconds after the asking are over."""
 

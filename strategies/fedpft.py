@@ -1,197 +1,50 @@
-"""FedPFT at the coordinator: one round that collects mixtures, learns a head from them and takes it back to the sites."""
+"""FedPFT at the coordinator: one round that collects mixtures or noisy sums, and learns a head from them."""
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Sequence
 
-from flwr.app import Message, MessageType
-from flwr.serverapp import Grid
-
-from common.checks import Expectation, check_surrogate
+from common.checks import check_surrogate
 from common.claims import check_claim
-from common.config import RunConfig, run_digest
-from common.errors import SurrogateError
 from common.frames import centre_digest
-from common.surrogates import AnySurrogate, SumsSurrogate
-from common.wire import Info, pack_question, to_record, unpack_surrogate
-from strategies.collect import Collection, Recorder, check_quorum
-from strategies.federation import Federation
+from common.surrogates import AnySurrogate, SumsSurrogate, without_classes
+from common.wire import unpack_surrogate
 from strategies.learning import learn
-from strategies.public import read_centre
-from strategies.reported import seconds_told
-
-CENTRE_FILE = "centre.pb"
-NAME = f"{MessageType.QUERY}.name"
-NAME_SECONDS = 120.0
+from strategies.one_shot import Learned, OneShot
 
 
-class FedPFT(Federation):
+class FedPFT(OneShot[AnySurrogate]):
     """One-shot parametric feature transfer (Beitollahi et al. 2024, algorithm 1)."""
 
-    def __init__(self, config: RunConfig, recorder: Recorder, device: str = "cpu") -> None:
-        super().__init__(config, recorder, device)
-        self._surrogates: dict[int, AnySurrogate] = {}
-        self._asked: Collection | None = None
-        self._centre = read_centre(config.fedpft.public)
+    def unpack(self, payload: bytes) -> AnySurrogate:
+        """Parse and check a surrogate and its privacy claim. Raises SurrogateError."""
+        surrogate = unpack_surrogate(payload)
+        check_surrogate(surrogate, self.expectation())
+        check_claim(surrogate.claim, self.config, centre_digest(self._centre))
+        return surrogate
 
-    def summary(self) -> None:
-        """Record what is about to happen."""
-        self.recorder.event("configured", method="fedpft", **self.config.fedpft.model_dump())
+    def dimension(self, sent: AnySurrogate) -> int:
+        """Of the means."""
+        return sent.dimension
 
-    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
-        """Run the one round. Raises RunError when there is no site or the quorum is missed.
+    def records(self, sent: AnySurrogate) -> int:
+        """Of all classes together, as the noise shows them."""
+        return sum(sent.counts)
 
-        Differs from Flower's loop: replies are checked as they arrive, and late ones are still kept for `relearn`.
-        """
-        deadline = deadline or self.config.deadline
-        self.summary()
-        started = time.perf_counter()
-        self._asked = Collection(grid, self._ask(grid), deadline)
-        self._gather(self._asked)
-        spent = self.outcome.seconds
-        spent["wait"] = max(0.0, time.perf_counter() - started - sum(spent.values()))
-        return self.evaluate(grid, deadline)
+    def facts(self, sent: AnySurrogate) -> dict[str, object]:
+        """Records of each class."""
+        return {"counts": dict(zip(sent.header.classes, sent.counts, strict=True))}
 
-    def receive_late(self, grace: float) -> bool:
-        """Keep surrogates that come after the deadline, for up to `grace` seconds from now; return whether one did."""
-        if self._asked is None or not self._asked.unanswered:
-            return False
-        if grace:
-            self.recorder.event("waiting", reason="for sites that missed the deadline", seconds=grace)
-        came = False
-        for reply in self._asked.prolonged(grace):
-            self._receive(reply, late=True)
-            came = True
-        return came
+    def shared_classes(self, sent: AnySurrogate) -> tuple[str, ...]:
+        """Noisy sums are of all classes of the run, in its order."""
+        return sent.header.classes if isinstance(sent, SumsSurrogate) else ()
 
-    def _ask(self, grid: Grid) -> Iterable[Message]:
-        """Ask every connected site for its surrogate."""
-        nodes = self._named(grid, self.invite(grid, self.config.deadline))
-        question, told = pack_question(self._centre), Info(run=run_digest(self.config))
-        if question is not None:
-            self.recorder.keep(CENTRE_FILE, question)
-            told["bytes"] = len(question)
-        return [self._message(MessageType.TRAIN, node, to_record(question, told)) for node in nodes]
+    def learn(self, sent: Sequence[AnySurrogate], classes: Sequence[str]) -> Learned:
+        """Learn a head from samples of the mixtures, or in closed form from the sums. Raises RunError."""
+        self.outcome.surrogates = list(sent)
+        learned = learn(sent, self.config, self.device, classes, self._centre)
+        return Learned(learned.head, learned.defended, learned)
 
-    def _named(self, grid: Grid, nodes: list[int]) -> list[int]:
-        """The nodes that can be asked. Where receipts are kept, an unknown node without a registered name is first asked
-        for its name.
-
-        Only then can the site be shown what was last seen of its ledger; a node that does not say its name is left out.
-        """
-        sites = self.outcome.sites
-        unknown = [n for n in nodes if self.receipts and not (sites[n].registered or self.receipts.has_node(n))]
-        asked = [self._message(NAME, node, to_record(None, {"run": run_digest(self.config)})) for node in unknown]
-        for reply in Collection(grid, asked, min(self.config.deadline, NAME_SECONDS)) if asked else ():
-            unknown.remove(node := self._node(reply))
-            # Why it cannot say so shows once more when it is asked for its surrogate.
-            with suppress(SurrogateError):
-                self._read(reply, self.outcome.sites[node])
-        for node in unknown:
-            self.outcome.sites[node].reason = f"did not say its name within {NAME_SECONDS:g} seconds"
-        return [node for node in nodes if node not in unknown]
-
-    def _gather(self, replies: Iterable[Message]) -> None:
-        """Check every surrogate, and learn from those that are left. Raises RunError."""
-        for reply in replies:
-            self._receive(reply)
-        self._conclude()
-
-    def _conclude(self) -> None:
-        """Settle which surrogates fit together, and learn the head. Raises RunError."""
-        self._settle_backbone()
-        outcome, config = self.outcome, self.config
-        for site in outcome.sites.values():
-            if site.fate == "dropped":
-                self.recorder.event("dropped", site=site.name, reason=site.reason)
-        check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum)
-        outcome.surrogates = sorted(self._surrogates.values(), key=lambda s: (len(s.header.site), s.header.site))
-        started = time.perf_counter()
-        learned = learn(outcome.surrogates, config, self.device, config.classes, self._centre)
-        self._heed(learned.defended)
-        check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum)
-        outcome.learned, outcome.model = learned, learned.head
-        outcome.seconds["learn"] = time.perf_counter() - started
-        self.recorder.event("learned", seconds=outcome.seconds["learn"], classes=len(learned.head.header.classes))
-
-    def _receive(self, reply: Message, late: bool = False) -> None:
-        """Check one surrogate and keep it, or refuse it with a reason."""
-        node = self._node(reply)
-        before = self.outcome.sites[node].name
-        try:
-            payload, info = self._read(reply, self.outcome.sites[node])
-            if payload is None:
-                raise SurrogateError("a reply without a surrogate")
-        except SurrogateError as error:
-            self._reject(node, str(error))
-            return
-        self._take(node, payload, info, before if late else "")
-
-    def _take(self, node: int, payload: bytes, info: Info, late: str = "") -> None:
-        """Check what is to be a surrogate of a site and keep it, or refuse it with a reason.
-
-        late: under which name the site had been given up, if it had.
-        """
-        site = self.outcome.sites[node]
-        try:
-            surrogate = unpack_surrogate(payload)
-            check_surrogate(surrogate, self._expectation())
-            check_claim(surrogate.claim, self.config, centre_digest(self._centre))
-            name = surrogate.header.site
-            if name != site.name:
-                raise SurrogateError(f"a surrogate in the name of {name[:64]!r}, which is another site")
-        except SurrogateError as error:
-            self._reject(node, str(error))
-            return
-        self.recorder.surrogate(name, payload)
-        counts = dict(zip(surrogate.header.classes, surrogate.counts, strict=True))
-        facts = {"bytes": site.bytes_up, "counts": counts, "seconds": seconds_told(info, "fit"), "payload": len(payload)}
-        site.records, site.late = sum(surrogate.counts), bool(late)
-        if late:
-            site.reason = "replied after the deadline; its surrogate is kept for relearn"
-            self.recorder.event("late", site=name, before=late, reason=site.reason, **facts)
-            return
-        self.recorder.event("replied", site=name, **facts)
-        site.fate, site.reason, site.simulated = "used", "", info.get("simulated") is True
-        self._surrogates[node] = surrogate
-        for key in ("extract", "fit"):
-            if (spent := seconds_told(info, key)) is not None:
-                self.outcome.seconds[key] = max(spent, self.outcome.seconds.get(key, 0.0))
-
-    def _reject(self, node: int, reason: str, number: int | None = None) -> None:
-        if self._surrogates.pop(node, None) is not None:
-            self.recorder.discard(self.outcome.sites[node].name)
-        super()._reject(node, reason, number)
-
-    def _expectation(self) -> Expectation:
-        """What a surrogate must look like; a late one must fit the head that was learned without it."""
-        config, model = self.config, self.outcome.model
-        fingerprint = model.header.fingerprint if model else config.fingerprint
-        return Expectation.of(config, config.classes, fingerprint, model.dimension if model else 0)
-
-    def _settle_backbone(self) -> None:
-        """One run has one backbone. Without a `fingerprint` in the settings it is the one most sites have."""
-        kinds = {
-            node: (s.header.fingerprint, s.dimension, s.header.classes if isinstance(s, SumsSurrogate) else ())
-            for node, s in self._surrogates.items()
-        }
-        if not kinds:
-            return
-        records: Counter[tuple[str, int, tuple[str, ...]]] = Counter()
-        for node, kind in kinds.items():
-            records[kind] += sum(self._surrogates[node].counts)
-        sites = Counter(kinds.values())
-        fingerprint, dimension, classes = max(sites, key=lambda kind: (sites[kind], records[kind]))
-        for node, (own_fingerprint, own_dimension, own_classes) in kinds.items():
-            if own_fingerprint != fingerprint:
-                reason = f"backbone fingerprint {own_fingerprint[:16]} differs from the other sites' {fingerprint[:16]}"
-            elif own_dimension != dimension:
-                reason = f"features of dimension {own_dimension}; the other sites have {dimension}"
-            elif own_classes != classes:
-                reason = "noisy sums of other classes than the other sites', or in another order; name classes in the run"
-            else:
-                continue
-            self._reject(node, reason)
+    def restricted(self, sent: AnySurrogate, classes: Sequence[str]) -> AnySurrogate | None:
+        """The components, or rows, of these classes."""
+        return without_classes(sent, classes)

@@ -17,6 +17,7 @@ from common.classifiers import Head
 from common.errors import RunError
 from common.heads import Batch, shuffled_batches, train_head
 from common.mixtures import Mixtures
+from common.parameters import Parameters
 from common.randomness import stream
 from common.sections import HeadConfig
 from common.surrogates import AnySurrogate, Header, Surrogate
@@ -50,7 +51,7 @@ class Share:
         return [until(n, o, index + 1) - until(n, o, index) for n, o in zip(self.counts, self.offsets, strict=True)]
 
 
-def class_order(surrogates: Sequence[AnySurrogate]) -> tuple[str, ...]:
+def class_order(surrogates: Sequence[AnySurrogate | Parameters]) -> tuple[str, ...]:
     """All classes of all sites; by number when all are numbers."""
     names = {name for surrogate in surrogates for name in surrogate.header.classes}
     numeric = all(name.isdecimal() for name in names)

@@ -66,7 +66,7 @@ class Training:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """What an update must look like."""
         shapes = {name: tuple(tensor.shape) for name, tensor in self.model.items()}
-        if self.config.method == "scaffold":
+        if any(name.startswith(CONTROL) for name in self.memory):
             shapes |= {CONTROL + name: shape for name, shape in shapes.items()}
         return shapes
 
@@ -87,7 +87,7 @@ class Training:
         kind = settings.model
         if kind == "linear":
             # FedLAP and private training bring every record's features to norm one.
-            clip = 0.0 if self.config.epsilon or self.config.method == "fedlap" else None
+            clip = 0.0 if self.config.epsilon or self.config.spec.unit_features else None
             return Head(self.header(), self.model["weight"], self.model["bias"], clip)
         return Network(self.header(), kind, self.inputs, self.model)
 

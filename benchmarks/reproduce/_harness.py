@@ -21,7 +21,6 @@ from _report import shared
 
 from client_app.hop import kept_head
 from client_app.partition import share
-from client_app.personal import METHODS as PERSONAL
 from client_app.personal import personal_accuracy
 from client_app.release import keep_file, method_of
 from client_app.settings import NodeConfig
@@ -32,14 +31,14 @@ from common.config import RunConfig, pick_device
 from common.flat_settings import Scalar, parse_overrides
 from common.generators import Generator
 from common.heads import train_on_features
+from common.methods import METHODS
 from common.model_frames import pack_classifier, unpack_classifier, unpack_parameters, unpack_synthetic
-from common.sections import GENERATIVE, IN_ROUNDS, ONE_SHOT
 from common.surrogates import Header
-from common.wire import Info, unpack_surrogate
-from strategies.combining import combine
+from common.wire import Info
+from strategies import stored_strategy
+from strategies.collect import Unrecorded
 from strategies.generating import head_of, take_in
 from strategies.landscapes import optimise
-from strategies.learning import learn
 from strategies.training import Training
 
 
@@ -142,11 +141,11 @@ def federate(run: RunConfig, data: Federation) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         node = NodeConfig(state_dir=str(Path(folder) / "state"))
         tasks = [Task(run, node, str(index), found) for index, found in enumerate(data.sites)]
-        if run.method in IN_ROUNDS or run.method in ("fedlap", *GENERATIVE):
+        if run.spec.kind == "rounds":
             return _in_rounds(run, data, tasks)
-        if run.method == "kd" or run.fedpft.topology == "chain":
+        if run.spec.kind == "chain":
             return _along(run, data, tasks)
-        if run.method == "local":
+        if run.spec.kind == "alone":
             heads = [
                 train_on_features(s.train.features, s.train.labels, len(s.classes), run.head, run.seed) for s in data.sites
             ]
@@ -154,10 +153,8 @@ def federate(run: RunConfig, data: Federation) -> Measured:
             models: list[Classifier] = [Head(header, *head) for head in heads]
             return Measured(statistics.mean(map(data.judge, models)), 0, _own(models, data))
         payloads = [method_of(run)(task).payload for task in tasks]
-        if run.method in ONE_SHOT:
-            model = combine([unpack_parameters(payload) for payload in payloads], run, data.classes)
-        else:
-            model = learn([unpack_surrogate(payload) for payload in payloads], run, "cpu", data.classes).head
+        strategy = stored_strategy(run)(run, Unrecorded())
+        model = strategy.learn([strategy.unpack(payload) for payload in payloads], data.classes).model
         own = _own([model] * len(tasks), data)
         return Measured(data.judge(model), sum(map(len, payloads)), own, model=model)
 
@@ -165,6 +162,7 @@ def federate(run: RunConfig, data: Federation) -> Measured:
 def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
     training = Training.begin(run, data.classes, data.sites[0].fingerprint, data.sites[0].train.features.shape[1])
     sent, curve, seconds = 0, [], 0.0
+    generates = run.spec.opening is not None
     while training.round < run.trained.rounds:
         told: Info = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
         question = training.question()
@@ -175,21 +173,21 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
             if each.keep is not None:
                 keep_file(*each.keep)
         payloads = [each.payload for each in made]
-        if run.method == "fedlap":
+        if run.trained is run.fedlap:
             sets = [unpack_synthetic(payload) for payload in payloads]
             training.model = optimise(
                 training.model, training.inputs, data.classes, sets, run.fedlap, run.seed, pick_device(run.device)
             ).model
             training.finish_round(task.site for task in tasks)
-        elif run.method in GENERATIVE:
+        elif generates:
             take_in(training, [unpack_parameters(payload) for payload in payloads])
         else:
             training.absorb([unpack_parameters(payload) for payload in payloads], len(tasks))
         sent += sum(map(len, payloads))
-        if run.method not in GENERATIVE or training.round == run.trained.rounds:
-            model = head_of(_generator(training), run) if run.method in GENERATIVE else training.classifier()
+        if not generates or training.round == run.trained.rounds:
+            model = head_of(_generator(training), run) if generates else training.classifier()
             curve.append((sent, data.judge(model)))
-    if run.method in PERSONAL:
+    if run.spec.evaluate == METHODS["fedlambda"].evaluate:
         pairs = [personal_accuracy(task, model) for task in tasks]
         own = statistics.mean(100 * right / tested for right, tested in pairs if tested)
     else:

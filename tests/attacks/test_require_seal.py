@@ -26,9 +26,9 @@ from client_app.settings import parse_node_config
 from common.classifiers import Head
 from common.config import parse_run_config, run_digest
 from common.errors import PolicyError
+from common.methods import METHODS as ALL
 from common.model_frames import pack_classifier
 from common.sealing import new_key, open_sealed, public_key, seal
-from common.sections import GENERATIVE, IN_ROUNDS, ONE_SHOT
 from common.signed_requests import Request
 from common.surrogate_pb2 import Sealed
 from common.surrogates import Header
@@ -137,8 +137,7 @@ def a_head() -> bytes:
 KINDS = ("train", "evaluate", "query.hello", "query.head", "query.compare")
 METHODS: dict[str, dict[str, Any]] = {"star": {}, "private": {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(CLASSES)}}
 METHODS |= {"chain": OPEN, "kd": {"method": "kd"}, "private chain": OPEN | METHODS["private"]}
-METHODS |= {method: {"method": method} for method in (*ONE_SHOT, *GENERATIVE, *IN_ROUNDS, "fedlap")}
-METHODS |= {method: METHODS["private"] | {"method": method} for method in ("dp-fedavg", "dp-fedprox")}
+METHODS |= {spec.name: (METHODS["private"] if spec.needs_budget else {}) | {"method": spec.name} for spec in ALL.values()}
 
 
 @pytest.mark.parametrize("method", METHODS)

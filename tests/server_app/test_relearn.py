@@ -12,7 +12,7 @@ from common.sections import HeadConfig
 from common.surrogates import without_classes
 from common.wire import unpack_surrogate
 from server_app.relearn import relearn
-from server_app.run_folder import read_surrogates
+from server_app.run_folder import read_payloads
 from strategies.sampling import learn
 from tests.grid import Fault, InProcessGrid, run_federation, sites
 
@@ -86,7 +86,7 @@ def test_a_head_can_be_learned_for_some_classes_only(run: Path) -> None:
     folder, head = relearn(run, classes=["7", "1", "3"])
     assert head.header.classes == ("1", "3", "7"), "in the run's own order"
     assert head.weight.shape == (3, 64)
-    parts = [without_classes(surrogate, ["1", "3", "7"]) for surrogate in read_surrogates(run)]
+    parts = [without_classes(surrogate, ["1", "3", "7"]) for surrogate in map(unpack_surrogate, read_payloads(run))]
     assert [part.header.classes for part in parts if part] == [("1", "3", "7")] * 3
     assert json.loads((folder / "manifest.json").read_text())["classes"] == ["1", "3", "7"]
 
@@ -98,11 +98,22 @@ def test_sites_and_classes_can_be_left_out_together(run: Path) -> None:
 
 def test_a_class_that_left_with_its_only_site_is_gone(tmp_path: Path) -> None:
     run = run_federation(tmp_path, sites(5), report=False, **SETTINGS | {"partition": "classes"})
-    only = read_surrogates(run)[2].header.classes
+    only = unpack_surrogate(read_payloads(run)[2]).header.classes
     _, head = relearn(run, without=["2"])
     assert set(head.header.classes) == {str(digit) for digit in range(10)} - set(only)
     with pytest.raises(RunError, match=f"class '{only[0]}' is not in this run"):
         relearn(run, without=["2"], classes=[only[0]])
+
+
+def test_a_damaged_surrogate_is_not_learned_from(run: Path) -> None:
+    file = run / "surrogates" / "1.pb"
+    content = file.read_bytes()
+    file.write_bytes(b"\xff\xff")
+    try:
+        with pytest.raises(SurrogateError, match="no surrogate"):
+            relearn(run)
+    finally:
+        file.write_bytes(content)
 
 
 def test_what_does_not_exist_is_named_beside_what_does(run: Path) -> None:

@@ -8,9 +8,10 @@ from safetensors import safe_open
 
 from common.classifiers import Head
 from common.config import RunConfig, parse_run_config, run_digest
-from common.errors import RunError, SurrogateError
+from common.errors import RunError
 from common.surrogates import Header
-from server_app.run_folder import RunFolder, flatten, read_json, read_surrogates, save_model
+from common.wire import unpack_surrogate
+from server_app.run_folder import RunFolder, flatten, read_json, read_payloads, save_model
 from strategies.outcome import Outcome, Points, Site
 from tests.grid import InProcessGrid, default_run_config, run_federation, sites
 
@@ -116,14 +117,7 @@ def test_a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="does not hold a JSON object"):
         read_json(tmp_path, "manifest.json")
     with pytest.raises(RunError, match="holds no surrogates"):
-        read_surrogates(tmp_path)
-
-
-def test_a_damaged_surrogate_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "surrogates").mkdir()
-    (tmp_path / "surrogates" / "a.pb").write_bytes(b"\xff\xff")
-    with pytest.raises(SurrogateError, match="no surrogate"):
-        read_surrogates(tmp_path)
+        read_payloads(tmp_path)
 
 
 def test_an_event_that_the_disk_takes_only_a_part_of_is_not_there_at_all(tmp_path: Path) -> None:
@@ -159,6 +153,6 @@ def test_a_run_that_is_stopped_leaves_a_complete_folder(
     assert metrics["status"] == "failed"
     assert type(stop).__name__ in metrics["failure"]
     assert metrics["sites"] == {"invited": 2, "used": 2, "rejected": 0, "dropped": 0}
-    assert {surrogate.header.site for surrogate in read_surrogates(folder)} == {"0", "1"}
+    assert {unpack_surrogate(each).header.site for each in read_payloads(folder)} == {"0", "1"}
     assert type(stop).__name__ in (folder / "report.html").read_text()
     assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["event"] == "failed"

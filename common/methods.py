@@ -1,0 +1,290 @@
+"""The registry: every method, described once. Nothing else compares names of methods.
+
+A new method is one `MethodSpec` here, one section of settings in `common/sections.py`, one function at the site and, where
+no existing strategy serves, one class in `strategies/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from common.errors import ConfigError
+from common.rules import fedpft, generators, heads, training
+from common.rules.spec import MethodSpec
+
+if TYPE_CHECKING:
+    from common.config import RunConfig
+
+FEDPFT_KEYS = ("covariance", "components", "rank", "samples_per_component", "privacy", "clip", "topology")
+HEAD_KEYS = ("epochs", "min_steps", "batch_size", "learning_rate", "max_samples")
+BASELINE_KEYS = ("temperature", "received", "samples", "teachers", "synthetic", "neighbours", "validation")
+FEDAVG_KEYS = (
+    *("model", "width", "rounds", "local_epochs", "batch_size", "learning_rate", "momentum", "mu"),
+    *("server_learning_rate", "keep", "clip", "sample_rate", "noise_multiplier", "augment"),
+)
+FEDLAP_KEYS = (
+    *("model", "width", "rounds", "images_per_class", "labels", "start", "trajectories", "loops", "batches"),
+    *("batch_size", "image_steps", "model_steps", "trust_radius", "image_learning_rate", "image_momentum"),
+    *("mse_weight", "learning_rate", "cosine", "server_steps", "rule", "augment", "clip", "sample_rate"),
+    "noise_multiplier",
+)
+DPCVAE_KEYS = (
+    *("rounds", "opening", "opening_share", "latent", "hidden", "learned_variance", "class_prior", "beta", "warm_up"),
+    *("local_epochs", "batch_size", "optimiser", "learning_rate", "cosine", "weights", "clip", "sample_rate"),
+    *("noise_multiplier", "synthetic"),
+)
+ALL_DEFENCES = ("none", "median", "trimmed", "screen")
+# Probabilities and votes have no median of parameters; of sparse updates it would be zero nearly everywhere.
+NO_MEDIAN = ("none", "screen")
+
+FEDPFT = MethodSpec(
+    name="fedpft",
+    title="FedPFT",
+    paper="Beitollahi et al. 2024, algorithm 1",
+    kind="one-shot",
+    trained="fedavg",
+    configured="fedpft",
+    digest={"fedpft": FEDPFT_KEYS},
+    site="client_app.release:fedpft_surrogate",
+    strategy="strategies.fedpft:FedPFT",
+    sends=fedpft.sends,
+    receives=fedpft.receives,
+    result=fedpft.result,
+    symbols=fedpft.symbols,
+    work=fedpft.work,
+    variant=fedpft.variant,
+    defences=fedpft.defences,
+    default_defence="screen",
+    mechanisms=("sums", "dp-em", "theorem-4.1"),
+    mechanism=fedpft.mechanism,
+    refusal=fedpft.refusal,
+    stored=True,
+    introduces=False,
+)
+# method = "fedpft" with fedpft.topology = "chain".
+FEDPFT_CHAIN = replace(
+    FEDPFT,
+    paper="Beitollahi et al. 2024, section 4.2",
+    kind="chain",
+    site="client_app.hop:extend_chain",
+    strategy="strategies.chain:Chain",
+    receives=fedpft.sends,
+    work=fedpft.chain_work,
+    defences=lambda config: ("none",),
+    default_defence="none",
+    undefended=" in a chain, where each site builds on the one before",
+    mechanisms=("sums",),
+    refusal=fedpft.chain_refusal,
+    allows=frozenset({"order", "seal"}),
+    introduces=True,
+)
+KD = MethodSpec(
+    name="kd",
+    title="Knowledge distillation",
+    paper="Hinton et al. 2015; a head passed from site to site, as FedPFT compares with",
+    kind="chain",
+    trained="fedavg",
+    configured="fedpft",
+    digest={"head": HEAD_KEYS, "baseline": BASELINE_KEYS},
+    site="client_app.hop:distil_chain",
+    strategy="strategies.head_chain:HeadChain",
+    sends=lambda config: heads.HEAD,
+    receives=lambda config: heads.HEAD,
+    result=lambda config: heads.HEAD,
+    symbols=heads.symbols,
+    work=heads.chain_work,
+    defences=lambda config: ("none",),
+    undefended=", a chain in which each site builds on the one before",
+    allows=frozenset({"order"}),
+)
+FEDLAP = MethodSpec(
+    name="fedlap",
+    title="FedLAP",
+    paper="Wang et al. 2023, FedLAP and FedLAP-DP",
+    kind="rounds",
+    trained="fedlap",
+    configured="fedlap",
+    digest={"fedlap": FEDLAP_KEYS},
+    site="client_app.fedlap:approximate",
+    strategy="strategies.fedlap:FedLAP",
+    sends=lambda config: training.IMAGES,
+    receives=lambda config: training.MODEL,
+    result=lambda config: training.MODEL,
+    symbols=training.fedlap_symbols,
+    work=training.fedlap_work,
+    variant=training.variant,
+    defences=lambda config: ("none",),
+    undefended=", whose synthetic images nothing here screens; max-share and fedlap.rule limit a site",
+    mechanisms=("dp-sgd",),
+    refusal=training.fedlap_refusal,
+    unit_features=True,
+)
+# The methods that FedPFT is compared with. First those whose sites train a head on their own records and send it once.
+AVERAGE = MethodSpec(
+    name="average",
+    title="The average of heads",
+    paper="one round of FedAvg",
+    kind="one-shot",
+    trained="fedavg",
+    configured="baseline",
+    digest={"head": HEAD_KEYS, "baseline": BASELINE_KEYS},
+    site="client_app.heads:own_head",
+    strategy="strategies.heads:Heads",
+    sends=lambda config: heads.HEAD,
+    receives=lambda config: (),
+    result=lambda config: heads.HEAD,
+    symbols=heads.symbols,
+    work=heads.work,
+    defences=lambda config: ALL_DEFENCES,
+    stored=True,
+    introduces=False,
+)
+ENSEMBLE = replace(
+    AVERAGE,
+    name="ensemble",
+    title="The ensemble of heads",
+    paper="Guha et al. 2019",
+    result=lambda config: heads.HEADS,
+    defences=lambda config: NO_MEDIAN,
+)
+FEDBE = replace(AVERAGE, name="fedbe", title="FedBE", paper="Chen & Chao 2021", sends=lambda config: heads.HEAD_AND_FEATURES)
+FEDKT = replace(
+    FEDBE,
+    name="fedkt",
+    title="FedKT",
+    paper="Li et al. 2021",
+    work=heads.work_of_teachers,
+    defences=lambda config: NO_MEDIAN,
+)
+LOCAL = replace(
+    AVERAGE,
+    name="local",
+    title="Training alone",
+    paper="no federation",
+    kind="alone",
+    stored=False,
+    introduces=True,
+    strategy="strategies.local:Local",
+    evaluate="client_app.evaluation:own_head",
+    sends=lambda config: (),
+    result=lambda config: (),
+    defences=lambda config: ("none",),
+    undefended=", which combines nothing",
+)
+# Then those that train one model in rounds.
+FEDAVG = MethodSpec(
+    name="fedavg",
+    title="FedAvg",
+    paper="McMahan et al. 2017",
+    kind="rounds",
+    trained="fedavg",
+    configured="fedavg",
+    digest={"fedavg": FEDAVG_KEYS, "baseline": BASELINE_KEYS},
+    site="client_app.rounds:update",
+    strategy="strategies.rounds:Updates",
+    sends=lambda config: training.MODEL,
+    receives=lambda config: training.MODEL,
+    result=lambda config: training.MODEL,
+    symbols=training.symbols,
+    work=training.work,
+    variant=training.variant,
+    defences=lambda config: ALL_DEFENCES,
+)
+FEDPROX = replace(FEDAVG, name="fedprox", title="FedProx", paper="Li et al. 2020")
+FEDYOGI = replace(FEDAVG, name="fedyogi", title="FedYogi", paper="Reddi et al. 2021")
+FEDSGD = replace(FEDAVG, name="fedsgd", title="FedSGD", paper="McMahan et al. 2017")
+SCAFFOLD = replace(
+    FEDAVG,
+    name="scaffold",
+    title="SCAFFOLD",
+    paper="Karimireddy et al. 2020, algorithm 1",
+    sends=lambda config: training.MODEL_AND_CONTROL,
+    receives=lambda config: training.MODEL_AND_CONTROL,
+    refusal=training.no_momentum,
+)
+DSFL = replace(
+    FEDAVG,
+    name="dsfl",
+    title="DSFL",
+    paper="sparse updates, as FedPFT compares with",
+    sends=lambda config: training.SPARSE_UPDATE,
+    defences=lambda config: NO_MEDIAN,
+    refusal=training.linear_only,
+)
+FEDLAMBDA = replace(
+    FEDAVG,
+    name="fedlambda",
+    title="FedLambda",
+    paper="DP-CVAE's comparator: a local head mixed with FedAvg's",
+    evaluate="client_app.evaluation:personal",
+    refusal=training.linear_only,
+)
+KNN_PER = replace(FEDLAMBDA, name="knn-per", title="kNN-Per", paper="Marfoq et al. 2022")
+DP_FEDAVG = replace(
+    FEDAVG,
+    name="dp-fedavg",
+    title="DP-FedAvg",
+    paper="Abadi et al. 2016, in rounds of FedAvg",
+    mechanisms=("dp-sgd",),
+    needs_budget=True,
+    refusal=training.no_augmentation,
+)
+DP_FEDPROX = replace(DP_FEDAVG, name="dp-fedprox", title="DP-FedProx")
+# Generators of embeddings, trained in rounds and used at home.
+DPCVAE = MethodSpec(
+    name="dpcvae",
+    title="DP-CVAE",
+    paper="DP-CVAE, algorithm 1",
+    kind="rounds",
+    trained="dpcvae",
+    configured="dpcvae",
+    digest={"dpcvae": DPCVAE_KEYS},
+    site="client_app.dpcvae:train_generator",
+    evaluate="client_app.evaluation:generator",
+    strategy="strategies.dpcvae:DPCVAE",
+    sends=lambda config: generators.DECODER,
+    receives=lambda config: (*generators.DECODER, *generators.CLASSES),
+    result=lambda config: (*generators.DECODER, *generators.CLASSES),
+    opening=generators.opening,
+    symbols=generators.symbols,
+    work=generators.work,
+    defences=lambda config: ALL_DEFENCES,
+    mechanisms=("dp-sgd",),
+)
+DPCGAN = replace(
+    DPCVAE,
+    name="dpcgan",
+    title="DP-CGAN",
+    paper="DP-CVAE's comparator",
+    sends=lambda config: generators.GAN,
+    receives=lambda config: (*generators.GAN, *generators.CLASSES),
+    result=lambda config: (*generators.GAN, *generators.CLASSES),
+)
+
+METHODS: dict[str, MethodSpec] = {
+    spec.name: spec
+    for spec in (
+        *(FEDPFT, FEDLAP, KD, DPCVAE, DPCGAN, LOCAL, ENSEMBLE, AVERAGE, FEDBE, FEDKT),
+        *(FEDAVG, FEDPROX, FEDYOGI, FEDSGD, SCAFFOLD, DSFL, DP_FEDAVG, DP_FEDPROX, FEDLAMBDA, KNN_PER),
+    )
+}
+
+
+def spec_of(config: RunConfig) -> MethodSpec:
+    """The description of a run's method. Raises ConfigError for a name that is not in the registry."""
+    spec = method_named(config.method)
+    return FEDPFT_CHAIN if spec is FEDPFT and config.fedpft.topology == "chain" else spec
+
+
+def method_named(name: str) -> MethodSpec:
+    """The description of a method. Raises ConfigError, which names all there are."""
+    if name not in METHODS:
+        raise ConfigError(f"method = {name[:40]!r}: {known()}")
+    return METHODS[name]
+
+
+def known() -> str:
+    """Which names there are, for an error."""
+    *names, last = map(repr, METHODS)
+    return f"must be {', '.join(names)} or {last}"

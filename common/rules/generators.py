@@ -1,0 +1,48 @@
+"""Methods that train a generator of embeddings in rounds: schema and work at a site."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.rules.spec import GRADIENTS, Field, Sizes, Work
+
+if TYPE_CHECKING:
+    from common.config import RunConfig
+
+DECODER = (Field("decoder", "P"),)
+GAN = (Field("generator", "G"),)
+CLASSES = (Field("means", "A d"), Field("counts", "A"))
+
+
+def symbols(config: RunConfig, classes: int, dimension: int, records: int) -> Sizes:
+    """A classes that the run names; P parameters of a decoder, G of a GAN's generator.
+
+    With L latent and h hidden: (L + A) d of the linear path; d without hidden layers, else (L + A + 1) h + (h + 1) h +
+    (h + 1) d; d of the variance; 2 L A of the prior. Of a GAN (L + A + 1) 512 + 513 * 1024 + 1025 d.
+    """
+    settings, named = config.dpcvae, max(classes, len(config.classes))
+    latent, hidden = settings.latents(bool(config.epsilon)), settings.hidden
+    inputs = latent + named
+    layers = (inputs + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * dimension if hidden else dimension
+    more = settings.learned_variance * dimension + settings.class_prior * 2 * latent * named
+    return {"A": named, "P": inputs * dimension + layers + more, "G": (inputs + 1) * 512 + 513 * 1024 + 1025 * dimension}
+
+
+def opening(config: RunConfig) -> tuple[Field, ...]:
+    """What a site sends in the first round: the size of every class, and the sum of its embeddings."""
+    sizes = Field("counts", "A")
+    return (sizes, Field("sums", "A d")) if config.dpcvae.opening == "sums" else (sizes,)
+
+
+def work(config: RunConfig, classes: int, dimension: int) -> Work:
+    """Steps of the generator, and of the heads that judge it."""
+    settings = config.dpcvae
+    width = max(settings.hidden, settings.latent, 512)
+    return Work(
+        steps=max(settings.private_steps if config.epsilon else 0, config.head.min_steps),
+        passes=max(settings.local_epochs, config.head.epochs),
+        rounds=settings.rounds,
+        synthetic=settings.synthetic * max(1, classes),
+        numbers=2 * width * (dimension + classes + 3 * width) * (GRADIENTS if config.epsilon else 4),
+        width=max(settings.hidden, settings.latent),
+    )

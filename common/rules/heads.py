@@ -1,0 +1,38 @@
+"""Methods whose sites train a head on their own records: schema and work at a site."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from common.rules.spec import GRADIENTS, Field, Sizes, Work
+
+if TYPE_CHECKING:
+    from common.config import RunConfig
+
+HEAD = (Field("weight", "C d"), Field("bias", "C"))
+HEADS = (Field("weight", "S C d"), Field("bias", "S C"))
+# What labels synthetic features at the coordinator needs to know where a site's features are.
+HEAD_AND_FEATURES = (*HEAD, Field("mean", "d"), Field("deviation", "d", 0))
+
+
+def symbols(config: RunConfig, classes: int, dimension: int, records: int) -> Sizes:
+    """S sites, where the settings say how many."""
+    return {"S": max(1, config.sites)}
+
+
+def work(config: RunConfig, classes: int, dimension: int) -> Work:
+    """One head."""
+    gradients = GRADIENTS if config.epsilon else 4
+    return Work(config.head.min_steps, config.head.epochs, numbers=dimension * classes * gradients)
+
+
+def work_of_teachers(config: RunConfig, classes: int, dimension: int) -> Work:
+    """FedKT: a head for every teacher, and synthetic features at the coordinator."""
+    one, teachers = work(config, classes, dimension), config.baseline.teachers
+    return replace(one, steps=one.steps * teachers, passes=one.passes * teachers, synthetic=config.baseline.synthetic)
+
+
+def chain_work(config: RunConfig, classes: int, dimension: int) -> Work:
+    """One head, and records sampled for it."""
+    return replace(work(config, classes, dimension), synthetic=config.head.max_samples)

@@ -1,0 +1,53 @@
+"""Heads that sites train on their own records: sent once and combined as the method says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from common.checks import check_header
+from common.model_frames import unpack_parameters
+from common.parameters import Parameters, check_update
+from common.rules.spec import check_fields
+from strategies.combining import combine
+from strategies.defence import defend_updates
+from strategies.one_shot import Learned, OneShot
+from strategies.sampling import class_order
+
+
+class Heads(OneShot[Parameters]):
+    """One head from every site."""
+
+    def unpack(self, payload: bytes) -> Parameters:
+        """Parse and check a head. Raises SurrogateError."""
+        head = unpack_parameters(payload, most=len(payload))
+        check_header(head.header, self.expectation())
+        fields = self.config.spec.sends(self.config)
+        check_fields(fields, head.tensors, {"C": len(head.header.classes)})
+        check_update(head, {name: tuple(tensor.shape) for name, tensor in head.tensors.items()}, 1, private=False)
+        return head
+
+    def dimension(self, sent: Parameters) -> int:
+        """Columns of the weight."""
+        return sent.tensors["weight"].shape[1]
+
+    def records(self, sent: Parameters) -> int:
+        """Those that the head was trained on."""
+        return sent.records
+
+    def learn(self, sent: Sequence[Parameters], classes: Sequence[str]) -> Learned:
+        """Combine the heads. Raises RunError."""
+        known = tuple(classes) or class_order(sent)
+        defended = defend_updates(sent, self.config)
+        return Learned(combine(defended.kept, self.config, known), defended)
+
+    def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
+        """The rows of these classes."""
+        rows = torch.tensor([name in classes for name in sent.header.classes])
+        if not rows.any():
+            return None
+        header = replace(sent.header, classes=tuple(name for name in sent.header.classes if name in classes))
+        own = {name: tensor[rows] if name in ("weight", "bias") else tensor for name, tensor in sent.tensors.items()}
+        return replace(sent, header=header, tensors=own)
