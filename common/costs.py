@@ -8,10 +8,10 @@ from common.claims import private_rounds
 from common.config import RunConfig
 from common.rules.spec import BYTES_OF_A_NUMBER, count
 
-# What travels beside the numbers, as measured on real messages: a surrogate's header, the frame of its table and the
-# site's later answer; the question and the frame of the head; names and counts of each class.
-ENVELOPE_UP = 285
-ENVELOPE_DOWN = 155
+# What travels next to the numbers, as measured on real messages: headers and frames of a payload up and down, a request
+# without a payload, the answer to an evaluation and to the question which backbone and classes a site has; then names and
+# counts of each class, and a privacy claim.
+PAYLOAD_UP, PAYLOAD_DOWN, REQUEST, EVALUATION, INTRODUCTION = 233, 135, 19, 52, 120
 CLASS_BYTES = 5
 CLAIM_BYTES = 65
 
@@ -63,10 +63,11 @@ def _own(config: RunConfig, dimension: int, classes: int, records: int) -> Cost:
     if spec.opening is not None:
         sent += count(spec.opening(config), sizes) - count(spec.sends(config), sizes)
     received = rounds * count(spec.receives(config), sizes) + count(spec.result(config), sizes)
-    up = BYTES_OF_A_NUMBER * sent + rounds * (ENVELOPE_UP + named + (CLAIM_BYTES if config.epsilon else 0))
-    down = BYTES_OF_A_NUMBER * received + rounds * (ENVELOPE_DOWN + named)
-    more = 2 if spec.kind == "chain" else int(spec.introduces)
+    carried = rounds * bool(spec.receives(config)) + bool(spec.result(config))
+    messages = rounds * bool(spec.sends(config)) + 1 + spec.introduces
+    up = BYTES_OF_A_NUMBER * sent + EVALUATION + spec.introduces * (INTRODUCTION + named)
+    up += rounds * bool(spec.sends(config)) * (PAYLOAD_UP + named + (CLAIM_BYTES if config.epsilon else 0))
+    down = BYTES_OF_A_NUMBER * received + carried * (PAYLOAD_DOWN + named) + (messages - carried) * REQUEST
     budget = (config.epsilon or None, config.delta or None)
-    messages = rounds + 1 + more
     name = f"{config.method} {spec.variant(config)}".rstrip() + (f", {rounds} rounds" if rounds > 1 else "")
-    return Cost(name, up + more * ENVELOPE_UP, down + more * ENVELOPE_DOWN, rounds, messages, *budget)
+    return Cost(name, up, down, rounds, messages, *budget)

@@ -189,7 +189,7 @@ def _curves(runs: Sequence[tuple[str, Run]]) -> dict[str, Sequence[Step]]:
         what, taken = steps(run)
         if what != "round" or not taken:
             raise RunError(f"{folder} tells no accuracy after its rounds, so no curve can be drawn beside another")
-        found[run.method if run.method not in found else f"{run.method} {folder[-6:]}"] = taken
+        found[f"{run.method} {folder[-6:]}" if run.method in found else run.method] = taken
     return found
 
 

@@ -11,7 +11,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import one_hot
 
 from common.config import parse_run_config
-from common.costs import generator_numbers
+from common.costs import numbers
 from common.errors import DataError, SurrogateError
 from common.generator_files import pack_generator, read_generator, read_synthetic_set, write_synthetic_set
 from common.generators import (
@@ -70,12 +70,12 @@ def test_what_is_shared_has_as_many_parameters_as_the_formula_says(
     latent: int, hidden: int, classes: int, dimension: int
 ) -> None:
     run = run_of(latent=latent, hidden=hidden)
-    assert count(fresh_generator(run, classes, dimension)) == generator_numbers(run, dimension, classes)
+    assert count(fresh_generator(run, classes, dimension)) == numbers(run, dimension, classes, 0)
 
 
 def test_the_gan_has_the_papers_size() -> None:
     run = parse_run_config({"method": "dpcgan", "dpcvae.latent": 100})
-    assert count(fresh_generator(run, 11, 768)) == generator_numbers(run, 768, 11) == 1_369_856
+    assert count(fresh_generator(run, 11, 768)) == numbers(run, 768, 11, 0) == 1_369_856
     assert count(critic(11, 768)) == 1_324_033
     assert isinstance(fresh_companion(run, 11, 768), torch.nn.Sequential)
 

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord
 from safetensors.torch import load_file
 
 from common.accounting import GaussianEvent, epsilon_spent
-from common.costs import generator_numbers
+from common.costs import numbers
 from common.errors import PUBLIC_SENTENCES, RunError
 from common.generator_files import read_generator, read_manifest
 from common.generators import COUNTS
@@ -98,7 +98,7 @@ def test_bytes_follow_the_formula_and_no_encoder_is_in_any_message(tmp_path: Pat
     assert config["dpcvae.hidden"] == 16
     from common.config import parse_run_config
 
-    size = generator_numbers(parse_run_config(settings), 64, 10)
+    size = numbers(parse_run_config(settings), 64, 10, 0)
     # A name, a scale and a shape go with each tensor.
     for replies in (grid.replies(0), grid.replies(1)):
         lengths = [len(m.content.array_records[PAYLOAD][PAYLOAD].data) for m in replies]

@@ -1,0 +1,159 @@
+"""What every method of the registry must keep; a new one is tested here without another line."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.config import RunConfig, parse_run_config, run_digest
+from common.costs import costs
+from common.errors import ConfigError, SurrogateError
+from common.flat_settings import Scalar
+from common.methods import FEDPFT_CHAIN, METHODS, MethodSpec, method_named
+from common.rules.spec import Field, check_fields, count, load
+from common.sections import Settings
+from server_app.relearn import relearn
+from server_app.run_folder import read_payloads
+from strategies.federation import Federation
+from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
+
+quick = partial(run_federation, report=False)
+CLASSES = ",".join(map(str, range(10)))
+SPECS = [*METHODS.values(), FEDPFT_CHAIN]
+NAMES = [*METHODS, "fedpft chain"]
+# Small enough for seconds; a section that is not here runs with its defaults.
+SMALL: dict[str, Scalar] = {
+    **{"head.min-steps": 60, "head.epochs": 2, "alpha": 1.0, "fedavg.rounds": 2, "fedavg.local-epochs": 2},
+    **{"fedlap.rounds": 1, "fedlap.image-steps": 20, "fedlap.images-per-class": 2, "fedlap.model": "linear"},
+    **{"dpcvae.rounds": 3, "dpcvae.synthetic": 100},
+}
+# Settings that change nothing of what a site sends.
+NOT_IN_THE_DIGEST = {"fedpft": {"public", "order", "seal"}}
+
+
+def settings_of(spec: MethodSpec, private: bool = False) -> dict[str, Scalar]:
+    found: dict[str, Scalar] = {"method": spec.name} | SMALL
+    if spec is FEDPFT_CHAIN:
+        found["fedpft.topology"] = "chain"
+    if spec.needs_budget or private:
+        found |= {"epsilon": 8.0, "delta": 1e-5, "classes": CLASSES, "fedavg.sample-rate": 1.0, "dpcvae.sample-rate": 1.0}
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.collect.POLL_SECONDS", 0.02)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=NAMES)
+def test_a_method_is_described_in_full(spec: MethodSpec) -> None:
+    config = parse_run_config(settings_of(spec))
+    for name in ("name", "title", "paper"):
+        assert getattr(spec, name).strip(), f"method {spec.name}: the registry needs its {name}"
+    for target in (spec.site, spec.evaluate):
+        assert callable(load(target)), f"method {spec.name}: {target} is no function of the site"
+    assert issubclass(load(spec.strategy), Federation), f"method {spec.name}: {spec.strategy} is no strategy"
+    for section in (spec.trained, spec.configured, *spec.digest):
+        assert isinstance(getattr(config, section, None), Settings), f"method {spec.name}: no section {section!r}"
+    sizes = spec.sizes(config, 10, 64, 400)
+    for field in (*spec.sends(config), *spec.receives(config), *spec.result(config)):
+        assert all(n > 0 for n in field.sizes(sizes)), f"method {spec.name}: field {field.name} has an empty axis"
+    work = spec.work(config, 10, 64)
+    assert all(value >= 0 for value in vars(work).values())
+    assert spec.defences(config), f"method {spec.name}: the registry needs its defences, 'none' at least"
+    assert spec.kind != "one-shot" or spec.stored, (
+        f"method {spec.name}: what is sent once is kept, so that it can be relearned"
+    )
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=NAMES)
+def test_every_setting_of_a_section_is_in_the_digest_or_named_as_irrelevant(spec: MethodSpec) -> None:
+    for section, keys in spec.digest.items():
+        fields = set(type(getattr(RunConfig(), section)).model_fields)
+        left = fields - set(keys) - NOT_IN_THE_DIGEST.get(section, set())
+        assert not left, f"method {spec.name}: {section}.{sorted(left)[0]} decides what a site sends; list it in the digest"
+        assert set(keys) <= fields
+
+
+def test_a_setting_of_the_digest_changes_it_and_another_does_not() -> None:
+    digest = run_digest(parse_run_config({"method": "fedpft"}))
+    assert run_digest(parse_run_config({"method": "fedpft", "fedpft.rank": 8})) != digest
+    assert run_digest(parse_run_config({"method": "fedpft", "head.epochs": 3, "max-share": 2.0})) == digest
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_readme_names_every_method(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "README.md").read_text(), f"method {name}: the README needs a row for it"
+
+
+def test_an_unknown_method_is_refused_everywhere_alike() -> None:
+    with pytest.raises(ConfigError, match=r"method = 'fedxyz'.*'fedpft'.*'knn-per'"):
+        method_named("fedxyz")
+    with pytest.raises(ConfigError, match=r"method = 'fedxyz'.*'fedpft'.*'knn-per'"):
+        parse_run_config({"method": "fedxyz"})
+
+
+def test_no_method_is_compared_by_name_outside_its_own_files() -> None:
+    own = re.compile(r"(client_app/(heads|personal|rounds)|common/generators|strategies/(aggregation|combining))\.py")
+    for floor in ("common", "client_app", "strategies", "server_app"):
+        for file in (ROOT / floor).rglob("*.py"):
+            found = re.search(r"\.method (==|in|!=|not in) (?!METHODS|found)|\.method\.startswith", file.read_text())
+            assert not found or own.search(file.as_posix()), f"{file}: compares {found and found[0]!r}; ask the registry"
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=NAMES)
+def test_a_run_with_little_but_its_method_learns_and_costs_what_the_plan_says(tmp_path: Path, spec: MethodSpec) -> None:
+    settings, grid = settings_of(spec), InProcessGrid(sites(3))
+    metrics = metrics_of(quick(tmp_path, grid, partition="iid", **settings))
+    assert metrics["status"] == "ok"
+    assert metrics["sites"]["used"] == 3
+    assert metrics["accuracy"]["model"] > 0.2, "a guess is right one time in ten"
+    assert (metrics["privacy"] is None) == (not spec.needs_budget)
+    config = parse_run_config(settings)
+    sizes = spec.sizes(config, 10, 64, 479)
+    planned = costs(parse_run_config({"sites": 3} | settings), 64, 10, 479, 20)[0]
+    sent, received = grid.counted(1, ("train", "evaluate", "query.hello"))
+    assert planned.up == pytest.approx(sent, rel=0.1), "bytes up"
+    # A linear model that is all zeros travels in fewer bytes, once.
+    assert 0.9 * received < planned.down < 1.05 * received + 2 * count(spec.receives(config), sizes)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in METHODS.values() if spec.stored], ids=lambda spec: spec.name)
+def test_what_sites_sent_once_is_learned_from_again(tmp_path: Path, spec: MethodSpec) -> None:
+    settings = settings_of(spec)
+    folder = quick(tmp_path / "all", sites(3), **settings)
+    assert len(read_payloads(folder)) == 3
+    _, again = relearn(folder)
+    without, left = relearn(folder, without=["1"])
+    assert json.loads((without / "manifest.json").read_text())["sites"] == ["0", "2"]
+    header, two = again.header, torch.tensor(left.header.classes == again.header.classes)
+    assert header.classes
+    assert two or left.header.classes != header.classes
+    few = header.classes[:3]
+    _, narrow = relearn(folder, classes=few)
+    assert narrow.header.classes == few
+
+
+def test_tensors_are_checked_by_name_shape_and_range() -> None:
+    fields = (Field("counts", "C", 0, 100), Field("sums", "C d"))
+    good = {"counts": torch.tensor([1.0, 2.0]), "sums": torch.zeros(2, 5)}
+    assert check_fields(fields, good, {"C": 2}) == {"C": 2, "d": 5}
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"counts": torch.tensor([-1.0, 2.0])}, "counts holds a number"),
+        ({"counts": torch.tensor([float("nan"), 2.0])}, "counts holds a number"),
+        ({"counts": torch.tensor([101.0, 2.0])}, "counts holds a number"),
+        ({"counts": torch.tensor([1.0])}, "counts of shape"),
+        ({"sums": torch.zeros(3, 5)}, "sums of shape"),
+        ({"sums": torch.zeros(2, 5, 1)}, "sums of shape"),
+        ({"more": torch.zeros(1)}, "tensors counts, more, sums"),
+    ]
+    for change, message in wrong:
+        with pytest.raises(SurrogateError, match=message):
+            check_fields(fields, good | change, {"C": 2})
+    assert count(fields, {"C": 2, "d": 5}) == 12
