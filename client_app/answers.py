@@ -34,6 +34,8 @@ from common.sections import GENERATIVE
 from common.wire import Info, Record, from_record, to_record
 
 LARGEST_MODEL = 2**30
+# Requests that may bring a model; the others carry no payload.
+WITH_MODEL = ("surrogate", "evaluation", "comparison")
 
 Answer = tuple[bytes | None, Info]
 
@@ -62,12 +64,14 @@ def answer(
 ) -> Record:
     """The reply to a message. Raises FedSurrogateError, and whatever else can go wrong."""
     _open_log(node)
+    # Form and size before anything is read; the count of requests before what takes time.
+    _, info = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
     run = parse_run_config(run_config)
     check_addressee(content, site)
     policy = policy_of(node)
     check_work(policy, run, node.peers, work)
-    before = check_receipts(node, from_record(content, LARGEST_MODEL)[1].get("receipts", ""))
     admit(run, node, policy, flower_run)
+    before = check_receipts(node, info.get("receipts", ""))
     payload, told = WORK[work](Asked(content, run, node, site, flower_run))
     told = in_clear(policy, work, told)
     info: Info = {"status": "ok"} | told | new_receipt(node, before) | {"site": site}

@@ -20,8 +20,8 @@ def clipped_sums(
 ) -> tuple[dict[str, Tensor], int]:
     """The sum (float64) of records' gradients, each of norm at most `clip` over all parameters; and how many were longer.
 
-    losses: computes every record's loss (n,) of `inputs`, tensors (n, ...), with `modules`, whose trained parameters are those
-    of linear layers, each used once. A record's gradient of a layer is the outer product of what comes in, a, and the
+    losses: computes every record's loss (n,) of `inputs`, tensors (n, ...), with `modules`, whose trained parameters are
+    those of linear layers, each used once. A record's gradient of a layer is the outer product of what comes in, a, and the
     gradient of what goes out, g: its squared norm is |a|^2 |g|^2, and the clipped sum one product of matrices ("ghost
     clipping", Goodfellow 2015, Li et al. 2022). Raises ValueError for parameters that are not covered.
     """
@@ -34,7 +34,9 @@ def clipped_sums(
         layers[:] = [(name, module) for name, module, _, _ in seen]
         covered = [f"{name}.{part}" for name, module in layers for part, _ in module.named_parameters()]
         if sorted(covered) != sorted(parameters):
-            raise ValueError(f"parameters outside linear layers, or used twice: {sorted(set(parameters) ^ set(covered))[:3]}")
+            raise ValueError(
+                f"parameters outside linear layers, or used twice: {sorted(set(parameters) ^ set(covered))[:3]}"
+            )
         backward = torch.autograd.grad(each.sum(), [output for *_, output in seen])
         # In double precision: the bound must hold to the last digit.
         lengths = [torch.linalg.vector_norm(came, dim=1, dtype=torch.float64) for _, _, came, _ in seen]
@@ -61,9 +63,7 @@ def clipped_sums(
     return {name: sum_.value for name, sum_ in sums.items()}, cut
 
 
-def _watched(
-    modules: nn.Module, work: Callable[[], Tensor]
-) -> tuple[Tensor, list[tuple[str, nn.Linear, Tensor, Tensor]]]:
+def _watched(modules: nn.Module, work: Callable[[], Tensor]) -> tuple[Tensor, list[tuple[str, nn.Linear, Tensor, Tensor]]]:
     """What `work` gives, and what came into and went out of every linear layer meanwhile."""
     seen: list[tuple[str, nn.Linear, Tensor, Tensor]] = []
 

@@ -15,6 +15,7 @@ from common.landscape import Records
 from common.parameters import Tensors
 from common.privacy import Statistic, release, system_uniforms
 
+
 class PrivateGradient:
     """Gradients of Poisson samples of a site's records, each of which costs one sampled Gaussian release.
 

@@ -13,6 +13,7 @@ from common.claims import Claim
 from common.privacy import Statistic, release
 from common.sections import FedAvgConfig
 
+
 def train_privately(
     module: nn.Module, features: Tensor, labels: Tensor, settings: FedAvgConfig, claim: Claim, rate: float, mu: float = 0.0
 ) -> dict[str, float]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 # Records that go through a model together. A power of two: rows of a chunk then begin at even addresses.
 TOGETHER = 64
@@ -24,15 +24,15 @@ _together: dict[Hashable, int] = {}
 
 
 def per_record(
-    each: PerRecord, inputs: Sequence[Tensor], module: nn.Module, parameters: Sequence[Tensor], chunks: int = 1
+    each: PerRecord, inputs: Sequence[Tensor], kind: object, parameters: Sequence[Tensor], chunks: int = 1
 ) -> Iterator[list[Tensor]]:
     """Yield what `each` finds of all records, those of so many chunks at a time.
 
-    inputs: tensors (n, ...) of the records. parameters: those that `each` uses, of `module`; random numbers stand in them for
-    a moment, where the module is new.
+    inputs: tensors (n, ...) of the records. kind: names what `each` computes, a module say. parameters: those that `each`
+    uses; random numbers stand in them for a moment, where the kind is new.
     """
     count, group = len(inputs[0]), chunks * TOGETHER
-    rows = _rows(each, inputs, module, parameters) if count else 1
+    rows = _rows(each, inputs, kind, parameters) if count else 1
     for start in range(0, count, group):
         ends = range(start, min(start + group, count), rows)
         parts = [_chunk(each, [tensor[at : at + rows] for tensor in inputs], rows) for at in ends]
@@ -45,14 +45,14 @@ def _chunk(each: PerRecord, inputs: Sequence[Tensor], rows: int) -> list[Tensor]
     return [found[:count] for found in each(*filled)]
 
 
-def _rows(each: PerRecord, inputs: Sequence[Tensor], module: nn.Module, parameters: Sequence[Tensor]) -> int:
+def _rows(each: PerRecord, inputs: Sequence[Tensor], kind: object, parameters: Sequence[Tensor]) -> int:
     """How many records may go through together: TOGETHER, or one where the place of a record matters."""
     shapes = tuple((tensor.shape[1:], tensor.dtype, tensor.device) for tensor in inputs)
     place = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in parameters)
-    kind = (each.__qualname__, str(module), shapes, place, torch.get_num_threads(), TOGETHER)
-    if kind not in _together:
-        _together[kind] = TOGETHER if _places_are_alike(each, inputs, parameters) else 1
-    return _together[kind]
+    key = (each.__qualname__, str(kind), shapes, place, torch.get_num_threads(), TOGETHER)
+    if key not in _together:
+        _together[key] = TOGETHER if _places_are_alike(each, inputs, parameters) else 1
+    return _together[key]
 
 
 def _places_are_alike(each: PerRecord, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> bool:
