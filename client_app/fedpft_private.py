@@ -164,7 +164,7 @@ def _expected(data: Clipped, means: Tensor, sizes: Tensor, variances: Tensor) ->
     """
     classes, k, d = means.shape
     counts, sums = torch.zeros(classes, k, dtype=torch.float64), torch.zeros(classes, k, d, dtype=torch.float64)
-    for label in data.labels.unique().tolist():
+    for label in sorted(set(data.labels.tolist())):
         rows = data.labels == label
         centres, variance = means[label].clone(), variances[label]
         # The square of the record itself is the same for all components.

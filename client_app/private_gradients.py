@@ -103,7 +103,9 @@ def sums_like(tensors: Iterable[Tensor], clip: float) -> list[ExactSum]:
 
 def norms_of(each: Sequence[Tensor]) -> Tensor:
     """Norms (n,), float64, of records' gradients (n, ...) over all parameters."""
-    return torch.stack([torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=torch.float64) for part in each]).norm(dim=0)
+    parts = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=torch.float64) for part in each]
+    norms: Tensor = torch.stack(parts).norm(dim=0)
+    return norms
 
 
 def add_clipped(total: Sequence[ExactSum], each: Sequence[Tensor], norms: Tensor, clip: float) -> int:

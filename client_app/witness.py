@@ -9,6 +9,8 @@ does not agree is refused: no ledger where there is a witness, no witness where 
 or two or more entries ahead, or another one. `site ledger --open` begins the ledger of new data; `site reopen-ledger` is a
 person's decision about one that was lost or replaced.
 
+Next to it lies `ID.answered`: requests by file that were answered, so that none is answered again under a new ledger.
+
 What leaves with a receipt: how many entries this ledger has (one for the header, one a charged release, one a decision),
 when a person began it, a random-looking name, and a tag. Charges follow from requests and settings, never from records.
 

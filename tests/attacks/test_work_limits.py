@@ -296,7 +296,7 @@ def test_a_request_is_counted_before_its_receipts_are_read(hospital: NodeConfig)
 
 
 def test_dp_em_holds_no_table_of_records_and_components_of_all_classes() -> None:
-    count, classes, components = 2000, 1000, 20
+    count, classes, components = 400, 200, 20
     run = parse_run_config(PRIVATE | {"fedpft.components": components, "fedpft.covariance": "spherical"})
     claim = make_claim(run, "record")
     assert claim is not None
@@ -305,7 +305,7 @@ def test_dp_em_holds_no_table_of_records_and_components_of_all_classes() -> None
     largest = Largest()
     with largest:
         dp_em(data, classes, components, claim, torch.Generator())
-    # The table of all would have 40 million numbers.
+    # The table of all would have 1.6 million numbers.
     assert largest.numbers <= 20 * classes * components
 
 

@@ -173,7 +173,7 @@ def test_a_supernode_that_would_start_foreign_code_is_found_by_its_number(tmp_pa
         ("/venv/bin/python3.11 -W ignore -X dev -Im flwr.supernode.cli.flower_supernode --isolation process", True, True),
         ("python -Wignore -u /venv/bin/flower-supernode", True, False),
         ("python --check-hash-based-pycs never -B /venv/bin/flower-supernode", True, False),
-        ("python -c import\tflwr.supernode.cli;flwr.supernode.cli.flower_supernode()", True, False),
+        ("python -c __import__('flwr.supernode.cli').supernode.cli.flower_supernode()", True, False),
         ("python -W ignore /venv/bin/site join --superlink flower-supernode", False, False),
         ("python -W ignore -m client_app.cli doctor flower_supernode", False, False),
     ],
