@@ -64,12 +64,12 @@ def answer(
 ) -> Record:
     """The reply to a message. Raises FedSurrogateError, and whatever else can go wrong."""
     _open_log(node)
-    # Form and size before anything is read; the count of requests before what takes time.
-    _, asked = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
     run = parse_run_config(run_config)
     check_addressee(content, site)
     policy = policy_of(node)
     check_work(policy, run, node.peers, work)
+    # Form and size before anything is read; the count of requests before what takes time.
+    _, asked = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
     admit(run, node, policy, flower_run)
     before = check_receipts(node, asked.get("receipts", ""))
     payload, told = WORK[work](Asked(content, run, node, site, flower_run))
