@@ -171,6 +171,9 @@ def numbers_held(run: RunConfig, dimension: int, classes: int) -> int:
     if run.method == "fedpft":
         squares = run.fedpft.covariance in ("full", "lowrank")
         components = run.fedpft.components if not run.epsilon or run.mechanism == "dp-em" else 1
+        if run.mechanism == "dp-em":
+            # Means, exact sums in two parts, the noisy sums, and what becomes of them.
+            return classes * components * dimension * 8
         each = dimension if squares and (run.epsilon or run.fedpft.covariance == "full") else run.fedpft.rank + 2
         return classes * components * dimension * (each if squares else 2)
     if isinstance(settings, DPCVAEConfig):
