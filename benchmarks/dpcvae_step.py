@@ -38,7 +38,7 @@ class Losses(nn.Module):
         self.modules_, self._trainer = trainer.modules, trainer
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        return self._trainer.losses(x, labels)
+        return self._trainer.losses(x, labels, self._trainer.noise(len(labels)))
 
 
 def noisy(trainer: Trainer, parts: list[Tensor]) -> None:

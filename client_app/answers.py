@@ -32,6 +32,8 @@ from common.sealing import public_key
 from common.wire import Info, Record, from_record, to_record
 
 LARGEST_MODEL = 2**30
+# Requests that may bring a model; the others carry no payload.
+WITH_MODEL = ("surrogate", "evaluation", "comparison")
 
 Answer = tuple[bytes | None, Info]
 
@@ -64,8 +66,10 @@ def answer(
     check_addressee(content, site)
     policy = policy_of(node)
     check_work(policy, run, node.peers, work)
-    before = check_receipts(node, from_record(content, LARGEST_MODEL)[1].get("receipts", ""))
+    # Form and size before anything is read; the count of requests before what takes time.
+    _, asked = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
     admit(run, node, policy, flower_run)
+    before = check_receipts(node, asked.get("receipts", ""))
     payload, told = WORK[work](Asked(content, run, node, site, flower_run))
     told = in_clear(policy, work, told)
     info: Info = {"status": "ok"} | told | new_receipt(node, before) | {"site": site}

@@ -2,23 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 
 from client_app.private_gradients import clip_factors, sums_like
+from client_app.record_chunks import per_record
+
+# Inputs and gradients of all layers are held of so many chunks of records at a time.
+CHUNKS = 7
 
 
-def clipped_sums(modules: nn.ModuleList, losses: Callable[[], Tensor], clip: float) -> tuple[dict[str, Tensor], int]:
+def clipped_sums(
+    modules: nn.ModuleList, losses: Callable[..., Tensor], inputs: Sequence[Tensor], clip: float
+) -> tuple[dict[str, Tensor], int]:
     """The sum (float64) of records' gradients, each of norm at most `clip` over all parameters; and how many were longer.
 
-    losses: computes every record's loss (n,) with `modules`, whose trained parameters are those of linear layers, each used
-    once. A record's gradient of a layer is the outer product of what comes in, a, and the gradient of what goes out, g: its
-    squared norm is |a|^2 |g|^2, and the clipped sum one product of matrices ("ghost clipping", Goodfellow 2015, Li et
-    al. 2022). Raises ValueError for parameters that are not covered.
+    losses: computes every record's loss (n,) of `inputs`, tensors (n, ...), with `modules`, whose trained parameters are
+    those of linear layers, each used once. A record's gradient of a layer is the outer product of what comes in, a, and the
+    gradient of what goes out, g: its squared norm is |a|^2 |g|^2, and the clipped sum one product of matrices ("ghost
+    clipping", Goodfellow 2015, Li et al. 2022). Raises ValueError for parameters that are not covered.
     """
+    parameters = {name: parameter for name, parameter in modules.named_parameters() if parameter.requires_grad}
+    sums = dict(zip(parameters, sums_like(parameters.values(), clip), strict=True))
+    layers: list[tuple[str, nn.Linear]] = []
+
+    def outer_products(*some: Tensor) -> list[Tensor]:
+        each, seen = _watched(modules, lambda: losses(*some))
+        layers[:] = [(name, module) for name, module, _, _ in seen]
+        covered = [f"{name}.{part}" for name, module in layers for part, _ in module.named_parameters()]
+        if sorted(covered) != sorted(parameters):
+            raise ValueError(
+                f"parameters outside linear layers, or used twice: {sorted(set(parameters) ^ set(covered))[:3]}"
+            )
+        backward = torch.autograd.grad(each.sum(), [output for *_, output in seen])
+        # In double precision: the bound must hold to the last digit.
+        lengths = [torch.linalg.vector_norm(came, dim=1, dtype=torch.float64) for _, _, came, _ in seen]
+        squares = torch.zeros(len(each), dtype=torch.float64, device=each.device)
+        for (_, module, *_), length, after in zip(seen, lengths, backward, strict=True):
+            went = torch.linalg.vector_norm(after, dim=1, dtype=torch.float64).square()
+            squares += went * (length.square() + (module.bias is not None))
+        return [squares.sqrt(), *lengths, *(came for _, _, came, _ in seen), *backward]
+
+    cut = 0
+    for norms, *found in per_record(outer_products, inputs, modules, list(parameters.values()), CHUNKS):
+        factors, count = clip_factors(norms, clip)[:, None], len(layers)
+        cut += int((norms > clip).sum())
+        for (name, module), length, came, after in zip(
+            layers, found[:count], found[count : 2 * count], found[2 * count :], strict=True
+        ):
+            scaled = (after * factors).nan_to_num_(0.0, 0.0, 0.0)
+            # What comes in as a direction, whose entries are at most one; its length goes to the other factor.
+            length = length.clamp_min(1e-100)[:, None]
+            direction = (came / length).nan_to_num_(0.0, 0.0, 0.0)
+            sums[f"{name}.weight"].add_products((scaled * length).nan_to_num_(0.0, 0.0, 0.0), direction)
+            if module.bias is not None:
+                sums[f"{name}.bias"].add(scaled)
+    return {name: sum_.value for name, sum_ in sums.items()}, cut
+
+
+def _watched(modules: nn.Module, work: Callable[[], Tensor]) -> tuple[Tensor, list[tuple[str, nn.Linear, Tensor, Tensor]]]:
+    """What `work` gives, and what came into and went out of every linear layer meanwhile."""
     seen: list[tuple[str, nn.Linear, Tensor, Tensor]] = []
 
     def remember(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
@@ -28,34 +74,8 @@ def clipped_sums(modules: nn.ModuleList, losses: Callable[[], Tensor], clip: flo
 
         return hook
 
-    trained = {name for name, parameter in modules.named_parameters() if parameter.requires_grad}
     with ExitStack() as hooks:
         for name, module in modules.named_modules():
             if isinstance(module, nn.Linear):
                 hooks.callback(module.register_forward_hook(remember(name)).remove)
-        each = losses()
-    covered = [f"{name}.{part}" for name, module, _, _ in seen for part, _ in module.named_parameters()]
-    if sorted(covered) != sorted(trained):
-        raise ValueError(f"parameters outside linear layers, or used twice: {sorted(trained ^ set(covered))[:3]}")
-    backward = torch.autograd.grad(each.sum(), [output for *_, output in seen])
-    # In double precision: the bound must hold to the last digit.
-    lengths = [torch.linalg.vector_norm(inputs, dim=1, dtype=torch.float64) for _, _, inputs, _ in seen]
-    squares = torch.zeros(len(each), dtype=torch.float64, device=each.device)
-    for (_, module, *_), came, after in zip(seen, lengths, backward, strict=True):
-        went = torch.linalg.vector_norm(after, dim=1, dtype=torch.float64).square()
-        squares += went * (came.square() + (module.bias is not None))
-    norms = squares.sqrt()
-    factors = clip_factors(norms, clip)[:, None]
-    sums: dict[str, Tensor] = {}
-    for (name, module, inputs, _), came, after in zip(seen, lengths, backward, strict=True):
-        scaled = (after * factors).nan_to_num_(0.0, 0.0, 0.0)
-        # What comes in as a direction, whose entries are at most one; its length goes to the other factor.
-        came = came.clamp_min(1e-100)[:, None]
-        (weight,) = sums_like([module.weight], clip)
-        weight.add_products((scaled * came).nan_to_num_(0.0, 0.0, 0.0), (inputs / came).nan_to_num_(0.0, 0.0, 0.0))
-        sums[f"{name}.weight"] = weight.value
-        if module.bias is not None:
-            (bias,) = sums_like([module.bias], clip)
-            bias.add(scaled)
-            sums[f"{name}.bias"] = bias.value
-    return sums, int((norms > clip).sum())
+        return work(), seen

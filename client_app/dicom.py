@@ -174,7 +174,9 @@ def _scan(root: Path, files: Sequence[Path], left: LeftOut) -> list[_Image]:
             image = _read_header(root, file)
         except InvalidDicomError:
             strangers += 1
-        except Exception as error:  # pydicom raises nearly anything on a damaged file.
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # pydicom and its plugins raise nearly anything on a damaged file.
             broken.append(f"'{file}' ({error if isinstance(error, DataError | OSError) else type(error).__name__})")
         else:
             if image:

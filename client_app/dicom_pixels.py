@@ -43,7 +43,9 @@ def open_dicom(file: Path, frame: int = 0) -> Image.Image:
             values = pixel_array(stream, index=frame)
         _take_from_groups(header, frame)
         shown = _colour(values, header) if _in_colour(values, header) else _grey(values, header)
-    except Exception as error:  # Decoders raise nearly anything on a damaged file.
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # Decoders raise nearly anything on a damaged file; a panic in Rust is no Exception.
         said = " ".join(str(error).split())
         raise DataError(f"'{file}' cannot be shown ({type(error).__name__}: {said}); export it again") from error
     return Image.fromarray(shown).convert("RGB")

@@ -35,7 +35,7 @@ def dry_run(run: RunConfig, node: NodeConfig) -> DryRun:
             "releases nothing; `coordinator plan` tells its bytes"
         )
     gate = open_gate(node, run, DRY)
-    prepared = prepare(run, node, site_name(node, 0), gate, DRY, told={"lineage": "dryrun"})
+    prepared = prepare(run, node, site_name(node, 0), gate, DRY, told={"lineage": "dryrun"}, affordable=False)
     release, classes = prepared.release, prepared.found.classes
     facts: dict[str, Any] = {
         "mechanism": release.mechanism,

@@ -221,7 +221,9 @@ def _decode(dataset: Dataset, backbone: Backbone, indices: range) -> _Part:
     for index in indices:
         try:
             image = backbone.preprocess(dataset.open_image(index, backbone.preprocess.resize))
-        except Exception as error:  # Decoders raise nearly anything on a damaged file.
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # Decoders raise nearly anything on a damaged file; a panic in Rust is no Exception.
             broken.append((index, f"{type(error).__name__}: {error}"))
             continue
         if images is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from client_app.record_chunks import per_record
 from common.claims import EM_STEPS, Claim
 from common.covariances import Diagonal, Full, Spherical
 from common.errors import ConfigError
@@ -19,6 +20,8 @@ from common.sums import Sums, budget_shares, statistics
 
 # A variance that noise has taken away is kept above this, in features of norm at most one.
 SMALLEST_VARIANCE = 1e-8
+# Of records whose shares of components are held at a time.
+CHUNKS = 7
 
 
 @dataclass(frozen=True)
@@ -72,17 +75,12 @@ def dp_em(
     means, sizes = data.features.new_zeros(num_classes, 1, d), data.features.new_ones(num_classes, 1)
     variances = data.features.new_ones(num_classes)
     for step in range(EM_STEPS):
-        responsibilities = _responsibilities(data, means, sizes, variances) * data.weights[:, None]
         k = means.shape[1]
-        index = data.labels[:, None] * k + torch.arange(k)
-        one_hot = torch.zeros(len(data.labels), num_classes * k, dtype=torch.float64).scatter_(1, index, responsibilities)
-        found_counts, found_sums = ExactSum((num_classes * k,), 1.0), ExactSum((num_classes * k, d), 1.0)
-        found_counts.add(one_hot)
-        found_sums.add_products(one_hot, data.features)
+        sizes_found, sums_found = _expected(data, means, sizes, variances)
         counts, sums = release(
             [
-                Statistic("counts", found_counts.value, 1.0, shares["counts"]),
-                Statistic("sums", found_sums.value, 1.0, shares["sums"]),
+                Statistic("counts", sizes_found, 1.0, shares["counts"]),
+                Statistic("sums", sums_found, 1.0, shares["sums"]),
             ],
             multiplier,
         )
@@ -160,15 +158,33 @@ def _noisy_covariance(centred: Tensor, family: str, noise: float) -> Tensor:
     return (variances + noise * system_normals(variances.shape)).clamp_min(SMALLEST_VARIANCE).float()
 
 
-def _responsibilities(data: Clipped, means: Tensor, sizes: Tensor, variances: Tensor) -> Tensor:
-    """E-step within each record's own class: (n, K)."""
-    products = (data.features @ means.flatten(0, 1).T).reshape(-1, *means.shape[:2])
-    own = products[torch.arange(len(data.labels)), data.labels]
-    # The square of the record itself is the same for all components.
-    distances = means.square().sum(2)[data.labels] - 2 * own
-    logits = sizes[data.labels].log() - 0.5 * distances / variances[data.labels, None]
-    shares: Tensor = logits.softmax(1)
-    return shares
+def _expected(data: Clipped, means: Tensor, sizes: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
+    """E-step: sizes (C K,) and sums (C K, d) of all components, every record within its own class. Memory grows with the
+    records of one class and with C K d, not with their product.
+    """
+    classes, k, d = means.shape
+    counts, sums = torch.zeros(classes, k, dtype=torch.float64), torch.zeros(classes, k, d, dtype=torch.float64)
+    for label in sorted(set(data.labels.tolist())):
+        rows = data.labels == label
+        centres, variance = means[label].clone(), variances[label]
+        # The square of the record itself is the same for all components.
+        offsets = sizes[label].log() - 0.5 * means[label].square().sum(1) / variance
+
+        def shares(
+            features: Tensor,
+            weights: Tensor,
+            centres: Tensor = centres,
+            offsets: Tensor = offsets,
+            variance: Tensor = variance,
+        ) -> list[Tensor]:
+            return [(offsets + features @ centres.T / variance).softmax(1) * weights[:, None], features]
+
+        found_counts, found_sums = ExactSum((k,), 1.0), ExactSum((k, d), 1.0)
+        for mine, features in per_record(shares, (data.features[rows], data.weights[rows]), "shares", [centres], CHUNKS):
+            found_counts.add(mine)
+            found_sums.add_products(mine, features)
+        counts[label], sums[label] = found_counts.value, found_sums.value
+    return counts.flatten(), sums.flatten(0, 1)
 
 
 def _facts(data: Clipped, released: Sequence[Noisy]) -> dict[str, float]:

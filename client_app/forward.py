@@ -55,9 +55,10 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
 
 def _check_first_answer(ledger: Ledger, request: Request, flower_run: str) -> None:
     """A second answer has fresh noise and is charged again; a person who wants one needs a new request."""
-    if earlier := [entry for entry in ledger.entries() if entry["flower_run"] == flower_run]:
+    if flower_run in ledger.answered():
+        when = [f" on {entry['time'][:10]}" for entry in ledger.entries() if entry["flower_run"] == flower_run]
         raise PolicyError(
-            f"request {request.id} was answered on {earlier[0]['time'][:10]}; a second answer would spend the budget again. "
+            f"request {request.id} was answered{''.join(when[:1])}; a second answer would spend the budget again. "
             "Hand over the bundle that was written then; if it is lost, ask the coordinator for a new request"
         )
 

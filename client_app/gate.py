@@ -35,6 +35,15 @@ class Gate:
         self._check_policy(run)
         self.ledger.check()
 
+    def check_planned(self, release: Release) -> None:
+        """Raise BudgetError where a private release could not be paid for; called before its work.
+
+        release: what will leave as far as settings fix it, see `release.planned`. Settings and ledger decide, never the
+        data. The budget is checked once more when it is charged.
+        """
+        if release.events:
+            check_budget(self.ledger.entries(), release, self._budget())
+
     def _check_policy(self, run: RunConfig) -> None:
         policy = self.policy
         check_sealed_run(policy, run, self._peers)

@@ -25,7 +25,10 @@ class Trainer(Protocol):
     # The modules whose gradients come from records.
     modules: nn.ModuleList
 
-    def losses(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def noise(self, count: int) -> Tensor:
+        """Random numbers (count, ...) for the losses of so many records."""
+
+    def losses(self, embeddings: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
         """Every record's loss (n,), of embeddings of mean square one."""
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
@@ -46,10 +49,13 @@ class CVAETrainer:
         self._decoder, self._encoder, self._beta, self._normals = decoder, encoder, beta, normals
         self._optimiser = _optimiser(self.modules, settings, rate)
 
-    def losses(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def noise(self, count: int) -> Tensor:
+        """Of the encodings: (count, latent)."""
+        return self._normals((count, self._decoder.latent))
+
+    def losses(self, embeddings: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
         """In nats a dimension."""
-        kinds = one_hot(labels, len(self._decoder.means)).to(embeddings)
-        noise = self._normals((len(labels), self._decoder.latent)).to(embeddings)
+        kinds, noise = one_hot(labels, len(self._decoder.means)).to(embeddings), noise.to(embeddings)
         missed, apart = elbo(self._encoder, self._decoder, embeddings, kinds, noise)
         return (missed + self._beta * apart) / embeddings.shape[1]
 
@@ -82,7 +88,11 @@ class GanTrainer:
         self._critic = torch.optim.Adam(judge.parameters(), lr=rate, betas=GAN_BETAS)
         self._made = torch.optim.Adam(maker.parameters(), lr=rate, betas=GAN_BETAS)
 
-    def losses(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def noise(self, count: int) -> Tensor:
+        """None is needed."""
+        return torch.zeros(count, 0)
+
+    def losses(self, embeddings: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
         """How unreal the critic thinks each record."""
         kinds = one_hot(labels, len(self._maker.means)).to(embeddings)
         return _unreal(self._judge, embeddings, kinds, 1.0)
@@ -121,7 +131,8 @@ def private_gradient(
 
     One release of the Gaussian mechanism: all parameters are one statistic, which one record moves by at most the clip.
     """
-    total, cut = clipped_sums(trainer.modules, lambda: trainer.losses(embeddings, labels), clip)
+    inputs = embeddings, labels, trainer.noise(len(labels)).to(embeddings)
+    total, cut = clipped_sums(trainer.modules, trainer.losses, inputs, clip)
     flat = torch.cat([part.flatten().cpu() for part in total.values()])
     (noisy,) = release([Statistic("gradients", flat, clip, 1.0)], noise_multiplier)
     parts = torch.split(noisy.value / expected, [part.numel() for part in total.values()])
@@ -133,7 +144,7 @@ def private_gradient(
 def exact_gradient(trainer: Trainer, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """The mean of the records' gradients, by name."""
     names, parameters = zip(*trainer.modules.named_parameters(), strict=True)
-    found = torch.autograd.grad(trainer.losses(embeddings, labels).mean(), parameters)
+    found = torch.autograd.grad(trainer.losses(embeddings, labels, trainer.noise(len(labels))).mean(), parameters)
     return dict(zip(names, found, strict=True))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -28,6 +29,8 @@ from common.receipts import Receipt
 
 FORMAT = 1
 LOCK_SECONDS = 60
+# The run that a request by file is, see client_app/forward.py.
+BY_FILE = re.compile(r"bundle-[0-9a-f]{16}")
 REMEDY = "nothing leaves until a person has looked at it; `site reopen-ledger` starts a new one and keeps the old"
 
 
@@ -117,7 +120,15 @@ class Ledger:
             if not entries:
                 entries = [self._append(None, self._header())]
             self._append(entries[-1], {"kind": "release", **asdict(release)})
+            if self.witness is not None and BY_FILE.fullmatch(release.flower_run):
+                self.witness.record_answer(release.flower_run)
             return total
+
+    def answered(self) -> set[str]:
+        """Requests by file that were answered, before a person reopened this ledger as well, by the name of their run."""
+        entries = self.entries()
+        found = {entry["flower_run"] for entry in entries} | {name for e in entries for name in e.get("answered", ())}
+        return found | (self.witness.answered() if self.witness is not None else set())
 
     def reopen(self, reason: str, epsilon: float, delta: float, keep: bool = False) -> None:
         """A person's decision: keep the files aside, and begin again with `epsilon` at `delta` taken as spent.
@@ -131,17 +142,21 @@ class Ledger:
         events = [asdict(GaussianEvent(gaussian_noise_multiplier(epsilon, delta)))] if epsilon else []
         with self._locked():
             stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
-            aside = {}
+            aside, answered = {}, self.witness.answered() if self.witness is not None else set()
             for file in (self.path, self.head):
                 if file.exists():
                     kept, content = file.with_name(f"{file.name}.{stamp}"), file.read_bytes()
                     aside[kept.name] = hashlib.sha256(content).hexdigest()
                     put_file(kept, content)
+                    # Also in a damaged ledger, and what its own decisions name.
+                    answered |= set(BY_FILE.findall(content.decode("ascii", "replace")))
             entries = Ledger(self.path.parent, self.dataset)._read() if keep else [chained(None, self._header())]
             if not entries:
                 raise LedgerError(f"there is no ledger {str(self.path)!r} to keep; reopen it without --keep")
             decision = {"kind": "decision", "reason": reason, "epsilon": epsilon, "delta": delta, "kept": keep}
-            last = chained(entries[-1], decision | {"events": events, "aside": aside, "flower_run": ""})
+            last = chained(
+                entries[-1], decision | {"events": events, "aside": aside, "answered": sorted(answered), "flower_run": ""}
+            )
             self._begin(*entries, last)
 
     @contextmanager

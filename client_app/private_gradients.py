@@ -8,14 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from client_app.record_chunks import per_record
 from common.augmentation import Change
 from common.exact_sums import ExactSum
 from common.landscape import Records
 from common.parameters import Tensors
 from common.privacy import Statistic, release, system_uniforms
-
-# Gradients of so many records are held in memory at a time.
-TOGETHER = 128
 
 
 class PrivateGradient:
@@ -70,13 +68,15 @@ def clipped_sum(
         return torch.nn.functional.cross_entropy(logits, label[None])
 
     each_of = vmap(grad(one), in_dims=(None, 0, 0))
-    at = {name: tensor.detach() for name, tensor in parameters.items()}
-    total, cut = sums_like(at.values(), clip), 0
-    for values, labels in zip(torch.split(records.values, TOGETHER), torch.split(records.labels, TOGETHER), strict=True):
-        if not len(labels):
-            continue
+    at = {name: tensor.detach().clone() for name, tensor in parameters.items()}
+
+    def gradients(values: Tensor, labels: Tensor) -> list[Tensor]:
         each = list(each_of(at, values, labels).values())
-        cut += add_clipped(total, each, clip)
+        return [*each, norms_of(each)]
+
+    total, cut = sums_like(at.values(), clip), 0
+    for *each, norms in per_record(gradients, (records.values, records.labels), body, list(at.values())):
+        cut += add_clipped(total, each, norms, clip)
     return [part.value for part in total], cut
 
 
@@ -101,13 +101,19 @@ def sums_like(tensors: Iterable[Tensor], clip: float) -> list[ExactSum]:
     return [ExactSum(tensor.shape, clip, tensor.device) for tensor in tensors]
 
 
-def add_clipped(total: Sequence[ExactSum], each: Sequence[Tensor], clip: float) -> int:
-    """Add records' gradients (n, ...), each of norm at most `clip` over all parameters, to sums; how many were longer.
+def norms_of(each: Sequence[Tensor]) -> Tensor:
+    """Norms (n,), float64, of records' gradients (n, ...) over all parameters."""
+    parts = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=torch.float64) for part in each]
+    norms: Tensor = torch.stack(parts).norm(dim=0)
+    return norms
+
+
+def add_clipped(total: Sequence[ExactSum], each: Sequence[Tensor], norms: Tensor, clip: float) -> int:
+    """Add records' gradients (n, ...) with these norms (n,), each shortened to `clip`, to sums; how many were longer.
 
     In double precision: a factor that is rounded to single may have lost all its digits, and is then up to twice as large.
+    Every step rounds each number by itself, whatever stands next to it.
     """
-    squares = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=torch.float64) for part in each]
-    norms = torch.stack(squares).norm(dim=0)
     factors = clip_factors(norms, clip)
     for sum_, gradients in zip(total, each, strict=True):
         scaled = gradients * factors.reshape(-1, *[1] * (gradients.ndim - 1))

@@ -7,13 +7,11 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from client_app.private_gradients import add_clipped, poisson_sample, sums_like
+from client_app.private_gradients import add_clipped, norms_of, poisson_sample, sums_like
+from client_app.record_chunks import per_record
 from common.claims import Claim
 from common.privacy import Statistic, release
 from common.sections import FedAvgConfig
-
-# Gradients of so many records are held in memory at a time.
-TOGETHER = 256
 
 
 def train_privately(
@@ -51,16 +49,17 @@ def train_privately(
 def _clipped_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float) -> tuple[list[Tensor], int]:
     """The sum (float64) of all records' gradients, each of norm at most `clip`, by parameter; and how many were longer."""
     parameters = list(module.parameters())
-    total = sums_like(parameters, clip)
-    cut = 0
-    for some, truth in zip(torch.split(features, TOGETHER), torch.split(labels, TOGETHER), strict=True):
-        if not len(truth):
-            continue
+
+    def gradients(some: Tensor, truth: Tensor) -> list[Tensor]:
         module.zero_grad(set_to_none=True)
         with warnings.catch_warnings():
             # Opacus' hooks fire on outputs as well as inputs; only the outputs' gradients are used.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             torch.nn.functional.cross_entropy(module(some), truth, reduction="sum").backward()  # type: ignore[no-untyped-call]
         each = [parameter.grad_sample.detach() for parameter in parameters]  # type: ignore[attr-defined]
-        cut += add_clipped(total, each, clip)
+        return [*each, norms_of(each)]
+
+    total, cut = sums_like(parameters, clip), 0
+    for *each, norms in per_record(gradients, (features, labels), module, parameters):
+        cut += add_clipped(total, each, norms, clip)
     return [part.value for part in total], cut

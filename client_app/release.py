@@ -17,7 +17,7 @@ from client_app.site import SiteFeatures, load_site, site_device
 from client_app.task import Limits, Made, Task
 from client_app.uncharged import FALLBACK, with_records
 from common.accounting import GaussianEvent
-from common.claims import Claim
+from common.claims import Claim, make_claim, released_in
 from common.config import RunConfig, run_digest
 from common.rules.spec import load
 from common.wire import Info, pack_surrogate, unpack_question
@@ -49,9 +49,15 @@ def prepare(
     flower_run: str,
     question: bytes | None = None,
     told: Mapping[str, object] | None = None,
+    affordable: bool = True,
 ) -> Prepared:
-    """Make what this site is asked for; nothing leaves and nothing is charged. Raises FedSurrogateError."""
+    """Make what this site is asked for; nothing leaves and nothing is charged. Raises FedSurrogateError.
+
+    affordable: refuse before any work what the budget cannot pay for.
+    """
     gate.check_request(run)
+    if affordable:
+        gate.check_planned(planned(run, node, flower_run, told or {}))
     limits = Limits(node.max_components, node.max_rank, gate.smallest_class(run.mechanism), gate.policy.most_classes)
 
     def make(found: SiteFeatures, node: NodeConfig) -> tuple[Made, int, float]:
@@ -93,6 +99,17 @@ def entry(run: RunConfig, flower_run: str, made: Made, number: int = 1) -> Relea
         sealed=made.sealed,
         sample_rate=run.trained.sample_rate if run.mechanism == "dp-sgd" else 1.0,
     )
+
+
+def planned(run: RunConfig, node: NodeConfig, flower_run: str, told: Mapping[str, object]) -> Release:
+    """What is known of a release before anything is done for it: run, round and noise. Settings and request decide alone."""
+    asked = told.get("round", 1)
+    number = asked if isinstance(asked, int) else 1
+    claim = make_claim(run, "patient" if node.protects == "patient" else "record")
+    events: tuple[GaussianEvent, ...] = ()
+    if claim is not None:
+        events = (released_in(run, number),) if claim.mechanism == "dp-sgd" else (GaussianEvent(claim.noise_multiplier),)
+    return entry(run, flower_run, Made(b"", claim, events), number)
 
 
 def method_of(run: RunConfig) -> Callable[[Task], Made]:

@@ -37,8 +37,8 @@ class Limits:
 
 
 NO_LIMITS = Limits()
-# Of a model in a private run. How a product of matrices rounds depends on how many records are multiplied at once; large
-# weights that cancel would turn that last digit of one record's gradient into another gradient.
+# Of a model in a private run. A record's gradient does not depend on others (client_app/record_chunks.py), but the last
+# digit of its features may, where several images go through the backbone together; large weights that cancel amplify it.
 LARGEST_PRIVATE = 1e4
 
 

@@ -9,6 +9,8 @@ does not agree is refused: no ledger where there is a witness, no witness where 
 or two or more entries ahead, or another one. `site ledger --open` begins the ledger of new data; `site reopen-ledger` is a
 person's decision about one that was lost or replaced.
 
+Next to it lies `ID.answered`: requests by file that were answered, so that none is answered again under a new ledger.
+
 What leaves with a receipt: how many entries this ledger has (one for the header, one a charged release, one a decision),
 when a person began it, a random-looking name, and a tag. Charges follow from requests and settings, never from records.
 
@@ -107,6 +109,28 @@ class Witness:
             raise LedgerError(f"the ledger's witness {str(self.file)!r} is gone; {DECIDE}")
         if (found.length, found.last) != (length, last):
             self._write(replace(found, length=length, last=last))
+
+    def answered(self) -> set[str]:
+        """Requests by file that this site has answered, whichever ledger they are charged to."""
+        try:
+            return set(self._answers.read_text("ascii").split())
+        except FileNotFoundError:
+            return set()
+        except (OSError, ValueError) as error:
+            raise LedgerError(f"{str(self._answers)!r}, the answered requests, cannot be read ({error}); {DECIDE}") from None
+
+    def record_answer(self, request: str) -> None:
+        """Keep that a request by file was answered. Only then may the bundle leave."""
+        known = self.answered()
+        if request not in known:
+            try:
+                put_file(self._answers, "".join(f"{each}\n" for each in sorted({*known, request})).encode())
+            except OSError as error:
+                raise LedgerError(f"{str(self._answers)!r} cannot be written ({error}); {PLACE}") from None
+
+    @property
+    def _answers(self) -> Path:
+        return self.file.with_suffix(".answered")
 
     def compare(self, hashes: Sequence[str]) -> bool:
         """Whether the witness is one entry behind a ledger with these hashes, as after a kill."""

@@ -42,7 +42,7 @@ NOT_COVERED = (
     "records of one person at several sites: each site promises for its own data only",
     "what the same site releases elsewhere, or from a copy of its data with a ledger of its own",
     "whether the foundation model itself was trained on a person's images",
-    "the last digits of a feature or a gradient, which other records of its batch can change by rounding",
+    "the last digits of a feature, which other images of its batch can change by rounding",
 )
 
 

@@ -68,9 +68,10 @@ def work(config: RunConfig, classes: int, dimension: int) -> Work:
     squares = settings.covariance in ("full", "lowrank")
     components = settings.components if not config.epsilon or config.mechanism == "dp-em" else 1
     each = dimension if squares and (config.epsilon or settings.covariance == "full") else settings.rank + 2
+    # DP-EM holds means, exact sums in two parts, the noisy sums, and what becomes of them.
     return Work(
         passes=config.head.epochs,
-        numbers=classes * components * dimension * (each if squares else 2),
+        numbers=classes * components * dimension * (8 if config.mechanism == "dp-em" else each if squares else 2),
         components=settings.components,
         rank=settings.rank if settings.covariance == "lowrank" else 0,
     )

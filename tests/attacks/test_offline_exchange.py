@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import client_app.cli
 import server_app.cli
@@ -34,6 +36,11 @@ from tests.grid import FAST, events_of, metrics_of, run_federation, sites
 SETTINGS: dict[str, Any] = {"fedpft.covariance": "spherical", "head.max-samples": 2000, **FAST}
 PRIVATE: dict[str, Any] = SETTINGS | {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(map(str, range(10)))}
 Captured = pytest.CaptureFixture[str]
+
+IMAGES: dict[str, Any] = {
+    **{"epsilon": 0.5, "delta": 1e-5, "classes": "a,b", "backbone": "pixels", "image-size": 8},
+    "fedpft.covariance": "spherical",
+}
 
 
 class World:
@@ -259,6 +266,32 @@ def test_a_request_is_answered_once(world: World) -> None:
     # A new request of the same settings is another one.
     world.request("new.json", PRIVATE)
     assert world.release(0, "new.json", "second.bundle").exists()
+
+
+@pytest.mark.parametrize("loss", ["none", "damaged", "state-dir"])
+def test_a_request_stays_answered_when_a_person_reopens_the_ledger(world: World, loss: str) -> None:
+    (world.folder / "images").mkdir()
+    for name in "ab":
+        (world.folder / "images" / name).mkdir()
+        for number in range(3):
+            Image.new("L", (8, 8), 40 * number).save(world.folder / f"images/{name}/{number}.png")
+    own = 'site="h" data="imagefolder" data-dir="images" state-dir="state" cache-dir="cache" witness-dir="witness"'
+    own += f' coordinator-key="{world.pinned}"'
+    world.request(settings=IMAGES)
+    world.site("ledger", "--open", "--node-config", own)
+    world.site("release", "r.json", "--out", "first.bundle", "--node-config", own)
+    for _ in range(2):
+        if loss == "damaged":
+            (file,) = (world.folder / "state" / "ledgers").glob("*.jsonl")
+            file.write_bytes(file.read_bytes().replace(b'"release"', b'"relapse"') + b"\xff\n")
+        if loss == "state-dir":
+            shutil.rmtree(world.folder / "state")
+        world.site("reopen-ledger", "--reason", "x", "--epsilon-spent", "0.5", "--node-config", own)
+        world.site("release", "r.json", "--out", "second.bundle", "--node-config", own, code=1)
+        assert "was answered" in world.wrong
+        assert not (world.folder / "second.bundle").exists()
+    world.request("new.json", IMAGES)
+    world.site("release", "new.json", "--out", "second.bundle", "--node-config", own)
 
 
 def test_an_expired_request_is_refused_before_any_work(world: World) -> None:

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from client_app import private_gradients, private_training
+from client_app import private_training, record_chunks
 from client_app.clipped_linear import clipped_sums
 from client_app.fedpft_private import Clipped
 from client_app.generator_steps import CVAETrainer, GanTrainer, Trainer
@@ -86,22 +86,16 @@ def fedlap_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float)
 def generator_sum(method: str, power: float, embeddings: Tensor, labels: Tensor, clip: float, hidden: int) -> SumOf:
     run = parse_run_config({"method": method, "dpcvae.hidden": hidden, "dpcvae.latent": 3})
     shared, companion = (resized(make(run, 3, embeddings.shape[1]), power) for make in (fresh_generator, fresh_companion))
-    noise, current = torch.randn(len(labels), 3), torch.arange(len(labels))
 
     def trainer() -> Trainer:
         if method == "dpcgan":
             return GanTrainer(shared, companion, run.dpcvae, 1.0, torch.ones(3), torch.Generator())  # type: ignore[arg-type]
-        # Every record keeps its noise, with and without the others.
-        return CVAETrainer(shared, companion, run.dpcvae, 1.0, 1.0, lambda shape: noise[current])  # type: ignore[arg-type]
+        return CVAETrainer(shared, companion, run.dpcvae, 1.0, 1.0, torch.randn)  # type: ignore[arg-type]
 
     steps = trainer()
-
-    def of(rows: Tensor) -> Tensor:
-        nonlocal current
-        current = rows
-        return flat(clipped_sums(steps.modules, lambda: steps.losses(embeddings[rows], labels[rows]), clip)[0].values())
-
-    return of
+    # Every record keeps its noise, with and without the others.
+    inputs = embeddings, labels, steps.noise(len(labels))
+    return lambda rows: flat(clipped_sums(steps.modules, steps.losses, [part[rows] for part in inputs], clip)[0].values())
 
 
 def check_every_record(of: SumOf, count: int, clip: float) -> None:
@@ -148,6 +142,63 @@ def test_of_a_generator(method: str, clip: float, size: float, model: float, hid
     check_every_record(generator_sum(method, model, values((4, 6), size, seed), labels, clip, hidden), 4, clip)
 
 
+def cancelling(module: nn.Module) -> nn.Module:
+    """A hostile model: large weights, of which pairs all but cancel, so that the last digit of a sum decides."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            values = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim > 1:
+                half = parameter.shape[1] // 2
+                values[:, half : 2 * half] = -values[:, :half] * (1 + 1e-6)
+                values = values * 1e3
+            parameter.copy_(values)
+    return module
+
+
+NETWORKS: list[tuple[Any, int, int]] = [
+    ("linear", 7, 0),
+    ("linear", 512, 0),
+    ("mlp", 7, 5),
+    ("mlp", 64, 32),
+    ("convnet", 64, 5),
+    ("convnet", 64, 8),
+]
+
+
+def check_alone_and_among_others(of: SumOf, count: int) -> None:
+    """A record's contribution is the same to the last bit alone, with others, and at another place among them.
+
+    Contributions are multiples of 2^-44 of the clip, so that sums of so few are exact, and equal to the last bit.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole, alone = of(torch.arange(count)), torch.stack([of(torch.tensor([row])) for row in range(count)])
+        assert torch.equal(whole, alone.sum(0))
+        for seed in range(3):
+            order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+            assert torch.equal(whole, of(order))
+            some = order[: count // (seed + 2)]
+            assert torch.equal(of(some), alone[some].sum(0))
+
+
+@pytest.mark.parametrize("way", [opacus_sum, fedlap_sum])
+@pytest.mark.parametrize(("kind", "inputs", "width"), NETWORKS)
+def test_no_record_changes_what_another_contributes_to_a_network(way: Any, kind: Any, inputs: int, width: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(75, inputs, generator=generator)
+    features = (features + torch.roll(features, inputs // 2, 1)) / 2
+    module = cancelling(fresh(kind, inputs, 3, width))
+    check_alone_and_among_others(way(module, features, torch.arange(75) % 3, 0.1), 75)
+
+
+@pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
+@pytest.mark.parametrize(("dimension", "hidden"), [(6, 0), (64, 0), (6, 5), (64, 16)])
+def test_no_record_changes_what_another_contributes_to_a_generator(method: str, dimension: int, hidden: int) -> None:
+    embeddings = torch.randn(75, dimension, generator=torch.Generator().manual_seed(1))
+    check_alone_and_among_others(generator_sum(method, 0.0, embeddings, torch.arange(75) % 3, 0.1, hidden), 75)
+
+
 @pytest.mark.parametrize("family", ["spherical", "diag", "full"])
 @searched
 @given(
@@ -185,8 +236,7 @@ MILLION = 1_000_000
 @pytest.mark.parametrize("way", ["private_training", "private_gradients", "clipped_linear"])
 def test_among_a_million_others(monkeypatch: pytest.MonkeyPatch, way: str, clip: float) -> None:
     # Few large batches instead of many small ones: what rounds is the same total.
-    for module in (private_training, private_gradients):
-        monkeypatch.setattr(module, "TOGETHER", 2**14)
+    monkeypatch.setattr(record_chunks, "TOGETHER", 2**14)
     # All records are alike, and pull the same way.
     features, labels = torch.full((MILLION + 2, 1), 30.0), torch.zeros(MILLION + 2, dtype=torch.int64)
     layer = nn.Linear(1, 2)
@@ -201,11 +251,11 @@ def test_among_a_million_others(monkeypatch: pytest.MonkeyPatch, way: str, clip:
     else:
         modules = nn.ModuleList([layer])
 
-        def of(rows: Tensor) -> Tensor:
-            def losses() -> Tensor:
-                return nn.functional.cross_entropy(layer(features[rows]), labels[rows], reduction="none")
+        def losses(x: Tensor, y: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(layer(x), y, reduction="none")
 
-            return flat(clipped_sums(modules, losses, clip)[0].values())
+        def of(rows: Tensor) -> Tensor:
+            return flat(clipped_sums(modules, losses, (features[rows], labels[rows]), clip)[0].values())
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

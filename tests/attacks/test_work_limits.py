@@ -4,21 +4,27 @@ import itertools
 import json
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from filelock import FileLock
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from client_app.answers import answer
-from client_app.gate import open_ledger
+from client_app.fedpft_private import Clipped, dp_em
+from client_app.gate import Gate, open_ledger
+from client_app.ledger import Release
 from client_app.policy import DEFAULT, PUBLIC_DATA
 from client_app.settings import NodeConfig
 from client_app.work_limits import COUNTS, check_size, check_work
+from common.claims import make_claim
 from common.config import parse_run_config, run_digest
-from common.errors import ConfigError, PolicyError
+from common.errors import BudgetError, ConfigError, DataError, FedSurrogateError, PolicyError, SurrogateError
 from common.wire import to_record
 
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b", "backbone": "pixels", "image-size": 8}
@@ -225,6 +231,101 @@ def test_the_least_recently_used_features_go_when_the_cache_is_full(hospital: No
         assert entries(hospital) == {first, fifth}
     assert compute(32, 0.001) == ""
     assert entries(hospital) == {fifth}
+
+
+@pytest.mark.parametrize("method", ["fedpft", "dp-fedavg", "dpcvae"])
+def test_a_release_that_the_budget_cannot_pay_for_costs_no_work(
+    hospital: NodeConfig, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = with_policy(hospital, "epsilon-total = 1.0\nepsilon-per-run = 1.0\nmechanisms = ['*']")
+    worked: list[str] = []
+    monkeypatch.setattr("client_app.release.with_records", lambda run, *_: worked.append(run.method) or _unused())
+    run = PRIVATE | {"method": method}
+    question = to_record(None, {"run": run_digest(parse_run_config(run)), "round": 1, "lineage": "a"})
+    with pytest.raises(DataError):
+        answer("surrogate", question, run, "1", node, "s")
+    assert worked == [method], "what can be paid for is worked on"
+    monkeypatch.undo()
+    release(node, "2", epsilon=1.0)
+    monkeypatch.setattr("client_app.release.with_records", lambda run, *_: worked.append(run.method) or _unused())
+    with pytest.raises(BudgetError, match="epsilon-total = 1"):
+        answer("surrogate", question, run, "3", node, "s")
+    assert worked == [method]
+
+
+def _unused() -> None:
+    raise DataError("not in this test")
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "dp-fedavg"}, {"fedpft.components": 2}, {"fedpft.topology": "chain"}])
+def test_what_is_planned_is_what_is_charged(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.attacks import visits
+    from tests.attacks.neighbours import Record
+
+    plans: list[Release] = []
+    checked = Gate.check_planned
+    monkeypatch.setattr(Gate, "check_planned", lambda self, plan: plans.append(plan) or checked(self, plan))
+    small = {"head.min-steps": 2, "head.epochs": 1, "fedpft.covariance": "spherical", **visits.ROUNDS}
+    hospital = visits.Hospital(tmp_path, "folder", (Record("a"), Record("b", "2")))
+    hospital.visit(small | settings)
+    visits.close_logs()
+    charged = hospital.entries()
+    assert charged
+    same = ("run", "flower_run", "method", "round", "mechanism", "unit", "epsilon", "delta", "sigmas", "sample_rate")
+    for entry in charged:
+        (plan,) = [each for each in plans if (each.flower_run, each.run) == (entry["flower_run"], entry["run"])]
+        planned = json.loads(json.dumps(asdict(plan)))
+        assert [planned[key] for key in (*same, "events")] == [entry[key] for key in (*same, "events")]
+
+
+@pytest.mark.parametrize("work", ["name", "introduction", "head"])
+def test_a_large_message_is_refused_before_anything_else_is_done(hospital: NodeConfig, work: str) -> None:
+    content = to_record(bytes(10_000), {"bytes": 10_000})
+    with pytest.raises(SurrogateError, match="10000 bytes; at most 0"):
+        answer(work, content, PRIVATE, "1", hospital, "s")
+    assert not (hospital.state / COUNTS).exists()
+
+
+def test_a_request_is_counted_before_its_receipts_are_read(hospital: NodeConfig) -> None:
+    node = with_policy(hospital, "requests-per-run = 2")
+    for message in ("receipt", "receipt", "requests-per-run = 2"):
+        with pytest.raises(FedSurrogateError, match=message):
+            answer("introduction", to_record(None, {"receipts": "unreadable"}), PRIVATE, "1", node, "s")
+
+
+def test_dp_em_holds_no_table_of_records_and_components_of_all_classes() -> None:
+    count, classes, components = 400, 200, 20
+    run = parse_run_config(PRIVATE | {"fedpft.components": components, "fedpft.covariance": "spherical"})
+    claim = make_claim(run, "record")
+    assert claim is not None
+    labels = torch.arange(count) % classes
+    data = Clipped.of(torch.randn(count, 2), labels)
+    largest = Largest()
+    with largest:
+        dp_em(data, classes, components, claim, torch.Generator())
+    # The table of all would have 1.6 million numbers.
+    assert largest.numbers <= 20 * classes * components
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor has that is made meanwhile."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor):
+            self.numbers = max(self.numbers, found.numel())
+        return found
+
+
+def test_components_of_all_classes_are_bounded_by_what_dp_em_takes() -> None:
+    classes = ",".join(map(str, range(1000)))
+    run = parse_run_config(PRIVATE | {"fedpft.components": 100, "fedpft.covariance": "spherical", "classes": classes})
+    with pytest.raises(PolicyError, match="most-numbers"):
+        check_size(run, DEFAULT, 4096, 1000)
 
 
 def test_public_data_have_no_limits_without_a_policy(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from client_app.clipped_linear import clipped_sums
 from client_app.generator_steps import trainer_of
-from client_app.private_gradients import add_clipped, sums_like
+from client_app.private_gradients import add_clipped, norms_of, sums_like
 from common.config import parse_run_config
 from common.generators import fresh_companion, fresh_generator
 
@@ -43,9 +43,10 @@ def test_the_sum_is_that_of_records_clipped_one_by_one(method: str, hidden: int,
         return trainer_of(shared, companion, run.dpcvae, 3, torch.ones(3), False, torch.Generator().manual_seed(5))
 
     trainer = fresh_trainer()
-    sums, cut = clipped_sums(trainer.modules, lambda: trainer.losses(x, labels), clip)
+    noise = trainer.noise(9).double()
+    sums, cut = clipped_sums(trainer.modules, trainer.losses, (x, labels, noise), clip)
     again = fresh_trainer()
-    expected, norms = one_by_one(again.modules, lambda: again.losses(x, labels), 9, clip)
+    expected, norms = one_by_one(again.modules, lambda: again.losses(x, labels, noise), 9, clip)
     assert sums.keys() == expected.keys()
     for name, tensor in sums.items():
         # Factors of a product lie on a grid of 2^-22 of the clip: of nine records, half a step each.
@@ -59,10 +60,10 @@ def test_the_sum_is_that_of_opacus() -> None:
     modules = nn.ModuleList([nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))])
     x, y = torch.randn(8, 6), torch.arange(8) % 2
 
-    def losses() -> Tensor:
+    def losses(x: Tensor, y: Tensor) -> Tensor:
         return nn.functional.cross_entropy(modules[0](x), y, reduction="none")
 
-    sums, _ = clipped_sums(modules, losses, 0.3)
+    sums, _ = clipped_sums(modules, losses, (x, y), 0.3)
     sampled = GradSampleModule(modules[0], loss_reduction="sum")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -81,11 +82,12 @@ def test_no_record_moves_the_sum_by_more_than_the_clip_whatever_it_holds(bad: fl
     x, y = torch.randn(8, 6), torch.arange(8) % 2
     x[3, 2] = bad
 
-    def total(rows: Tensor) -> Tensor:
-        def losses() -> Tensor:
-            return nn.functional.cross_entropy(modules[0](x[rows]), y[rows], reduction="none")
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(modules[0](x), y, reduction="none")
 
-        return torch.cat([part.flatten().double() for part in clipped_sums(modules, losses, 0.01)[0].values()])
+    def total(rows: Tensor) -> Tensor:
+        sums, _ = clipped_sums(modules, losses, (x[rows], y[rows]), 0.01)
+        return torch.cat([part.flatten().double() for part in sums.values()])
 
     everyone = torch.arange(8)
     whole = total(everyone)
@@ -103,15 +105,15 @@ def test_parameters_that_the_rule_does_not_cover_are_refused() -> None:
     odd = Odd()
     modules, x = nn.ModuleList([odd]), torch.randn(4, 3)
     with pytest.raises(ValueError, match=r"0\.scale"):
-        clipped_sums(modules, lambda: (odd.linear(x) * odd.scale).sum(1), 1.0)
+        clipped_sums(modules, lambda x: (odd.linear(x) * odd.scale).sum(1), (x,), 1.0)
     twice = nn.ModuleList([nn.Linear(3, 3)])
     with pytest.raises(ValueError, match="used twice"):
-        clipped_sums(twice, lambda: twice[0](twice[0](x)).sum(1), 1.0)
+        clipped_sums(twice, lambda x: twice[0](twice[0](x)).sum(1), (x,), 1.0)
 
 
 def test_an_empty_sample_adds_nothing() -> None:
     modules = nn.ModuleList([nn.Linear(3, 1)])
-    sums, cut = clipped_sums(modules, lambda: modules[0](torch.zeros(0, 3)).squeeze(1), 1.0)
+    sums, cut = clipped_sums(modules, lambda x: modules[0](x).squeeze(1), (torch.zeros(0, 3),), 1.0)
     assert cut == 0
     assert all(not bool(tensor.any()) for tensor in sums.values())
 
@@ -122,5 +124,5 @@ def test_no_gradient_is_too_long_to_be_shortened(length: float) -> None:
     for clip in (0.01, 0.1, 1.0):
         each = [torch.tensor([[length, 0.0]])]
         total = sums_like([torch.zeros(2)], clip)
-        add_clipped(total, each, clip)
+        add_clipped(total, each, norms_of(each), clip)
         assert float(total[0].value.norm()) <= clip

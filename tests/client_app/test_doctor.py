@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from client_app import cli
 from client_app.doctor import check_site
 from client_app.doctor_link import Finding, Link, check_link
-from client_app.doctor_nodes import check_isolation, is_isolated, is_supernode
+from client_app.doctor_nodes import check_isolation, is_isolated, is_supernode, starts_client_apps
 from client_app.gate import open_gate, open_ledger
 from client_app.settings import NodeConfig, parse_node_config
 from common.config import RunConfig, parse_run_config
@@ -169,10 +169,43 @@ def test_a_supernode_that_would_start_foreign_code_is_found_by_its_number(tmp_pa
         ("flower-supernode --iso process", True, False),
         ("/venv/bin/site join --insecure --superlink flower-supernode", False, False),
         ("flower-superlink --isolation process", False, True),
+        ("/venv/bin/python -W ignore -m flwr.supernode.cli.flower_supernode", True, False),
+        ("/venv/bin/python3.11 -W ignore -X dev -Im flwr.supernode.cli.flower_supernode --isolation process", True, True),
+        ("python -Wignore -u /venv/bin/flower-supernode", True, False),
+        ("python --check-hash-based-pycs never -B /venv/bin/flower-supernode", True, False),
+        ("python -c __import__('flwr.supernode.cli').supernode.cli.flower_supernode()", True, False),
+        ("python -W ignore /venv/bin/site join --superlink flower-supernode", False, False),
+        ("python -W ignore -m client_app.cli doctor flower_supernode", False, False),
     ],
 )
 def test_isolation_is_read_from_a_command_line(command: str, supernode: bool, isolated: bool) -> None:
     assert (is_supernode(command.split()), is_isolated(command.split())) == (supernode, isolated)
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("/venv/bin/flower-superexec --plugin-type clientapp --insecure", True),
+        ("/venv/bin/python /venv/bin/flower-superexec --plugin-type=clientapp", True),
+        ("/venv/bin/python -W ignore -m flwr.supercore.cli.flower_superexec --plugin-t clientapp", True),
+        ("/venv/bin/flower-superexec --plugin-type serverapp", False),
+        ("/venv/bin/python /venv/bin/site app --plugin-type clientapp", False),
+    ],
+)
+def test_a_superexec_that_starts_client_apps_is_recognised(command: str, found: bool) -> None:
+    assert starts_client_apps(command.split()) is found
+
+
+def test_a_superexec_that_would_start_foreign_code_is_found_by_its_number(tmp_path: Path) -> None:
+    program = tmp_path / "flower-superexec"
+    program.write_text("import time; time.sleep(60)")
+    for kind in ("clientapp", "serverapp"):
+        with subprocess.Popen([sys.executable, "-W", "ignore", str(program), "--plugin-type", kind]) as process:
+            try:
+                found = check_isolation()
+                assert (found.state == "FAIL" and str(process.pid) in found.found) is (kind == "clientapp")
+            finally:
+                process.kill()
 
 
 def test_a_process_list_that_cannot_be_read_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,7 @@ def test_the_noise_of_encodings_is_secret_under_privacy_and_repeats_without() ->
             shared, companion = fresh_generator(config, 3, DIMENSION), fresh_companion(config, 3, DIMENSION)
             seeded = torch.Generator().manual_seed(0)
             trainer = trainer_of(shared, companion, config.dpcvae, 2, torch.ones(3), private, seeded)
-            found.append(trainer.losses(records().features, records().labels).detach())
+            found.append(trainer.losses(records().features, records().labels, trainer.noise(len(records().labels))).detach())
         assert bool((found[0] == found[1]).any()) is not private
         assert torch.equal(*found) is not private
 
@@ -178,7 +178,7 @@ def test_a_private_step_is_the_sum_over_what_it_is_given_however_many_were_drawn
     trainer = CVAETrainer(shared, companion, config.dpcvae, 0.1, 1.0, lambda shape: noise[: shape[0], : shape[1]])  # type: ignore[arg-type]
     for drawn in (0, 1, 7, 40):
         x, y = part.features[:drawn], part.labels[:drawn]
-        total, _ = clipped_sums(trainer.modules, lambda x=x, y=y: trainer.losses(x, y), 0.1)  # type: ignore[misc]
+        total, _ = clipped_sums(trainer.modules, trainer.losses, (x, y, trainer.noise(drawn)), 0.1)
         for expected in (1.0, 13.0):
             mean, *_ = private_gradient(trainer, x, y, 0.1, 2.0, expected)
             for name, tensor in total.items():

@@ -208,3 +208,33 @@ def test_real_images_give_the_published_features(tmp_path: Path) -> None:
     assert torch.equal(dataset.labels, published["y"][:32])
     for ours, theirs in zip(found.x.float().numpy(), published["x"][:32].float().numpy(), strict=True):
         assert np.corrcoef(ours, theirs)[0, 1] > 0.99
+
+
+def test_a_decoder_that_panics_spoils_one_image_alone(
+    tmp_path: Path, pixels: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):
+        """What a panic in a library written in Rust becomes: no Exception."""
+
+    opened = Dataset.open_image
+
+    def panics(self: Dataset, index: int, size: int) -> Image.Image:
+        if index == 2:
+            raise PanicException("index out of bounds")
+        return opened(self, index, size)
+
+    monkeypatch.setattr(Dataset, "open_image", panics)
+    found = extract(dataset_of(tmp_path / "d", [png(i) for i in range(9)]), pixels, tmp_path)
+    assert found.ok.tolist() == [index != 2 for index in range(9)]
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_process_is_no_broken_image(
+    tmp_path: Path, pixels: Backbone, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
+) -> None:
+    def ends(self: Dataset, index: int, size: int) -> Image.Image:
+        raise end
+
+    monkeypatch.setattr(Dataset, "open_image", ends)
+    with pytest.raises(end):
+        extract(dataset_of(tmp_path / "d", [png(1)]), pixels, tmp_path)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app import fedlap, private_gradients
+from client_app import fedlap, record_chunks
 from client_app.fedlap import approximate
-from client_app.private_gradients import PrivateGradient, add_clipped, clipped_sum, poisson_sample, sums_like
+from client_app.private_gradients import PrivateGradient, add_clipped, clipped_sum, norms_of, poisson_sample, sums_like
 from client_app.radius import SHARE, Search, effective_radius
 from client_app.release import keep_file
 from client_app.settings import NodeConfig
@@ -185,7 +185,7 @@ def test_clipped_sums_equal_micro_batches_of_one(clip: float, monkeypatch: pytes
     body, model = body_and_model()
     records = real(20)
     change = next(draws((), torch.Generator()))
-    monkeypatch.setattr(private_gradients, "TOGETHER", 7)
+    monkeypatch.setattr(record_chunks, "TOGETHER", 7)
     total, cut = clipped_sum(body, model, records, clip, change)
     wanted = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
     longer = 0
@@ -318,7 +318,7 @@ def test_a_tiny_sample_rate_takes_nobody_more_often_than_accounted_for() -> None
 def test_the_clip_holds_for_gradients_of_many_entries() -> None:
     each = [torch.full((1, 400, 1000), 0.37), torch.full((1, 320_010), 0.011)]
     total = sums_like([torch.zeros(400, 1000), torch.zeros(320_010)], 1.0)
-    assert add_clipped(total, each, 1.0) == 1
+    assert add_clipped(total, each, norms_of(each), 1.0) == 1
     assert math.sqrt(sum(float(part.value.square().sum()) for part in total)) <= 1.0
 
 
