@@ -21,6 +21,8 @@ from common.privacy import Noisy, Statistic
 
 # A noisy count within this many standard deviations of zero may belong to a class the site does not have.
 PRESENT = 2.0
+# Honest noise is refused so rarely, and tables are rounded by so much.
+FALSE_ALARM, ROUNDING = 1e-7, 1e-2
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,31 @@ def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
     counts = 0.07 * (1 - squares)
     shares = {"counts": counts, "sums": 1 - squares - counts}
     return shares | ({"squares": squares} if squares else {})
+
+
+def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
+    """For each table the name, the lengths that it has and the greatest that it can have: those of each class's sum (C,)
+    and counts (C,), and of all second moments (1,).
+
+    No record is longer than one, so no sum is longer than its count, and neither is the second moment. What noise adds is
+    longer than granted here with a probability of at most FALSE_ALARM: the length of D normals exceeds sqrt(D) + t with
+    probability exp(-t^2 / 2) at most (it is a 1-Lipschitz function of them). No count is far below zero.
+    """
+    classes, d = sums.sums.shape
+    tail = math.sqrt(2 * math.log(4 * classes / FALSE_ALARM))
+    count_noise = sums.sigmas["counts"]
+    counts = sums.counts.double()
+    true = counts.clamp_min(0) + tail * count_noise
+    found = [
+        ("the count below zero", (-counts).clamp_min(0), torch.full_like(counts, tail * count_noise)),
+        ("a class sum", sums.sums.double().norm(dim=1), true + sums.sigmas["sums"] * (math.sqrt(d) + tail)),
+    ]
+    if sums.squares is not None:
+        most = counts.sum().clamp_min(0) + tail * count_noise * math.sqrt(classes)
+        most = most + sums.sigmas["squares"] * (math.sqrt(len(sums.squares)) + tail)
+        found.append(("second moments", sums.squares.double().norm()[None], most[None]))
+    # Tables travel in half precision.
+    return [(name, length, most * (1 + ROUNDING) + ROUNDING) for name, length, most in found]
 
 
 def as_mixtures(sums: Sums) -> tuple[Mixtures, list[int]] | None:
