@@ -107,10 +107,15 @@ def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
         ("the count below zero", (-counts).clamp_min(0), torch.full_like(counts, tail * count_noise)),
         ("a class sum", sums.sums.double().norm(dim=1), true + sums.sigmas["sums"] * (math.sqrt(d) + tail)),
     ]
+    # All classes together cannot each be near the bound of one: their squared excesses sum to a chi-square at most.
+    room = sums.sigmas["sums"] * math.sqrt(d)
+    excess = (found[1][1] - counts.clamp_min(0) - room).clamp_min(0)
+    most = math.hypot(count_noise, sums.sigmas["sums"]) * (math.sqrt(classes) + tail)
+    found.append(("what all class sums exceed their counts by", excess.norm()[None], torch.full_like(counts[:1], most)))
     if sums.squares is not None:
-        most = counts.sum().clamp_min(0) + tail * count_noise * math.sqrt(classes)
-        most = most + sums.sigmas["squares"] * (math.sqrt(len(sums.squares)) + tail)
-        found.append(("second moments", sums.squares.double().norm()[None], most[None]))
+        total = counts.sum().clamp_min(0) + tail * count_noise * math.sqrt(classes)
+        longest = total + sums.sigmas["squares"] * (math.sqrt(len(sums.squares)) + tail)
+        found.append(("second moments", sums.squares.double().norm()[None], longest[None]))
     # Tables travel in half precision.
     return [(name, length, most * (1 + ROUNDING) + ROUNDING) for name, length, most in found]
 

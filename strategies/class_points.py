@@ -133,7 +133,8 @@ def of_sums(surrogates: Sequence[SumsSurrogate]) -> ClassPoints:
     known, d = counts.clamp_min(1), first.dimension
     means = sums / known[..., None]
     privacy = (sigmas[:, 1:] / known).square()
-    length = (means.square().mean(2) - privacy).clamp_min(0)
+    # No honest mean is longer than one: a false one must not make itself look uncertain.
+    length = (means.square().mean(2) - privacy).clamp(0, 1 / d)
     # Of a feature of unit norm, what is not in its mean is variance.
     chance = (1 / d - length).clamp_min(0) / known
     stretch = sigmas[:, :1] / known

@@ -32,7 +32,7 @@ Kind = Literal["far", "moved", "label", "unrelated", "opposed"]
 # other's side of the way between both, with certainty; and whose distance is so many times what the others differ by.
 NEARER, ASIDE, DISAGREE = 6.0, 0.6, 1.5
 # A class mean so many times farther away (in squared distance) than the others' data extend.
-FAR = 12.0
+FAR, FAR_OF_UNIT = 12.0, 4.0
 # A class mean so many times farther away than what is usual for the site's other classes, for the other sites, and than
 # `USUAL` of what lies between two classes.
 MOVED, USUAL = 6.0, 0.5
@@ -162,7 +162,9 @@ def compare(points: ClassPoints) -> Compared:
 def far(points: ClassPoints, compared: Compared) -> Tensor:
     """Scores (S, C), at least 1 where a class is farther away than the others' data extend, or its site varies so."""
     apart = (compared.own - SIGMAS * compared.deviation).masked_fill(~compared.judged, 0.0)
-    return torch.maximum(apart, points.shape[:, None]) / (FAR * compared.extent)
+    # Means of features of norm one are no farther apart than two; a noisy count may double a length.
+    most = FAR * compared.extent if points.power == 1 else FAR_OF_UNIT
+    return torch.maximum(apart, points.shape[:, None]) / most
 
 
 def label(compared: Compared) -> Tensor:

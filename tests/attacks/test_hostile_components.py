@@ -137,7 +137,7 @@ def test_honest_components_are_not_suspected() -> None:
 
 @pytest.mark.parametrize("share", [0.9, 0.5])
 def test_who_knows_the_thresholds_and_stays_below_them_does_bounded_harm(share: float) -> None:
-    """Every class mean moves toward the next class by a share of the way that no threshold sees, under the cap of records."""
+    """Every class mean moves toward the next by a share of the way that no threshold sees, within the cap."""
 
     def lie(sent: Surrogate) -> Surrogate:
         table = sent.mixtures

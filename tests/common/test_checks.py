@@ -137,7 +137,8 @@ def test_a_sum_that_is_no_number_is_refused_by_name(name: str, bad: float) -> No
 
 def test_no_sum_is_longer_than_its_count_and_the_noise_allow() -> None:
     run, surrogate = sums()
-    sigmas = {"counts": 2.0, "sums": 3.0, "squares": 1.0}
+    assert surrogate.sums.squares is not None
+    sigmas, squares = {"counts": 2.0, "sums": 3.0, "squares": 1.0}, torch.zeros_like(surrogate.sums.squares)
     # Three classes; the length of noise in four dimensions has mean 2 at most, and exceeds it by 6.18 once in 1e8.
     tail = math.sqrt(2 * math.log(4 * 3 / 1e-7))
     noise = (2 + 3) * tail + 3 * 2
@@ -145,7 +146,9 @@ def test_no_sum_is_longer_than_its_count_and_the_noise_allow() -> None:
         for length, taken in ((room * 0.999, True), (room * 1.001, False)):
             counts, table = torch.full((3,), count), torch.zeros(3, 4)
             table[1, 2] = length
-            changed = replace(surrogate, sums=replace(surrogate.sums, counts=counts, sums=table, sigmas=sigmas))
+            changed = replace(
+                surrogate, sums=replace(surrogate.sums, counts=counts, sums=table, squares=squares, sigmas=sigmas)
+            )
             if taken:
                 check(changed, run)
             else:

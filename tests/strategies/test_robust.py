@@ -136,7 +136,7 @@ def test_what_travels_next_to_an_update_is_judged_as_well() -> None:
 
     def reply(site: int, name: str, value: torch.Tensor) -> Parameters:
         sent = update(site, common + 0.5 * torch.randn(50))
-        wide = {"deviation": torch.ones(50)} if name == "mean" else {}
+        wide = {} if name.startswith(CONTROL) else {"mean": torch.zeros(50), "deviation": torch.ones(50)}
         return replace(sent, tensors={**sent.tensors, **wide, name: value})
 
     for name in (CONTROL + "weight", "mean", "deviation"):
