@@ -102,22 +102,23 @@ def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
     tail = math.sqrt(2 * math.log(4 * classes / FALSE_ALARM))
     count_noise = sums.sigmas["counts"]
     counts = sums.counts.double()
-    true = counts.clamp_min(0) + tail * count_noise
+    # The error of a count and that of a length are independent, and their sum is no wider than a normal of this deviation.
+    both, room = math.hypot(count_noise, sums.sigmas["sums"]), sums.sigmas["sums"] * math.sqrt(d)
+    excess = (sums.sums.double().norm(dim=1) - counts.clamp_min(0) - room).clamp_min(0)
+    # Classes cannot all be near the bound of one: the squares of their excesses sum to a chi-square at most.
+    together = torch.full_like(counts[:1], both * (math.sqrt(classes) + tail))
     found = [
         ("the count below zero", (-counts).clamp_min(0), torch.full_like(counts, tail * count_noise)),
-        ("a class sum", sums.sums.double().norm(dim=1), true + sums.sigmas["sums"] * (math.sqrt(d) + tail)),
+        ("a class sum beyond its count", excess, torch.full_like(counts, both * tail)),
+        ("what all class sums exceed their counts by", excess.norm()[None], together),
     ]
-    # All classes together cannot each be near the bound of one: their squared excesses sum to a chi-square at most.
-    room = sums.sigmas["sums"] * math.sqrt(d)
-    excess = (found[1][1] - counts.clamp_min(0) - room).clamp_min(0)
-    most = math.hypot(count_noise, sums.sigmas["sums"]) * (math.sqrt(classes) + tail)
-    found.append(("what all class sums exceed their counts by", excess.norm()[None], torch.full_like(counts[:1], most)))
     if sums.squares is not None:
         total = counts.sum().clamp_min(0) + tail * count_noise * math.sqrt(classes)
         longest = total + sums.sigmas["squares"] * (math.sqrt(len(sums.squares)) + tail)
         found.append(("second moments", sums.squares.double().norm()[None], longest[None]))
     # Tables travel in half precision.
-    return [(name, length, most * (1 + ROUNDING) + ROUNDING) for name, length, most in found]
+    slack = ROUNDING * (1 + counts.abs().max())
+    return [(name, length, most * (1 + ROUNDING) + slack) for name, length, most in found]
 
 
 def as_mixtures(sums: Sums) -> tuple[Mixtures, list[int]] | None:

@@ -141,8 +141,8 @@ def test_no_sum_is_longer_than_its_count_and_the_noise_allow() -> None:
     sigmas, squares = {"counts": 2.0, "sums": 3.0, "squares": 1.0}, torch.zeros_like(surrogate.sums.squares)
     # Three classes; the length of noise in four dimensions has mean 2 at most, and exceeds it by 6.18 once in 1e8.
     tail = math.sqrt(2 * math.log(4 * 3 / 1e-7))
-    noise = (2 + 3) * tail + 3 * 2
-    for count, room in ((100.0, (100 + noise) * 1.01 + 0.01), (0.0, noise * 1.01 + 0.01), (-10.0, noise * 1.01 + 0.01)):
+    noise = math.hypot(2, 3) * tail
+    for count, room in ((100.0, 106 + noise * 1.01 + 1.01), (0.0, 6 + noise * 1.01 + 0.01), (-10.0, 6 + noise * 1.01 + 0.11)):
         for length, taken in ((room * 0.999, True), (room * 1.001, False)):
             counts, table = torch.full((3,), count), torch.zeros(3, 4)
             table[1, 2] = length
@@ -152,7 +152,7 @@ def test_no_sum_is_longer_than_its_count_and_the_noise_allow() -> None:
             if taken:
                 check(changed, run)
             else:
-                with pytest.raises(SurrogateError, match="a class sum of length"):
+                with pytest.raises(SurrogateError, match="a class sum beyond its count of length"):
                     check(changed, run)
 
 
