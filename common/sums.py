@@ -91,8 +91,8 @@ def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
 
 
 def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
-    """For each table the name, the lengths that it has and the greatest that it can have: those of each class's sum (C,)
-    and counts (C,), and of all second moments (1,).
+    """For each table the name, the lengths that it has and the greatest that it can have: of counts below zero (C,), of
+    what sums are longer than their counts, by class (C,) and together (1,), and of the second moments (1,).
 
     No record is longer than one, so no sum is longer than its count, and neither is the second moment. What noise adds is
     longer than granted here with a probability of at most FALSE_ALARM: the length of D normals exceeds sqrt(D) + t with
@@ -104,7 +104,8 @@ def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
     counts = sums.counts.double()
     # The error of a count and that of a length are independent, and their sum is no wider than a normal of this deviation.
     both, room = math.hypot(count_noise, sums.sigmas["sums"]), sums.sigmas["sums"] * math.sqrt(d)
-    excess = (sums.sums.double().norm(dim=1) - counts.clamp_min(0) - room).clamp_min(0)
+    # Tables travel in half precision.
+    excess = (sums.sums.double().norm(dim=1) - counts.clamp_min(0) * (1 + ROUNDING) - room).clamp_min(0)
     # Classes cannot all be near the bound of one: the squares of their excesses sum to a chi-square at most.
     together = torch.full_like(counts[:1], both * (math.sqrt(classes) + tail))
     found = [
@@ -116,9 +117,7 @@ def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
         total = counts.sum().clamp_min(0) + tail * count_noise * math.sqrt(classes)
         longest = total + sums.sigmas["squares"] * (math.sqrt(len(sums.squares)) + tail)
         found.append(("second moments", sums.squares.double().norm()[None], longest[None]))
-    # Tables travel in half precision.
-    slack = ROUNDING * (1 + counts.abs().max())
-    return [(name, length, most * (1 + ROUNDING) + slack) for name, length, most in found]
+    return [(name, length, most * (1 + ROUNDING) + ROUNDING) for name, length, most in found]
 
 
 def as_mixtures(sums: Sums) -> tuple[Mixtures, list[int]] | None:
