@@ -142,7 +142,11 @@ def test_no_sum_is_longer_than_its_count_and_the_noise_allow() -> None:
     # Three classes; the length of noise in four dimensions has mean 2 at most, and exceeds it by 6.18 once in 1e8.
     tail = math.sqrt(2 * math.log(4 * 3 / 1e-7))
     noise = math.hypot(2, 3) * tail
-    for count, room in ((100.0, 106 + noise * 1.01 + 1.01), (0.0, 6 + noise * 1.01 + 0.01), (-10.0, 6 + noise * 1.01 + 0.11)):
+    for count, room in (
+        (100.0, 106 + noise * 1.01 + 1.01),
+        (0.0, 6 + noise * 1.01 + 0.01),
+        (-10.0, 6 + noise * 1.01 + 0.01),
+    ):
         for length, taken in ((room * 0.999, True), (room * 1.001, False)):
             counts, table = torch.full((3,), count), torch.zeros(3, 4)
             table[1, 2] = length
