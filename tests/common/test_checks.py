@@ -141,7 +141,7 @@ def test_no_sum_is_longer_than_its_count_and_the_noise_allow() -> None:
     sigmas, squares = {"counts": 2.0, "sums": 3.0, "squares": 1.0}, torch.zeros_like(surrogate.sums.squares)
     # Three classes; the length of noise in four dimensions has mean 2 at most, and exceeds it by 6.18 once in 1e8.
     tail = math.sqrt(2 * math.log(4 * 3 / 1e-7))
-    noise = math.hypot(2, 3) * tail
+    noise = math.hypot(2, 3) * tail * 1.01 + 0.01
     for count, room in (
         (100.0, 106 + noise * 1.01 + 1.01),
         (0.0, 6 + noise * 1.01 + 0.01),
