@@ -15,9 +15,11 @@ from common.errors import RunError
 from common.surrogates import without_classes
 from common.wire import unpack_question
 from server_app.run_folder import read_json, read_surrogates, save_model
+from strategies.defence import defend_surrogates
 from strategies.fedpft import CENTRE_FILE
 from strategies.learning import learn
 from strategies.sampling import class_order
+from strategies.screening import Suspect
 
 
 def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Path, Head]:
@@ -45,7 +47,12 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
     if missing := set(classes) - set(known):
         raise RunError(f"class {sorted(missing)[0]!r} is not in this run; it has {', '.join(known)}")
     wanted = tuple(name for name in known if name in classes) if classes else config.classes
+    suspects: list[Suspect] = []
     if classes:
+        # Sites are judged by all of their classes, not by those that are left.
+        suspects = defend_surrogates(kept, config, known).suspects
+        accused = {suspect.site for suspect in suspects}
+        kept = [surrogate for surrogate in kept if surrogate.header.site not in accused]
         kept = [part for surrogate in kept if (part := without_classes(surrogate, classes)) is not None]
     if not kept:
         raise RunError("no surrogate is left to learn from")
@@ -61,8 +68,8 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
     }
     if learned.defended.capped:
         facts["capped"] = learned.defended.capped
-    if learned.defended.suspects:
-        facts["suspects"] = {suspect.site: suspect.reason for suspect in learned.defended.suspects}
+    if suspects := suspects + learned.defended.suspects:
+        facts["suspects"] = {suspect.site: suspect.reason for suspect in suspects}
     (folder / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n")
     return folder, head
 
