@@ -12,6 +12,7 @@ import torch
 from common.config import RunConfig, run_digest
 from common.covariances import LowRank
 from common.errors import RunError, SurrogateError
+from common.sums import lengths
 from common.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
 
 # No site has more records of one class than this; a larger count would only buy a louder voice.
@@ -109,10 +110,15 @@ def _check_sums(surrogate: SumsSurrogate, expected: Expectation) -> None:
     for name, table in {"counts": sums.counts, "sums": sums.sums, "squares": sums.squares}.items():
         if table is not None and not table.isfinite().all():
             raise SurrogateError(f"{name} hold a number that is not finite")
-    # No record is longer than one, so no sum is longer than its count; 30 standard deviations never happen by noise.
-    slack = 30 * (sums.sigmas["sums"] * dimension**0.5 + sums.sigmas["counts"])
-    if sums.counts.abs().max() > LARGEST_COUNT or bool((sums.sums.norm(dim=1) > sums.counts.clamp_min(0) + slack).any()):
-        raise SurrogateError("class sums longer than so many records of norm one can make them")
+    if sums.counts.abs().max() > LARGEST_COUNT:
+        raise SurrogateError(f"a class of {float(sums.counts.abs().max()):g} records; {LARGEST_COUNT} at most are allowed")
+    for name, length, most in lengths(sums):
+        if bool((length > most).any()):
+            worst = int((length - most).argmax())
+            raise SurrogateError(
+                f"{name} of length {float(length[worst]):.4g}, where so many records of norm one and the noise make at most "
+                f"{float(most[worst]):.4g}"
+            )
 
 
 def _check_mixtures(surrogate: Surrogate, expected: Expectation) -> None:

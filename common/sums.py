@@ -21,6 +21,8 @@ from common.privacy import Noisy, Statistic
 
 # A noisy count within this many standard deviations of zero may belong to a class the site does not have.
 PRESENT = 2.0
+# Honest noise is refused so rarely, and tables are rounded by so much.
+FALSE_ALARM, ROUNDING = 1e-7, 1e-2
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,36 @@ def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
     counts = 0.07 * (1 - squares)
     shares = {"counts": counts, "sums": 1 - squares - counts}
     return shares | ({"squares": squares} if squares else {})
+
+
+def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
+    """For each table the name, the lengths that it has and the greatest that it can have: of counts below zero (C,), of
+    what sums are longer than their counts, by class (C,) and together (1,), and of the second moments (1,).
+
+    No record is longer than one, so no sum is longer than its count, and neither is the second moment. What noise adds is
+    longer than granted here with a probability of at most FALSE_ALARM: the length of D normals exceeds sqrt(D) + t with
+    probability exp(-t^2 / 2) at most (it is a 1-Lipschitz function of them). No count is far below zero.
+    """
+    classes, d = sums.sums.shape
+    tail = math.sqrt(2 * math.log(4 * classes / FALSE_ALARM))
+    count_noise = sums.sigmas["counts"]
+    counts = sums.counts.double()
+    # The error of a count and that of a length are independent, and their sum is no wider than a normal of this deviation.
+    both, room = math.hypot(count_noise, sums.sigmas["sums"]), sums.sigmas["sums"] * math.sqrt(d)
+    # Tables travel in half precision.
+    excess = (sums.sums.double().norm(dim=1) - counts.clamp_min(0) * (1 + ROUNDING) - room).clamp_min(0)
+    # Classes cannot all be near the bound of one: the squares of their excesses sum to a chi-square at most.
+    together = torch.full_like(counts[:1], both * (math.sqrt(classes) + tail))
+    found = [
+        ("the count below zero", (-counts).clamp_min(0), torch.full_like(counts, tail * count_noise)),
+        ("a class sum beyond its count", excess, torch.full_like(counts, both * tail)),
+        ("what all class sums exceed their counts by", excess.norm()[None], together),
+    ]
+    if sums.squares is not None:
+        total = counts.sum().clamp_min(0) + tail * count_noise * math.sqrt(classes)
+        longest = total + sums.sigmas["squares"] * (math.sqrt(len(sums.squares)) + tail)
+        found.append(("second moments", sums.squares.double().norm()[None], longest[None]))
+    return [(name, length, most * (1 + ROUNDING) + ROUNDING) for name, length, most in found]
 
 
 def as_mixtures(sums: Sums) -> tuple[Mixtures, list[int]] | None:

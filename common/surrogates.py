@@ -68,7 +68,8 @@ AnySurrogate = Surrogate | SumsSurrogate
 def without_classes(surrogate: AnySurrogate, keep: Sequence[str]) -> AnySurrogate | None:
     """Keep only some classes of a surrogate; None when it has none of them.
 
-    A second moment over all classes cannot be taken apart, so noisy sums lose theirs.
+    A second moment over all classes cannot be taken apart, so noisy sums lose theirs; what is learned from them then has
+    one variance for all dimensions.
     """
     wanted = torch.tensor([name in keep for name in surrogate.header.classes])
     if not wanted.any():
@@ -76,7 +77,10 @@ def without_classes(surrogate: AnySurrogate, keep: Sequence[str]) -> AnySurrogat
     header = replace(surrogate.header, classes=tuple(name for name in surrogate.header.classes if name in keep))
     if isinstance(surrogate, SumsSurrogate):
         sums = surrogate.sums
-        return SumsSurrogate(header, replace(sums, counts=sums.counts[wanted], sums=sums.sums[wanted]), surrogate.claim)
+        squares = sums.squares if bool(wanted.all()) else None
+        sigmas = {name: sigma for name, sigma in sums.sigmas.items() if name != "squares" or squares is not None}
+        kept = Sums(sums.counts[wanted], sums.sums[wanted], squares, sigmas)
+        return SumsSurrogate(header, kept, surrogate.claim)
     mixtures = surrogate.mixtures
     rows = wanted[mixtures.labels]
     covariance = mixtures.covariance

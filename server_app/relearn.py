@@ -18,6 +18,7 @@ from strategies import stored_strategy
 from strategies.collect import Unrecorded
 from strategies.one_shot import CENTRE_FILE, in_order
 from strategies.sampling import class_order
+from strategies.screening import Suspect
 
 
 def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Path, Classifier]:
@@ -46,8 +47,13 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
     if missing := set(classes) - set(known):
         raise RunError(f"class {sorted(missing)[0]!r} is not in this run; it has {', '.join(known)}")
     wanted = tuple(name for name in known if name in classes) if classes else config.classes
+    suspects: list[Suspect] = []
     if classes:
-        kept = [part for sent in kept if (part := strategy.restricted(sent, classes)) is not None]
+        # Sites are judged by all of their classes, not by those that are left.
+        suspects = strategy.defend(kept, known).suspects
+        accused = {suspect.site for suspect in suspects}
+        parts = [strategy.restricted(sent, classes) for sent in kept if sent.header.site not in accused]
+        kept = [part for part in parts if part is not None]
     if not kept:
         raise RunError("no surrogate is left to learn from")
     learned = strategy.learn(in_order(kept), wanted)
@@ -62,8 +68,8 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
     }
     if learned.defended.capped:
         facts["capped"] = learned.defended.capped
-    if learned.defended.suspects:
-        facts["suspects"] = {suspect.site: suspect.reason for suspect in learned.defended.suspects}
+    if suspects := suspects + learned.defended.suspects:
+        facts["suspects"] = {suspect.site: suspect.reason for suspect in suspects}
     (folder / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n")
     return folder, model
 

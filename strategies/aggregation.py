@@ -33,7 +33,7 @@ def aggregate(
     weights = [max(1, update.records) for update in updates]
     moved, rule = [own for own, _ in split], config.defends
     if rule in POOLED:
-        moved, weights = [robust_tensors(moved, weights, rule)], [1]
+        moved, weights = [robust_tensors(moved, rule)], [1]
     new, kept = _flower(config, model, moved, weights, memory)
     if config.method == "scaffold":
         for name in model:

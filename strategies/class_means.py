@@ -91,9 +91,11 @@ def shrink(own: Components) -> tuple[Components, float]:
 
 
 def robust(own: Components, rule: str) -> Components:
-    """One mean a class by a robust rule ("median" or "trimmed") over its sites, each weighing its squared records."""
-    plain, rows = _mixing(own, 2.0), [own.labels == label for label in range(len(own.classes))]
-    means = torch.stack([robust_mean(own.means[row], own.records[row].square(), rule) for row in rows])
+    """One mean a class by a robust rule ("median" or "trimmed") over its sites. Each has one vote: a minority of sites is no
+    minority of the weight if counts, which sites report, are weights.
+    """
+    plain, rows = _mixing(own, 0.0), [own.labels == label for label in range(len(own.classes))]
+    means = torch.stack([robust_mean(own.means[row], torch.ones(int(row.sum())), rule) for row in rows])
     totals = one_hot(own.labels).double()
     # The median of normal noise is noisier than its mean.
     noise = (plain @ own.noise @ plain.T) * (math.pi / 2 if rule == "median" else 1.0)

@@ -17,7 +17,7 @@ from common.classifiers import Head
 from common.covariances import LowRank
 from common.errors import RunError
 from common.mixtures import Mixtures
-from common.sums import unfold
+from common.sums import PRESENT, unfold
 from common.surrogates import Header, SumsSurrogate
 from strategies.class_means import Components, by_site, pool, robust, shrink
 from strategies.robust import POOLED, robust_mean
@@ -108,15 +108,20 @@ def within(
     # As with the means, a site's second moment weighs as its records do.
     sizes = torch.stack([surrogate.sums.counts for surrogate in surrogates]).double().clamp_min(0).sum(1)
     total = float(sizes.square().sum())
+    sigmas = torch.tensor([surrogate.sums.sigmas["squares"] for surrogate in surrogates], dtype=torch.float64)
+    noise = float((sizes * sigmas).norm()) / total
     if rule in POOLED:
-        each = torch.stack([table / max(size, 1.0) for size, table in zip(sizes.tolist(), tables, strict=True)])
-        second = robust_mean(each, sizes.square(), rule).double()
+        # One vote for every site that has records: its size is what it reports.
+        large = sizes > PRESENT * torch.tensor([s.sums.sigmas["counts"] * len(s.counts) ** 0.5 for s in surrogates])
+        voters = large if large.any() else sizes == sizes.max()
+        chosen = voters.nonzero().flatten().tolist()
+        each = torch.stack([tables[index] / max(float(sizes[index]), 1.0) for index in chosen])
+        second = robust_mean(each, torch.ones(len(each)), rule).double()
+        noise = float((sigmas[voters] / sizes[voters].clamp_min(1.0)).norm()) / len(each)
     else:
         second = torch.zeros_like(tables[0], dtype=torch.float64)
         for size, table in zip(sizes.tolist(), tables, strict=True):
             second.add_(table, alpha=size / total)
-    sigmas = torch.tensor([surrogate.sums.sigmas["squares"] for surrogate in surrogates], dtype=torch.float64)
-    noise = float((sizes * sigmas).norm()) / total
     excess = float((components.shares * noise_of_means).sum())
     if family == "diag":
         return _diagonal(second - components.shares @ means.square() + excess, noise)

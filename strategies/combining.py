@@ -16,6 +16,8 @@ from strategies.robust import POOLED, robust_tensors
 
 # The logit of a class that a head has never heard of: far below any other, and within half precision.
 UNKNOWN = -1e4
+# Median deviations that a site's moments may be away from the other sites'.
+MOST = 6.0
 
 
 def combine(updates: Sequence[Parameters], config: RunConfig, classes: tuple[str, ...]) -> Classifier:
@@ -32,7 +34,7 @@ def combine(updates: Sequence[Parameters], config: RunConfig, classes: tuple[str
         return Ensemble(tuple(heads))
     tables = [{"weight": h.weight, "bias": h.bias} for h in _filled(heads)]
     pooled = config.defends in POOLED
-    middle = robust_tensors(tables, weights, config.defends) if pooled else average(tables, weights)
+    middle = robust_tensors(tables, config.defends) if pooled else average(tables, weights)
     mean = Head(header, middle["weight"], middle["bias"])
     if config.method == "average":
         return mean
@@ -86,11 +88,18 @@ def _filled(heads: Sequence[Head]) -> list[Head]:
 
 
 def _drawn(updates: Sequence[Parameters], config: RunConfig) -> Tensor:
-    """Features (n, d) around every site's mean, as many as its share of the records, without labels."""
+    """Features (n, d) around every site's mean, as many as its share of the records, without labels.
+
+    With a defence no mean is farther from the sites' coordinate median, and no deviation larger, than MOST median
+    deviations: one site must not decide the scale on which all features are learned.
+    """
+    means, deviations = (torch.stack([update.tensors[name] for update in updates]) for name in ("mean", "deviation"))
+    if config.defends != "none" and len(updates) >= 3:
+        middle, wide = means.median(0).values, MOST * deviations.median(0).values
+        means, deviations = means.clamp(middle - wide, middle + wide), deviations.clamp(-wide, wide)
     generator, total = torch.Generator().manual_seed(config.seed), sum(update.records for update in updates)
     drawn = []
-    for update in updates:
+    for update, mean, deviation in zip(updates, means, deviations, strict=True):
         count = max(1, round(config.baseline.synthetic * update.records / total))
-        mean, deviation = update.tensors["mean"], update.tensors["deviation"]
         drawn.append(mean + deviation * torch.randn(count, len(mean), generator=generator))
     return torch.cat(drawn)

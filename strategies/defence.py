@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from common.config import RunConfig
 from common.generators import COUNTS
 from common.parameters import Parameters
-from common.surrogates import AnySurrogate
+from common.surrogates import AnySurrogate, SumsSurrogate
 from common.synthetic import Synthetic
 from strategies.class_points import class_points
 from strategies.screening import Suspect, screen
@@ -39,7 +39,10 @@ def defend_surrogates(
     """Cap the weights of surrogates of one kind and leave out suspects. Noisy sums all have the same classes."""
     suspects = screen(class_points(surrogates, classes)) if config.defends == "screen" else []
     left = _without(surrogates, suspects)
-    shares = shares_kept([[max(0.0, float(count)) for count in surrogate.counts] for surrogate in left], config.max_share)
+    # Pooled private means weigh the square of records: the cap bounds that.
+    power = 2.0 if any(isinstance(surrogate, SumsSurrogate) for surrogate in left) else 1.0
+    counts = [[max(0.0, float(count)) for count in surrogate.counts] for surrogate in left]
+    shares = shares_kept(counts, config.max_share, power)
     kept = [scaled(surrogate, share) for surrogate, share in zip(left, shares, strict=True)]
     return Defended(kept, _capped([surrogate.header.site for surrogate in left], shares), suspects)
 
@@ -65,7 +68,7 @@ def cap_records(replies: Sequence[R], config: RunConfig) -> Defended[R]:
 def cap_sums(replies: Sequence[Parameters], config: RunConfig) -> Defended[Parameters]:
     """Cap the weights of class sizes and sums that a generative run begins with."""
     counts = [reply.tensors[COUNTS].clamp_min(0).tolist() for reply in replies]
-    shares = shares_kept(counts, config.max_share)
+    shares = shares_kept(counts, config.max_share, 2.0 if config.epsilon else 1.0)
     kept = [
         replace(reply, tensors={name: tensor * share for name, tensor in reply.tensors.items()}) if share < 1 else reply
         for reply, share in zip(replies, shares, strict=True)

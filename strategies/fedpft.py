@@ -9,6 +9,7 @@ from common.claims import check_claim
 from common.frames import centre_digest
 from common.surrogates import AnySurrogate, SumsSurrogate, without_classes
 from common.wire import unpack_surrogate
+from strategies.defence import Defended, defend_surrogates
 from strategies.learning import learn
 from strategies.one_shot import Learned, OneShot
 
@@ -44,6 +45,10 @@ class FedPFT(OneShot[AnySurrogate]):
         self.outcome.surrogates = list(sent)
         learned = learn(sent, self.config, self.device, classes, self._centre)
         return Learned(learned.head, learned.defended, learned)
+
+    def defend(self, sent: Sequence[AnySurrogate], classes: tuple[str, ...]) -> Defended[AnySurrogate]:
+        """Cap weights; leave out what the others' class means do not explain."""
+        return defend_surrogates(sent, self.config, classes)
 
     def restricted(self, sent: AnySurrogate, classes: Sequence[str]) -> AnySurrogate | None:
         """The components, or rows, of these classes."""

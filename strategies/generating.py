@@ -112,7 +112,7 @@ def _pooled(training: Training, replies: Sequence[Parameters]) -> dict[str, Tens
     weights, rule = _weights(training, replies), training.config.defends
     if rule not in POOLED:
         return average([reply.tensors for reply in replies], weights)
-    return robust_tensors([reply.tensors for reply in replies], weights, rule)
+    return robust_tensors([reply.tensors for reply in replies], rule)
 
 
 def _weights(training: Training, replies: Sequence[Parameters]) -> list[float]:

@@ -12,7 +12,7 @@ from common.model_frames import unpack_parameters
 from common.parameters import Parameters, check_update
 from common.rules.spec import check_fields
 from strategies.combining import combine
-from strategies.defence import defend_updates
+from strategies.defence import Defended, defend_updates
 from strategies.one_shot import Learned, OneShot
 from strategies.sampling import class_order
 
@@ -40,8 +40,12 @@ class Heads(OneShot[Parameters]):
     def learn(self, sent: Sequence[Parameters], classes: Sequence[str]) -> Learned:
         """Combine the heads. Raises RunError."""
         known = tuple(classes) or class_order(sent)
-        defended = defend_updates(sent, self.config)
+        defended = self.defend(sent, known)
         return Learned(combine(defended.kept, self.config, known), defended)
+
+    def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
+        """Cap weights; leave out heads that the others do not explain."""
+        return defend_updates(sent, self.config)
 
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
         """The rows of these classes."""

@@ -81,6 +81,10 @@ class OneShot(Federation, Generic[S]):
         """Learn a model for `classes`, or for all that occur. `sent` is sorted by site. Raises RunError."""
 
     @abstractmethod
+    def defend(self, sent: Sequence[S], classes: tuple[str, ...]) -> Defended[S]:
+        """What `learn` does about hostile sites before it learns."""
+
+    @abstractmethod
     def restricted(self, sent: S, classes: Sequence[str]) -> S | None:
         """The part of it that is about these classes; None where there is none."""
 

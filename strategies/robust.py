@@ -24,10 +24,10 @@ def robust_mean(points: Tensor, weights: Tensor, rule: str) -> Tensor:
     return mean
 
 
-def robust_tensors(tables: Sequence[Mapping[str, Tensor]], weights: Sequence[float], rule: str) -> dict[str, Tensor]:
-    """Tables of tensors pooled name by name."""
-    shares = torch.tensor(weights, dtype=torch.float64)
-    return {name: robust_mean(torch.stack([table[name] for table in tables]), shares, rule).float() for name in tables[0]}
+def robust_tensors(tables: Sequence[Mapping[str, Tensor]], rule: str) -> dict[str, Tensor]:
+    """Tables of tensors pooled name by name. Each site has one vote: its number of records is what it reports."""
+    votes = torch.ones(len(tables), dtype=torch.float64)
+    return {name: robust_mean(torch.stack([table[name] for table in tables]), votes, rule).float() for name in tables[0]}
 
 
 def coordinate_median(points: Tensor, weights: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from torch import Tensor
 from common.covariances import LowRank
 from common.mixtures import RELATIVE_FLOOR, Mixtures
 from common.surrogates import Header, Surrogate
+from strategies.class_points import KNOWN_BY
+from strategies.reach import FEWEST, Moments, Reach
 from strategies.robust import coordinate_median, robust_mean
 
 # The share of the sites, of those whose variances are nearest the median ones, that says in which directions data vary.
@@ -18,15 +20,19 @@ CORE = 0.5
 
 
 def pooled_mixture(surrogates: Sequence[Surrogate], rule: str, rank: int) -> Surrogate:
-    """One Gaussian a class for all sites, with one covariance: class means by `rule`, weighed by records; variances by rule
-    around these means; directions from the sites whose variances are nearest the coordinate median.
+    """One Gaussian a class for all sites, with one covariance: class means by `rule`; variances by rule around these means;
+    directions from the sites whose variances are nearest the coordinate median. Each site has one vote, in a class if it has
+    FEWEST records of it. Of a class with fewer than three such votes there is no majority that could say what it looks like:
+    all that have it vote, and no mean counts from farther away than the other sites' classes reach.
 
     What a robust rule costs where sites honestly differ: their differences are lost but for their part in the variances.
     """
+    reach = Reach.of([Moments.of(surrogate) for surrogate in surrogates])
     names = tuple(dict.fromkeys(name for surrogate in surrogates for name in surrogate.header.classes))
     rows: dict[str, list[tuple[Tensor, float]]] = {name: [] for name in names}
+    bounded: dict[str, list[Tensor]] = {name: [] for name in names}
     variances, sizes = [], []
-    for surrogate in surrogates:
+    for site, surrogate in enumerate(surrogates):
         table = surrogate.mixtures
         inside = table.covariance.variances_per_dimension().float().expand_as(table.means)
         total = torch.zeros(table.means.shape[1])
@@ -37,6 +43,7 @@ def pooled_mixture(surrogates: Sequence[Surrogate], rule: str, rank: int) -> Sur
             weights, count = table.weights[own, None].float(), float(table.counts[index])
             mean = (weights * table.means[own]).sum(0)
             rows[name].append((mean, count))
+            bounded[name].append(reach.bounded(site, mean[None])[0].float())
             total += count * (weights * (inside[own] + (table.means[own] - mean).square())).sum(0)
         size = float(table.counts.sum())
         variances.append(total / max(size, 1.0))
@@ -44,11 +51,15 @@ def pooled_mixture(surrogates: Sequence[Surrogate], rule: str, rank: int) -> Sur
     kept = [name for name in names if rows[name]]
     means, counts = [], []
     for name in kept:
-        points, weights = torch.stack([mean for mean, _ in rows[name]]), torch.tensor([count for _, count in rows[name]])
-        means.append(robust_mean(points, weights, rule).float())
-        counts.append(round(float(weights.sum())))
-    spread, weights = torch.stack(variances), torch.tensor(sizes)
-    covariance = _covariance(surrogates, spread, robust_mean(spread, weights, rule).float(), rank)
+        voters = [mean for mean, count in rows[name] if count >= FEWEST]
+        points = torch.stack(voters if len(voters) >= KNOWN_BY else bounded[name])
+        means.append(robust_mean(points, torch.ones(len(points)), rule).float())
+        counts.append(round(sum(count for _, count in rows[name])))
+    # Each site has one vote as well if it has enough records to vary.
+    enough = torch.tensor(sizes) >= FEWEST
+    spread = torch.stack(variances)
+    voting = spread[enough] if int(enough.sum()) >= KNOWN_BY else spread
+    covariance = _covariance(surrogates, spread, robust_mean(voting, torch.ones(len(voting)), rule).float(), rank)
     first = surrogates[0]
     header = Header(first.header.method, first.header.run, "pooled", first.header.fingerprint, tuple(kept))
     labels = torch.arange(len(kept))

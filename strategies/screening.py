@@ -1,11 +1,14 @@
 """Which sites' class means the other sites cannot explain. Plain functions on tensors; no Flower type in here.
 
-Each site is compared with the mean of all others. Three things make a site a suspect; honest sites that differ in classes,
+Each site is compared with the mean of all others. Four things make a site a suspect; honest sites that differ in classes,
 sizes and styles of image do none of them (benchmarks/robustness.py measures both):
 
 far: a class lies much farther from the others' than all of their data extend, or varies so.
 moved: one class lies far from the others', and its other classes do not. A site with another scanner moves them all.
-label: its class c lies near the others' class c' and far from their class c, about which the others agree.
+label: its class c, or one of several components of it, lies near the others' class c' and far from their class c, about
+which the others agree; or a class that too few sites have lies where the others have another one.
+unrelated: how its classes lie to each other has nothing in common with how the others' do. This adds up what all classes
+say, which privacy noise hides in each.
 
 Distances are squared 2-Wasserstein (Bures-Wasserstein) distances, whose closed form for Gaussians with diagonal
 covariance is |m - m'|^2 + |s - s'|^2 with means m and standard deviations s. What chance and privacy noise add is
@@ -20,14 +23,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from strategies.agreement import UNRELATED, agreement, correlations
 from strategies.class_points import KNOWN_BY, ClassPoints
+from strategies.component_screening import scores_of
 
-Kind = Literal["far", "moved", "label", "opposed"]
+Kind = Literal["far", "moved", "label", "unrelated", "opposed"]
 # A class mean that is so many times nearer (in squared distance) to another class of the others than to its own; lies on the
 # other's side of the way between both, with certainty; and whose distance is so many times what the others differ by.
 NEARER, ASIDE, DISAGREE = 6.0, 0.6, 1.5
 # A class mean so many times farther away (in squared distance) than the others' data extend.
-FAR = 12.0
+FAR, FAR_OF_UNIT = 12.0, 4.0
 # A class mean so many times farther away than what is usual for the site's other classes, for the other sites, and than
 # `USUAL` of what lies between two classes.
 MOVED, USUAL = 6.0, 0.5
@@ -54,7 +59,8 @@ class Compared:
     nearest of their other classes, and which that is. along (S, C): position between the two, 0 at its own class and 1 at
     the other, less its standard errors. spread (S, C): mean squared distance of the others' own means from their mean.
     judged (S, C): where enough others have the class. between (S,): median squared distance between two classes of the
-    others. extent: squared extent of all data around the origin of the scale.
+    others. extent: squared extent of all data around the origin of the scale. misplaced: scores (P,) of each
+    site's parts, and which class each is nearest to.
     """
 
     own: Tensor
@@ -66,6 +72,7 @@ class Compared:
     judged: Tensor
     between: Tensor
     extent: float
+    misplaced: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
 def screen(points: ClassPoints) -> list[Suspect]:
@@ -73,21 +80,35 @@ def screen(points: ClassPoints) -> list[Suspect]:
     that they were compared with. Never half of the sites or more: then nobody can say which half is honest.
     """
     found: list[Suspect] = []
-    most = (len(points.sites) - 1) // 2 if points.classes else 0
-    while len(found) < most and (suspect := worst(points)) is not None:
+    most = (len(points.sites) - 1) // 2
+    pairs = correlations(points)
+    while len(found) < most and (suspect := worst(points, pairs)) is not None:
         found.append(suspect)
-        points = points.without(points.sites.index(suspect.site))
+        site = points.sites.index(suspect.site)
+        kept = [index for index in range(len(points.sites)) if index != site]
+        points, pairs = points.without(site), pairs[:, kept][:, :, kept]
     return found
 
 
-def worst(points: ClassPoints) -> Suspect | None:
+def worst(points: ClassPoints, pairs: Tensor) -> Suspect | None:
     """The site that the others explain least, if any is beyond a threshold."""
+    if points.odd is not None and float(points.odd.max()) >= 1:
+        return _odd(points, int(points.odd.argmax()))
+    if not points.classes:
+        return None
     compared = compare(points)
     for kind, scores in (("far", far(points, compared)), ("moved", moved(compared)), ("label", label(compared))):
         score = scores.sum(1) if kind == "label" else scores.amax(1)
         site = int(score.argmax())
         if score[site] >= 1:
             return _suspect(points, compared, kind, site, int(scores[site].argmax()), float(score[site]))
+    if (suspect := _misplaced(points, compared)) is not None:
+        return suspect
+    common = agreement(pairs)
+    site = int(common.argmin())
+    if (least := float(common[site])) < UNRELATED:
+        why = "how its classes lie to each other has nothing in common with how the other sites' do"
+        return Suspect(points.sites[site], "unrelated", 1 + UNRELATED - least, why)
     return None
 
 
@@ -99,6 +120,7 @@ def compare(points: ClassPoints) -> Compared:
     noise_mean = (weights * points.noise).sum(0)
     knowing, d = (weights > 0).sum(0), points.means.shape[2]
     names = ("own", "nearest", "other", "along", "deviation", "spread", "judged", "between")
+    misplaced: list[tuple[Tensor, Tensor]] = []
     rows: dict[str, list[Tensor]] = {name: [] for name in names}
     for site, weight in enumerate(weights):
         left = (total - weight).clamp_min(1e-30)
@@ -127,17 +149,22 @@ def compare(points: ClassPoints) -> Compared:
         several = apart[known][:, known]
         off = several[~torch.eye(len(several), dtype=torch.bool)]
         rows["between"].append(off.median().clamp_min(0) if len(off) else torch.tensor(0.0))
+        if points.parts:
+            misplaced.append(scores_of(points.parts[site], centres, known, noise, apart, rows["spread"][-1]))
         for name, value in (("own", own), ("nearest", nearest), ("other", other), ("judged", judged)):
             rows[name].append(value)
     lengths = points.means.square().sum(2)[weights > 0]
     extent = points.within + (float(lengths.median()) if len(lengths) else 0.0)
-    return Compared(**{name: torch.stack(values) for name, values in rows.items()}, extent=extent)
+    tables = {name: torch.stack(values) for name, values in rows.items()}
+    return Compared(**tables, extent=extent, misplaced=tuple(misplaced))
 
 
 def far(points: ClassPoints, compared: Compared) -> Tensor:
     """Scores (S, C), at least 1 where a class is farther away than the others' data extend, or its site varies so."""
     apart = (compared.own - SIGMAS * compared.deviation).masked_fill(~compared.judged, 0.0)
-    return torch.maximum(apart, points.shape[:, None]) / (FAR * compared.extent)
+    # Means of features of norm one are no farther apart than two; a noisy count may double a length.
+    most = FAR * compared.extent if points.power == 1 else FAR_OF_UNIT
+    return torch.maximum(apart, points.shape[:, None]) / most
 
 
 def label(compared: Compared) -> Tensor:
@@ -176,6 +203,25 @@ def _squares(one: Tensor, two: Tensor) -> Tensor:
     """Squared distances (n, m) between rows, in double precision: they are compared with small noise."""
     a, b = one.double(), two.double()
     return (a.square().sum(1, keepdim=True) - 2 * a @ b.T + b.square().sum(1)).clamp_min(0).float()
+
+
+def _odd(points: ClassPoints, site: int) -> Suspect:
+    assert points.odd is not None
+    why = "a component, or how its data vary, lies beyond what the other sites' data reach"
+    return Suspect(points.sites[site], "far", float(points.odd[site]), why)
+
+
+def _misplaced(points: ClassPoints, compared: Compared) -> Suspect | None:
+    """The site of the component that lies most clearly where the others have another class."""
+    tops = [float(scores.max()) if len(scores) else 0.0 for scores, _ in compared.misplaced]
+    if not tops or max(tops) < 1:
+        return None
+    site = tops.index(max(tops))
+    scores, other = compared.misplaced[site]
+    index = int(scores.argmax())
+    name, where = points.parts[site].names[index], points.classes[int(other[index])]
+    why = f"a component of its class {name!r} lies where the other sites have class {where!r}"
+    return Suspect(points.sites[site], "label", tops[site], why)
 
 
 def _suspect(points: ClassPoints, compared: Compared, kind: str, site: int, index: int, score: float) -> Suspect:

@@ -8,19 +8,23 @@ from dataclasses import replace
 
 from common.surrogates import AnySurrogate, SumsSurrogate
 
+# Of fewer sites none is the median: a cap would let the smaller of two silence the larger.
+FEWEST_SITES = 3
 
-def shares_kept(counts: Sequence[Sequence[float]], max_share: float) -> list[float]:
-    """The share of its weight that each site keeps, in (0, 1], from its records of each class.
 
-    At most `max_share` times the records of the median site in total, and at most so many times the median site's largest
-    class in any class: else a site of usual size could claim that all of its records are of one class, and own that class.
-    The median is the lower one of two, so one of two sites cannot lift it. No cap for max_share = 0 or a single site.
+def shares_kept(counts: Sequence[Sequence[float]], max_share: float, power: float = 1.0) -> list[float]:
+    """The share of its records that each site keeps, in (0, 1], from its records of each class.
+
+    power: the weight of n records is n ** power where the result is used. It is at most `max_share` times that of the
+    median site, for all records together and for those of the largest class: else a site of usual size could claim that
+    all of its records are of one class, and own that class. No cap for max_share = 0 or fewer than three sites.
     """
-    if not max_share or len(counts) < 2:
+    if not max_share or len(counts) < FEWEST_SITES:
         return [1.0] * len(counts)
+    times = max_share ** (1 / power)
     totals, largest = [sum(row) for row in counts], [max(row, default=0.0) for row in counts]
-    most = max_share * max(1.0, statistics.median_low(totals))
-    most_of_class = max_share * max(1.0, statistics.median_low(largest))
+    most = times * max(1.0, statistics.median_low(totals))
+    most_of_class = times * max(1.0, statistics.median_low(largest))
     return [
         min(1.0, most / max(total, 1e-9), most_of_class / max(top, 1e-9)) for total, top in zip(totals, largest, strict=True)
     ]

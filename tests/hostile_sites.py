@@ -7,7 +7,7 @@ the site's real code), so that no check of form can notice it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -124,3 +124,20 @@ def renamed(names: Mapping[str, str], times: int, payload: bytes) -> bytes:
     message.header.classes[:] = classes
     message.mixtures.counts[:] = [count * times for count in message.mixtures.counts]
     return message.SerializeToString(deterministic=True)
+
+
+def digits_of(sites: int, seed: int) -> tuple[list[Data], Data]:
+    """The digits among so many sites at random, and a test set that none of them has."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    features, labels = torch.tensor(found.data).float() / 16, torch.tensor(found.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    train, test = order[360:], order[:360]
+    return [(features[train[i::sites]], labels[train[i::sites]]) for i in range(sites)], (features[test], labels[test])
+
+
+def claiming_each(sent: AnySurrogate, count: int) -> AnySurrogate:
+    """Mixtures with so many records in every class."""
+    assert isinstance(sent, Surrogate)
+    return replace(sent, mixtures=replace(sent.mixtures, counts=torch.full_like(sent.mixtures.counts, count)))

@@ -357,3 +357,18 @@ def test_classes_can_be_left_out_of_sums_later() -> None:
     assert isinstance(surrogate, SumsSurrogate)
     head, _ = learn_from_sums([surrogate], "spherical", 1)
     assert head.header.classes == ("a", "c")
+
+
+@pytest.mark.parametrize("family", ["diag", "full", "lowrank"])
+def test_the_second_moment_of_all_classes_is_not_that_of_some(family: str) -> None:
+    features, labels = data(3000)
+    sent = made(features, labels, PLENTY, family)
+    cut = without_classes(sent, ("a", "c"))
+    assert isinstance(cut, SumsSurrogate)
+    assert cut.sums.squares is None
+    assert cut.sums.sigmas.keys() == {"counts", "sums"}
+    expected = within([cut], pool([cut]), "spherical", 1)
+    assert within([cut], pool([cut]), family, 1).variances.equal(expected.variances)
+    whole = without_classes(sent, CLASSES)
+    assert isinstance(whole, SumsSurrogate)
+    assert whole.sums.squares is sent.sums.squares

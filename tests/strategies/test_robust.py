@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,10 +12,10 @@ from scipy.stats import trim_mean
 
 from common.config import parse_run_config, run_digest
 from common.errors import ConfigError
-from common.parameters import Parameters
+from common.parameters import CONTROL, Parameters
 from common.surrogates import Header
 from strategies.class_points import ClassPoints
-from strategies.robust import coordinate_median, geometric_median, trimmed_mean
+from strategies.robust import coordinate_median, geometric_median, robust_tensors, trimmed_mean
 from strategies.screening import screen
 from strategies.update_screening import screen_updates
 from strategies.weights import shares_kept
@@ -55,16 +57,21 @@ def test_the_geometric_median_has_the_least_sum_of_distances() -> None:
     assert all(total(found) <= total(found + 0.05 * torch.randn(3)) + 1e-6 for _ in range(50))
 
 
-counts = st.lists(st.lists(st.floats(0, 1e8), min_size=3, max_size=3), min_size=2, max_size=9)
+counts = st.lists(st.lists(st.floats(0, 1e8), min_size=3, max_size=3), min_size=3, max_size=9)
 
 
-@given(counts, st.floats(1, 10))
-def test_nobody_weighs_more_than_so_many_times_the_median_site(rows: list[list[float]], share: float) -> None:
-    kept = shares_kept(rows, share)
-    weighed = [sum(row) * part for row, part in zip(rows, kept, strict=True)]
+@given(counts, st.floats(1, 10), st.sampled_from([1.0, 2.0]))
+def test_no_site_weighs_more_than_so_many_times_the_median_site(rows: list[list[float]], share: float, power: float) -> None:
+    kept = shares_kept(rows, share, power)
+    weighed = [(sum(row) * part) ** power for row, part in zip(rows, kept, strict=True)]
     middle = sorted(sum(row) for row in rows)[(len(rows) - 1) // 2]
     assert all(0 < part <= 1 for part in kept)
-    assert max(weighed) <= share * max(1.0, middle) * (1 + 1e-9)
+    assert max(weighed) <= share * max(1.0, middle) ** power * (1 + 1e-9)
+
+
+def test_of_two_sites_the_smaller_does_not_silence_the_larger() -> None:
+    assert shares_kept([[3.0, 2.0], [500.0, 500.0]], 3.0) == [1.0, 1.0]
+    assert shares_kept([[3.0], [1000.0], [1000.0]], 3.0) == [1.0, 1.0, 1.0]
 
 
 def test_no_cap_means_none_and_a_usual_site_keeps_its_weight() -> None:
@@ -122,6 +129,28 @@ def test_updates_that_are_far_or_trained_on_other_labels_are_found() -> None:
     assert screen_updates(updates) == []
     lies = [update(8, 100 * common), update(9, torch.randn(50))]
     assert {suspect.site: suspect.kind for suspect in screen_updates(updates + lies)} == {"8": "far", "9": "opposed"}
+
+
+def test_what_travels_next_to_an_update_is_judged_as_well() -> None:
+    common = torch.randn(50)
+
+    def reply(site: int, name: str, value: torch.Tensor) -> Parameters:
+        sent = update(site, common + 0.5 * torch.randn(50))
+        wide = {} if name.startswith(CONTROL) else {"mean": torch.zeros(50), "deviation": torch.ones(50)}
+        return replace(sent, tensors={**sent.tensors, **wide, name: value})
+
+    for name in (CONTROL + "weight", "mean", "deviation"):
+        for lie in (1e12, 40.0):
+            updates = [reply(site, name, 1 + 0.1 * torch.randn(50)) for site in range(7)]
+            assert screen_updates(updates) == []
+            found = screen_updates([*updates, reply(7, name, lie * torch.ones(50))])
+            assert [(suspect.site, suspect.kind) for suspect in found] == [("7", "far")]
+
+
+def test_robust_pooling_gives_each_site_one_vote_whatever_it_claims() -> None:
+    honest, lies = [{"w": torch.randn(6)} for _ in range(8)], [{"w": torch.full((6,), 1e6)}] * 2
+    for rule in ("median", "trimmed"):
+        assert float(robust_tensors(honest + lies, rule)["w"].abs().max()) < 4
 
 
 @pytest.mark.parametrize(
