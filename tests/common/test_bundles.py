@@ -32,7 +32,9 @@ def signed(manifest: object) -> bytes:
     """A bundle that the site itself signs, whatever its manifest holds."""
     text = json.dumps(manifest, sort_keys=True).encode()
     content = len(text).to_bytes(8, "big") + text + PAYLOAD
-    return Bundle(manifest=text, payload=PAYLOAD, signature=sign(content, SITE, PURPOSE)).SerializeToString(deterministic=True)
+    return Bundle(manifest=text, payload=PAYLOAD, signature=sign(content, SITE, PURPOSE)).SerializeToString(
+        deterministic=True
+    )
 
 
 def test_what_a_site_packs_is_read_back_whole() -> None:
