@@ -245,7 +245,7 @@ def covered(files: list[str], jobs: int, fresh: bool) -> list[Test]:
 
 def try_one(mutant: Mutant, plant: Callable[[Path, Mutant], None], tests: Sequence[Test], file: Path) -> None:
     plant(ROOT, mutant)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(2 * MOST_SECONDS), int(2 * MOST_SECONDS)))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(10 + 2 * MOST_SECONDS),) * 2)
     signal.alarm(int(30 * MOST_SECONDS))
     within = [each for each in tests if mutant.lineno in each[2].get(mutant.file, ())]
     # What stands outside of functions is executed when a test imports it, before it begins.
