@@ -149,7 +149,7 @@ def _diagonal(variances: Tensor, noise: float) -> LowRank:
     """
     mean = max(float(variances.mean()), 0.0) or 1.0
     spread = float((variances - mean).square().sum())
-    kept = max(0.0, 1 - (len(variances) - 3) * noise**2 / spread) if spread else 0.0
+    kept = max(0.0, 1 - max(0, len(variances) - 3) * noise**2 / spread) if spread else 0.0
     drawn = (mean + kept * (variances - mean)).clamp_min(mean * SMALLEST_DIAGONAL)
     return LowRank(torch.zeros(len(variances), 0, dtype=torch.float64), drawn)
 

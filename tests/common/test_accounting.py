@@ -9,6 +9,7 @@ from mpmath import mp, mpf
 
 from common.accounting import (
     GaussianEvent,
+    _smallest,
     calibrate,
     epsilon_spent,
     gaussian_delta,
@@ -37,6 +38,18 @@ def test_the_calibration_is_tight(epsilon: float, delta: float) -> None:
     assert float(abs(exact_delta(noise, epsilon) / mpf(delta) - 1)) < 1e-9
     assert gaussian_epsilon(noise, delta) == pytest.approx(epsilon, rel=1e-9)
     assert gaussian_delta(noise, epsilon) <= delta
+
+
+@given(st.floats(-3, 3), st.sampled_from([0.0, 1e-3, 0.1]))
+def test_a_search_ends_above_what_it_looks_for_by_no_more_than_asked_in_any_decade(decade: float, relative: float) -> None:
+    for low in (0.0, 1e-6):
+        found = _smallest(lambda value: value >= 10**decade, low, 1e6, relative)
+        assert 10**decade <= found <= 10**decade * (1 + 2 * relative + 1e-12)
+
+
+@pytest.mark.parametrize("noise", [0.1, 1.0, 30.0, 1e6])
+def test_noise_that_needs_no_epsilon_for_its_delta_costs_none(noise: float) -> None:
+    assert gaussian_epsilon(noise, gaussian_delta(noise, 0.0)) == 0
 
 
 def test_the_classical_formula_breaks_its_promise_at_large_epsilon() -> None:

@@ -56,3 +56,12 @@ def test_another_shape_or_size_is_refused(shape: tuple[int, ...]) -> None:
     halves.data = halves.data[:-1]
     with pytest.raises(SurrogateError, match="3 bytes do not fill"):
         unpack(halves, "means", (2,))
+
+
+@given(base=st.floats(-300, 30), values=st.lists(st.floats(1, 1e6), min_size=1, max_size=5))
+def test_variances_that_are_positive_are_never_refused_however_small(base: float, values: list[float]) -> None:
+    tensor = torch.tensor(values, dtype=torch.float64) * 10**base
+    found = unpack(pack(tensor, logarithm=True), "variances", (len(values),)).double()
+    assert found.isfinite().all()
+    # Logarithms have 11 bits; what is below the range of single precision is zero.
+    assert torch.allclose(found, tensor, rtol=0.02, atol=1e-37)

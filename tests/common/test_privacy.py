@@ -11,6 +11,7 @@ from scipy import stats
 from torch import Tensor
 
 from client_app.fedpft_private import Clipped
+from common.accounting import gaussian_noise_multiplier
 from common.errors import ConfigError
 from common.privacy import GRID, Noisy, Statistic, clip, release, system_normals, unit_weights
 from common.sums import budget_shares, fold, statistics, unfold
@@ -61,11 +62,22 @@ def test_shares_of_every_family_sum_to_one(family: str, noise: float) -> None:
     assert min(shares.values()) > 0
 
 
+def test_second_moments_get_half_of_a_large_budget_little_of_a_small_one_and_counts_least() -> None:
+    for epsilon, low, high in ((0.5, 0.0, 0.05), (1.0, 0.05, 0.15), (8.0, 0.45, 0.55), (1e4, 0.5, 0.56)):
+        shares = budget_shares("full", gaussian_noise_multiplier(epsilon, 1e-5))
+        assert low < shares["squares"] < high
+        assert shares["counts"] < 0.1 * shares["sums"]
+    assert budget_shares("spherical", 1.0).keys() == {"counts", "sums"}
+
+
 def test_signal_to_noise_is_estimated_from_the_release_alone() -> None:
     signal = torch.full((100_000,), 3.0)
     (noisy,) = release([Statistic("a", signal, 1.0, 1.0)], 2.0)
     assert noisy.signal_to_noise() == pytest.approx(1.5, rel=0.02)
     assert Noisy("a", torch.zeros(5), 2.0, 1.0).signal_to_noise() == 0
+    for sigma in (0.5, 3.0):
+        exact = Noisy("a", torch.full((5,), 4.0), sigma, 1.0)
+        assert exact.signal_to_noise() == pytest.approx(math.sqrt((4.0 / sigma) ** 2 - 1))
 
 
 def test_a_symmetric_matrix_keeps_its_length_as_a_vector() -> None:

@@ -312,6 +312,34 @@ def test_variances_are_drawn_together_as_far_as_they_are_noise() -> None:
     assert float(_diagonal(true - 2, 0.1).variances.min()) > 0
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_so_few_variances_are_not_drawn_together(count: int) -> None:
+    """Up to three dimensions nothing is better than what was measured (Stein 1956)."""
+    measured = torch.linspace(0.8, 1.2, count, dtype=torch.float64)
+    assert torch.allclose(_diagonal(measured, 0.5).variances, measured)
+
+
+@pytest.mark.parametrize("matrix", [torch.zeros(4, 4), -torch.eye(4), torch.diag(torch.tensor([1.0, -1, 0, 0]))])
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_whatever_noise_made_of_the_second_moments_the_covariance_can_be_inverted(matrix: Tensor, noise: float) -> None:
+    for rank in (None, 1):
+        weight, trace = _solve(_spiked(matrix.double(), noise, rank), torch.ones(2, 4, dtype=torch.float64))
+        assert weight.isfinite().all()
+        assert 0 < trace < float("inf")
+    assert float(_diagonal(matrix.diagonal().double(), noise).variances.min()) > 0
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed"])
+@pytest.mark.parametrize("family", ["spherical", "diag", "full"])
+def test_of_sites_that_are_all_alike_robust_pooling_learns_what_one_of_them_says(family: str, rule: str) -> None:
+    one = quiet(made(*data(3000), PLENTY, family))
+    alike = [replace(one, header=replace(one.header, site=f"s{number}")) for number in range(4)]
+    features = data(500, 1)[0]
+    heads = (learn_from_sums(sites, family, 2, how)[0] for sites, how in ((alike, rule), ([one], "none")))
+    robust, plain = ((clip(features, 0.0)[0] @ head.weight.T + head.bias).softmax(1) for head in heads)
+    assert torch.allclose(robust, plain, atol=0.02)
+
+
 def test_the_solver_is_the_inverse() -> None:
     generator = torch.Generator().manual_seed(0)
     factor = torch.randn(DIMENSION, 2, generator=generator, dtype=torch.float64)

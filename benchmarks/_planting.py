@@ -1,0 +1,77 @@
+"""Plant a fault in a process: in a module that is not imported yet, or in a function of one that is."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType
+
+from _executed import Changed
+from _mutations import Mutant, planted
+
+
+def plant_in_import(root: Path, mutant: Mutant) -> None:
+    """The module will be imported with the fault."""
+    sys.meta_path.insert(0, Changed(root, {mutant.file: lambda source: planted(source, mutant.number)}))
+
+
+def in_a_function(root: Path, mutant: Mutant) -> bool:
+    """Whether the fault is in the body of a function, and so can be planted after its module was imported."""
+    return _new_code(root, mutant) is not None
+
+
+def plant_in_function(root: Path, mutant: Mutant) -> None:
+    """Exchange the code of a function, whoever has imported it. Raises LookupError where there is no such function."""
+    found = _new_code(root, mutant)
+    if found is None:
+        raise LookupError(mutant.key)
+    name, code = found
+    at: object = importlib.import_module(mutant.file.removesuffix(".py").replace("/", "."))
+    for part in name.split("."):
+        at = vars(at)[part]
+    while not isinstance(at, FunctionType):
+        if hasattr(at, "cache_clear"):
+            at.cache_clear()
+        match at:
+            case property():
+                at = at.fget
+            case classmethod() | staticmethod():
+                at = at.__func__
+            case functools.cached_property():
+                at = at.func
+            case _:
+                at = at.__wrapped__  # type: ignore[attr-defined]
+    at = inspect.unwrap(at)
+    if not isinstance(at, FunctionType) or at.__code__.co_freevars != code.co_freevars:
+        raise LookupError(mutant.key)
+    at.__code__ = code
+
+
+def _new_code(root: Path, mutant: Mutant) -> tuple[str, CodeType] | None:
+    """The outermost function around a fault, and its code with the fault; None where that code is as it was."""
+    source, name = (root / mutant.file).read_text(), str(root / mutant.file)
+    before = {code.co_qualname: code for code in _functions(compile(source, name, "exec"))}
+    parts = mutant.function.split(".")
+    for end in range(1, len(parts) + 1):
+        if (outer := ".".join(parts[:end])) in before:
+            break
+    else:
+        return None
+    after = next(
+        code for code in _functions(compile(planted(source, mutant.number), name, "exec")) if code.co_qualname == outer
+    )
+    return None if after == before[outer] else (outer, after)
+
+
+def _functions(code: CodeType) -> Iterator[CodeType]:
+    """Code of functions at the top of a module, and of methods of its classes."""
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            if each.co_flags & inspect.CO_OPTIMIZED:
+                yield each
+            else:
+                yield from _functions(each)
