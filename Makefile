@@ -26,7 +26,7 @@ demo-compose:
 	@deploy/demo.sh
 
 demo: setup
-	@$(RUN) -m server_app.cli simulate --sites $(SITES) -c 'compare=true'
+	@$(RUN) -m server_app.cli.main simulate --sites $(SITES) -c 'compare=true'
 
 # One thread a process: the same numbers on every machine. Three, because tests of real processes mostly wait.
 test: setup
@@ -50,4 +50,4 @@ bench: setup
 	@$(MAKE) --no-print-directory faults
 
 proto: setup
-	$(RUN) -m grpc_tools.protoc -I common --python_out=common --pyi_out=common common/surrogate.proto
+	$(RUN) -m grpc_tools.protoc -I common/wire --python_out=common/wire --pyi_out=common/wire common/wire/surrogate.proto

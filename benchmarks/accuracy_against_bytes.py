@@ -18,17 +18,17 @@ import torch
 from _report import RESULTS, report, shared
 from rich.progress import track
 
-from client_app.compare import compare
-from client_app.fedpft import make_surrogate
-from client_app.partition import share
-from client_app.settings import NodeConfig
-from client_app.site import dataset_features, usable
-from common.classifiers import Head
-from common.config import RunConfig, parse_run_config
-from common.flat_settings import parse_overrides
-from common.model_frames import pack_head, unpack_head
-from common.wire import pack_surrogate, unpack_surrogate
-from strategies.learning import learn
+from client_app.datasets.partition import share
+from client_app.features.site_features import dataset_features, usable
+from client_app.methods.fedpft.surrogate import make_surrogate
+from client_app.methods.pooled_baselines import compare
+from client_app.node_config import NodeConfig
+from common.config.flat_settings import parse_overrides
+from common.config.run_config import RunConfig, parse_run_config
+from common.models.classifiers import Head
+from common.wire.model_proto import pack_head, unpack_head
+from common.wire.records import pack_surrogate, unpack_surrogate
+from strategies.fedpft.learn import learn
 
 ROWS: dict[str, dict[str, Any]] = {
     "spherical K=1": {"fedpft.covariance": "spherical"},
@@ -72,7 +72,7 @@ def federate(run: RunConfig, data: Data) -> tuple[Head, int]:
 
 def judge(head: Head, run: RunConfig, sites: int) -> dict[str, Any]:
     """The same comparison that a simulation makes, called as its site would be."""
-    import client_app.compare as room
+    import client_app.methods.pooled_baselines as room
 
     room.in_simulation = lambda: True  # type: ignore[assignment]
     return dict(compare(head, run, NodeConfig(partition_id=0, num_partitions=sites)))

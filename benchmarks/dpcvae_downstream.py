@@ -19,9 +19,9 @@ from _harness import Federation, arguments, federate, load, mean_and_deviation, 
 from _report import report
 from rich.progress import track
 
-from client_app.downstream import Records, mix
-from common.classifiers import Classifier
-from common.config import RunConfig, parse_run_config
+from client_app.methods.dpcvae.downstream import Records, mix
+from common.config.run_config import RunConfig, parse_run_config
+from common.models.classifiers import Classifier
 
 EPSILONS = (1.0, 4.0, 10.0, 0.0)
 DELTA = 1e-5

@@ -37,7 +37,7 @@ def write_images(folder: Path) -> Path:
 
 def typed(command: str, *arguments: str) -> str:
     """Run a command of the project as its users do; its output."""
-    module = {"coordinator": "server_app.cli", "site": "client_app.cli"}[command]
+    module = {"coordinator": "server_app.cli.main", "site": "client_app.cli.main"}[command]
     print(f"$ {command} {shlex.join(arguments)}", flush=True)
     done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -18,10 +18,10 @@ from opacus.grad_sample import GradSampleModule
 from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
 from torch import Tensor, nn
 
-from client_app.generator_steps import Trainer, exact_gradient, private_gradient, trainer_of
-from common.config import parse_run_config
-from common.generators import fresh_companion, fresh_generator
-from common.privacy import Statistic, release
+from client_app.methods.dpcvae.training_steps import Trainer, exact_gradient, private_gradient, trainer_of
+from common.config.run_config import parse_run_config
+from common.models.generators import fresh_companion, fresh_generator
+from common.privacy.gaussian_mechanism import Statistic, release
 
 CLIP, NOISE, RECORDS, CLASSES = 0.1, 2.0, 256, 10
 SIZES: dict[str, dict[str, Any]] = {

@@ -20,12 +20,12 @@ from rich.progress import track
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from client_app.generator_steps import exact_gradient, trainer_of
-from common.classifiers import Head
-from common.config import RunConfig, parse_run_config
-from common.generators import MEANS, Decoder, Encoder, elbo, fresh_companion, fresh_generator, labels_evenly, scaled
-from common.heads import train_on_features
-from common.surrogates import Header
+from client_app.methods.dpcvae.training_steps import exact_gradient, trainer_of
+from common.config.run_config import RunConfig, parse_run_config
+from common.models.classifiers import Head
+from common.models.generators import MEANS, Decoder, Encoder, elbo, fresh_companion, fresh_generator, labels_evenly, scaled
+from common.models.head_training import train_on_features
+from common.surrogates.surrogates import Header
 
 PLAIN = {"dpcvae.learned-variance": False, "dpcvae.class-prior": False, "dpcvae.hidden": 256}
 BETAS = (1.0, 4.0, 8.0)

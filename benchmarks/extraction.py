@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from _report import report, shared
 
-from client_app.data import Dataset, Source, load
-from client_app.features import CPU_FORWARD_TOGETHER, extract
-from common.backbones import Backbone, load_backbone
+from client_app.datasets.dataset import Dataset, Source, load
+from client_app.features.extraction import CPU_FORWARD_TOGETHER, extract
+from common.models.backbones import Backbone, load_backbone
 
 
 def bare_rate(backbone: Backbone, images: torch.Tensor, batch_size: int) -> float:

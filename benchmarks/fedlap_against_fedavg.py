@@ -17,9 +17,9 @@ from _harness import Federation, Measured, federate, load, mean_and_deviation
 from _report import RESULTS, report, shared
 from rich.progress import track
 
-from client_app.site import LabelledFeatures, SiteFeatures
-from common.config import parse_run_config
-from common.networks import convnet
+from client_app.features.site_features import LabelledFeatures, SiteFeatures
+from common.config.run_config import parse_run_config
+from common.models.networks import convnet
 
 SITES = 5
 # Records of a site that take part; on two cores all 10,000 of CIFAR-10 would take hours.

@@ -17,12 +17,12 @@ import torch
 from _harness import Federation, load
 from _report import report, shared
 
-from client_app.release import method_of
-from client_app.settings import NodeConfig
-from client_app.site import LabelledFeatures
-from client_app.task import Made, Task
-from common.config import parse_run_config
-from strategies.training import Training
+from client_app.features.site_features import LabelledFeatures
+from client_app.governance.release import method_of
+from client_app.methods.task import Made, Task
+from client_app.node_config import NodeConfig
+from common.config.run_config import parse_run_config
+from strategies.base.training import Training
 
 DIGITS: dict[str, Any] = {"image-size": 16, "partition": "classes"}
 CIFAR: dict[str, Any] = {"data": "parquet", "backbone": "pixels:rgb", "image-size": 32, "partition": "classes"}

@@ -12,7 +12,7 @@ from _harness import arguments, federate, load, mean_and_deviation, settings_of
 from _report import report
 from rich.progress import track
 
-from common.config import parse_run_config
+from common.config.run_config import parse_run_config
 
 LAP = {"method": "fedlap", "fedlap.rounds": 4}
 LINEAR = LAP | {"fedlap.model": "linear", "fedlap.learning-rate": 30.0, "fedlap.image-learning-rate": 0.1}

@@ -28,14 +28,14 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
 from flwr.supercore.retry import make_simple_grpc_retry_invoker
 
-from common.config import parse_run_config, run_digest
-from common.covariances import Diagonal
-from common.mixtures import Mixtures
-from common.surrogates import Header, Surrogate
-from common.wire import pack_surrogate, to_record
-from server_app.control import run
-from server_app.run_state import when
-from server_app.submit import flower_environment, stop_process
+from common.config.run_config import parse_run_config, run_digest
+from common.surrogates.covariances import Diagonal
+from common.surrogates.mixtures import Mixtures
+from common.surrogates.surrogates import Header, Surrogate
+from common.wire.records import pack_surrogate, to_record
+from server_app.deployment.control import run
+from server_app.deployment.submit import flower_environment, stop_process
+from server_app.runs.state import when
 
 SENDERS = (10, 20, 30, 40, 50)
 LINKS = ("flower-superlink", "coordinator superlink")

@@ -6,12 +6,12 @@ import time
 import torch
 from _report import report
 
-from common.covariances import Spherical
-from common.mixtures import Mixtures
-from common.sections import HeadConfig
-from common.surrogates import Header, Surrogate
-from common.wire import pack_surrogate, unpack_surrogate
-from strategies.sampling import learn
+from common.config.sections import HeadConfig
+from common.surrogates.covariances import Spherical
+from common.surrogates.mixtures import Mixtures
+from common.surrogates.surrogates import Header, Surrogate
+from common.wire.records import pack_surrogate, unpack_surrogate
+from strategies.fedpft.sampling import learn
 
 SITES, CLASSES, DIMENSION, RECORDS = 1000, 10, 1280, 50
 

@@ -10,9 +10,9 @@ from _report import paired, report, shared
 from safetensors.torch import load_file
 from sklearn.mixture import GaussianMixture
 
-from client_app.partition import partition
-from common.config import RunConfig
-from common.mixtures import Mixtures, MixtureSettings, fit
+from client_app.datasets.partition import partition
+from common.config.run_config import RunConfig
+from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 
 warnings.filterwarnings("ignore", category=Warning, module="sklearn")
 

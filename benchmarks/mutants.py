@@ -35,29 +35,36 @@ RESULTS, EQUIVALENT, COVERED = (
 )  # fmt: skip
 # Files, and of some the functions or classes that the promises rest on.
 FILES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(f"common/{name}.py" for name in (
-        "accounting", "bundles", "checks", "claims", "exact_sums", "halves", "privacy", "privacy_filter", "sealing", "sums",
-        "untrusted", "wire",
+    **dict.fromkeys(f"common/privacy/{name}.py" for name in (
+        "accounting", "claims", "exact_sums", "gaussian_mechanism", "privacy_filter",
     )),
-    **dict.fromkeys(f"client_app/{name}.py" for name in (
-        "budget", "clipped_linear", "durable", "fedpft_private", "gate", "hash_chain", "ledger", "private_gradients",
-        "private_training", "release", "witness",
+    **dict.fromkeys(f"common/wire/{name}.py" for name in ("bundles", "float16", "records", "validation")),
+    **dict.fromkeys(f"common/{name}.py" for name in ("safe_parsing", "security/sealing", "surrogates/class_sums")),
+    **dict.fromkeys(f"client_app/governance/{name}.py" for name in (
+        "budget", "gate", "hash_chain", "ledger", "release", "witness",
     )),
-    "client_app/dpcvae.py": ("train_generator", "_opening", "_train_privately", "_restore", "_kept"),
-    "client_app/generator_steps.py": ("CVAETrainer", "private_gradient", "trainer_of"),
-    "strategies/closed_form.py": (),
+    **dict.fromkeys(f"client_app/methods/{name}.py" for name in (
+        "dp/dp_sgd", "dp/linear_clipping", "dp/record_chunks", "dp/record_gradients", "fedpft/private_surrogate",
+    )),
+    "client_app/durable_files.py": (),
+    "client_app/methods/dpcvae/training.py": ("train_generator", "_opening", "_train_privately", "_restore", "_kept"),
+    "client_app/methods/dpcvae/training_steps.py": ("CVAETrainer", "private_gradient", "trainer_of"),
+    "strategies/fedpft/private_head.py": (),
 }  # fmt: skip
 TESTS = (
-    *(f"tests/common/test_{name}.py" for name in (
-        "accounting", "bundles", "checks", "claims", "exact_sums", "halves", "privacy", "privacy_filter", "sealing", "sums",
-        "untrusted", "wire",
+    *(f"tests/common/{name}.py" for name in (
+        "privacy/test_accounting", "privacy/test_claims", "privacy/test_exact_sums", "privacy/test_gaussian_mechanism",
+        "privacy/test_privacy_filter", "wire/test_bundles", "wire/test_float16", "wire/test_records", "wire/test_validation",
+        "test_safe_parsing", "security/test_sealing", "surrogates/test_class_sums",
     )),
-    *(f"tests/client_app/test_{name}.py" for name in (
-        "clipped_linear", "fedpft_private", "gate", "ledger", "ledger_power_cut", "rounds", "witness",
+    *(f"tests/client_app/governance/test_{name}.py" for name in ("gate", "ledger", "ledger_power_cut", "witness")),
+    *(f"tests/client_app/methods/{name}.py" for name in (
+        "dp/test_linear_clipping", "fedpft/test_private_surrogate", "fedavg/test_update", "fedlap/test_approximation",
+        "dpcvae/test_training",
     )),
-    "tests/strategies/test_closed_form.py", "tests/server_app/test_carried.py", "tests/attacks/test_ledger_rollback.py",
-    "tests/client_app/test_fedlap_site.py", "tests/client_app/test_dpcvae_site.py",
-    "tests/strategies/test_tampered_replies.py", "tests/attacks/test_require_seal.py", "tests/attacks/test_senders.py",
+    "tests/strategies/fedpft/test_private_head.py", "tests/strategies/base/test_tampered_replies.py",
+    "tests/server_app/test_offline.py", "tests/attacks/ledger/test_ledger_rollback.py",
+    "tests/attacks/coordinator/test_require_seal.py", "tests/attacks/sites/test_senders.py",
 )  # fmt: skip
 # Of the processor, for one test and for all tests of a mutant.
 SLOWEST_TEST, MOST_SECONDS = 10.0, 20.0

@@ -20,16 +20,16 @@ from _report import RESULTS, report, shared
 from accuracy_against_bytes import Data, judge, load
 from rich.progress import track
 
-from client_app.fedpft import make_surrogate
-from common.classifiers import Head
-from common.config import RunConfig, parse_run_config
-from common.flat_settings import parse_overrides
-from common.model_frames import pack_head, unpack_head
-from common.sums import PRESENT, as_mixtures
-from common.surrogates import AnySurrogate, SumsSurrogate, Surrogate
-from common.wire import pack_surrogate, unpack_surrogate
-from strategies.learning import learn
-from strategies.public import read_centre
+from client_app.methods.fedpft.surrogate import make_surrogate
+from common.config.flat_settings import parse_overrides
+from common.config.run_config import RunConfig, parse_run_config
+from common.models.classifiers import Head
+from common.surrogates.class_sums import PRESENT, as_mixtures
+from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
+from common.wire.model_proto import pack_head, unpack_head
+from common.wire.records import pack_surrogate, unpack_surrogate
+from strategies.base.public_mean import read_centre
+from strategies.fedpft.learn import learn
 
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)

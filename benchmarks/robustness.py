@@ -23,9 +23,9 @@ from torch import Tensor
 
 sys.path.insert(0, str(ROOT))
 
-from common.config import RunConfig, parse_run_config
-from common.surrogates import AnySurrogate
-from strategies.learning import learn
+from common.config.run_config import RunConfig, parse_run_config
+from common.surrogates.surrogates import AnySurrogate
+from strategies.fedpft.learn import learn
 from tests.hostile_sites import ATTACKS, Data, surrogate_of, trigger
 
 SITES = 10

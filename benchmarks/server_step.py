@@ -11,14 +11,14 @@ from safetensors.torch import load_file
 from sklearn.mixture import GaussianMixture
 from torch.utils.data import DataLoader
 
-from client_app.fedpft import make_surrogate
-from client_app.partition import partition
-from common.classifiers import Head
-from common.config import RunConfig, parse_run_config
-from common.covariances import Diagonal, Spherical
-from common.surrogates import Surrogate
-from common.wire import pack_surrogate, unpack_surrogate
-from strategies.sampling import learn
+from client_app.datasets.partition import partition
+from client_app.methods.fedpft.surrogate import make_surrogate
+from common.config.run_config import RunConfig, parse_run_config
+from common.models.classifiers import Head
+from common.surrogates.covariances import Diagonal, Spherical
+from common.surrogates.surrogates import Surrogate
+from common.wire.records import pack_surrogate, unpack_surrogate
+from strategies.fedpft.sampling import learn
 
 Heads = dict[str, Head | torch.nn.Linear]
 

@@ -57,7 +57,7 @@ def _answer(message: Message, context: Context, work: str) -> Message:
     """Do the work; on any failure tell the coordinator a code, and keep the detail in this site's own log."""
     said: dict[str, ConfigRecordValues] = {"status": "internal"}
     try:
-        from client_app.answers import answer, introduce
+        from client_app.requests import answer, introduce
 
         node, site = introduce(context.node_config, context.node_id)
         said["site"] = site

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.claims import private_rounds
-from common.config import RunConfig
+from common.config.run_config import RunConfig
+from common.privacy.claims import private_rounds
 from common.rules.spec import BYTES_OF_A_NUMBER, count
 
 # What travels next to the numbers, as measured on real messages: headers and frames of a payload up and down, a request

@@ -1,7 +1,7 @@
 """The registry: every method, described once. Nothing else compares names of methods.
 
-A new method is one `MethodSpec` here, one section of settings in `common/sections.py`, one function at the site and, where
-no existing strategy serves, one class in `strategies/`.
+A new method is one `MethodSpec` here, one section of settings in `common/config/sections.py`, one function at the site
+and, where no existing strategy serves, one class in `strategies/`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from common.rules import fedpft, generators, heads, training
 from common.rules.spec import MethodSpec
 
 if TYPE_CHECKING:
-    from common.config import RunConfig
+    from common.config.run_config import RunConfig
 
 FEDPFT_KEYS = ("covariance", "components", "rank", "samples_per_component", "privacy", "clip", "topology")
 HEAD_KEYS = ("epochs", "min_steps", "batch_size", "learning_rate", "max_samples")
@@ -46,8 +46,8 @@ FEDPFT = MethodSpec(
     trained="fedavg",
     configured="fedpft",
     digest={"fedpft": FEDPFT_KEYS},
-    site="client_app.release:fedpft_surrogate",
-    strategy="strategies.fedpft:FedPFT",
+    site="client_app.governance.release:fedpft_surrogate",
+    strategy="strategies.fedpft.strategy:FedPFT",
     sends=fedpft.sends,
     receives=fedpft.receives,
     result=fedpft.result,
@@ -67,8 +67,8 @@ FEDPFT_CHAIN = replace(
     FEDPFT,
     paper="Beitollahi et al. 2024, section 4.2",
     kind="chain",
-    site="client_app.hop:extend_chain",
-    strategy="strategies.chain:Chain",
+    site="client_app.methods.chain_step:extend_chain",
+    strategy="strategies.fedpft.chain:Chain",
     receives=fedpft.sends,
     work=fedpft.chain_work,
     defences=lambda config: ("none",),
@@ -87,8 +87,8 @@ KD = MethodSpec(
     trained="fedavg",
     configured="fedpft",
     digest={"head": HEAD_KEYS, "baseline": BASELINE_KEYS},
-    site="client_app.hop:distil_chain",
-    strategy="strategies.head_chain:HeadChain",
+    site="client_app.methods.chain_step:distil_chain",
+    strategy="strategies.heads.head_chain:HeadChain",
     sends=lambda config: heads.HEAD,
     receives=lambda config: heads.HEAD,
     result=lambda config: heads.HEAD,
@@ -106,8 +106,8 @@ FEDLAP = MethodSpec(
     trained="fedlap",
     configured="fedlap",
     digest={"fedlap": FEDLAP_KEYS},
-    site="client_app.fedlap:approximate",
-    strategy="strategies.fedlap:FedLAP",
+    site="client_app.methods.fedlap.approximation:approximate",
+    strategy="strategies.fedlap.strategy:FedLAP",
     sends=lambda config: training.IMAGES,
     receives=lambda config: training.MODEL,
     result=lambda config: training.MODEL,
@@ -129,8 +129,8 @@ AVERAGE = MethodSpec(
     trained="fedavg",
     configured="baseline",
     digest={"head": HEAD_KEYS, "baseline": BASELINE_KEYS},
-    site="client_app.heads:own_head",
-    strategy="strategies.heads:Heads",
+    site="client_app.methods.local_head:own_head",
+    strategy="strategies.heads.strategy:Heads",
     sends=lambda config: heads.HEAD,
     receives=lambda config: (),
     result=lambda config: heads.HEAD,
@@ -165,8 +165,8 @@ LOCAL = replace(
     kind="alone",
     stored=False,
     introduces=True,
-    strategy="strategies.local:Local",
-    evaluate="client_app.evaluation:own_head",
+    strategy="strategies.heads.local:Local",
+    evaluate="client_app.methods.evaluation:own_head",
     sends=lambda config: (),
     result=lambda config: (),
     defences=lambda config: ("none",),
@@ -181,8 +181,8 @@ FEDAVG = MethodSpec(
     trained="fedavg",
     configured="fedavg",
     digest={"fedavg": FEDAVG_KEYS, "baseline": BASELINE_KEYS},
-    site="client_app.rounds:update",
-    strategy="strategies.rounds:Updates",
+    site="client_app.methods.fedavg.update:update",
+    strategy="strategies.base.rounds:Updates",
     sends=lambda config: training.MODEL,
     receives=lambda config: training.MODEL,
     result=lambda config: training.MODEL,
@@ -217,7 +217,7 @@ FEDLAMBDA = replace(
     name="fedlambda",
     title="FedLambda",
     paper="DP-CVAE's comparator: a local head mixed with FedAvg's",
-    evaluate="client_app.evaluation:personal",
+    evaluate="client_app.methods.evaluation:personal",
     refusal=training.linear_only,
 )
 KNN_PER = replace(FEDLAMBDA, name="knn-per", title="kNN-Per", paper="Marfoq et al. 2022")
@@ -240,9 +240,9 @@ DPCVAE = MethodSpec(
     trained="dpcvae",
     configured="dpcvae",
     digest={"dpcvae": DPCVAE_KEYS},
-    site="client_app.dpcvae:train_generator",
-    evaluate="client_app.evaluation:generator",
-    strategy="strategies.dpcvae:DPCVAE",
+    site="client_app.methods.dpcvae.training:train_generator",
+    evaluate="client_app.methods.evaluation:generator",
+    strategy="strategies.dpcvae.strategy:DPCVAE",
     sends=lambda config: generators.DECODER,
     receives=lambda config: (*generators.DECODER, *generators.CLASSES),
     result=lambda config: (*generators.DECODER, *generators.CLASSES),

@@ -9,7 +9,7 @@ import time
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from common.config import parse_run_config
+from common.config.run_config import parse_run_config
 
 RAY_SECONDS = 60.0
 
@@ -23,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     if simulated := type(grid).__name__ == "InMemoryGrid":
         _wait_for_ray()
     from server_app.federate import federate
-    from strategies.registered import Registered
+    from strategies.base.registered import Registered
 
     federate(config, grid, context.run_id, None if simulated else Registered.here(os.environ))
 

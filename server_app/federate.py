@@ -6,12 +6,12 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from common.config import RunConfig, pick_device
+from common.config.run_config import RunConfig, pick_device
 from common.errors import FedSurrogateError
-from server_app.report import write_report
-from server_app.run_folder import RunFolder
+from server_app.report.build import write_report
+from server_app.runs.folder import RunFolder
 from strategies import Federation, Grid, strategy_of
-from strategies.registered import Registered
+from strategies.base.registered import Registered
 
 STOPPED = "Flower ended this app: the run was stopped, or the SuperLink or SuperExec above the app ended or was restarted"
 

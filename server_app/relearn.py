@@ -9,16 +9,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.classifiers import Classifier
-from common.config import parse_run_config, pick_device
+from common.config.run_config import parse_run_config, pick_device
 from common.errors import RunError
-from common.wire import unpack_question
-from server_app.run_folder import read_json, read_payloads, save_model
+from common.models.classifiers import Classifier
+from common.wire.records import unpack_question
+from server_app.runs.folder import read_json, read_payloads, save_model
 from strategies import stored_strategy
-from strategies.collect import Unrecorded
-from strategies.one_shot import CENTRE_FILE, in_order
-from strategies.sampling import class_order
-from strategies.screening import Suspect
+from strategies.base.collection import Unrecorded
+from strategies.base.one_shot import CENTRE_FILE, in_order
+from strategies.fedpft.sampling import class_order
+from strategies.robustness.screening import Suspect
 
 
 def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Path, Classifier]:

@@ -4,12 +4,12 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from common.config import RunConfig
+from common.config.run_config import RunConfig
 from common.errors import RunError
 from common.methods import method_named
 from common.rules.spec import load
-from strategies.federation import Federation
-from strategies.one_shot import OneShot
+from strategies.base.federation import Federation
+from strategies.base.one_shot import OneShot
 
 
 def strategy_of(config: RunConfig) -> type[Federation]:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from server_app import cli
+from server_app.cli import main as cli
 
 
 def coordinator(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

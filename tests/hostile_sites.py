@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from client_app.fedpft import make_surrogate
-from common import surrogate_pb2 as pb
-from common.config import RunConfig
-from common.surrogates import AnySurrogate, Surrogate
+from client_app.methods.fedpft.surrogate import make_surrogate
+from common.config.run_config import RunConfig
+from common.surrogates.surrogates import AnySurrogate, Surrogate
+from common.wire import surrogate_pb2 as pb
 
 Data = tuple[Tensor, Tensor]
 # How much more of a kind an attack claims than the site has.

@@ -19,18 +19,18 @@ MAY_IMPORT = {
 }
 MAY_NAME_FLOWER = {
     "client_app/app.py",
-    "client_app/installed.py",
+    "client_app/processes/app_process.py",
     "server_app/app.py",
-    "server_app/fleet_guard.py",
-    "server_app/superlink.py",
-    "server_app/supernodes.py",
-    "common/wire.py",
-    "common/fleet.py",
+    "server_app/deployment/fleet_guard.py",
+    "server_app/deployment/superlink.py",
+    "server_app/deployment/supernodes.py",
+    "common/wire/records.py",
+    "common/security/key_standing.py",
 }
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
-GENERATED = {"common/surrogate_pb2.py"}
+GENERATED = {"common/wire/surrogate_pb2.py"}
 # Not ruled by the limit on lines: generated code, and a page of HTML that happens to lie in a Python file.
-LONG = GENERATED | {"server_app/report_page.py"}
+LONG = GENERATED | {"server_app/report/page.py"}
 MOST_LINES = 300
 HEAVY = ("torchvision", "open_clip", "timm", "matplotlib", "sklearn", "datasets", "pyarrow", "pydicom")
 
@@ -100,7 +100,7 @@ def test_the_rules_see_what_they_look_for() -> None:
     """A rule that finds nothing anywhere is a rule that is not applied."""
     assert len(sources(*ROOMS)) > 30
     assert {"flwr", "common", "client_app"} <= packages("client_app/app.py")
-    assert "open_clip" in packages("common/backbones.py")
+    assert "open_clip" in packages("common/models/backbones.py")
 
 
 def descriptor(code: str) -> bytes:
@@ -116,14 +116,14 @@ def descriptor(code: str) -> bytes:
 
 def test_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
     protoc = pytest.importorskip("grpc_tools.protoc")
-    arguments = [f"-I{ROOT / 'common'}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "surrogate.proto"]
+    arguments = [f"-I{ROOT / 'common' / 'wire'}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "surrogate.proto"]
     assert protoc.main(["protoc", *arguments]) == 0
-    fresh, committed = (descriptor((at / "surrogate_pb2.py").read_text()) for at in (tmp_path, ROOT / "common"))
+    fresh, committed = (descriptor((at / "surrogate_pb2.py").read_text()) for at in (tmp_path, ROOT / "common" / "wire"))
     assert fresh == committed, "run `make proto`"
-    assert (tmp_path / "surrogate_pb2.pyi").read_text() == (ROOT / "common" / "surrogate_pb2.pyi").read_text()
+    assert (tmp_path / "surrogate_pb2.pyi").read_text() == (ROOT / "common" / "wire" / "surrogate_pb2.pyi").read_text()
 
 
-@pytest.mark.parametrize("module", ["client_app.app", "client_app.answers", "server_app.app"])
+@pytest.mark.parametrize("module", ["client_app.app", "client_app.requests", "server_app.app"])
 def test_apps_start_without_heavy_libraries(module: str) -> None:
     script = f"import sys, {module}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0"}

@@ -5,10 +5,10 @@ from click import Command, Context, Group
 from typer.main import get_command
 from typer.testing import CliRunner
 
-import client_app.cli
-import server_app.cli
+import client_app.cli.main
+import server_app.cli.main
 
-APPS = {"site": client_app.cli.app, "coordinator": server_app.cli.app}
+APPS = {"site": client_app.cli.main.app, "coordinator": server_app.cli.main.app}
 
 
 def commands(found: Command, *path: str) -> list[tuple[str, ...]]:

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import RunConfig, parse_run_config, run_digest
+from common.config.flat_settings import Scalar
+from common.config.run_config import RunConfig, parse_run_config, run_digest
+from common.config.sections import Settings
 from common.costs import costs
 from common.errors import ConfigError, SurrogateError
-from common.flat_settings import Scalar
 from common.methods import FEDPFT_CHAIN, METHODS, MethodSpec, method_named
 from common.rules.spec import Field, check_fields, count, load
-from common.sections import Settings
 from server_app.relearn import relearn
-from server_app.run_folder import read_payloads
-from strategies.federation import Federation
+from server_app.runs.folder import read_payloads
+from strategies.base.federation import Federation
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
 
 quick = partial(run_federation, report=False)
@@ -48,7 +48,7 @@ def settings_of(spec: MethodSpec, private: bool = False) -> dict[str, Scalar]:
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.collect.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=NAMES)

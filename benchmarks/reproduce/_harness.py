@@ -19,27 +19,27 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from _report import shared
 
-from client_app.hop import kept_head
-from client_app.partition import share
-from client_app.personal import personal_accuracy
-from client_app.release import keep_file, method_of
-from client_app.settings import NodeConfig
-from client_app.site import LabelledFeatures, SiteFeatures, dataset_features, usable
-from client_app.task import Task
-from common.classifiers import Classifier, Head
-from common.config import RunConfig, pick_device
-from common.flat_settings import Scalar, parse_overrides
-from common.generators import Generator
-from common.heads import train_on_features
+from client_app.datasets.partition import share
+from client_app.features.site_features import LabelledFeatures, SiteFeatures, dataset_features, usable
+from client_app.governance.release import keep_file, method_of
+from client_app.methods.chain_step import kept_head
+from client_app.methods.fedavg.personalization import personal_accuracy
+from client_app.methods.task import Task
+from client_app.node_config import NodeConfig
+from common.config.flat_settings import Scalar, parse_overrides
+from common.config.run_config import RunConfig, pick_device
 from common.methods import METHODS
-from common.model_frames import pack_classifier, unpack_classifier, unpack_parameters, unpack_synthetic
-from common.surrogates import Header
-from common.wire import Info
+from common.models.classifiers import Classifier, Head
+from common.models.generators import Generator
+from common.models.head_training import train_on_features
+from common.surrogates.surrogates import Header
+from common.wire.model_proto import pack_classifier, unpack_classifier, unpack_parameters, unpack_synthetic
+from common.wire.records import Info
 from strategies import stored_strategy
-from strategies.collect import Unrecorded
-from strategies.generating import head_of, take_in
-from strategies.landscapes import optimise
-from strategies.training import Training
+from strategies.base.collection import Unrecorded
+from strategies.base.training import Training
+from strategies.dpcvae.generating import head_of, take_in
+from strategies.fedlap.landscapes import optimise
 
 
 @dataclass

@@ -12,7 +12,7 @@ from _harness import Federation, arguments, centralised, federate, load, mean_an
 from _report import RESULTS, report
 from rich.progress import track
 
-from common.config import parse_run_config
+from common.config.run_config import parse_run_config
 
 SITES, RECORDS = 5, 100
 ROWS: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ def main() -> None:
         oracle.append(centralised(parse_run_config(base), data).accuracy)
         for row, own in track(ROWS.items(), description=f"seed {seed}"):
             curves[row].append([accuracy for _, accuracy in federate(parse_run_config(base | own), data).curve])
-            with patch("client_app.chain.MOST_DRAWS", 1):
+            with patch("client_app.methods.fedpft.chain.MOST_DRAWS", 1):
                 once = federate(parse_run_config(base | own), data)
             curves[f"{row}, once"].append([accuracy for _, accuracy in once.curve])
     middle = sum(oracle) / len(oracle)

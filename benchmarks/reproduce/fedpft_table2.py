@@ -25,9 +25,9 @@ from _harness import (
 from _report import report
 from rich.progress import track
 
-from client_app.site import LabelledFeatures
-from common.config import RunConfig, parse_run_config
-from common.flat_settings import Scalar
+from client_app.features.site_features import LabelledFeatures
+from common.config.flat_settings import Scalar
+from common.config.run_config import RunConfig, parse_run_config
 
 CHAIN = {"fedpft.topology": "chain"}
 ROWS: dict[str, dict[str, Any] | None] = {

@@ -14,7 +14,7 @@ from _harness import Measured, arguments, centralised, federate, load, mean_and_
 from _report import RESULTS, report
 from rich.progress import track
 
-from common.config import parse_run_config
+from common.config.run_config import parse_run_config
 
 Pair = tuple[float, float]
 # The paper's mixtures keep as many components as a class has records; ours need ten records each.

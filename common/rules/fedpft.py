@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from common.rules.spec import Field, Sizes, Work
 
 if TYPE_CHECKING:
-    from common.config import RunConfig
+    from common.config.run_config import RunConfig
 
 
 def mechanism(config: RunConfig) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from common.rules.spec import GRADIENTS, Field, Sizes, Work
 
 if TYPE_CHECKING:
-    from common.config import RunConfig
+    from common.config.run_config import RunConfig
 
 DECODER = (Field("decoder", "P"),)
 GAN = (Field("generator", "G"),)

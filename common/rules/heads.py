@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from common.rules.spec import GRADIENTS, Field, Sizes, Work
 
 if TYPE_CHECKING:
-    from common.config import RunConfig
+    from common.config.run_config import RunConfig
 
 HEAD = (Field("weight", "C d"), Field("bias", "C"))
 HEADS = (Field("weight", "S C d"), Field("bias", "S C"))

@@ -13,7 +13,7 @@ from common.errors import SurrogateError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from common.config import RunConfig
+    from common.config.run_config import RunConfig
 
 # one-shot: every site sends once. chain: every site adds to what the one before sent. rounds: all sites, many times.
 # alone: nothing but numbers leaves a site.
@@ -127,7 +127,7 @@ class MethodSpec:
     symbols: Callable[[RunConfig, int, int, int], Sizes]
     work: Callable[[RunConfig, int, int], Work]
     defences: Callable[[RunConfig], tuple[str, ...]]
-    evaluate: str = "client_app.evaluation:received_model"
+    evaluate: str = "client_app.methods.evaluation:received_model"
     mechanisms: tuple[str, ...] = ()
     mechanism: Callable[[RunConfig], str] = lambda config: "dp-sgd"
     needs_budget: bool = False

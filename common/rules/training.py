@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from common.rules.spec import GRADIENTS, Field, Sizes, Work
 
 if TYPE_CHECKING:
-    from common.config import RunConfig
-    from common.sections import FedAvgConfig, FedLAPConfig
+    from common.config.run_config import RunConfig
+    from common.config.sections import FedAvgConfig, FedLAPConfig
 
 MODEL = (Field("parameters", "P"),)
 MODEL_AND_CONTROL = (Field("parameters", "P"), Field("control", "P"))
@@ -21,7 +21,7 @@ def model_numbers(settings: FedAvgConfig | FedLAPConfig, classes: int, dimension
     """Parameters of the model that is trained."""
     if settings.model == "linear":
         return classes * (dimension + 1)
-    from common.networks import fresh
+    from common.models.networks import fresh
 
     module = fresh(settings.model, dimension, classes, settings.width)
     return sum(parameter.numel() for parameter in module.parameters())

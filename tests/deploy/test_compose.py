@@ -18,23 +18,23 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as sup
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode
 from typer.main import get_command
 
-import client_app.cli
-import server_app.cli
-from client_app.doctor_nodes import is_isolated, is_supernode
-from client_app.keys import coordinator_key
-from client_app.policy import DEFAULT, load_policy
-from client_app.settings import parse_node_config
+import client_app.cli.main
+import server_app.cli.main
+from client_app.diagnostics.node_checks import is_isolated, is_supernode
+from client_app.governance.policy import DEFAULT, load_policy
+from client_app.node_config import parse_node_config
+from client_app.offline.keys import coordinator_key
+from common.config.flat_settings import parse_overrides
 from common.errors import ConfigError
-from common.flat_settings import parse_overrides
-from common.sealing import public_key
-from server_app.certificates import issue
-from server_app.kit import pack_kit
+from common.security.sealing import public_key
+from server_app.deployment.certificates import issue
+from server_app.deployment.kit import pack_kit
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FILES = sorted(set(DEPLOY.glob("compose.*.yml")) - {DEPLOY / "compose.gpu.yml"})
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 FLOWER = {"coordinator superlink": superlink, "flower-supernode": supernode, "flower-superexec": superexec}
-OURS = {"coordinator": server_app.cli.app, "site": client_app.cli.app}
+OURS = {"coordinator": server_app.cli.main.app, "site": client_app.cli.main.app}
 PUBLIC_PORTS = {"9092"}
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from client_app.gate import open_ledger
-from client_app.ledger import Ledger, dataset_id
-from client_app.settings import parse_node_config
-from common.flat_settings import parse_overrides
+from client_app.governance.gate import open_ledger
+from client_app.governance.ledger import Ledger, dataset_id
+from client_app.node_config import parse_node_config
+from common.config.flat_settings import parse_overrides
 from tests.e2e.processes import until
 
 CLASSES = "cat,dog"

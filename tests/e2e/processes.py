@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 
-from common.quiet import QUIET
-from server_app.submit import APP_FOLDER, stop_process
-from strategies.registered import VARIABLE
+from common.flower_environment import QUIET
+from server_app.deployment.submit import APP_FOLDER, stop_process
+from strategies.base.registered import VARIABLE
 
 BIN = Path(sys.executable).parent
 Environment = Mapping[str, str]
@@ -39,14 +39,14 @@ def environment(home: Path) -> dict[str, str]:
 
 def coordinator(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """The coordinator command as a user would call it, from `cwd`."""
-    command = [sys.executable, "-m", "server_app.cli", *arguments]
+    command = [sys.executable, "-m", "server_app.cli.main", *arguments]
     settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
     return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=300, check=False)
 
 
 def site_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The site command as a hospital would call it."""
-    command = [sys.executable, "-m", "client_app.cli", *arguments]
+    command = [sys.executable, "-m", "client_app.cli.main", *arguments]
     settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
     return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120, check=False)
 

@@ -16,9 +16,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
-from common import surrogate_pb2 as pb
 from common.errors import ConfigError, RunError
-from common.wire import from_record
+from common.wire import surrogate_pb2 as pb
+from common.wire.records import from_record
 from tests.grid import (
     FAST,
     SECRET,
@@ -38,7 +38,7 @@ CONTRACT = {"metrics.json", "events.jsonl", "manifest.json", "model.safetensors"
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.collect.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="module")

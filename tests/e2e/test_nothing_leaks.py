@@ -23,13 +23,13 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from client_app.forward import release_to
-from client_app.ledger import dataset_id
-from client_app.settings import parse_node_config
+from client_app.governance.ledger import dataset_id
+from client_app.node_config import parse_node_config
+from client_app.offline.bundle_writer import release_to
 from common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError
-from common.sealing import new_key, public_key
-from common.signed_requests import Request
-from common.wire import INFO, to_record
+from common.security.sealing import new_key, public_key
+from common.security.signed_requests import Request
+from common.wire.records import INFO, to_record
 from tests.e2e.processes import federation
 from tests.e2e.test_in_process import image_folder
 from tests.grid import FAST, InProcessGrid, NodeConfig, events_of, metrics_of, open_new, run_federation, run_folders
@@ -75,7 +75,7 @@ class Hospital:
 
 @pytest.fixture
 def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hospital]:
-    monkeypatch.setattr("strategies.collect.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
     monkeypatch.setenv("HOSPITAL_TOKEN", f"{MARK}-environment")
     monkeypatch.setattr(socket, "gethostname", lambda: f"{MARK}-host")
     monkeypatch.setattr(platform, "node", lambda: f"{MARK}-host")
@@ -162,7 +162,7 @@ def a_locked_ledger(h: Hospital) -> None:
     from filelock import FileLock
 
     (file,) = (h.state / "ledgers").glob("*.jsonl")
-    h.replaced("client_app.ledger.LOCK_SECONDS", 0.01)
+    h.replaced("client_app.governance.ledger.LOCK_SECONDS", 0.01)
     h.undo.enter_context(FileLock(file.with_suffix(".lock")))
 
 
@@ -206,21 +206,21 @@ def a_full_disk(h: Hospital) -> None:
 
 
 def a_result_that_cannot_be_sent(h: Hospital) -> None:
-    import client_app.answers as answers
+    import client_app.requests as answers
 
     h.undo.enter_context(patch.dict(answers.WORK, {"surrogate": lambda asked: (None, {"note": Path(BOOM)})}))
 
 
 def a_library_that_does_not_load(h: Hospital) -> None:
     """As on the first message of a process: the site's code is not imported yet."""
-    import client_app.answers
+    import client_app.requests
 
-    h.undo.callback(sys.modules.update, {"client_app.answers": client_app.answers})
-    del sys.modules["client_app.answers"]
+    h.undo.callback(sys.modules.update, {"client_app.requests": client_app.requests})
+    del sys.modules["client_app.requests"]
 
     class Broken:
         def find_spec(self, name: str, *_: object) -> None:
-            if name == "client_app.answers":
+            if name == "client_app.requests":
                 raise OSError(f"libtorch.so: cannot open shared object file: /opt/{MARK}/lib")
 
     finder = Broken()
@@ -231,15 +231,18 @@ def a_library_that_does_not_load(h: Hospital) -> None:
 MOBILENET = "torchvision:mobilenet_v2"
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "image-size": 8}
 METHODS = {
-    "fedpft": ("client_app.fedpft.fit", {}),
-    "sums": ("client_app.fedpft.noisy_sums", PRIVATE),
-    "chain": ("client_app.chain.train_on_features", {"fedpft.topology": "chain"}),
-    "kd": ("client_app.kd.train_on_features", {"method": "kd"}),
-    "average": ("client_app.heads.train_on_features", {"method": "average"}),
-    "fedavg": ("client_app.rounds.train", {"method": "fedavg", "fedavg.rounds": 1}),
-    "dp-fedavg": ("client_app.rounds.train_privately", {"method": "dp-fedavg", "fedavg.rounds": 1} | PRIVATE),
-    "fedlap": ("client_app.fedlap.stream", {"method": "fedlap", "fedlap.model": "linear", "fedlap.rounds": 1}),
-    "dpcvae": ("client_app.dpcvae.scaled", {"method": "dpcvae", "dpcvae.rounds": 2}),
+    "fedpft": ("client_app.methods.fedpft.surrogate.fit", {}),
+    "sums": ("client_app.methods.fedpft.surrogate.noisy_sums", PRIVATE),
+    "chain": ("client_app.methods.fedpft.chain.train_on_features", {"fedpft.topology": "chain"}),
+    "kd": ("client_app.methods.distillation.train_on_features", {"method": "kd"}),
+    "average": ("client_app.methods.local_head.train_on_features", {"method": "average"}),
+    "fedavg": ("client_app.methods.fedavg.update.train", {"method": "fedavg", "fedavg.rounds": 1}),
+    "dp-fedavg": ("client_app.methods.fedavg.update.train_privately", {"method": "dp-fedavg", "fedavg.rounds": 1} | PRIVATE),
+    "fedlap": (
+        "client_app.methods.fedlap.approximation.stream",
+        {"method": "fedlap", "fedlap.model": "linear", "fedlap.rounds": 1},
+    ),
+    "dpcvae": ("client_app.methods.dpcvae.training.scaled", {"method": "dpcvae", "dpcvae.rounds": 2}),
 }
 
 
@@ -291,20 +294,20 @@ FAILURES: dict[str, tuple[Break, str]] = {
     "state folder a file": (file_in_the_way("state-dir"), "internal"),
     "cache folder a file": (file_in_the_way("cache-dir"), "data"),
     "key damaged": (broken_key, "seal"),
-    "another exception": (raising("client_app.answers.prepare", ValueError(BOOM)), "internal"),
+    "another exception": (raising("client_app.requests.prepare", ValueError(BOOM)), "internal"),
     "an exception that says it is ours": (
-        raising("client_app.answers.prepare", type(f"{MARK}Error", (FedSurrogateError,), {})(BOOM)),
+        raising("client_app.requests.prepare", type(f"{MARK}Error", (FedSurrogateError,), {})(BOOM)),
         "internal",
     ),
-    "no memory": (raising("client_app.answers.prepare", MemoryError(BOOM)), "internal"),
-    "too deep": (raising("client_app.answers.prepare", RecursionError(BOOM)), "internal"),
-    "a library that exits": (raising("client_app.answers.prepare", SystemExit(BOOM)), "internal"),
-    "a library that panics": (raising("client_app.answers.prepare", Sudden(BOOM)), "internal"),
+    "no memory": (raising("client_app.requests.prepare", MemoryError(BOOM)), "internal"),
+    "too deep": (raising("client_app.requests.prepare", RecursionError(BOOM)), "internal"),
+    "a library that exits": (raising("client_app.requests.prepare", SystemExit(BOOM)), "internal"),
+    "a library that panics": (raising("client_app.requests.prepare", Sudden(BOOM)), "internal"),
     "a library that does not load": (a_library_that_does_not_load, "internal"),
-    "an exception after the release": (raising("client_app.answers.to_record", TypeError(BOOM)), "internal"),
+    "an exception after the release": (raising("client_app.requests.to_record", TypeError(BOOM)), "internal"),
     "a result that cannot be sent": (a_result_that_cannot_be_sent, "internal"),
-    "settings that cannot be read": (raising("client_app.answers.parse_run_config", KeyError(BOOM)), "internal"),
-    "another run's digest": (lambda h: h.replaced("client_app.answers.run_digest", lambda run: MARK), "surrogate"),
+    "settings that cannot be read": (raising("client_app.requests.parse_run_config", KeyError(BOOM)), "internal"),
+    "another run's digest": (lambda h: h.replaced("client_app.requests.run_digest", lambda run: MARK), "surrogate"),
     **{f"{method} fails": (within(method, ZeroDivisionError(BOOM)), "internal") for method in METHODS},
     **{f"{method} is out of memory": (within(method, MemoryError(BOOM)), "internal") for method in METHODS},
 }
@@ -403,7 +406,7 @@ def test_a_message_of_wrong_content_is_answered_with_a_code(tmp_path: Path, hosp
 def test_a_person_who_stops_the_site_gets_no_answer(hospital: Hospital) -> None:
     """Not answered, so that the process ends; and nothing is said of it, for Flower sends on no such text."""
     grid = InProcessGrid([hospital.node])
-    hospital.raising("client_app.answers.answer", KeyboardInterrupt())
+    hospital.raising("client_app.requests.answer", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         list(grid.push_messages([Message(RecordDict(), 1001, "train")]))
     assert not list(grid.pull_messages(list(grid._waiting)))

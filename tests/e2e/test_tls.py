@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server_app.certificates import issue
-from strategies.registered import TABLE, read_table
+from server_app.deployment.certificates import issue
+from strategies.base.registered import TABLE, read_table
 from tests.e2e.processes import BIN, Federation, coordinator, environment, federation, site_command
 
 NODE = 'data="digits" partition-id={} num-partitions=2'

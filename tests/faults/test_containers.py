@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from common.accounting import GaussianEvent, epsilon_spent
+from common.privacy.accounting import GaussianEvent, epsilon_spent
 from tests.e2e.processes import until
 
 pytestmark = pytest.mark.faults

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from common.accounting import GaussianEvent, epsilon_spent
 from common.errors import PUBLIC_SENTENCES
-from server_app.submit import stop_process
+from common.privacy.accounting import GaussianEvent, epsilon_spent
+from server_app.deployment.submit import stop_process
 from tests.e2e.processes import Federation, events, federation, newest, until
 
 pytestmark = pytest.mark.faults

@@ -6,14 +6,14 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from common.classifiers import Head
+from common.config.sections import HeadConfig
 from common.errors import RunError, SurrogateError
-from common.sections import HeadConfig
-from common.surrogates import without_classes
-from common.wire import unpack_surrogate
+from common.models.classifiers import Head
+from common.surrogates.surrogates import without_classes
+from common.wire.records import unpack_surrogate
 from server_app.relearn import relearn
-from server_app.run_folder import read_payloads
-from strategies.sampling import learn
+from server_app.runs.folder import read_payloads
+from strategies.fedpft.sampling import learn
 from tests.grid import Fault, InProcessGrid, run_federation, sites
 
 SETTINGS = {"head.min-steps": 20, "head.epochs": 2, "fedpft.components": 2, "partition": "iid"}
@@ -63,7 +63,7 @@ def test_a_head_without_a_site_is_learned_from_the_others_alone(run: Path) -> No
 def test_a_head_without_a_site_is_the_one_of_a_run_without_it(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.collect.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
     grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
     assert same(relearn(run, without=["1"])[1], run_federation(tmp_path, grid, deadline=0.2, report=False, **SETTINGS))
 
@@ -75,7 +75,7 @@ def test_a_removed_surrogate_file_is_the_same_as_without(run: Path) -> None:
 
 
 def test_a_late_site_can_be_learned_from_later(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.collect.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
     grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
     late = run_federation(tmp_path, grid, deadline=0.2, report=False, **SETTINGS)
     assert not same(late, run)

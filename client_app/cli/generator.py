@@ -1,0 +1,233 @@
+"""The `site` commands for what a generator makes: a synthetic set, classifiers beside the site's own, strangeness."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from client_app.cli.options import Json, Node, Run, console, node_of
+from common.config.flat_settings import parse_overrides
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from client_app.features.site_features import SiteFeatures
+    from client_app.methods.dpcvae.downstream import Records
+    from common.models.classifiers import Head
+    from common.wire.generator_files import SyntheticSet
+
+File = Annotated[Path, typer.Argument(help="A synthetic set that `site synthesize` has written.")]
+MaybeNode = Annotated[
+    list[str] | None,
+    typer.Option("--node-config", metavar="'key=value ...'", help="Where this site keeps the generators of its runs."),
+]
+
+
+def synthesize(
+    run: Annotated[
+        str,
+        typer.Argument(help="A run's folder, a generator's file, Flower's number of a run this site was in, or 'latest'."),
+    ],
+    out: Annotated[Path, typer.Option(help="The safetensors file to write: x, y, and a manifest with the privacy claim.")],
+    per_class: Annotated[int, typer.Option(min=0, help="Embeddings of every class.")] = 0,
+    total: Annotated[int, typer.Option(min=0, help="Or so many in all, of each class its share among all sites.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, other embeddings.")] = 0,
+    node_config: MaybeNode = None,
+    as_json: Json = False,
+) -> None:
+    """Draw synthetic embeddings from what a run of dpcvae has learned. That costs no privacy, however often it is done."""
+    from common.models.generators import labels_evenly, labels_like
+    from common.wire.generator_files import read_generator, read_manifest, write_synthetic_set
+
+    if bool(per_class) == bool(total):
+        raise ConfigError("give either --per-class, so many of every class, or --total, so many in all")
+    _check_writable(out)
+    file = _generator_file(run, node_config)
+    generator, manifest = read_generator(file), read_manifest(file)
+    classes = generator.header.classes
+    if total and not sum(generator.shares):
+        raise ConfigError("--total: no site has told how many records of a class there are; use --per-class")
+    labels = labels_like(generator.shares, total) if total else labels_evenly(len(classes), per_class)
+    kept = {key: value for key, value in manifest.items() if key != "settings"}
+    write_synthetic_set(out, generator, labels, seed, kept)
+    if as_json:
+        print(json.dumps({"file": str(out), "records": len(labels), "dimension": generator.dimension} | kept, indent=2))
+        return
+    console.print(
+        f"{len(labels)} embeddings of dimension {generator.dimension}, {len(classes)} classes: {out}", soft_wrap=True
+    )
+    privacy = manifest["privacy"]
+    if privacy is None:
+        console.print("no differential privacy: the generator was trained without it", style="yellow")
+    else:
+        said = f"epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}, to {privacy['relation']}"
+        console.print(said, soft_wrap=True)
+
+
+def classify(
+    file: File,
+    node_config: Node,
+    run_config: Run = None,
+    groups: Annotated[str, typer.Option(metavar="'name=class,class; ...'", help="Coarser labels; every class in one.")] = "",
+    validation: Annotated[float, typer.Option(min=0.01, max=0.9, help="Share of the training records that chooses.")] = 0.2,
+    out: Annotated[Path | None, typer.Option(help="Write both heads and the share: safetensors.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a head on this site's records, one on synthetic embeddings, and mix them as its validation records like best.
+
+    Tells accuracy and balanced accuracy on the site's own test records. Nothing leaves the site.
+    """
+    from client_app.methods.dpcvae.downstream import SOURCES, Records, grouped, head_on, mix
+    from common.surrogates.surrogates import Header
+
+    _check_writable(out)
+    run = parse_run_config(parse_overrides(run_config or []))
+    synthetic, found = _opened(file, run, node_config)
+    names, group = grouped(groups, synthetic.classes) if groups else (synthetic.classes, None)
+    own, test, made = _records(synthetic, found)
+    if group is not None:
+        own, test, made = (Records(each.features, group[each.labels]) for each in (own, test, made))
+    header = Header(synthetic.manifest["method"], synthetic.manifest["run"], "site", synthetic.fingerprint, names)
+    shared = head_on(made, header, run.head, run.seed)
+    mixture = mix(own, shared, run.head, run.seed, validation)
+    scores = mixture.scores(test)
+    if out is not None:
+        _write_heads(out, {"local": mixture.local, "synthetic": shared}, mixture.share)
+    numbers = {name: {"accuracy": scores[name].accuracy, "balanced": scores[name].balanced} for name in SOURCES}
+    if as_json:
+        facts_: dict[str, Any] = {"classes": list(names), "share": mixture.share, "tested": len(test.labels)}
+        print(json.dumps(facts_ | {"scores": numbers}, indent=2))
+        return
+    table = Table("head of", "accuracy", "balanced accuracy", title=f"{len(test.labels)} test records, {len(names)} classes")
+    own_name = {"local": "own records", "synthetic": "synthetic embeddings", "mixed": f"both, {mixture.share:.0%} own"}
+    for name, each in numbers.items():
+        table.add_row(own_name[name], f"{each['accuracy']:.1%}", f"{each['balanced']:.1%}")
+    console.print(table)
+
+
+def ood(
+    file: File,
+    node_config: Node,
+    run_config: Run = None,
+    unknown: Annotated[
+        str, typer.Option(metavar="class,class", help="Classes to hide, to see whether they are found.")
+    ] = "",
+    out: Annotated[Path | None, typer.Option(help="Write every test record's score: CSV.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score how strange this site's test records are beside synthetic embeddings of all sites, beside its own, and both.
+
+    The score is the squared Mahalanobis distance to the nearest class. With --unknown those classes are left out of what
+    is known, as are all that the run does not have; the area under the ROC curve tells how well the scores find them.
+    """
+    import torch
+
+    from client_app.methods.dpcvae.downstream import Records, ranks_above, strangeness
+    from client_app.methods.dpcvae.received_generator import site_records
+    from common.privacy.gaussian_mechanism import clip
+
+    _check_writable(out)
+    run = parse_run_config(parse_overrides(run_config or []))
+    synthetic, found = _opened(file, run, node_config)
+    own, made = site_records(found, synthetic.classes, "train"), Records(synthetic.features, synthetic.labels)
+    hidden = [name.strip() for name in unknown.split(",") if name.strip()]
+    every = dict.fromkeys((*synthetic.classes, *found.classes))
+    if wrong := [name for name in hidden if name not in every]:
+        raise ConfigError(f"--unknown {wrong[0]!r}: the classes are {', '.join(every)}")
+    marks = torch.tensor([name in hidden for name in synthetic.classes])
+    if bool(marks.all()):
+        raise ConfigError(f"--unknown {unknown!r} leaves no known class")
+    known = {name: each.take(~marks[each.labels]) for name, each in (("local", own), ("synthetic", made))}
+    columns = [[getattr(known[name], part) for name in ("local", "synthetic")] for part in ("features", "labels")]
+    known["both"] = Records(*map(torch.cat, columns))
+    # Records of classes the run does not have are what this is for.
+    features, labels = clip(found.test.features.double(), 0.0)[0].float(), found.test.labels
+    if not len(labels):
+        raise DataError("no test record at this site")
+    strange = torch.tensor([name in hidden or name not in synthetic.classes for name in found.classes])
+    scores = {name: strangeness(each, features) for name, each in known.items() if len(each.labels) > 1}
+    outside = strange[labels]
+    areas = {n: ranks_above(s[~outside], s[outside]) for n, s in scores.items() if outside.any() and not outside.all()}
+    if out is not None:
+        rows = zip(labels.tolist(), *(score.tolist() for score in scores.values()), strict=True)
+        with out.open("w", newline="") as stream:
+            writer = csv.writer(stream)
+            writer.writerow(["class", *scores])
+            writer.writerows([found.classes[label], *row] for label, *row in rows)
+    medians = {name: float(score.median()) for name, score in scores.items()}
+    if as_json:
+        print(json.dumps({"tested": len(labels), "unknown": hidden, "median": medians, "area": areas}, indent=2))
+        return
+    table = Table("beside", "median score", "finds the unknown (AUROC)", title=f"{len(labels)} test records")
+    for name, median in medians.items():
+        table.add_row(name, f"{median:.4g}", f"{areas[name]:.3f}" if name in areas else "")
+    console.print(table)
+
+
+def _check_writable(out: Path | None) -> None:
+    """Raise ConfigError before any work is done for a file that could not be written after it."""
+    if out is not None and not out.expanduser().absolute().parent.is_dir():
+        raise ConfigError(f"--out {str(out)!r}: there is no folder {str(out.parent)!r}; make it first")
+
+
+def _write_heads(out: Path, heads: Mapping[str, Head], share: float) -> None:
+    """Weights (C, d) and biases (C,) by the head's name; with `clip` = 0 features are divided by their norm first."""
+    from safetensors.torch import save_file
+
+    tensors = {
+        f"{name}.{part}": getattr(head, part).contiguous() for name, head in heads.items() for part in ("weight", "bias")
+    }
+    header = heads["local"].header
+    facts = {"classes": json.dumps(header.classes), "fingerprint": header.fingerprint, "share": f"{share:g}", "clip": "0"}
+    save_file(tensors, out, facts)
+
+
+def _generator_file(run: str, node_config: list[str] | None) -> Path:
+    path = Path(run).expanduser()
+    if path.is_dir():
+        path = path / "generator.safetensors"
+        if not path.is_file():
+            raise DataError(f"{path.parent} holds no generator.safetensors; is it the folder of a dpcvae run?")
+    if path.is_file():
+        return path
+    if not node_config:
+        raise ConfigError(f"{run!r} is no run folder and no file; a run by its number needs --node-config")
+    from client_app.methods.dpcvae.received_generator import generators
+
+    folder = generators(node_of(node_config))
+    kept = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
+    if run == "latest" and kept:
+        return kept[-1]
+    for file in kept:
+        if file.stem.partition("-")[0] == run:
+            return file
+    there = ", ".join(dict.fromkeys(file.stem.partition("-")[0] for file in kept)) or "none"
+    raise DataError(f"this site keeps no generator of run {run!r}; there are: {there}")
+
+
+def _opened(file: Path, run: RunConfig, node_config: list[str]) -> tuple[SyntheticSet, SiteFeatures]:
+    from client_app.features.site_features import load_site
+    from common.wire.generator_files import read_synthetic_set
+
+    synthetic, found = read_synthetic_set(file), load_site(run, node_of(node_config))
+    if found.fingerprint != synthetic.fingerprint:
+        raise DataError(
+            f"{file} is for backbone {synthetic.fingerprint[:16]}, this site's embeddings are of {found.fingerprint[:16]}; "
+            "give the run's backbone, weights-path and image-size with -c"
+        )
+    return synthetic, found
+
+
+def _records(synthetic: SyntheticSet, found: SiteFeatures) -> tuple[Records, Records, Records]:
+    """The site's own training and test records, and the synthetic ones."""
+    from client_app.methods.dpcvae.downstream import Records
+    from client_app.methods.dpcvae.received_generator import site_records
+
+    own, test = (site_records(found, synthetic.classes, part) for part in ("train", "test"))
+    return own, test, Records(synthetic.features, synthetic.labels)

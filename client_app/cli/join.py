@@ -1,0 +1,99 @@
+"""The `site join` command: what a hospital starts, and all it starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from client_app.cli.options import Node, console, node_of
+from client_app.diagnostics.connection_checks import Link
+from client_app.governance.policy import load_policy
+from client_app.node_config import NodeConfig
+from common.errors import ConfigError
+
+FILES = ("policy", "peers", "weights-path")
+
+
+def join(
+    node_config: Node,
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator's Fleet API.")],
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="ca.crt of the site kit, to know the coordinator by.")
+    ] = None,
+    auth_supernode_private_key: Annotated[
+        Path | None, typer.Option(help="site.key of the site kit, to be known by.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS: for one machine only.")] = False,
+    runtime_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on this machine between SuperNode and app; 0 takes a free one.")
+    ] = 0,
+) -> None:
+    """Take part in a federation until Ctrl-C: start this site's SuperNode and its app, and keep both running.
+
+    Only the code that is installed here answers. Code that arrives with a run is never started.
+
+    Example: site join --superlink fl.example.org:9092 --root-certificates ca.crt --auth-supernode-private-key site.key
+    --node-config 'site="north" data="imagefolder" data-dir="/data/xrays" policy="policy.toml"'
+
+    Waits for a coordinator that is not there yet. Exits with 1 and the reason when this site cannot join.
+    """
+    from client_app.processes.supervisor import Supervisor, site_commands
+
+    check_settings(node_of(node_config))
+    _check_link(Link.parse(superlink, root_certificates, auth_supernode_private_key), insecure)
+    commands = site_commands(superlink, " ".join(node_config), root_certificates, auth_supernode_private_key)
+    Supervisor(commands, _print, runtime_port).run()
+
+
+def check_settings(node: NodeConfig) -> None:
+    """Refuse a node-config with which this site could answer nothing. Raises ConfigError, PolicyError, LedgerError."""
+    from client_app.governance.gate import own_ledger
+
+    if not node.data:
+        raise ConfigError(
+            'node-config: data is not set; set it to what this site has, such as data="imagefolder" data-dir="/data/xrays"'
+        )
+    if node.policy:
+        load_policy(node.policy)
+    if node.data != "digits" and not _readable(folder := Path(node.data_dir).expanduser(), folder=True):
+        raise ConfigError(
+            f"node-config: data-dir = {node.data_dir!r} is no folder that user {os.getuid()} may read; data = {node.data!r} "
+            f"is read from {folder.absolute()}"
+        )
+    for key in FILES:
+        name = getattr(node, key.replace("-", "_"))
+        if name and not _readable(Path(name).expanduser()):
+            raise ConfigError(f"node-config: {key} = {name!r} is no file that user {os.getuid()} may read")
+    for key, folder in (("state-dir", node.state), ("cache-dir", node.cache)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"node-config: {key} = {str(folder)!r} cannot be made ({error.strerror})") from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"node-config: {key} = {str(folder)!r} is no folder that user {os.getuid()} may write")
+    if (ledger := own_ledger(node)) is not None:
+        ledger.check()
+
+
+def _check_link(link: Link, insecure: bool) -> None:
+    if insecure and (link.authority or link.key):
+        raise ConfigError("--insecure excludes --root-certificates and --auth-supernode-private-key; leave --insecure out")
+    if not (insecure or link.authority):
+        raise ConfigError("--root-certificates is missing: give ca.crt of the site kit; --insecure is for one machine only")
+    for option, file in (("--root-certificates", link.authority), ("--auth-supernode-private-key", link.key)):
+        if file is not None and not _readable(file.expanduser()):
+            raise ConfigError(
+                f"{option} {str(file)!r} is no file that user {os.getuid()} may read; take it from the site kit"
+            )
+
+
+def _readable(path: Path, folder: bool = False) -> bool:
+    right = os.R_OK | (os.X_OK if folder else 0)
+    return (path.is_dir() if folder else path.is_file()) and os.access(path, right)
+
+
+def _print(name: str, line: str) -> None:
+    console.print(f"{name:<5}| {line}", soft_wrap=True)

@@ -1,0 +1,268 @@
+"""The `site` command: what may leave this hospital, what has left, and what would."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from client_app.cli.doctor import doctor
+from client_app.cli.generator import classify, ood, synthesize
+from client_app.cli.join import join
+from client_app.cli.options import Json, MaybeNode, Node, Run, console, node_of
+from client_app.governance.policy import DEFAULT, Policy, load_policy
+from common.config.flat_settings import parse_overrides
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import ConfigError, FedSurrogateError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+policy_app = typer.Typer(no_args_is_help=True, help="The file that says what may leave.")
+app.add_typer(policy_app, name="policy")
+for command in (join, doctor, synthesize, classify, ood):
+    app.command()(command)
+
+
+@app.command("app")
+def run_app(
+    runtime: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperNode's --clientappio-api-address.")],
+) -> None:
+    """Answer what a SuperNode is asked, with the code installed here; code that a run brings along is never started.
+
+    `site join` starts it. By hand it goes with `flower-supernode --isolation process`, in containers of their own.
+    """
+    from client_app.processes.app_process import serve
+
+    serve(runtime)
+
+
+@app.command()
+def ledger(
+    node_config: Node,
+    open_new: Annotated[
+        bool, typer.Option("--open", help="Open the ledger of new data, once; nothing private leaves before.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what left this site's data, when and to which run, and how much of the privacy budget is left.
+
+    Exits with 1 when the ledger is not open, damaged, or older than its witness; nothing leaves then.
+    """
+    from client_app.governance.gate import one_run, open_gate, open_ledger
+
+    node = node_of(node_config)
+    if open_new:
+        opened = open_ledger(node)
+        console.print(f"opened {opened.path}; its witness is in {node.witness}", soft_wrap=True)
+        console.print("keep both, and never restore an older copy of either: it would forget what was spent", soft_wrap=True)
+        return
+    gate = open_gate(node, RunConfig(), "")
+    entries, policy = gate.ledger.entries(), gate.policy
+    spent, more = gate.spent(), gate.runs_left(one_run(policy))
+    shown = {
+        "ledger": str(gate.ledger.path),
+        "epsilon": spent,
+        "epsilon_total": policy.epsilon_total,
+        "epsilon_left": max(0.0, policy.epsilon_total - spent),
+        "delta": policy.delta,
+        "delta_total": policy.delta_total or 2 * policy.delta,
+        "runs_left": more,
+        "without_privacy": gate.ledger.open_releases(),
+        "entries": entries,
+    }
+    if as_json:
+        print(json.dumps(shown, indent=2))
+        return
+    if not entries:
+        console.print(f"nothing has left yet; the ledger is {gate.ledger.path}", soft_wrap=True)
+        if runs := sorted(gate.ledger.path.parent.glob(f"*/{gate.ledger.path.name}")):
+            console.print("public data: every run has a ledger of its own, which no budget adds up", soft_wrap=True)
+            for file in runs:
+                console.print(f"  {file}", soft_wrap=True)
+        return
+    table = Table("when", "run", "method", "round", "mechanism", "unit", "epsilon", "delta", "noise", "bytes", "sha256")
+    for entry in entries:
+        table.add_row(*_row(entry))
+    console.print(table)
+    of_total = f"spent epsilon {spent:.4g} of {policy.epsilon_total:g} at delta {policy.delta:g}"
+    console.print(f"{of_total}, {shown['epsilon_left']:.4g} left; {gate.ledger.path}", soft_wrap=True)
+    fits = f"{more} more runs of noisy sums at epsilon-per-run = {policy.epsilon_per_run:g} fit"
+    console.print(f"{fits}; the total holds at delta {shown['delta_total']:g}, whatever is asked next", soft_wrap=True)
+    if shown["without_privacy"]:
+        console.print(f"{shown['without_privacy']} releases left without privacy: no epsilon covers those", style="yellow")
+
+
+def _row(entry: dict[str, Any]) -> list[str]:
+    when, budget = entry["time"][:19].replace("T", " "), [f"{entry['epsilon']:g}", f"{entry['delta']:g}"]
+    if entry["kind"] == "decision":
+        return [when, "", "a person's decision", "", entry["reason"], "", *budget, "", "", ""]
+    noise = ", ".join(f"{name} {sigma:.3g}" for name, sigma in entry["sigmas"].items())
+    protected = [entry["mechanism"], entry["unit"], *budget, noise] if entry["events"] else ["none", "", "", "", ""]
+    left = [f"{entry['bytes']:,}", entry["sha256"][:12]]
+    return [when, entry["flower_run"], entry["method"], str(entry["round"]), *protected, *left]
+
+
+@app.command("reopen-ledger")
+def reopen_ledger(
+    node_config: Node,
+    reason: Annotated[str, typer.Option(help="Why; stands in the new ledger.", prompt="Why")],
+    epsilon_spent: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Epsilon to be taken as spent, at the policy's delta; with --keep on top.", prompt="Epsilon spent"
+        ),
+    ],
+    keep: Annotated[
+        bool, typer.Option("--keep", help="The ledger is whole, only its witness is not: go on with its entries.")
+    ] = False,
+) -> None:
+    """Decide about a ledger that is damaged, was lost, or does not agree with its witness.
+
+    Puts it aside and begins a new one, with a new witness; the old files are kept, and named in the new ledger.
+    """
+    from client_app.governance.gate import open_gate
+
+    gate = open_gate(node_of(node_config), RunConfig(), "")
+    gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta, keep)
+    what = "the ledger goes on, with epsilon {} more" if keep else "a new ledger begins with epsilon {}"
+    console.print(f"{what.format(f'{epsilon_spent:g}')} spent: {gate.ledger.path}", soft_wrap=True)
+
+
+@app.command()
+def key(node_config: Node) -> None:
+    """Show this site's public key, as other sites put it into their `peers` file and the coordinator into its keys file.
+
+    The private half is made when first needed and stays in the state folder.
+    """
+    from client_app.features.site_features import site_name
+    from client_app.offline.keys import private_key
+    from common.security.sealing import public_key
+
+    node = node_of(node_config)
+    if not (node.site or node.num_partitions > 1):
+        raise ConfigError("the node-config names no site, and other sites know keys by name; set site")
+    name = site_name(node, 0)
+    print(f'{name} = "{public_key(private_key(node, name)).hex()}"')
+
+
+@app.command()
+def release(
+    request: Annotated[Path, typer.Argument(help="What the coordinator requests, a file of `coordinator request`.")],
+    node_config: Node,
+    out: Annotated[Path, typer.Option(help="The bundle to write; people carry it to the coordinator.")],
+    as_json: Json = False,
+) -> None:
+    """Release this site's surrogate into a signed file, where there is no network connection to the coordinator.
+
+    Only for a request that the coordinator has signed whose key the node-config pins (coordinator-key), and only once. It is
+    charged to the ledger like one that leaves over the network, and is the same to the byte.
+    """
+    from client_app.offline.bundle_writer import release_to
+
+    made = release_to(out, request, node_of(node_config))
+    if as_json:
+        facts = {"file": str(out), "bytes": made.bytes, "sha256": made.sha256, "epsilon": made.epsilon, "delta": made.delta}
+        print(json.dumps(facts, indent=2))
+        return
+    budget = f"epsilon {made.epsilon:g}, delta {made.delta:g}" if made.events else "no differential privacy"
+    console.print(f"{out}: {made.bytes:,} bytes, {budget}; it is in the ledger", soft_wrap=True)
+
+
+@policy_app.command("check")
+def policy_check(
+    file: Annotated[Path | None, typer.Argument(help="A policy file; without one, that of the node-config.")] = None,
+    node_config: MaybeNode = None,
+    as_json: Json = False,
+) -> None:
+    """Check a policy file and show what it allows: the default, where none is named. Exits with 1 when it is wrong."""
+    if file is None and node_config and (named := node_of(node_config).policy):
+        file = Path(named)
+    policy = load_policy(str(file)) if file else DEFAULT
+    values = policy.model_dump(by_alias=True)
+    if as_json:
+        print(json.dumps(values, indent=2))
+        return
+    table = Table("key", "value", "default", "meaning")
+    for name, field in Policy.model_fields.items():
+        value, default = getattr(policy, name), getattr(DEFAULT, name)
+        shown = Text(_setting(value), style="" if value == default else "bold")
+        table.add_row(name.replace("_", "-"), shown, _setting(default), field.description or "")
+    console.print(table)
+    if file:
+        console.print(f"{file} is fine", style="green", soft_wrap=True)
+    else:
+        console.print("these values hold at a site that names no policy file")
+
+
+@app.command("dry-run")
+def dry_run_command(node_config: Node, run_config: Run = None, as_json: Json = False) -> None:
+    """Work out what would leave under a run's settings, how noisy and at which epsilon. Nothing leaves.
+
+    Exits with 1 when the gate would refuse it, or when the records cannot be used and only noise would leave.
+    """
+    from client_app.offline.dry_run import dry_run
+
+    found = dry_run(parse_run_config(parse_overrides(run_config or [])), node_of(node_config))
+    if as_json:
+        print(json.dumps(found.facts, indent=2))
+    else:
+        table = Table("what would leave", "nothing has left")
+        for key, value in found.facts.items():
+            table.add_row(key.replace("_", " "), _text(value))
+        console.print(table)
+    if found.refusal:
+        Console(stderr=True, highlight=False).print(found.refusal, style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1)
+
+
+@app.command()
+def features(
+    out: Annotated[Path, typer.Option(help="The safetensors file to write: x, y, and the backbone's fingerprint.")],
+    node_config: Node,
+    run_config: Run = None,
+) -> None:
+    """Write the features of a folder of images to a file: for public images, see fedpft.public, or for another day."""
+    from safetensors.torch import save_file
+
+    from client_app.datasets.partition import share
+    from client_app.features.site_features import dataset_features, usable
+
+    run, node = parse_run_config(parse_overrides(run_config or [])), node_of(node_config)
+    part = share(run, node)
+    found = dataset_features(part.dataset, run, node)
+    records = usable(part.dataset, found, part.train)
+    metadata = {"fingerprint": found.fingerprint, "classes": ",".join(part.dataset.classes)}
+    save_file({"x": records.features.half().contiguous(), "y": records.labels.contiguous()}, out, metadata)
+    console.print(f"{len(records.labels)} features of dimension {records.features.shape[1]}: {out}")
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {number:.4g}" for key, number in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def main() -> None:
+    """Entry point: a mistake is one line on stderr and exit code 1."""
+    try:
+        app()
+    except FedSurrogateError as error:
+        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A site's records: where they come from and how they are read."""

@@ -1,0 +1,264 @@
+"""Where records come from: labels, classes, a train/test split, and images or precomputed features."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from client_app.datasets.dicom import read_dicom
+from client_app.datasets.image_folders import read_imagefolder
+from client_app.datasets.left_out import LeftOut
+from client_app.datasets.readers import read_digits, read_parquet, read_safetensors, refuse_columns
+from client_app.datasets.records import Opener, Records, select
+from client_app.node_config import Frames, NodeConfig, is_protected
+from common.config.run_config import RunConfig
+from common.config.sections import DataKind
+from common.errors import DataError
+
+LOG = logging.getLogger("fedsurrogate.site")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where data lies and how it is read. Empty `names` means the one data set that the folder holds.
+
+    one_by_one: single records that cannot be used are left out, and no record at all is no error.
+    """
+
+    kind: DataKind
+    folder: str = ""
+    names: tuple[str, ...] = ()
+    label_column: str = "label"
+    site_column: str = ""
+    patient_column: str = ""
+    test_fraction: float = 0.2
+    classes: tuple[str, ...] = ()
+    frames: Frames = "refuse"
+    one_by_one: bool = False
+
+    @classmethod
+    def of_run(cls, run: RunConfig) -> Source:
+        """Return the run's own data, for simulation."""
+        column = run.site_column if run.partition == "column" else ""
+        return cls(
+            run.data,
+            run.data_dir,
+            run.dataset,
+            run.label_column,
+            column,
+            run.patient_column,
+            run.test_fraction,
+            run.classes,
+        )
+
+    @classmethod
+    def of_node(cls, node: NodeConfig, run: RunConfig) -> Source:
+        """Return the site's own data. The run says which classes count and how much is held out, nothing of files."""
+        if not node.data:
+            raise DataError("data is not set in this site's node-config; set data and data-dir there")
+        protected = is_protected(run, node)
+        column = run.site_column if run.partition == "column" and node.num_partitions > 1 and not protected else ""
+        return cls(
+            node.data,
+            node.data_dir,
+            # In a private run nothing of another site's data set decides whether it is answered.
+            node.dataset[node.partition_id :][:1] if protected else node.dataset,
+            node.label_column,
+            column,
+            node.patient_column,
+            run.test_fraction,
+            run.classes,
+            node.dicom_frames,
+            one_by_one=protected,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Records of one source. Either `features` (n, d) are there, or `open_image` opens them one by one.
+
+    labels: (n,) int64, indices into `classes`. is_train: (n,) bool. origin: value of the site column per record.
+    key: names the content and order of the records; equal keys may share cached features.
+    fingerprint: of the backbone that made `features`, where their file tells. patients: whose each record is, where told.
+    drawn: whether the split was drawn here, because the files make none. burned_in: images that say of themselves that text
+    is burned into their pixels. left_out: why single records are missing, one text a reason. whole, rows: the records of all
+    classes, and which of them these are (n,), where a run asks for some classes only; features are computed for all once, so
+    that `key` has no classes.
+    """
+
+    name: str
+    labels: Tensor
+    classes: tuple[str, ...]
+    is_train: Tensor
+    key: str
+    origin: tuple[str, ...] | None = None
+    features: Tensor | None = None
+    fingerprint: str = ""
+    opener: Opener | None = None
+    patients: tuple[str, ...] | None = None
+    drawn: bool = False
+    burned_in: int = 0
+    left_out: tuple[str, ...] = ()
+    whole: Dataset | None = None
+    rows: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def open_image(self, index: int, shortest: int = 0) -> Image.Image:
+        """Return record `index` as an RGB image; safe in threads.
+
+        `shortest` > 0 lets a large JPEG be decoded smaller, but never below twice that many pixels on its shorter side.
+        Raises what Pillow raises for a broken image, or DataError for a broken DICOM file.
+        """
+        if self.opener is None:
+            raise DataError(
+                f"data set {self.name!r} holds precomputed features, no images; use a backbone on images instead"
+            )
+        return self.opener(index, shortest)
+
+
+def load(source: Source, seed: int) -> Dataset:
+    """Load a source of one data set. Raises DataError for several names (see `load_all`) and for unusable data."""
+    if len(source.names) > 1:
+        raise DataError(f"dataset = {', '.join(source.names)!r} names {len(source.names)} data sets where one is needed")
+    return load_all(source, seed)[0]
+
+
+def load_all(source: Source, seed: int) -> list[Dataset]:
+    """Load every data set that `source` names, over one common tuple of classes.
+
+    A split that the files make is kept; otherwise it is drawn per class from `seed`. Raises DataError.
+    """
+    names = source.names or ("",)
+    found = [_read(source, name) for name in names]
+    classes = source.classes or _common_classes(found)
+    return [
+        _assemble(source, name or source.kind, records, classes, seed) for name, records in zip(names, found, strict=True)
+    ]
+
+
+def class_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return distinct class names sorted, as numbers where all are integers."""
+    distinct = set(names)
+    try:
+        return tuple(sorted(distinct, key=lambda name: (int(name), name)))
+    except ValueError:
+        return tuple(sorted(distinct))
+
+
+def stratified_split(labels: Tensor, test_fraction: float, seed: int, patients: Sequence[str] | None = None) -> Tensor:
+    """Return (n,) bool, True for training: of every class the same share is held out, but never its last record.
+
+    With `patients` (n,) it is patients that are held out, each with all records; one belongs to the class of the first.
+    """
+    if patients is not None:
+        first, of = group(patients)
+        return stratified_split(labels[first], test_fraction, seed)[of]
+    generator = torch.Generator().manual_seed(seed)
+    is_train = torch.ones(len(labels), dtype=torch.bool)
+    for label in labels.bincount().nonzero().flatten():
+        members = (labels == label).nonzero().flatten()
+        held_out = min(int(len(members) * test_fraction + 0.5), len(members) - 1)
+        is_train[members[torch.randperm(len(members), generator=generator)[:held_out]]] = False
+    return is_train
+
+
+def group(names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """First record of each distinct name, and the index of every record's name among these."""
+    seen: dict[str, int] = {}
+    of = torch.tensor([seen.setdefault(name, len(seen)) for name in names], dtype=torch.int64)
+    first = torch.full((len(seen),), len(names)).scatter_reduce_(0, of, torch.arange(len(names)), "amin")
+    return first, of
+
+
+def _read(source: Source, name: str) -> Records:
+    if source.kind == "digits":
+        refuse_columns("the digits have no columns; leave it out", source.site_column, source.patient_column)
+        return read_digits()
+    folder, left = folder_of(source, name), LeftOut(source.one_by_one)
+    try:
+        if source.kind == "safetensors":
+            if source.site_column:
+                raise DataError(
+                    f"site-column = {source.site_column!r}: safetensors files have no columns; use another partition"
+                )
+            return read_safetensors(folder, name, source.patient_column, left)
+        columns = (source.label_column, source.site_column, source.patient_column)
+        if source.kind == "dicom":
+            return read_dicom(folder, name, *columns, source.frames, left)
+        reader = read_parquet if source.kind == "parquet" else read_imagefolder
+        return reader(folder, name, *columns, left)
+    except OSError as error:
+        raise DataError(f"data in '{folder}' cannot be read ({error}); check the files and who may read them") from error
+
+
+def folder_of(source: Source, name: str) -> Path:
+    """The folder that holds the data. Raises DataError when there is none, or when `name` lies outside."""
+    folder = Path(source.folder).expanduser()
+    if not source.folder or not folder.is_dir():
+        raise DataError(f"data-dir = {source.folder!r}: no such folder; give the folder that holds the {source.kind} data")
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise DataError(f"dataset = {name!r} leaves data-dir; give names of files or folders inside '{folder}'")
+    return folder
+
+
+def _common_classes(found: list[Records]) -> tuple[str, ...]:
+    """An order that the files declare is kept; with none, or with several that differ, classes are sorted."""
+    declared = {records.classes for records in found}
+    first = found[0].classes
+    if first is not None and len(declared) == 1:
+        return first
+    return class_order(name for records in found for name in (records.classes or records.labels))
+
+
+def _assemble(source: Source, name: str, records: Records, classes: tuple[str, ...], seed: int) -> Dataset:
+    index = {class_name: i for i, class_name in enumerate(classes)}
+    labels = torch.tensor([index.get(label, -1) for label in records.labels], dtype=torch.int64)
+    kept = (labels >= 0).nonzero().flatten()
+    if not len(kept) and not source.one_by_one:
+        present = ", ".join(class_order(records.labels)[:5]) or "none"
+        raise DataError(
+            f"data set {name!r} has no record of the classes {', '.join(classes) or '(none)'}; it has {len(labels)} "
+            f"records of the classes {present}; correct classes, or the data"
+        )
+    whole: Dataset | None = None
+    if source.classes:
+        whole = _of_all_classes(name, records)
+        LOG.info("%s: %d of %d records left out, their class is not asked for", name, len(labels) - len(kept), len(labels))
+        records = select(records, kept.tolist())
+        labels = labels[kept]
+    is_train = records.is_train
+    if is_train is None:
+        is_train = stratified_split(labels, source.test_fraction, seed, records.patients)
+    return Dataset(
+        name,
+        labels,
+        classes,
+        is_train,
+        records.key,
+        records.origin,
+        records.features,
+        records.fingerprint,
+        records.opener,
+        records.patients,
+        drawn=records.is_train is None,
+        burned_in=records.burned_in,
+        left_out=records.left_out,
+        whole=whole,
+        rows=None if whole is None else kept,
+    )
+
+
+def _of_all_classes(name: str, records: Records) -> Dataset:
+    """All records of a source, for their features only: they have no labels."""
+    labels = torch.full((len(records.labels),), -1)
+    return Dataset(
+        name, labels, (), labels >= 0, records.key, None, records.features, records.fingerprint, opener=records.opener
+    )

@@ -1,0 +1,290 @@
+"""DICOM studies as records: headers, read once without pixels, tell labels and patients; pixels are read when asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from client_app.datasets.dicom_pixels import open_dicom
+from client_app.datasets.image_folders import find_table, in_class_folders, split_of
+from client_app.datasets.left_out import LeftOut
+from client_app.datasets.readers import (
+    content_key,
+    listing,
+    patient_names,
+    refuse_columns,
+    require_columns,
+    some,
+)
+from client_app.datasets.records import Records, without
+from client_app.datasets.tables import read_table
+from client_app.node_config import Frames
+from common.errors import DataError
+
+LOG = logging.getLogger("fedsurrogate.site")
+# By which a table may name images, the most specific first.
+KEYS = ("path", "SOPInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
+TAGS = (*KEYS[1:], "IssuerOfPatientID", "Rows", "Columns", "NumberOfFrames", "BurnedInAnnotation")
+# The extra "dicom" of this project.
+DECODERS = "pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg"
+# Where Pillow takes an image for a decompression bomb.
+MOST_PIXELS = 178_956_970
+
+
+@dataclass(frozen=True, repr=False)
+class _Image:
+    """A file that holds an image, and what its header says. Without repr, because it names the patient."""
+
+    path: Path
+    keys: dict[str, str]
+    issuer: str
+    frames: int
+    syntax: str
+    burned_in: bool
+
+
+def read_dicom(
+    folder: Path,
+    name: str,
+    label_column: str,
+    site_column: str,
+    patient_column: str = "",
+    frames: Frames = "refuse",
+    left: LeftOut | None = None,
+) -> Records:
+    """Read a folder of DICOM files, at any depth and of any name, with a table of labels or one folder per class.
+
+    The table has one of KEYS, or several, of which the most specific counts. Files it does not name and rows without a
+    file are left out and counted in the log. The privacy unit is the patient of the headers, or of `patient_column`.
+    Raises DataError.
+    """
+    left = left or LeftOut()
+    root, table = find_table(folder, name)
+    if table:
+        images, records = _by_table(root, table, label_column, site_column, patient_column, left)
+    else:
+        refuse_columns(f"'{root}' has no table with columns; put one beside the images", site_column, patient_column)
+        images, records = _by_folder(root, label_column, left)
+    _refuse_frames(images, frames, left)
+    decoders = _decoders(images, left)
+    if burned_in := sum(image.burned_in for image in images):
+        LOG.warning("%d of %d DICOM images say that text is burned into their pixels", burned_in, len(images))
+    patients = records.patients or _patients(images, left)
+    if not (table or left.one_by_one):
+        _refuse_folders_of_patients(root, records.labels, patients)
+    # Nothing that lasts holds a header.
+    places = [(image.path, image.frames // 2 if frames == "middle" else 0) for image in images]
+    # Another decoder may show an image that was broken before.
+    files = content_key(root, [path for path, _ in places])
+    key = hashlib.sha256(repr(("dicom", files, frames, decoders)).encode()).hexdigest()
+    found = replace(records, key=key, opener=lambda i, _: open_dicom(*places[i]), patients=patients, burned_in=burned_in)
+    return without(found, left)
+
+
+def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[_Image], Records]:
+    found, is_train = in_class_folders(root, Path.is_file)
+    if not found and not left.one_by_one:
+        raise DataError(
+            f"'{root}' has no files in class folders; it has {listing(root)}; put a table with the column {label_column!r} "
+            f"and one of {', '.join(KEYS)} beside them, or make one folder per class"
+        )
+    images = _scan(root, [path for path, _ in found], left)
+    position = {path: index for index, (path, _) in enumerate(found)}
+    kept = [position[image.path] for image in images]
+    return images, Records([found[i][1] for i in kept], "", None if is_train is None else is_train[kept])
+
+
+def _by_table(
+    root: Path, table: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
+) -> tuple[list[_Image], Records]:
+    columns = read_table(table, (label_column, patient_column, *KEYS), left)
+    told = [column for column in (label_column, site_column, patient_column) if column]
+    require_columns(table, told, list(columns))
+    key = key_of(table, list(columns))
+    rows = _rows(table, columns, key, told + ["split"] * ("split" in columns), left)
+    scanned = _scan(root, sorted(path for path in root.rglob("*") if path.is_file() and path != table), left)
+    images = [image for image in scanned if image.keys[key] in rows]
+    if not images and not left.one_by_one:
+        raise DataError(
+            f"none of the {len(scanned)} DICOM images in '{root}' is named by the column {key!r} of '{table}'; correct it"
+        )
+    found = [rows[image.keys[key]] for image in images]
+    if missing := len(scanned) - len(images):
+        LOG.warning("%d of %d DICOM images are left out, '%s' has no label for them", missing, len(scanned), table)
+    if unmatched := sorted(set(rows.values()) - set(found)):
+        LOG.warning("%d rows of '%s' name no DICOM image, such as row %d", len(unmatched), table, unmatched[0] + 1)
+    # From here on a row is an image's.
+    columns = {name: [values[row] for row in found] for name, values in columns.items()}
+    return images, Records(
+        [str(label) for label in columns[label_column]],
+        "",
+        split_of(columns, table, left),
+        tuple(str(value) for value in columns[site_column]) if site_column else None,
+        patients=patient_names(columns[patient_column], patient_column, left) if patient_column else None,
+    )
+
+
+def key_of(table: Path, columns: Sequence[str]) -> str:
+    """The column by which a table names images. Raises DataError when it has none."""
+    key = next((key for key in KEYS if key in columns), None)
+    if key is None:
+        raise DataError(f"'{table}' names no images; it has {some(columns)}; add one of the columns {', '.join(KEYS)}")
+    return key
+
+
+def _rows(table: Path, columns: dict[str, list[Any]], key: str, told: Sequence[str], left: LeftOut) -> dict[str, int]:
+    """Index of the row for every value of the key. Rows are named by number in errors, never by what is in them."""
+    rows: dict[str, int] = {}
+    torn: set[str] = set()
+    for row, (value, label) in enumerate(zip(columns[key], columns[told[0]], strict=True)):
+        text = "" if value is None else str(value).strip()
+        if not text or label in (None, ""):
+            left.note_unread(1, f"row {row + 1} of '{table}' has no {key} or no {told[0]}; fill it in or remove it")
+            continue
+        name = Path(text).as_posix() if key == "path" else text
+        first = rows.setdefault(name, row)
+        if differing := [name for name in told if columns[name][first] != columns[name][row]]:
+            left.note_unread(
+                1,
+                f"rows {first + 1} and {row + 1} of '{table}' name the same {key} but differ in {differing[0]!r}; keep one, "
+                "or name images by a more specific column",
+            )
+            torn.add(name)
+    return {name: row for name, row in rows.items() if name not in torn}
+
+
+def _scan(root: Path, files: Sequence[Path], left: LeftOut) -> list[_Image]:
+    """Read the headers of those files that are DICOM images; say once how many are not."""
+    from pydicom import config
+    from pydicom.errors import InvalidDicomError
+
+    # pydicom warns of malformed values by showing them, and a value may be a patient's.
+    config.settings.reading_validation_mode = config.IGNORE
+    images: list[_Image] = []
+    strangers = without = 0
+    broken: list[str] = []
+    for file in files:
+        try:
+            image = _read_header(root, file)
+        except InvalidDicomError:
+            strangers += 1
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # pydicom and its plugins raise nearly anything on a damaged file.
+            broken.append(f"'{file}' ({error if isinstance(error, DataError | OSError) else type(error).__name__})")
+        else:
+            if image:
+                images.append(image)
+            else:
+                without += 1
+    said = f"{strangers} files are no DICOM, {without} hold no image (DICOMDIR, reports), {len(broken)} are broken"
+    said += f", such as {broken[0]}" if broken else ""
+    if not images and not left.one_by_one:
+        raise DataError(f"no DICOM image among {len(files)} files in '{root}': {said}; see data-dir and who may read them")
+    if len(images) < len(files):
+        LOG.log(logging.WARNING if broken else logging.INFO, "'%s': %d DICOM images; %s", root, len(images), said)
+    return images
+
+
+def _read_header(root: Path, file: Path) -> _Image | None:
+    from pydicom import dcmread
+
+    header = dcmread(file, stop_before_pixels=True, specific_tags=list(TAGS))
+    if "Rows" not in header:
+        return None
+    if header.Rows * header.Columns > MOST_PIXELS:
+        raise DataError(f"{header.Columns} x {header.Rows} pixels, where {MOST_PIXELS} are the most")
+    texts = {tag: str(header.get(tag) or "").strip() for tag in (*KEYS[1:], "IssuerOfPatientID")}
+    return _Image(
+        file,
+        texts | {"path": file.relative_to(root).as_posix()},
+        texts["IssuerOfPatientID"],
+        int(header.get("NumberOfFrames") or 1),
+        str(header.file_meta.TransferSyntaxUID),
+        header.get("BurnedInAnnotation") == "YES",
+    )
+
+
+def _patients(images: Sequence[_Image], left: LeftOut) -> tuple[str, ...]:
+    """A number for every patient, in order of appearance: an ID, or a hash of it, which trying all IDs undoes, would last.
+
+    A file may leave out who issued its ID where others tell. Images without a patient are left out or refused: they could
+    be those of any. In a private run an ID is one patient, whoever issued it: otherwise another patient's file would decide
+    whose this one is.
+    """
+    issuers: dict[str, set[str]] = defaultdict(set)
+    for image in images:
+        issuers[image.keys["PatientID"]] |= {image.issuer} - {""}
+    numbers: dict[tuple[str, str], int] = {}
+    found: list[str] = []
+    nameless: list[int] = []
+    for row, image in enumerate(images):
+        patient = image.keys["PatientID"]
+        possible = {""} if left.one_by_one else {image.issuer} if image.issuer else issuers[patient] or {""}
+        if not patient or len(possible) > 1:
+            nameless.append(row)
+            found.append("")
+        else:
+            found.append(str(numbers.setdefault((patient, next(iter(possible))), len(numbers))))
+    first = images[nameless[0]].path if nameless else ""
+    left.note(
+        nameless,
+        f"{len(nameless)} of {len(images)} DICOM images do not tell whose they are, such as '{first}': PatientID is empty, "
+        "or issued by several; fill in PatientID and IssuerOfPatientID, leave these images out, or name a column of the "
+        "table in patient-column",
+    )
+    return tuple(found)
+
+
+def _refuse_folders_of_patients(root: Path, labels: Sequence[str], patients: Sequence[str]) -> None:
+    """Folders of studies are no classes, and the names of classes may leave the site."""
+    owners: dict[str, set[str]] = defaultdict(set)
+    for label, patient in zip(labels, patients, strict=True):
+        owners[label].add(patient)
+    if len(owners) > 1 and all(len(own) == 1 for own in owners.values()):
+        raise DataError(
+            f"each of the {len(owners)} folders in '{root}' holds one patient alone, so they are no classes; put a table of "
+            "labels beside them"
+        )
+
+
+def _refuse_frames(images: Sequence[_Image], frames: Frames, left: LeftOut) -> None:
+    several = [row for row, image in enumerate(images) if image.frames > 1 and frames == "refuse"]
+    first = images[several[0]] if several else None
+    left.note(
+        several,
+        f"{len(several)} DICOM files hold several images, such as '{first and first.path}' with {first and first.frames}; "
+        'leave them out, or set dicom-frames in the node-config to "first" or "middle", which takes one of each',
+    )
+
+
+def _decoders(images: Sequence[_Image], left: LeftOut) -> list[tuple[str, tuple[str, ...]]]:
+    """The decoders at hand for every transfer syntax. Images of one that has none are left out or refused."""
+    from pydicom.pixels.decoders.base import get_decoder
+    from pydicom.uid import UID, DeflatedExplicitVRLittleEndian
+
+    by_syntax: dict[str, list[int]] = defaultdict(list)
+    for row, image in enumerate(images):
+        by_syntax[image.syntax].append(row)
+    found: list[tuple[str, tuple[str, ...]]] = []
+    for syntax, those in sorted(by_syntax.items()):
+        remedy = "leave them out"
+        # A deflated file cannot be read frame by frame, and may inflate to anything.
+        with suppress(NotImplementedError):
+            decoder = get_decoder(UID(syntax))
+            if decoder.is_available and syntax != DeflatedExplicitVRLittleEndian:
+                found.append((syntax, decoder.available_plugins))
+                continue
+            remedy = remedy if decoder.is_available else DECODERS
+        left.note(
+            those,
+            f"{len(those)} DICOM images, such as '{images[those[0]].path}', have the transfer syntax {UID(syntax).name} "
+            f"({syntax}), which nothing here decodes; {remedy}, or export them uncompressed (Explicit VR Little Endian)",
+        )
+    return found

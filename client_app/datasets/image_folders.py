@@ -1,0 +1,118 @@
+"""Images as files: one folder per class, or a table of paths and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from client_app.datasets.left_out import LeftOut
+from client_app.datasets.readers import (
+    content_key,
+    listing,
+    open_rgb,
+    patient_names,
+    refuse_columns,
+    require_columns,
+    some,
+    split_by_size,
+)
+from client_app.datasets.records import Records, without
+from client_app.datasets.tables import read_table
+from common.errors import DataError
+
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+
+
+def read_imagefolder(
+    folder: Path, name: str, label_column: str, site_column: str, patient_column: str = "", left: LeftOut | None = None
+) -> Records:
+    """Read a folder of one folder per class, or a CSV or parquet table of paths and labels that lies in the folder."""
+    left = left or LeftOut()
+    root, table = find_table(folder, name)
+    if table:
+        return _read_path_table(root, table, label_column, site_column, patient_column, left)
+    refuse_columns(f"'{root}' has no table with columns; put one beside the images", site_column, patient_column)
+    found, is_train = in_class_folders(root, lambda path: path.suffix.lower() in IMAGE_SUFFIXES)
+    if not found and not left.one_by_one:
+        raise DataError(
+            f"'{root}' has no images in class folders; it has {listing(root)}; make one folder per class "
+            f"with images in it, or put a table with the columns 'path' and {label_column!r} beside them"
+        )
+    return _files([path for path, _ in found], [label for _, label in found], root, is_train, None)
+
+
+def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
+    """Return the folder that holds the files, and the table in it if there is one; `name` is a sub-folder or a table.
+
+    Raises DataError where `name` is neither, or where several tables leave open which is meant.
+    """
+    if name and (folder / name).is_dir():
+        return find_table(folder / name, "")
+    if name:
+        tables = [p for p in (folder / f"{name}{s}" for s in ("", ".csv", ".parquet")) if p.is_file()]
+        if not tables:
+            raise DataError(f"dataset = {name!r}: '{folder}' has no such sub-folder or table; it has {listing(folder)}")
+    else:
+        tables = sorted(p for p in folder.iterdir() if p.suffix in (".csv", ".parquet"))
+    if len(tables) > 1:
+        raise DataError(f"'{folder}' has several tables ({some(p.name for p in tables)}); name one of them in dataset")
+    return folder, tables[0] if tables else None
+
+
+def in_class_folders(root: Path, wanted: Callable[[Path], bool]) -> tuple[list[tuple[Path, str]], Tensor | None]:
+    """Return the wanted files below each class folder with its name, and which train where `train` and `test` say."""
+    splits = [root / "train", root / "test"]
+    found: list[tuple[Path, str]] = []
+    sizes: list[int] = []
+    for top in splits if all(s.is_dir() for s in splits) else [root]:
+        before = len(found)
+        for class_folder in sorted(p for p in top.iterdir() if p.is_dir() and not p.name.startswith(".")):
+            found += [(path, class_folder.name) for path in sorted(p for p in class_folder.rglob("*") if wanted(p))]
+        sizes.append(len(found) - before)
+    return found, split_by_size(sizes)
+
+
+def split_of(columns: Mapping[str, list[Any]], file: Path, left: LeftOut) -> Tensor | None:
+    """Return (n,) bool, True for training, from a column 'split' where there is one. Raises DataError."""
+    if "split" not in columns:
+        return None
+    unknown = [row for row, value in enumerate(columns["split"]) if value not in ("train", "test")]
+    values = sorted({str(columns["split"][row]) for row in unknown})
+    left.note(unknown, f"column 'split' of '{file}' holds {some(values)}; allowed are 'train' and 'test'")
+    return torch.tensor([s == "train" for s in columns["split"]], dtype=torch.bool)
+
+
+def _read_path_table(
+    root: Path, file: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
+) -> Records:
+    columns = read_table(file, (label_column, "path", patient_column), left)
+    require_columns(file, [name for name in ("path", label_column, site_column, patient_column) if name], list(columns))
+    paths = []
+    for row, (path, label) in enumerate(zip(columns["path"], columns[label_column], strict=True)):
+        if not (isinstance(path, str) and path) or label in (None, ""):
+            left.note([row], f"row {row + 1} of '{file}' has no path or no label; fill it in or remove it")
+        elif Path(path).is_absolute() or ".." in Path(path).parts:
+            left.note([row], f"row {row + 1} of '{file}': path {path!r} leaves '{root}'; paths must lie inside that folder")
+        paths.append(root / (path or "") if row not in left.rows else root)
+    if paths and not left.one_by_one and not any(path.is_file() for path in paths):
+        raise DataError(f"none of the {len(paths)} files in '{file}' exists, such as '{paths[0]}'; paths start at '{root}'")
+    labels, is_train = [str(label) for label in columns[label_column]], split_of(columns, file, left)
+    origin = tuple(str(value) for value in columns[site_column]) if site_column else None
+    patients = patient_names(columns[patient_column], patient_column, left) if patient_column else None
+    return without(_files(paths, labels, root, is_train, origin, patients), left)
+
+
+def _files(
+    paths: Sequence[Path],
+    labels: list[str],
+    root: Path,
+    is_train: Tensor | None,
+    origin: tuple[str, ...] | None,
+    patients: tuple[str, ...] | None = None,
+) -> Records:
+    key = content_key(root, paths)
+    return Records(labels, key, is_train, origin, opener=lambda i, shortest: open_rgb(paths[i], shortest), patients=patients)

@@ -1,0 +1,270 @@
+"""Which records a site works on: its own, or in simulation its share of the run's data."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from client_app.datasets.dataset import Dataset, Source, group, load_all
+from client_app.node_config import NodeConfig, is_protected
+from common.config.run_config import RunConfig
+from common.errors import ConfigError, DataError
+
+LOG = logging.getLogger("fedsurrogate.site")
+PREFERRED_MINIMUM = 10
+
+
+@dataclass(frozen=True, eq=False)
+class SiteShare:
+    """What one site works on: indices into `dataset`, ascending, and whether it only plays a site in a simulation."""
+
+    dataset: Dataset
+    train: Tensor
+    test: Tensor
+    simulated: bool
+
+
+def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
+    """Return the records of the site that `node` describes.
+
+    A site whose node-config sets `data` uses its own; nothing in the run can point it elsewhere. Without, it plays site
+    `partition_id` of `num_partitions` on the run's data: the bundled digits, or in simulation any.
+    Raises DataError or ConfigError, saying what to do.
+    """
+    if not node.data and run.data != "digits" and not in_simulation:
+        raise DataError(
+            f"data is not set in this site's node-config, and the run's own (data = {run.data!r}) counts only in "
+            "simulation; set data and data-dir in the node-config"
+        )
+    source = Source.of_node(node, run) if node.data else Source.of_run(run)
+    check_settings(run, node)
+    if is_protected(run, node):
+        (dataset,) = load_all(source, run.seed)
+        train, test = _indices(dataset.is_train), _indices(~dataset.is_train)
+        # Where a drawn split puts a record depends on all others: one patient more would move other patients, and no noise
+        # is made for that. So all train; a private run reports no accuracy at a site anyway.
+        if dataset.drawn:
+            train, test = torch.arange(len(dataset)), test[:0]
+        return SiteShare(dataset, train, test, simulated=False)
+    datasets = load_all(source, run.seed)
+    if len(datasets) > 1:
+        _one_dataset_a_site(source.names, node.num_partitions)
+        dataset = datasets[node.partition_id]
+        train, test = _indices(dataset.is_train), _indices(~dataset.is_train)
+    else:
+        dataset = datasets[0]
+        parts = _train_parts(dataset, run, node.num_partitions)
+        train, test = parts[node.partition_id], _test_parts(dataset, parts, run)[node.partition_id]
+    if run.epsilon and node.data and dataset.drawn:
+        # As a hospital does, so that a deployment on the digits shows what a real one will.
+        train, test = torch.cat([train, test]).sort().values, test[:0]
+    if not len(train):
+        raise DataError(f"site {node.partition_id} of {node.num_partitions} has no training records; use fewer sites")
+    return SiteShare(dataset, train, test, simulated=not node.data)
+
+
+def check_settings(run: RunConfig, node: NodeConfig) -> None:
+    """Raise ConfigError or DataError where a private run does not fit a site's settings; no file is looked at."""
+    if run.epsilon and node.data and not run.classes:
+        raise ConfigError(
+            "classes is empty; under differential privacy the run must name them, because a site's own list would show "
+            "which classes it has"
+        )
+    if not is_protected(run, node):
+        return
+    if len(node.dataset) > 1:
+        _one_dataset_a_site(node.dataset, node.num_partitions)
+    elif node.num_partitions > 1:
+        raise ConfigError(
+            f"num-partitions = {node.num_partitions}: who gets which record of a folder depends on all records, so no "
+            "privacy could be promised; give each site a folder of its own"
+        )
+
+
+def whole(run: RunConfig, num_sites: int) -> list[tuple[Dataset, list[Tensor]]]:
+    """Return all data of the run, each data set with its sites' training records, for the comparison in simulation."""
+    datasets = load_all(Source.of_run(run), run.seed)
+    if len(datasets) > 1:
+        _one_dataset_a_site(run.dataset, num_sites)
+        return [(dataset, [_indices(dataset.is_train)]) for dataset in datasets]
+    return [(datasets[0], _train_parts(datasets[0], run, num_sites))]
+
+
+def partition(labels: Tensor, origin: Sequence[str] | None, settings: RunConfig, num_sites: int) -> list[Tensor]:
+    """Deal records to `num_sites` sites by the run's partition settings: ascending indices into `labels`, disjoint.
+
+    labels: (n,) int64. origin: value of the site column per record. The same seed gives the same parts in any process.
+    Where sites x classes-per-site is below the number of classes, records of classes that no site holds are left out.
+    Raises DataError or ConfigError where it cannot be done.
+    """
+    if num_sites > len(labels):
+        raise DataError(f"{num_sites} sites cannot share {len(labels)} training records; use at most {len(labels)} sites")
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(settings.seed))
+    if settings.partition == "column":
+        parts = _by_column(origin, order, settings, num_sites)
+    elif settings.partition == "classes":
+        parts = _by_classes(labels, order, settings, num_sites)
+    elif settings.partition == "dirichlet":
+        parts = _by_dirichlet(labels, order, settings, num_sites)
+    else:
+        parts = _run_partitioner(_partitioners().IidPartitioner(num_sites), order, labels[order].tolist(), num_sites)
+    return [part.sort().values for part in parts]
+
+
+def split_test(
+    train_parts: Sequence[Tensor], labels: Tensor, test: Tensor, origin: Sequence[str] | None = None
+) -> list[Tensor]:
+    """Deal test records to sites: of every class in proportion to the site's share of its training records.
+
+    train_parts, test: indices into `labels` (n,). Largest remainders make the numbers whole; the parts are disjoint and
+    hold all test records whose class some site trains on. With `origin` a record goes to the site of its own value.
+    """
+    if origin is not None:
+        values = [{origin[i] for i in part.tolist()} for part in train_parts]
+        return [torch.tensor([i for i in test.tolist() if origin[i] in own], dtype=torch.int64) for own in values]
+    dealt: list[list[Tensor]] = [[] for _ in train_parts]
+    for label in labels[test].bincount().nonzero().flatten():
+        members = test[labels[test] == label]
+        counts = torch.tensor([int((labels[part] == label).sum()) for part in train_parts])
+        total = int(counts.sum())
+        if total:
+            quotas = counts * len(members)
+            whole_numbers, remainders = quotas // total, quotas % total
+            left = len(members) - int(whole_numbers.sum())
+            whole_numbers[remainders.argsort(descending=True, stable=True)[:left]] += 1
+            for site, piece in enumerate(torch.split(members, whole_numbers.tolist())):
+                dealt[site].append(piece)
+    return [torch.cat(pieces).sort().values if pieces else test[:0] for pieces in dealt]
+
+
+def _one_dataset_a_site(names: Sequence[str], num_sites: int) -> None:
+    if len(names) != num_sites:
+        raise DataError(
+            f"dataset names {len(names)} data sets ({', '.join(names)}), one a site, but there are {num_sites} sites "
+            "(num-partitions); make the numbers equal, or name one data set"
+        )
+
+
+def _train_parts(dataset: Dataset, run: RunConfig, num_sites: int) -> list[Tensor]:
+    train, origin = _indices(dataset.is_train), dataset.origin
+    if num_sites == 1:
+        return [train]
+    if dataset.patients is not None and run.partition != "column":
+        # A patient is dealt whole, by the class of the first record, so that nobody is at two sites.
+        first, of = group([dataset.patients[i] for i in train.tolist()])
+        if num_sites > len(first):
+            raise DataError(
+                f"{num_sites} sites cannot share {len(first)} patients with training records, each at one site; use at most "
+                f"{len(first)} sites"
+            )
+        dealt = partition(dataset.labels[train][first], None, run, num_sites)
+        return [train[torch.isin(of, part)] for part in dealt]
+    train_origin = None if origin is None else [origin[i] for i in train.tolist()]
+    return [train[part] for part in partition(dataset.labels[train], train_origin, run, num_sites)]
+
+
+def _test_parts(dataset: Dataset, parts: Sequence[Tensor], run: RunConfig) -> list[Tensor]:
+    test, labels = _indices(~dataset.is_train), dataset.labels
+    if len(parts) == 1:
+        return [test]
+    if run.partition == "column" or dataset.patients is None:
+        return split_test(parts, labels, test, dataset.origin if run.partition == "column" else None)
+    # Files may split one patient's records: then the test records follow the training records. The others are dealt whole.
+    following = split_test(parts, labels, test, dataset.patients)
+    rest = test[~torch.isin(test, torch.cat(following))]
+    first, of = group([dataset.patients[i] for i in rest.tolist()])
+    dealt = split_test(parts, labels, rest[first])
+    whole_patients = [rest[torch.isin(rest[first], part)[of]] for part in dealt]
+    return [torch.cat(pair).sort().values for pair in zip(following, whole_patients, strict=True)]
+
+
+def _indices(mask: Tensor) -> Tensor:
+    return mask.nonzero().flatten()
+
+
+def _partitioners() -> Any:
+    # Read when flwr_datasets is first imported: a hospital's machine reports to nobody.
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    from flwr_datasets import partitioner
+
+    return partitioner
+
+
+def _run_partitioner(partitioner: Any, order: Tensor, keys: Sequence[int | str], num_sites: int) -> list[Tensor]:
+    """Partition records, shuffled to `order`, by their keys."""
+    from datasets import Dataset as Table
+
+    partitioner.dataset = Table.from_dict({"key": list(keys), "index": order.tolist()})
+    # The partitioners warn of every retry and draw a progress bar; what matters is said by the callers here.
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        return [torch.tensor(partitioner.load_partition(k)["index"][:], dtype=torch.int64) for k in range(num_sites)]
+
+
+def _by_dirichlet(labels: Tensor, order: Tensor, settings: RunConfig, num_sites: int) -> list[Tensor]:
+    """Draw shares of every class from Dirichlet(alpha), again until each site has ten records, or else fewer."""
+    keys = labels[order].tolist()
+    parts: list[Tensor] = []
+    for minimum in (PREFERRED_MINIMUM, 3, 1, 0):
+        dirichlet = _partitioners().DirichletPartitioner(
+            num_sites, "key", settings.alpha, minimum, self_balancing=False, seed=settings.seed
+        )
+        try:
+            parts = _run_partitioner(dirichlet, order, keys, num_sites)
+            break
+        except ValueError:
+            LOG.info("alpha = %g leaves some site with fewer than %d training records", settings.alpha, minimum)
+    for site, part in enumerate(parts):
+        if not len(part):
+            largest = max(range(num_sites), key=lambda k: len(parts[k]))
+            parts[site], parts[largest] = parts[largest][:1], parts[largest][1:]
+    return parts
+
+
+def _by_classes(labels: Tensor, order: Tensor, settings: RunConfig, num_sites: int) -> list[Tensor]:
+    """Give each site `classes_per_site` classes in turn, and split a class evenly among the sites that hold it.
+
+    flwr_datasets' PathologicalPartitioner leaves classes to nobody although there are places for them: 5 sites of 2
+    classes hold 6 of 10 when assigned in order, and a random number of them otherwise. Here all 10, disjoint.
+    """
+    generator = torch.Generator().manual_seed(settings.seed)
+    classes = labels.bincount().nonzero().flatten()
+    each = settings.classes_per_site
+    if each > len(classes):
+        raise ConfigError(f"classes-per-site = {each}, but the training data has {len(classes)} classes; use fewer")
+    dealt = classes[torch.randperm(len(classes), generator=generator)]
+    places = torch.arange(num_sites * each)
+    holders = [places[c :: len(classes)] // each for c in range(len(classes))]
+    parts: list[list[Tensor]] = [[] for _ in range(num_sites)]
+    for label, sites in zip(dealt, holders, strict=True):
+        members = order[labels[order] == label]
+        if len(sites) > len(members):
+            raise DataError(
+                f"class {int(label)} has {len(members)} training records for {len(sites)} sites; "
+                f"use fewer sites or a smaller classes-per-site than {each}"
+            )
+        for site, piece in zip(sites.tolist(), members.tensor_split(max(1, len(sites))), strict=False):
+            parts[site].append(piece)
+    return [torch.cat(pieces) for pieces in parts]
+
+
+def _by_column(origin: Sequence[str] | None, order: Tensor, settings: RunConfig, num_sites: int) -> list[Tensor]:
+    if origin is None:
+        raise DataError("partition = 'column', but the data has no site column; set site-column")
+    values = sorted(set(origin))
+    if len(values) != num_sites:
+        raise ConfigError(
+            f"column {settings.site_column!r} has {len(values)} values ({', '.join(values[:5])}), but there "
+            f"are {num_sites} sites; run with {len(values)}"
+        )
+    natural = _partitioners().NaturalIdPartitioner("key")
+    return _run_partitioner(natural, order, [origin[i] for i in order.tolist()], num_sites)

@@ -1,0 +1,266 @@
+"""Readers of the data a site may keep: one function a kind of file, each giving records in one shape."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from client_app.datasets.left_out import LeftOut
+from client_app.datasets.records import Records, without
+from common.errors import DataError
+
+
+def read_digits() -> Records:
+    """Read scikit-learn's 1,797 digits, 8x8 with 17 grey levels, each on an 8-bit level of its own."""
+    import sklearn
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    key = hashlib.sha256(f"digits {sklearn.__version__}".encode()).hexdigest()
+    return Records([str(label) for label in digits.target], key, opener=lambda i, _: Image.fromarray(grey[i]).convert("RGB"))
+
+
+def read_safetensors(folder: Path, name: str, patient_column: str = "", left: LeftOut | None = None) -> Records:
+    """Read features: `x` (n, d) floating point, `y` (n,) integer, perhaps metadata `fingerprint` and `classes`, and a tensor
+    (n,) of integers named `patient_column`.
+    """
+    left = left or LeftOut()
+    from safetensors import SafetensorError, safe_open
+
+    files = split_files(folder, name, ".safetensors")
+    tensors: list[tuple[Tensor, Tensor]] = []
+    metadata: list[dict[str, str]] = []
+    patients: list[Tensor] = []
+    for file in files:
+        try:
+            with safe_open(file, "pt") as content:
+                if missing := sorted({"x", "y", patient_column or "x"} - set(content.keys())):
+                    wanted = "x (n, d) and y (n,)" + (f" and {patient_column} (n,)" if patient_column else "")
+                    raise DataError(f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}; store {wanted}")
+                tensors.append((content.get_tensor("x"), content.get_tensor("y")))
+                metadata.append(content.metadata() or {})
+                if patient_column:
+                    patients.append(content.get_tensor(patient_column))
+                    _check_features(file, tensors[-1][0], patients[-1], patient_column)
+        except SafetensorError as error:
+            raise DataError(f"'{file}' is no readable safetensors file ({error}); write it again") from error
+        _check_features(file, *tensors[-1])
+    if len({x.shape[1] for x, _ in tensors}) > 1 or len({m.get("fingerprint", "") for m in metadata}) > 1:
+        raise DataError(f"'{files[0]}' and '{files[1]}' hold features of different backbones; compute both with one")
+    x, y = torch.cat([x for x, _ in tensors]), torch.cat([y.long() for _, y in tensors])
+    broken = (~torch.isfinite(x).all(dim=1)).nonzero().flatten().tolist()
+    left.note(
+        broken,
+        f"x in '{files[0]}' has NaN or infinity in {len(broken)} of {len(x)} rows, first in row {min(broken, default=0)}; "
+        "remove those rows or compute them again",
+    )
+    classes = tuple(part.strip() for part in metadata[0].get("classes", "").split(",") if part.strip())
+    records = Records(
+        _name_labels(y.tolist(), classes, files[0], left),
+        content_key(folder, files),
+        split_by_size([len(y) for _, y in tensors]),
+        classes=classes or None,
+        features=x,
+        fingerprint=metadata[0].get("fingerprint", ""),
+        patients=tuple(str(number) for part in patients for number in part.tolist()) if patient_column else None,
+    )
+    return without(records, left)
+
+
+def read_parquet(
+    folder: Path, name: str, label_column: str, site_column: str, patient_column: str = "", left: LeftOut | None = None
+) -> Records:
+    """Read images kept as bytes in parquet files, as Hugging Face lays them out. Nothing is decoded here."""
+    left = left or LeftOut()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = split_files(folder, name, ".parquet")
+    try:
+        schemas = [pq.read_schema(file) for file in files]
+        schema = schemas[0]
+        wanted = [name for name in dict.fromkeys((label_column, site_column, patient_column)) if name]
+        for file, each in zip(files, schemas, strict=True):
+            require_columns(file, [*wanted, image_column(schema)], each.names)
+        tables = [pq.read_table(file, columns=wanted) for file in files]
+    except pa.ArrowException as error:
+        raise DataError(f"parquet data in '{folder}' cannot be read ({error}); write the files again") from error
+    labels = [label for table in tables for label in table.column(label_column).to_pylist()]
+    if left.one_by_one:
+        # Whole numbers with gaps are written as floating point.
+        labels = [int(each) if isinstance(each, float) and each.is_integer() else each for each in labels]
+    left.note(
+        (row for row, label in enumerate(labels) if not isinstance(label, int | str)),
+        f"column {label_column!r} of '{files[0]}' is {schema.field(label_column).type} or has gaps; labels must be integers "
+        "or strings",
+    )
+    names = _class_label_names(schema.metadata, label_column)
+    origin = (
+        tuple(str(value) for table in tables for value in table.column(site_column).to_pylist()) if site_column else None
+    )
+    images = _ParquetImages(files, image_column(schema))
+    whose = [value for table in tables for value in table.column(patient_column).to_pylist()] if patient_column else None
+    records = Records(
+        _name_labels(labels, names, files[0], left),
+        content_key(folder, files),
+        split_by_size([len(table) for table in tables]),
+        origin,
+        classes=names or None,
+        opener=lambda i, shortest: open_rgb(io.BytesIO(images.read(i)), shortest),
+        patients=None if whose is None else patient_names(whose, patient_column, left),
+    )
+    return without(records, left)
+
+
+def patient_names(values: Sequence[object], column: str, left: LeftOut) -> tuple[str, ...]:
+    """Patients as texts. Gaps are left out or refused: a record without a patient could be that of any."""
+    # pandas turns whole numbers with gaps into floating point with NaN, which alone differs from itself.
+    gaps = [row for row, value in enumerate(values) if value is None or value != value or not str(value).strip()]
+    left.note(gaps, f"patient-column = {column!r}: {len(gaps)} of {len(values)} records name no patient; fill them in")
+    return tuple(str(value) for value in values)
+
+
+def open_rgb(file: io.BytesIO | Path, shortest: int) -> Image.Image:
+    """Open an image as RGB. A JPEG far larger than needed is decoded at 1/2, 1/4 or 1/8, never below twice `shortest`.
+
+    Raises OSError and what else Pillow raises for a file that is no image or a broken one.
+    """
+    with Image.open(file) as image:
+        if shortest:
+            image.draft("RGB", (2 * shortest, 2 * shortest))
+        image.load()
+        if image.mode.startswith("I"):
+            # 16-bit greys, as radiographs are stored: converted as they are, all but the darkest would clip to white.
+            return Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8)).convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
+
+
+class _ParquetImages:
+    """The image column of parquet files, read on first use: a site whose features are cached never needs it."""
+
+    def __init__(self, files: Sequence[Path], column: str) -> None:
+        self._files, self._column = files, column
+        self._lock = threading.Lock()
+        self._values: Any = None
+
+    def read(self, index: int) -> bytes:
+        with self._lock:  # Threads that decode would otherwise each read the files.
+            if self._values is None:
+                import pyarrow as pa
+                import pyarrow.parquet as pq
+
+                self._values = pa.concat_tables(
+                    [pq.read_table(file, columns=[self._column]) for file in self._files]
+                ).column(0)
+        value = self._values[index].as_py()
+        content = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(content, bytes):
+            raise OSError("the record holds no image bytes")
+        return content
+
+
+def split_files(folder: Path, name: str, suffix: str) -> list[Path]:
+    """Return [train, test], or [all] where the files make no split."""
+    stem = name.removesuffix(suffix)
+    train, test = (folder / f"{stem}-{part}{suffix}" if stem else folder / f"{part}{suffix}" for part in ("train", "test"))
+    if train.is_file() and test.is_file():
+        return [train, test]
+    alone = [folder / f"{stem}{suffix}"] if stem else sorted(folder.glob(f"*{suffix}"))
+    if len(alone) == 1 and alone[0].is_file():
+        return alone
+    wanted = f"'{train.name}' and '{test.name}', or one " + (f"'{stem}{suffix}'" if stem else f"{suffix} file")
+    raise DataError(f"dataset = {name!r}: '{folder}' lacks {wanted}; it has {listing(folder)}; name one of its data sets")
+
+
+def _check_features(file: Path, x: Tensor, y: Tensor, name: str = "y") -> None:
+    if x.ndim != 2 or not x.is_floating_point():
+        raise DataError(f"x in '{file}' is {x.dtype} of shape {tuple(x.shape)}; it must be floating point of shape (n, d)")
+    if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise DataError(f"{name} in '{file}' is {y.dtype} of shape {tuple(y.shape)}; it must be integers of shape (n,)")
+    if len(x) != len(y):
+        raise DataError(f"'{file}' has {len(x)} rows of x but {len(y)} of {name}; give one a row")
+
+
+def _name_labels(labels: Sequence[int | str], classes: tuple[str, ...], file: Path, left: LeftOut) -> list[str]:
+    if not classes:
+        return [str(label) for label in labels]
+    wrong = [row for row, label in enumerate(labels) if isinstance(label, int) and not 0 <= label < len(classes)]
+    first = labels[wrong[0]] if wrong else ""
+    left.note(wrong, f"'{file}' names {len(classes)} classes but has the label {first}; labels run from 0 below that")
+    gone = left.rows
+    return [classes[label] if isinstance(label, int) and row not in gone else str(label) for row, label in enumerate(labels)]
+
+
+def _class_label_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:
+    try:
+        feature = json.loads((metadata or {})[b"huggingface"])["info"]["features"][column]
+        return tuple(str(name) for name in feature["names"])
+    except (KeyError, TypeError, ValueError):
+        return ()
+
+
+def image_column(schema: Any) -> str:
+    """Return "image", or the only other column that can hold images."""
+    import pyarrow as pa
+
+    def holds_bytes(kind: Any) -> bool:
+        return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_struct(kind))
+
+    candidates = [field.name for field in schema if holds_bytes(field.type)]
+    return candidates[0] if len(candidates) == 1 else "image"
+
+
+def require_columns(file: Path, wanted: Iterable[str], present: Sequence[str]) -> None:
+    """Raise DataError unless all wanted columns are present."""
+    if missing := [column for column in wanted if column not in present]:
+        raise DataError(
+            f"'{file}' lacks the columns {some(missing)}; it has {some(present)}; rename them, or correct label-column, "
+            "site-column or patient-column"
+        )
+
+
+def refuse_columns(why: str, site_column: str, patient_column: str) -> None:
+    """Raise DataError for a column named where there are none."""
+    for key, column in (("site-column", site_column), ("patient-column", patient_column)):
+        if column:
+            raise DataError(f"{key} = {column!r}: {why}")
+
+
+def split_by_size(sizes: Sequence[int]) -> Tensor | None:
+    """Return (n,) bool, True for the records of the first of two files; None for one file, which makes no split."""
+    return None if len(sizes) == 1 else torch.arange(sum(sizes)) < sizes[0]
+
+
+def content_key(root: Path, files: Iterable[Path]) -> str:
+    """Hash where the files are, how large, and when they last changed: equal keys mean equal content and order."""
+    digest = hashlib.sha256(os.fsencode(root.resolve()))
+    for file in files:
+        try:
+            status = file.stat()
+            digest.update(f"\n{file.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}".encode(errors="replace"))
+        except (OSError, ValueError):
+            digest.update(f"\n{file.relative_to(root)}\0missing".encode(errors="replace"))
+    return digest.hexdigest()
+
+
+def listing(folder: Path) -> str:
+    """Name the first five things in a folder."""
+    return some(sorted(path.name for path in folder.iterdir()))
+
+
+def some(names: Iterable[str]) -> str:
+    """Quote the first five names."""
+    listed = list(names)
+    return (", ".join(repr(name) for name in listed[:5]) or "nothing") + (", ..." if len(listed) > 5 else "")

@@ -1,0 +1,96 @@
+"""What a site's data look like without a look at a single record: columns, types and dimension, from headers alone."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from client_app.datasets.dataset import Source, folder_of
+from client_app.datasets.dicom import key_of
+from client_app.datasets.image_folders import find_table
+from client_app.datasets.readers import image_column, refuse_columns, require_columns, some, split_files
+from common.errors import DataError
+
+
+@dataclass(frozen=True)
+class Schema:
+    """dimension, fingerprint: of stored features; zero and empty for images, whose backbone tells."""
+
+    dimension: int = 0
+    fingerprint: str = ""
+
+
+def read_schema(source: Source) -> Schema:
+    """The schema of a source of one data set. Raises DataError where folder, files, columns or types are not as they must
+    be: one record more or less changes none of these.
+    """
+    name = source.names[0] if source.names else ""
+    folder = folder_of(source, name)
+    try:
+        if source.kind == "safetensors":
+            return _features(split_files(folder, name, ".safetensors"), source.patient_column)
+        wanted = [column for column in (source.label_column, source.patient_column) if column]
+        if source.kind == "parquet":
+            for file in split_files(folder, name, ".parquet"):
+                columns, images = _parquet_columns(file)
+                require_columns(file, [*wanted, images], columns)
+            return Schema()
+        root, table = find_table(folder, name)
+        if table is None:
+            refuse_columns(f"'{root}' has no table with columns; put one beside the images", "", source.patient_column)
+            return Schema()
+        columns = _parquet_columns(table)[0] if table.suffix == ".parquet" else _csv_columns(table)
+        if source.kind == "dicom":
+            key_of(table, columns)
+        require_columns(table, wanted if source.kind == "dicom" else ["path", *wanted], columns)
+    except OSError as error:
+        raise DataError(f"data in '{folder}' cannot be read ({error}); check the files and who may read them") from error
+    return Schema()
+
+
+def _features(files: list[Path], patient_column: str) -> Schema:
+    from safetensors import SafetensorError, safe_open
+
+    found: set[Schema] = set()
+    for file in files:
+        try:
+            with safe_open(file, "pt") as content:
+                if missing := sorted({"x", "y", patient_column or "x"} - set(content.keys())):
+                    raise DataError(f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}")
+                x = content.get_slice("x")
+                shape, kind = x.get_shape(), x.get_dtype()
+                if len(shape) != 2 or not shape[1] or kind not in ("F64", "F32", "F16", "BF16"):
+                    raise DataError(f"x in '{file}' is {kind}, {len(shape)}-dimensional; it must be floating point (n, d)")
+                for name in ("y", patient_column or "y"):
+                    each = content.get_slice(name)
+                    if len(each.get_shape()) != 1 or each.get_dtype() not in ("I64", "I32", "I16", "I8", "U8"):
+                        raise DataError(f"{name} in '{file}' is {each.get_dtype()}; it must be integers of shape (n,)")
+                fingerprint = (content.metadata() or {}).get("fingerprint", "")
+                found.add(Schema(shape[1], fingerprint or f"features-{shape[1]}"))
+        except SafetensorError as error:
+            raise DataError(f"'{file}' is no readable safetensors file ({error}); write it again") from error
+    if len(found) > 1:
+        raise DataError(f"'{files[0]}' and '{files[1]}' hold features of different backbones; compute both with one")
+    return found.pop()
+
+
+def _parquet_columns(file: Path) -> tuple[list[str], str]:
+    """All columns, and the one that holds images."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(file)
+    except pa.ArrowException as error:
+        raise DataError(f"'{file}' is no readable parquet file ({error}); write it again") from error
+    return list(schema.names), image_column(schema)
+
+
+def _csv_columns(file: Path) -> list[str]:
+    """The first line; what follows is not looked at."""
+    with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+        columns = next(csv.reader(lines), [])
+    if not columns:
+        raise DataError(f"table '{file}' is empty; its first line must name the columns")
+    return columns

@@ -1,0 +1,99 @@
+"""Tables next to images: which label, patient or split belongs to which file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from client_app.datasets.left_out import LeftOut
+from common.errors import DataError
+
+# Bytes of a line that is still read, where lines are left out one by one.
+LONGEST_LINE = 2**16
+
+
+def read_table(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[Any]]:
+    """Return the columns of a CSV or parquet table; those named in `texts` stay as they are written: 07 is not 7.
+
+    Raises DataError for a file that is no table, and for a line with too many or too few columns unless records are left
+    out one by one. What stands in a row is not in the error, because that may name a patient.
+    """
+    if left.one_by_one and file.suffix != ".parquet":
+        return _line_by_line(file, left)
+    return _whole(file, texts, left)
+
+
+def _line_by_line(file: Path, left: LeftOut) -> dict[str, list[Any]]:
+    """Columns of a CSV file, all of them texts, each line read on its own.
+
+    Nothing in one line, neither an open quote nor bytes that are no text, changes how another one is read: a record more
+    must not cost the others. A quoted value that goes on in the next line is therefore left out as well.
+    """
+    lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    names = _values(lines[0]) or []
+    rows: list[list[str]] = []
+    unread = 0
+    for line in lines[1:]:
+        if not line.strip():
+            continue
+        values = _values(line)
+        if values is None or len(values) != len(names):
+            unread += 1
+        else:
+            rows.append(values)
+    left.note_unread(unread, f"{unread} lines of '{file}' cannot be read on their own, or have another number of columns")
+    return {name: [row[column] for row in rows] for column, name in enumerate(names)}
+
+
+def _values(line: bytes) -> list[str] | None:
+    """The values of one line; None where it cannot be read."""
+    if len(line) > LONGEST_LINE:
+        return None
+    try:
+        return next(csv.reader([line.decode("utf-8", "replace").rstrip("\r")], strict=True), [])
+    except csv.Error:
+        return None
+
+
+def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[Any]]:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet as pq
+
+    uneven: list[tuple[int | None, int, int]] = []
+
+    def note(row: Any) -> str:
+        uneven.append((row.number, row.actual_columns, row.expected_columns))
+        return "skip" if left.one_by_one else "error"
+
+    try:
+        table = (
+            pq.read_table(file)
+            if file.suffix == ".parquet"
+            else pyarrow.csv.read_csv(
+                file,
+                # Rows are numbered only where one thread reads them.
+                read_options=pyarrow.csv.ReadOptions(use_threads=False),
+                parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=note),
+                convert_options=pyarrow.csv.ConvertOptions(column_types={name: pa.string() for name in texts if name}),
+            )
+        )
+    except pa.ArrowException as error:
+        said = "line {} has {} columns where the first has {}".format(*uneven[0]) if uneven else str(error)
+        raise DataError(f"table '{file}' cannot be read ({said}); write it again") from None
+    left.note_unread(len(uneven), f"{len(uneven)} lines of '{file}' have another number of columns than the first")
+    return {name: _texts(table.column(name)) for name in table.column_names}
+
+
+def _texts(column: Any) -> list[Any]:
+    """The values of a column; bytes that are no text are replaced, so that one value never costs the others."""
+    import pyarrow as pa
+
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        values: list[Any] = column.to_pylist()
+        return values
+    return [
+        None if value is None else value.decode("utf-8", "replace") for value in column.cast(pa.large_binary()).to_pylist()
+    ]

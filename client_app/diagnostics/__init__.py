@@ -1,0 +1,1 @@
+"""Checks that a site can take part."""

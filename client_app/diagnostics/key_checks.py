@@ -1,0 +1,41 @@
+"""The keys a site pins, as `site doctor` sees them: of other sites for sealed chains, and of the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from client_app.diagnostics.connection_checks import Finding
+from client_app.governance.gate import open_gate
+from client_app.node_config import NodeConfig
+from client_app.offline.keys import coordinator_key
+from common.config.run_config import RunConfig
+from common.errors import ConfigError, FedSurrogateError
+from common.security.sealing import read_keys
+
+PEERS_REMEDY = (
+    "set peers in the node-config (PEERS in the .env of a kit) to a file with the lines that `site key` prints there"
+)
+
+
+def check_keys(run: RunConfig, node: NodeConfig) -> Iterator[Finding]:
+    """A line for each file that is named, and a failure where a demanded one is not."""
+    try:
+        demanded = open_gate(node, run, "doctor").policy.require_seal
+    except FedSurrogateError:
+        demanded = False  # The policy has a line of its own.
+    if node.peers:
+        try:
+            names = ", ".join(sorted(read_keys(Path(node.peers).expanduser())))
+            yield Finding("peers", "PASS", f"{node.peers} has the keys of {names or 'no site'}")
+        except (ConfigError, RuntimeError) as error:
+            yield Finding("peers", "FAIL", str(error), PEERS_REMEDY)
+    elif demanded:
+        found = "require-seal = true, and no keys of other sites are pinned: this site refuses every run"
+        yield Finding("peers", "FAIL", found, PEERS_REMEDY)
+    if node.coordinator_key:
+        try:
+            yield Finding("requests", "PASS", f"answered when signed under {coordinator_key(node).hex()[:16]}...")
+        except ConfigError as error:
+            remedy = "take coordinator.pub from the site kit, or what `coordinator key` prints at the coordinator"
+            yield Finding("requests", "FAIL", str(error), remedy)

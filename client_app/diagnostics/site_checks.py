@@ -1,0 +1,227 @@
+"""Whether this machine can be a site: its folders, policy, ledger, data, backbone, and what a run would take."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import torch
+
+from client_app.datasets.partition import SiteShare, share
+from client_app.diagnostics.connection_checks import Finding
+from client_app.diagnostics.key_checks import check_keys
+from client_app.features.extraction import in_parts
+from client_app.features.site_features import site_backbone, site_device
+from client_app.governance.gate import open_gate, own_ledger
+from client_app.governance.policy import NO_LIMIT
+from client_app.governance.uncharged import FALLBACK, check_dimension
+from client_app.node_config import NodeConfig, is_protected
+from common.config.run_config import RunConfig
+from common.costs import costs
+from common.errors import FedSurrogateError
+from common.models.backbones import Backbone
+from common.privacy.claims import plan_of
+
+GIB = 2**30
+LEAST_DISK, LITTLE_DISK = 0.2 * GIB, 5 * GIB
+LITTLE_MEMORY = 4 * GIB
+MEASURED_IMAGES = 48
+MOST_CLASSES_SHOWN = 12
+
+
+def check_site(run: RunConfig, node: NodeConfig, fingerprint: str = "", run_named: bool = True) -> Iterator[Finding]:
+    """Look at everything a run would need, and change nothing. fingerprint: of the coordinator's backbone, where known.
+
+    run_named: whether `run` is one that is planned; without one nothing can be said of what policy and ledger think of it.
+    """
+    yield from _folders(node)
+    yield from _machine(run, node)
+    yield _guarded("policy", "see `site policy check`", lambda: _policy(run, node))
+    yield _guarded("ledger", "until it is right every release is refused; see `site ledger`", lambda: _ledger(run, node))
+    yield from check_keys(run, node)
+    part: list[SiteShare] = []
+    dimension = 0
+    yield _guarded(
+        "data",
+        "see data, data-dir and label-column in the node-config; in a kit DATA, DATA_KIND and LABEL_COLUMN in .env",
+        lambda: _data(run, node, part),
+    )
+    if part and part[0].dataset.features is None:
+        found: list[Backbone] = []
+        yield _guarded("backbone", "see weights-path in the node-config", lambda: _backbone(run, node, fingerprint, found))
+        if found:
+            dimension = found[0].dim
+            yield _guarded("time", "look at the images", lambda: _time(part[0], found[0]))
+    elif part and fingerprint:
+        yield _same(part[0].dataset.fingerprint, fingerprint, "backbone")
+    if not run_named:
+        yield Finding("a run", "WARN", "no settings of a run are given", "add -c with those that the coordinator plans")
+    elif part:
+        yield _guarded("a run", "see `site policy check` and `site ledger`", lambda: _run(run, node, part[0], dimension))
+
+
+def _guarded(what: str, remedy: str, look: Callable[[], Finding]) -> Finding:
+    try:
+        return look()
+    except FedSurrogateError as error:
+        return Finding(what, "FAIL", str(error), remedy)
+    except Exception as error:
+        return Finding(what, "FAIL", f"{type(error).__name__}: {error}", remedy)
+
+
+def _folders(node: NodeConfig) -> Iterator[Finding]:
+    folders = [("cache-dir", node.cache, "features"), ("state-dir", node.state, "the privacy ledger")]
+    if own_ledger(node) is not None:
+        folders.append(("witness-dir", node.witness, "the ledger's witness"))
+    for what, folder, holds in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder):
+                free = shutil.disk_usage(folder).free
+        except OSError as error:
+            remedy = f"name a folder for {holds} that user {os.getuid()} may write, in {what} of the node-config"
+            yield Finding(what, "FAIL", f"{folder} cannot be written ({error.strerror})", remedy)
+            continue
+        found = f"{folder} can be written, {free / GIB:.1f} GiB free"
+        if free < LITTLE_DISK:
+            yield Finding(what, "FAIL" if free < LEAST_DISK else "WARN", found, f"make room; it is for {holds}")
+        else:
+            yield Finding(what, "PASS", found)
+
+
+def _machine(run: RunConfig, node: NodeConfig) -> Iterator[Finding]:
+    import psutil
+
+    free = psutil.virtual_memory().available
+    found = f"{free / GIB:.1f} GiB free, {os.cpu_count()} cores"
+    if free < LITTLE_MEMORY:
+        yield Finding("memory", "WARN", found, "4 GiB are enough for most backbones")
+    else:
+        yield Finding("memory", "PASS", found)
+    try:
+        device = site_device(run, node)
+    except FedSurrogateError as error:
+        yield Finding("GPU", "FAIL", str(error), "set device in the node-config")
+        return
+    if not device.startswith("cuda"):
+        asked = node.device == "cpu" or run.device == "cpu"
+        remedy = "" if asked else 'a large backbone is slow without; check the driver with nvidia-smi, or set device="cpu"'
+        yield Finding("GPU", "PASS" if asked else "WARN", f"none is used; device {device}", remedy)
+        return
+    left, total = torch.cuda.mem_get_info(device)
+    yield Finding("GPU", "PASS", f"{torch.cuda.get_device_name(device)}, {left / GIB:.1f} of {total / GIB:.1f} GiB free")
+
+
+def _policy(run: RunConfig, node: NodeConfig) -> Finding:
+    policy = open_gate(node, run, "doctor").policy
+    if node.data in ("", "digits") and not node.policy:
+        return Finding("policy", "PASS", "public data: everything may leave")
+    found = f"epsilon {policy.epsilon_per_run:g} a run, {policy.epsilon_total:g} in all; " + (
+        "also without privacy" if policy.without_dp else "nothing leaves without privacy"
+    )
+    if not node.policy:
+        return Finding("policy", "WARN", f"the default: {found}", "name a file of your own, policy in the node-config")
+    return Finding("policy", "PASS", f"{node.policy}: {found}")
+
+
+def _ledger(run: RunConfig, node: NodeConfig) -> Finding:
+    gate = open_gate(node, run, "doctor")
+    entries, spent = gate.ledger.entries(), gate.spent()
+    total = gate.policy.epsilon_total
+    allowed = f" of {total:g}" if total < NO_LIMIT else ""
+    found = f"{len(entries)} releases so far, epsilon {spent:.4g}{allowed} spent"
+    if noise := sum(FALLBACK in entry.get("facts", {}) for entry in entries):
+        found += f"; {noise} of them WITHOUT ANY RECORD, pure noise, because the records could not be used"
+    if spent >= total:
+        return Finding("ledger", "FAIL", found, "nothing more may leave; only a person may raise epsilon-total")
+    if noise:
+        return Finding("ledger", "WARN", found, "site.log in state-dir says what failed; correct it before the next run")
+    return Finding("ledger", "PASS", found)
+
+
+def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:
+    found = share(run, node)
+    part.append(found)
+    dataset = found.dataset
+    counts = torch.bincount(dataset.labels[found.train], minlength=len(dataset.classes)).tolist()
+    named = [f"{name} {count}" for name, count in zip(dataset.classes, counts, strict=True)]
+    more = f" and {len(named) - MOST_CLASSES_SHOWN} more" if len(named) > MOST_CLASSES_SHOWN else ""
+    said = f"{len(found.train)} training and {len(found.test)} test records: {', '.join(named[:MOST_CLASSES_SHOWN])}{more}"
+    if dataset.patients is not None:
+        said += f"; {len({dataset.patients[row] for row in found.train.tolist()})} patients"
+    if not len(found.train):
+        left = f"; left out: {'; '.join(dataset.left_out)}" if dataset.left_out else ""
+        return Finding("data", "FAIL", said + left, "without training records only noise leaves, or nothing")
+    if dataset.left_out:
+        found_wrong = f"{said}; LEFT OUT in this private run: {'; '.join(dataset.left_out)}"
+        return Finding("data", "WARN", found_wrong, "correct these records; the coordinator is not told of them")
+    if dataset.burned_in:
+        return Finding(
+            "data",
+            "WARN",
+            f"{said}; {dataset.burned_in} images say that text is burned into their pixels",
+            "a name in the pixels is learned with them; black it out, or leave these images (BurnedInAnnotation) out",
+        )
+    if empty := [name for name, count in zip(dataset.classes, counts, strict=True) if not count]:
+        return Finding(
+            "data", "WARN", said, f"no training record of class {empty[0]!r}; check its name, if it should be there"
+        )
+    return Finding("data", "PASS", said)
+
+
+def _backbone(run: RunConfig, node: NodeConfig, fingerprint: str, found: list[Backbone]) -> Finding:
+    loaded = site_backbone(run, node)
+    found.append(loaded)
+    if is_protected(run, node):
+        check_dimension(loaded)
+    said = f"{run.backbone}, fingerprint {loaded.fingerprint}"
+    return _same(loaded.fingerprint, fingerprint, said) if fingerprint else Finding("backbone", "PASS", said)
+
+
+def _same(own: str, wanted: str, said: str) -> Finding:
+    if own == wanted:
+        return Finding("backbone", "PASS", f"{said}, as the coordinator's")
+    remedy = "use the coordinator's weights, image-size and backbone"
+    return Finding("backbone", "FAIL", f"{said}; this site has {own}, the coordinator {wanted}", remedy)
+
+
+def _time(part: SiteShare, backbone: Backbone) -> Finding:
+    """Measure the first images; the rest is taken to be like them."""
+    started, done, broken = time.perf_counter(), 0, 0
+    with closing(in_parts(part.dataset, backbone, MEASURED_IMAGES)) as pieces:
+        for piece in pieces:
+            done, broken = done + len(piece.rows), broken + len(piece.broken)
+            if done + broken >= MEASURED_IMAGES:
+                break
+    seconds = (time.perf_counter() - started) / max(1, done + broken) * len(part.dataset)
+    said = f"about {math.ceil(seconds / 60)} min for the features of {len(part.dataset)} images, once; they are kept"
+    if not done:
+        return Finding("time", "FAIL", f"none of the first {broken} images can be read", "look at the images")
+    if broken:
+        return Finding(
+            "time", "WARN", f"{said}; {broken} of the first {done + broken} images are broken", "look at the images"
+        )
+    return Finding("time", "PASS", said)
+
+
+def _run(run: RunConfig, node: NodeConfig, part: SiteShare, dimension: int) -> Finding:
+    """Whether the policy allows such a run at all, and what it would cost in bytes and epsilon."""
+    gate, features = open_gate(node, run, "doctor"), part.dataset.features
+    gate.check_request(run)
+    size, dimension = f"method {run.method}", dimension if features is None else features.shape[1]
+    if dimension:
+        cost = costs(run, dimension, len(part.dataset.classes), len(part.train), 1)[0]
+        size += f", {cost.up / 1e6:.3g} MB up and {cost.down / 1e6:.3g} MB down in {cost.rounds} rounds"
+    if not run.epsilon:
+        return Finding("a run", "PASS", f"{size}, no differential privacy, which the policy allows")
+    fits = gate.runs_left(plan_of(run))
+    left = max(0.0, gate.policy.epsilon_total - gate.spent())
+    said = f"{size}, epsilon {run.epsilon:g} where {left:.4g} is left: {fits} such runs fit"
+    if not fits:
+        return Finding("a run", "WARN", said, "its last rounds or all of it would be refused: ask for a smaller epsilon")
+    return Finding("a run", "PASS", said)

@@ -1,0 +1,1 @@
+"""Features of a site's records: extraction, cache and what a task receives."""

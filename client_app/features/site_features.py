@@ -1,0 +1,120 @@
+"""A site's features: its data and its backbone brought together, and its name."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from client_app.datasets.dataset import Dataset
+from client_app.datasets.partition import share
+from client_app.features.extraction import Features, extract
+from client_app.governance.policy import policy_of
+from client_app.node_config import NodeConfig, is_protected
+from common.config.run_config import RunConfig, pick_device
+from common.errors import ConfigError, DataError
+from common.models.backbones import Backbone, load_backbone
+from common.wire.records import INFO, Record
+
+
+@dataclass(frozen=True)
+class LabelledFeatures:
+    """Features (n, d), labels (n,), indices into the site's classes, and whose records they are, where the data tells."""
+
+    features: Tensor
+    labels: Tensor
+    units: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SiteFeatures:
+    """Everything a method needs of a site.
+
+    simulated: the data is a share of the run's own, not a hospital's. left_out: why single records are missing.
+    """
+
+    train: LabelledFeatures
+    test: LabelledFeatures
+    classes: tuple[str, ...]
+    fingerprint: str
+    seconds: float
+    simulated: bool
+    left_out: tuple[str, ...] = ()
+
+
+def site_name(node: NodeConfig, node_id: int) -> str:
+    """What the site is called in the run: its own choice, its partition, or Flower's number for it."""
+    if node.site:
+        return node.site
+    return str(node.partition_id) if node.num_partitions > 1 else f"node-{node_id}"
+
+
+def check_addressee(question: Record, site: str) -> None:
+    """Raise ConfigError where the coordinator knows this site's key under another name, and would refuse its reply.
+
+    So nothing is charged in vain. Depends on the question and the site's settings alone; without a table of registered
+    sites a coordinator names nobody.
+    """
+    info = question.config_records.get(INFO)
+    registered = site if info is None else info.get("site", site)
+    if registered != site:
+        raise ConfigError(
+            f"this site is called {site!r}, but the coordinator has registered its key as {str(registered)[:64]!r}; make "
+            "`site` in the node-config that name, or ask the coordinator to register the key under this one"
+        )
+
+
+def in_simulation() -> bool:
+    """Whether this process is a worker of Flower's simulation. Only the site's own process can tell, never a message."""
+    ray = sys.modules.get("ray")
+    return bool(ray and ray.is_initialized())
+
+
+def load_site(run: RunConfig, node: NodeConfig, backbone: Backbone | None = None) -> SiteFeatures:
+    """Features of this site's train and test records. Raises DataError, BackboneError or ConfigError.
+
+    backbone: the run's, where it is loaded already.
+    """
+    part, protected = share(run, node, in_simulation()), is_protected(run, node)
+    if not len(part.dataset):
+        raise DataError(f"no record of the classes {', '.join(run.classes)[:200]} in {part.dataset.name!r}")
+    model = backbone or partial(site_backbone, run, node)
+    found = extract(part.dataset, model, node.cache, most_mib=policy_of(node).cache_mib)
+    train, test = (usable(part.dataset, found, rows) for rows in (part.train, part.test))
+    if node.unit == "record" or (protected and node.protects == "record"):
+        train = replace(train, units=None)
+    elif protected and train.units is None:
+        raise DataError(f"{part.dataset.name!r} does not tell patients, whom this site protects; set patient-column")
+    if not (len(train.labels) or protected):
+        raise DataError(f"no usable training record among {len(part.train)} in {part.dataset.name!r}")
+    left_out = part.dataset.left_out
+    if broken := len(part.train) - len(train.labels):
+        left_out = (*left_out, f"{broken} of {len(part.train)} training images cannot be read, or have no finite features")
+    return SiteFeatures(train, test, part.dataset.classes, found.fingerprint, found.seconds, part.simulated, left_out)
+
+
+def dataset_features(dataset: Dataset, run: RunConfig, node: NodeConfig) -> Features:
+    """Features of every record of a dataset, from the cache where they are."""
+    return extract(dataset, partial(site_backbone, run, node), node.cache, most_mib=policy_of(node).cache_mib)
+
+
+def site_backbone(run: RunConfig, node: NodeConfig) -> Backbone:
+    """The run's backbone with this site's weights. Raises BackboneError or ConfigError."""
+    # A coordinator must not name a file on a hospital's disk, so its weights-path counts in a simulation only.
+    weights = node.weights_path or ("" if node.data else run.weights_path)
+    return load_backbone(run.backbone, weights, run.image_size, site_device(run, node))
+
+
+def site_device(run: RunConfig, node: NodeConfig) -> str:
+    """Where this site computes: its own choice, else the run's."""
+    return pick_device(node.device if node.device != "auto" else run.device)
+
+
+def usable(dataset: Dataset, found: Features, rows: Tensor) -> LabelledFeatures:
+    """The features of some rows, without the records whose image is broken."""
+    rows = rows[torch.as_tensor(found.ok)[rows]]
+    units = None if dataset.patients is None else tuple(dataset.patients[i] for i in rows.tolist())
+    return LabelledFeatures(torch.as_tensor(found.x[rows]).float(), dataset.labels[rows], units)

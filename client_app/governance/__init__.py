@@ -1,0 +1,1 @@
+"""What may leave a site: policy, budget, gate and ledger."""

@@ -1,0 +1,154 @@
+"""The privacy budget of one folder of data: whether one release more keeps what was promised.
+
+Two promises. **All runs together** are (epsilon-total, delta-total)-differentially private, whatever the coordinator chooses
+after seeing what: `common/privacy/privacy_filter.py` has the theorem. **Each run alone** is
+(epsilon-per-run, delta)-private: its first charged release fixes its plan, and every later one must follow it. The digest
+of a run fixes noise, sample rate and steps of every round (`common/privacy/claims.py` derives them from what enters the
+digest); all rounds cost the same, but for the first round of a generative method, which may only come first. So the releases of a run are a prefix of one
+sequence that was fixed before anything was seen, and composition by privacy loss distributions is exact for it; where
+the coordinator stops is post-processing. A resumed run has an id of its own, so the promise for one run begins anew with
+it, as it says; the total counts both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from client_app.governance.hash_chain import Entry
+from common.errors import BudgetError
+from common.methods import METHODS
+from common.privacy.accounting import GaussianEvent
+from common.privacy.privacy_filter import PrivacyFilter, composed
+
+if TYPE_CHECKING:
+    from client_app.governance.ledger import Release
+
+# An epsilon calibrated to a budget may come back larger by a last digit.
+ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Budget:
+    """epsilon_total, delta_total: of all releases; `delta` of it is for exact accounting, and delta_total = 0 means twice
+    that. epsilon_per_run: of the releases of one run, at the run's own delta. after_open: whether releases without privacy,
+    for which no epsilon holds, may have left before.
+    """
+
+    epsilon_total: float
+    delta: float
+    epsilon_per_run: float
+    after_open: bool = False
+    delta_total: float = 0.0
+
+    @property
+    def filter(self) -> PrivacyFilter:
+        """The rule for the total. Raises ConfigError for a delta_total not above delta."""
+        return PrivacyFilter(self.epsilon_total, self.delta, self.delta_total or 2 * self.delta)
+
+
+def spent(entries: Sequence[Entry], budget: Budget) -> float:
+    """Epsilon of the total that has been used, as `PrivacyFilter.spent` counts it: all is used when it is epsilon_total."""
+    return budget.filter.spent(events_of(entries), _exact(entries))
+
+
+def runs_left(entries: Sequence[Entry], plan: Sequence[GaussianEvent], budget: Budget) -> int:
+    """How many more runs with these releases (and no others) the total allows."""
+    rule, earlier = budget.filter, events_of(entries)
+    if not plan:
+        return 0
+    shares = [(rule.renyi_share(earlier), rule.renyi_share(plan))]
+    if _exact(entries) and all(event.sample_rate == 1 for event in [*earlier, *plan]):
+        shares.append((rule.gaussian_share(earlier), rule.gaussian_share(plan)))
+    most = max(math.floor((ROUNDING - used) / each) if each < math.inf else 0 for used, each in shares)
+    if most < 1 and not earlier:
+        return int(composed(tuple(plan), rule.delta) <= rule.epsilon * ROUNDING)
+    return max(0, most)
+
+
+def check_budget(entries: list[Entry], release: Release, budget: Budget) -> float:
+    """Epsilon of the total that is used with this release, see `spent`.
+
+    Raises BudgetError when that is more than the total, when the release is not of the plan of its run, when the releases of
+    this run are more than a run may have, or when something has left before with no privacy, or for patients with that of
+    single records only. Only settings and what has left decide, never the data.
+    """
+    if not release.events:
+        return spent(entries, budget)
+    if (count := open_releases(entries)) and not budget.after_open:
+        raise BudgetError(f"{count} releases left without privacy before, so no total can be promised any more")
+    # A release that protects patients protects their records as well, but not the other way round.
+    single = sum(entry["kind"] == "release" and bool(entry["events"]) and entry["unit"] == "record" for entry in entries)
+    if release.unit == "patient" and single:
+        raise BudgetError(f"{single} releases protected single records before, so no total can be promised to patients")
+    this: Entry = {"kind": "release", **asdict(release)}
+    _check_plan(entries, this)
+    total = spent([*entries, this], budget)
+    if total > budget.epsilon_total * ROUNDING:
+        raise BudgetError(
+            f"epsilon-total = {budget.epsilon_total:g} at delta {budget.delta:g}: {spent(entries, budget):.4g} is spent, "
+            f"with this release it would be {total:.4g}"
+        )
+    run = (*events_of(entries, release.flower_run), *release.events)
+    # The Renyi bound takes no time, and what it accepts the exact number accepts.
+    loosely = PrivacyFilter(budget.epsilon_per_run, release.delta / 2, release.delta).renyi_share(run) <= 1
+    if not loosely and (in_run := composed(run, release.delta)) > budget.epsilon_per_run * ROUNDING:
+        raise BudgetError(f"epsilon-per-run = {budget.epsilon_per_run:g}: this run's releases would come to {in_run:.4g}")
+    return total
+
+
+def events_of(entries: Sequence[Entry], flower_run: str = "") -> list[GaussianEvent]:
+    """What left with noise, of all runs or of one."""
+    chosen = (entry for entry in entries if not flower_run or entry["flower_run"] == flower_run)
+    return [GaussianEvent(**event) for entry in chosen for event in entry["events"]]
+
+
+def open_releases(entries: Sequence[Entry]) -> int:
+    """How many releases no privacy protects."""
+    return sum(entry["kind"] == "release" and not entry["events"] for entry in entries)
+
+
+def _check_plan(entries: Sequence[Entry], this: Entry) -> None:
+    """Raise BudgetError unless a release continues the plan that the first charged release of its run has fixed."""
+    before = [e for e in entries if e["kind"] == "release" and e["events"] and e["flower_run"] == this["flower_run"]]
+    if not before:
+        return
+    if this["run"] != before[0]["run"]:
+        raise BudgetError(
+            f"run {this['flower_run']} began with the settings {before[0]['run']}, this release has {this['run']}: the "
+            "noise of a run is fixed when it begins; start another run"
+        )
+    if _opens(this):
+        raise BudgetError(f"run {this['flower_run']} has begun, and its first round can be released only once")
+    steps = [entry for entry in before if not _opens(entry)]
+    if steps and list(this["events"]) != list(steps[0]["events"]):
+        raise BudgetError(f"round {this['round']} of run {this['flower_run']} has other noise than the rounds before it")
+
+
+def _exact(entries: Sequence[Entry]) -> bool:
+    """Whether rule 1 of the filter applies. Its form follows from the first release: the plan of its run is known then."""
+    private = [entry for entry in entries if entry["events"]]
+    if not private:
+        return True
+    first, *later = private
+    if first["kind"] == "decision" or _plan_is_gaussian(first):
+        return all(event["sample_rate"] == 1 for entry in private for event in entry["events"])
+    return all(entry.get("run") == first["run"] and not _opens(entry) for entry in later)
+
+
+def _plan_is_gaussian(first: Entry) -> bool:
+    """Whether no round of the run that begins with this release draws a sample. Older entries do not record it."""
+    return float(first.get("sample_rate", 0.0 if _opens(first) else 1.0)) == 1 and all(
+        event["sample_rate"] == 1 for event in first["events"]
+    )
+
+
+def _opens(entry: Entry) -> bool:
+    """Whether a release is the first round of a generative method, the only one that costs other than the rest."""
+    return entry["kind"] == "release" and _has_opening(entry["method"]) and entry["round"] == 1
+
+
+def _has_opening(method: str) -> bool:
+    return method in METHODS and METHODS[method].opening is not None

@@ -1,0 +1,176 @@
+"""The gate: nothing leaves a site but through here. It holds the policy against what is asked, and keeps the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from client_app.governance.budget import Budget, check_budget, runs_left, spent
+from client_app.governance.ledger import Ledger, Release, dataset_id
+from client_app.governance.policy import PUBLIC_KINDS, Policy, policy_of
+from client_app.governance.sealed_only import check_sealed_run
+from client_app.governance.witness import Witness
+from client_app.governance.work_limits import check_size, check_work
+from client_app.node_config import NodeConfig
+from common.config.run_config import RunConfig
+from common.errors import ConfigError, PolicyError
+from common.privacy.accounting import GaussianEvent, gaussian_noise_multiplier
+from common.security.receipts import parse_receipts
+from common.wire.records import Info
+
+
+class Gate:
+    """One site's policy over one folder of data. The texts of its errors are for the site's own log."""
+
+    def __init__(self, policy: Policy, ledger: Ledger, peers: str = "") -> None:
+        self.policy = policy
+        self.ledger = ledger
+        self._peers = peers
+
+    def check_request(self, run: RunConfig) -> None:
+        """Raise PolicyError unless the policy allows such a run at all, LedgerError unless the ledger can be charged.
+
+        Called before any work is done.
+        """
+        self._check_policy(run)
+        self.ledger.check()
+
+    def check_planned(self, release: Release) -> None:
+        """Raise BudgetError where a private release could not be paid for; called before its work.
+
+        release: what will leave as far as settings fix it, see `release.planned`. Settings and ledger decide, never the
+        data. The budget is checked once more when it is charged.
+        """
+        if release.events:
+            check_budget(self.ledger.entries(), release, self._budget())
+
+    def _check_policy(self, run: RunConfig) -> None:
+        policy = self.policy
+        check_sealed_run(policy, run, self._peers)
+        check_work(run, policy)
+        for key, allowed, asked in (
+            ("methods", policy.methods, run.method),
+            ("backbones", policy.backbones, run.backbone),
+            ("mechanisms", policy.mechanisms if run.epsilon else ("*",), run.mechanism),
+        ):
+            if not any(fnmatchcase(asked, pattern) for pattern in allowed):
+                raise PolicyError(f"{key} = {', '.join(allowed)}: the run asks for {asked!r}")
+        if not run.epsilon:
+            if not policy.without_dp:
+                raise PolicyError("without-dp = false: the run asks for no differential privacy (epsilon = 0)")
+            return
+        if run.epsilon > policy.epsilon_per_run:
+            raise PolicyError(f"epsilon-per-run = {policy.epsilon_per_run:g}: the run asks for epsilon = {run.epsilon:g}")
+        if run.delta > policy.delta:
+            raise PolicyError(f"delta = {policy.delta:g}: the run asks for delta = {run.delta:g}")
+
+    def check_size(self, run: RunConfig, dimension: int, classes: int) -> None:
+        """Raise PolicyError where features of this dimension take more memory than the policy allows."""
+        check_size(run, self.policy, dimension, max(classes, len(run.classes)))
+
+    def smallest_class(self, mechanism: str) -> int:
+        """Records a class needs to be released; one where noise hides which classes there are."""
+        return 1 if mechanism in ("sums", "dp-em", "dp-sgd") else self.policy.smallest_class
+
+    def exact_numbers_may_leave(self, run: RunConfig) -> bool:
+        """Whether counts of right answers may leave: not beside differential privacy, whose promise they would break."""
+        return self.policy.without_dp and not run.epsilon and not self.policy.require_seal
+
+    def check(self, release: Release) -> float:
+        """Epsilon spent with this release, without letting it out. Raises PolicyError or BudgetError."""
+        policy = self.policy
+        self._check_size(release)
+        if policy.require_seal and not release.sealed:
+            raise PolicyError("require-seal = true: the release is in clear")
+        if not release.events and not policy.without_dp:
+            raise PolicyError("without-dp = false: the release has no differential privacy")
+        return check_budget(self.ledger.entries(), release, self._budget())
+
+    def let_out(self, release: Release) -> float:
+        """Record a release in the ledger, flushed; only when this returns may it leave. Returns epsilon spent so far.
+
+        Raises PolicyError, BudgetError or LedgerError, and then nothing may leave.
+        """
+        if release.mechanism not in ("dp-em", "dp-sgd"):
+            self.check(release)
+            return self.ledger.charge(release, self._budget())
+        # How many components stand out from the noise, or entries from zero, and so the size, is released as well: it is
+        # paid for before it decides anything.
+        spent = self.ledger.charge(release, self._budget())
+        self._check_size(release)
+        return spent
+
+    def _check_size(self, release: Release) -> None:
+        policy = self.policy
+        if release.bytes > policy.largest_payload_mib * 2**20:
+            raise PolicyError(f"largest-payload-mib = {policy.largest_payload_mib:g}: the release has {release.bytes} bytes")
+
+    def spent(self) -> float:
+        """Epsilon of the total that has been used; everything is when it is epsilon-total. Raises LedgerError."""
+        return spent(self.ledger.entries(), self._budget())
+
+    def runs_left(self, plan: Sequence[GaussianEvent]) -> int:
+        """How many more runs with these releases the total allows. Raises LedgerError."""
+        return runs_left(self.ledger.entries(), plan, self._budget())
+
+    def _budget(self) -> Budget:
+        policy = self.policy
+        return Budget(policy.epsilon_total, policy.delta, policy.epsilon_per_run, policy.without_dp, policy.delta_total)
+
+
+def one_run(policy: Policy) -> tuple[GaussianEvent, ...]:
+    """What the most expensive run of noisy sums releases that a policy allows."""
+    return (GaussianEvent(gaussian_noise_multiplier(policy.epsilon_per_run, policy.delta)),)
+
+
+def open_gate(node: NodeConfig, run: RunConfig, flower_run: str) -> Gate:
+    """The gate of this site: its policy file, or the default; and the ledger of its data.
+
+    A share of the run's own data and the bundled digits are public: without a policy file everything may leave, and every
+    run begins with a ledger of its own. Raises PolicyError or ConfigError for a bad policy file.
+    """
+    own, policy = own_ledger(node), policy_of(node)
+    if own is None:
+        name = f"{node.data or run.data}-{node.partition_id}-of-{node.num_partitions}"
+        return Gate(policy, Ledger(node.state / "public" / flower_run, name), node.peers)
+    return Gate(policy, own, node.peers)
+
+
+def own_ledger(node: NodeConfig) -> Ledger | None:
+    """The ledger of a site's own data, which has a witness and is opened once; None where the data is public."""
+    if node.data in PUBLIC_KINDS:
+        return None
+    dataset = dataset_id(node.data, node.data_dir)
+    return Ledger(node.state / "ledgers", dataset, Witness(node.witness, dataset, node.state))
+
+
+def open_ledger(node: NodeConfig) -> Ledger:
+    """Open the ledger of new data, as `site ledger --open` does. Raises LedgerError where one was open before."""
+    if (own := own_ledger(node)) is None:
+        raise ConfigError(
+            f"data = {node.data!r} is public; every run begins a ledger of its own, and none needs to be opened"
+        )
+    own.open()
+    return own
+
+
+def check_receipts(node: NodeConfig, shown: object) -> int:
+    """Hold the receipts that a request shows against the ledger; return the ledger's length.
+
+    Called before anything else is done. Raises SurrogateError for receipts that cannot be read, and LedgerError for a
+    ledger that is older than one of them. It depends on ledger and request, never on records.
+    """
+    own, receipts = own_ledger(node), parse_receipts(shown)
+    if own is None or own.witness is None:
+        return 0
+    if receipts:
+        own.check(receipts)
+    found = own.witness.read()
+    return found.length if found else 0
+
+
+def new_receipt(node: NodeConfig, before: int) -> Info:
+    """The receipt of what was charged since the ledger had `before` entries, for the reply; nothing where nothing was."""
+    own = own_ledger(node)
+    found = own.witness.read() if own is not None and own.witness is not None else None
+    return {"receipt": str(found.receipt(found.length, found.last))} if found and found.length > before else {}

@@ -1,0 +1,103 @@
+"""A site's policy: what a coordinator may ask of it. A TOML file at the site, out of the coordinator's sight and reach."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from client_app.governance.work_limits import NO_WORK_LIMITS, WorkLimits
+from client_app.node_config import NodeConfig
+from common.config.flat_settings import parse_settings
+from common.config.sections import Names
+from common.errors import ConfigError, PolicyError
+
+NO_LIMIT = 1e6
+# A share of the run's own data, and the bundled digits.
+PUBLIC_KINDS = ("", "digits")
+
+
+class Policy(WorkLimits):
+    """What may leave, and what a run may make this site work. These defaults hold at a site that names no file."""
+
+    methods: Names = Field(("*",), description="methods that may be asked for; patterns such as '*'")
+    backbones: Names = Field(("*",), description="backbones that may be asked for; patterns such as 'torchvision:*'")
+    mechanisms: Names = Field(
+        ("sums", "dp-em", "dp-sgd"), description="ways to keep a privacy budget; 'theorem-4.1' protects less"
+    )
+    without_dp: bool = Field(False, description="whether anything may leave without differential privacy")
+    epsilon_per_run: float = Field(1.0, gt=0, le=NO_LIMIT, description="largest epsilon of one run, all its rounds together")
+    epsilon_total: float = Field(
+        4.0, gt=0, le=NO_LIMIT, description="largest epsilon of all releases of one folder of data, at delta-total"
+    )
+    delta: float = Field(
+        1e-5, gt=0, le=0.01, description="largest delta of a run; runs of Gaussian noise only are added up at it"
+    )
+    delta_total: float = Field(
+        0.0,
+        ge=0,
+        le=0.1,
+        description="delta of all releases together; what it has above delta is for sampled runs; 0: 2 delta",
+    )
+    smallest_class: int = Field(10, ge=1, description="records a class needs to be released, except with 'sums'")
+    largest_payload_mib: float = Field(256.0, gt=0, le=4096, description="largest message that may leave, MiB")
+    require_seal: bool = Field(False, description="whether only sealed chains are answered, so that nothing leaves in clear")
+
+    @model_validator(mode="after")
+    def _delta_has_two_parts(self) -> Self:
+        if self.delta_total and self.delta_total <= self.delta:
+            raise ValueError(
+                f"delta-total = {self.delta_total:g}: must be above delta = {self.delta:g}, or 0 for twice that"
+            )
+        return self
+
+
+DEFAULT = Policy()
+# For data that is public anyway: the shares of a simulation, and the bundled digits.
+PUBLIC_DATA = Policy(
+    mechanisms=("*",),
+    without_dp=True,
+    epsilon_per_run=NO_LIMIT,
+    epsilon_total=NO_LIMIT,
+    delta=0.01,
+    smallest_class=1,
+    **NO_WORK_LIMITS,
+)
+
+
+def policy_of(node: NodeConfig) -> Policy:
+    """The policy that holds at a site: its file, or the default; a share of public data has no limits without a file.
+
+    Raises PolicyError or ConfigError for a bad policy file.
+    """
+    if node.policy:
+        return load_policy(node.policy)
+    return PUBLIC_DATA if node.data in PUBLIC_KINDS else DEFAULT
+
+
+def load_policy(file: str) -> Policy:
+    """Read a policy. Raises PolicyError when the file cannot be read, ConfigError naming what in it is wrong.
+
+    Lists may be TOML lists of texts, or names in one text, separated by commas.
+    """
+    try:
+        content: dict[str, Any] = tomllib.loads(Path(file).expanduser().read_text("utf-8-sig"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"policy {file!r} is no TOML file: {error}") from None
+    # ValueError: not UTF-8, or no path at all; RuntimeError: the home of a user who does not exist.
+    except (OSError, ValueError, RuntimeError) as error:
+        raise PolicyError(f"policy = {file!r} cannot be read ({error}); nothing leaves without it") from None
+    for key, value in content.items():
+        if isinstance(value, list):
+            if not value or not all(isinstance(name, str) for name in value):
+                raise ConfigError(f"policy {file!r}: {key} = {value!r}: must be a list of texts, at least one")
+            content[key] = ",".join(value)
+        elif isinstance(value, int) and not isinstance(value, bool) and Policy.model_fields.get(key.replace("-", "_")):
+            wanted = Policy.model_fields[key.replace("-", "_")].annotation
+            content[key] = float(value) if wanted is float else value
+    try:
+        return parse_settings(Policy, content)
+    except ConfigError as error:
+        raise ConfigError(f"policy {file!r}: {error}") from None

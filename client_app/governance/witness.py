@@ -1,0 +1,204 @@
+"""Witnesses of a ledger: what notices that it was lost, or replaced by an older copy.
+
+The second witness is a file outside `state-dir`, one a data set: the ledger's length, the hash of its last entry, and a
+secret of this ledger. It is written, and flushed, after the ledger and before the release leaves. The third is what the
+coordinator has seen: a receipt in each charged reply, which later requests show again (common/security/receipts.py).
+
+After a kill the ledger may be one entry ahead of the witness; the witness is then brought up to date. Anything else that
+does not agree is refused: no ledger where there is a witness, no witness where there is a ledger, a ledger that is shorter,
+or two or more entries ahead, or another one. `site ledger --open` begins the ledger of new data; `site reopen-ledger` is a
+person's decision about one that was lost or replaced.
+
+Next to it lies `ID.answered`: requests by file that were answered, so that none is answered again under a new ledger.
+
+What leaves with a receipt: how many entries this ledger has (one for the header, one a charged release, one a decision),
+when a person began it, a random-looking name, and a tag. Charges follow from requests and settings, never from records.
+
+A coordinator that withholds receipts takes the third witness away, no other. With forged receipts, or those of other
+sites, it can only make the site refuse. It learns from a refusal what it knew before: the length that it was shown.
+
+What cannot be noticed:
+- `state-dir` and the witness folder go back to copies of the same time, and no coordinator shows a newer receipt: it
+  withholds it, has lost it, or never had it (another coordinator, a release that it has not received).
+- Both are deleted, a person opens the ledger once more, and no coordinator shows a receipt.
+- A person opens a ledger for a copy of the data in another folder, or for the same folder under another kind of data.
+- A person reopens a ledger and states less than was spent.
+- The last release alone: ledger and witness go back by one entry each, where no receipt of that entry is shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from client_app.durable_files import put_file
+from common.errors import LedgerError
+from common.security.receipts import Receipt
+
+OPEN = "if these data are new and nothing has left them, a person runs `site ledger --open` once"
+DECIDE = "nothing leaves until a person has looked at it; `site reopen-ledger` takes the decision, --keep where it is whole"
+PLACE = "set witness-dir in the node-config to a folder outside state-dir that this user may write"
+FORM = re.compile(r"witness 1 (\S+) ([0-9]{1,11}) ([0-9]{1,9}) ([0-9a-f]{64}) ([0-9a-f]{64})\n")
+
+
+@dataclass(frozen=True)
+class Witnessed:
+    """What the file holds. opened: when the ledger was begun, seconds since 1970. length: entries, header included."""
+
+    opened: int
+    length: int
+    last: str
+    secret: str
+
+    @property
+    def ledger(self) -> str:
+        """An opaque name of this ledger, for receipts."""
+        return self._tag("ledger")[:32]
+
+    def receipt(self, length: int, last: str) -> Receipt:
+        """For a ledger of `length` entries with the hash `last`."""
+        return Receipt(self.ledger, self.opened, length, self._tag(f"entry {length} {last}"))
+
+    def _tag(self, text: str) -> str:
+        return hmac.new(bytes.fromhex(self.secret), text.encode(), hashlib.sha256).hexdigest()
+
+
+class Witness:
+    """The second witness of one data set's ledger. The ledger's lock guards it. All methods raise LedgerError."""
+
+    def __init__(self, folder: Path, dataset: str, state: Path) -> None:
+        self.file = folder / f"{dataset}.witness"
+        self.dataset = dataset
+        self._state = state
+
+    def read(self) -> Witnessed | None:
+        """What the file holds, None where there is none."""
+        try:
+            text = self.file.read_text("ascii")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise LedgerError(f"the ledger's witness {str(self.file)!r} cannot be read ({error}); {DECIDE}") from None
+        found = FORM.fullmatch(text)
+        if found is None or found[1] != self.dataset:
+            raise LedgerError(f"the ledger's witness {str(self.file)!r} is damaged, or of other data; {DECIDE}")
+        return Witnessed(int(found[2]), int(found[3]), found[4], found[5])
+
+    def begin(self, length: int, last: str) -> None:
+        """Witness a ledger that a person has just begun, under a new secret."""
+        self._check_place()
+        try:
+            before = self.read()
+        except LedgerError:
+            before = None
+        opened = max(int(time.time()), before.opened + 1 if before else 0)
+        self._write(Witnessed(opened, length, last, secrets.token_hex(32)))
+
+    def record(self, length: int, last: str) -> None:
+        """Witness one entry more. Only then may the release leave."""
+        found = self.read()
+        if found is None:
+            raise LedgerError(f"the ledger's witness {str(self.file)!r} is gone; {DECIDE}")
+        if (found.length, found.last) != (length, last):
+            self._write(replace(found, length=length, last=last))
+
+    def answered(self) -> set[str]:
+        """Requests by file that this site has answered, whichever ledger they are charged to."""
+        try:
+            return set(self._answers.read_text("ascii").split())
+        except FileNotFoundError:
+            return set()
+        except (OSError, ValueError) as error:
+            raise LedgerError(f"{str(self._answers)!r}, the answered requests, cannot be read ({error}); {DECIDE}") from None
+
+    def record_answer(self, request: str) -> None:
+        """Keep that a request by file was answered. Only then may the bundle leave."""
+        known = self.answered()
+        if request not in known:
+            try:
+                put_file(self._answers, "".join(f"{each}\n" for each in sorted({*known, request})).encode())
+            except OSError as error:
+                raise LedgerError(f"{str(self._answers)!r} cannot be written ({error}); {PLACE}") from None
+
+    @property
+    def _answers(self) -> Path:
+        return self.file.with_suffix(".answered")
+
+    def compare(self, hashes: Sequence[str]) -> bool:
+        """Whether the witness is one entry behind a ledger with these hashes, as after a kill."""
+        self._check_place()
+        found = self.read()
+        if found is None:
+            if not hashes:
+                raise LedgerError(f"no ledger is open for data set {self.dataset}; {OPEN}")
+            raise LedgerError(f"the ledger's witness {str(self.file)!r} is missing, the ledger is not; {DECIDE}")
+        if len(hashes) < found.length:
+            raise LedgerError(f"the ledger has {len(hashes)} entries where {self.file} has seen {found.length}; {DECIDE}")
+        if len(hashes) > found.length + 1 or hashes[found.length - 1] != found.last:
+            raise LedgerError(f"the ledger is not the one that {self.file} has seen; {DECIDE}")
+        if not os.access(self.file.parent, os.W_OK):
+            raise LedgerError(f"the witness folder {str(self.file.parent)!r} cannot be written; {PLACE}")
+        return len(hashes) > found.length
+
+    def hold_against(self, entries: Sequence[Mapping[str, Any]], receipts: Sequence[Receipt]) -> None:
+        """Raise LedgerError unless the ledger is as new as every receipt that a coordinator shows."""
+        own = self.read()
+        assert own is not None  # the ledger has been compared with it
+        others = {found.ledger for found in self._others()}
+        decisions = [entry for entry in entries if entry["kind"] == "decision"]
+        for receipt in receipts:
+            seen = f"the coordinator has seen {receipt.length} entries of"
+            if receipt.ledger == own.ledger:
+                if not 1 <= receipt.length <= len(entries):
+                    raise LedgerError(f"{seen} the ledger, which has {len(entries)}; {DECIDE}")
+                expected = own.receipt(receipt.length, entries[receipt.length - 1]["hash"])
+                if not hmac.compare_digest(str(expected), str(receipt)):
+                    raise LedgerError(f"{seen} another ledger under the name of this one; {DECIDE}")
+            elif receipt.ledger not in others and not _settled(receipt, own, decisions):
+                raise LedgerError(
+                    f"{seen} a ledger of this site, begun {receipt.opened} seconds after 1970, that no witness in "
+                    f"{str(self.file.parent)!r} knows: it was lost, or it is of other data, for which witness-dir must then "
+                    f"be the same; {DECIDE}"
+                )
+
+    def _others(self) -> list[Witnessed]:
+        """Witnesses of other data sets of this site."""
+        found = []
+        for file in self.file.parent.glob("*.witness"):
+            if file != self.file:
+                try:
+                    found.append(Witness(file.parent, file.stem, self._state).read())
+                except LedgerError:
+                    continue
+        return [each for each in found if each is not None]
+
+    def _write(self, content: Witnessed) -> None:
+        line = f"witness 1 {self.dataset} {content.opened} {content.length} {content.last} {content.secret}\n"
+        try:
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            put_file(self.file, line.encode())
+        except OSError as error:
+            raise LedgerError(f"the ledger's witness {str(self.file)!r} cannot be written ({error}); {PLACE}") from None
+
+    def _check_place(self) -> None:
+        """A backup of `state-dir` must not bring the witness back with it."""
+        if self.file.parent.resolve().is_relative_to(self._state.resolve()):
+            raise LedgerError(f"the witness folder {str(self.file.parent)!r} is inside state-dir; {PLACE}")
+
+
+def _settled(receipt: Receipt, own: Witnessed, decisions: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a receipt under a secret that is gone is of a ledger that a person has since decided about.
+
+    A ledger that was kept has at least the length it ever had: a longer receipt shows that it is not the newest.
+    """
+    if not decisions or receipt.opened > own.opened:
+        return False
+    return not decisions[-1].get("kept") or receipt.length <= int(decisions[-1]["sequence"])

@@ -1,0 +1,131 @@
+"""What a coordinator may make this site work, hold and store: limits of the policy, checked before any work.
+
+Everything here depends on the settings of the run, on the site's own settings and on the clock, never on the data, so a
+refusal says nothing about a record. That is why a run is limited by the time since its first request and not by the time
+its work took: how long work takes tells how many records there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from typing import Any
+
+from pydantic import Field
+
+from client_app.node_config import NodeConfig
+from common.config.run_config import RunConfig
+from common.config.sections import Settings
+from common.errors import PolicyError
+
+UNLIMITED = 10**12
+HOUR, DAY = 3600.0, 86_400.0
+# Runs whose first request is remembered; the oldest are forgotten first.
+RUNS_KEPT = 10_000
+COUNTS = "requests.json"
+
+
+class WorkLimits(Settings):
+    """Keys of the policy that bound work, memory and disk."""
+
+    most_classes: int = Field(1000, ge=1, description="classes that a run may name")
+    longest_class_name: int = Field(200, ge=1, description="characters of a class name")
+    largest_image_size: int = Field(1024, ge=1, description="image-size of a run, pixels")
+    largest_dimension: int = Field(8192, ge=1, description="numbers in the features of one image")
+    largest_width: int = Field(2048, ge=1, description="width, hidden and latent size of a model")
+    most_components: int = Field(100, ge=1, description="components of a mixture, one class")
+    largest_rank: int = Field(512, ge=1, description="rank of a covariance")
+    most_synthetic: int = Field(1_000_000, ge=1, description="synthetic records or images that a run makes a site hold")
+    most_numbers: int = Field(
+        2_000_000_000, ge=1, description="numbers that model, gradients and statistics of a run may take, as estimated"
+    )
+    most_rounds: int = Field(1000, ge=1, description="rounds of a run")
+    most_steps: int = Field(20_000, ge=1, description="steps of training in one round")
+    most_passes: int = Field(1000, ge=1, description="passes over the training records in one round")
+    most_seconds: float = Field(3 * DAY, gt=0, description="seconds from the first request of a run to its last")
+    requests_per_run: int = Field(10_000, ge=1, description="requests that one run may make")
+    requests_per_hour: int = Field(1000, ge=1, description="requests of all runs in an hour")
+    extractions_per_day: int = Field(
+        8, ge=1, description="backbones and image sizes in a day, each of which computes all features anew"
+    )
+    cache_mib: float = Field(20_480.0, gt=0, description="computed features kept on disk, MiB; least recently used go first")
+
+
+# For data that is public anyway, such as the shares of a simulation.
+NO_WORK_LIMITS: dict[str, Any] = {
+    name: float("inf") if field.annotation is float else UNLIMITED for name, field in WorkLimits.model_fields.items()
+}
+
+
+def check_work(run: RunConfig, limits: WorkLimits) -> None:
+    """Raise PolicyError for settings that ask for more work or memory than the limits allow."""
+    work = run.spec.work(run, len(run.classes), 0)
+    _hold(limits, most_classes=len(run.classes), longest_class_name=max(map(len, run.classes), default=0))
+    _hold(limits, largest_image_size=run.image_size, most_rounds=work.rounds)
+    if run.backbone in ("pixels", "pixels:rgb"):
+        _hold(limits, largest_dimension=(3 if run.backbone == "pixels:rgb" else 1) * run.image_size**2)
+    _hold(limits, most_steps=work.steps, most_passes=work.passes, largest_width=work.width)
+    _hold(limits, most_components=work.components, largest_rank=work.rank, most_synthetic=work.synthetic)
+
+
+def check_size(run: RunConfig, limits: WorkLimits, dimension: int, classes: int) -> None:
+    """Raise PolicyError where features of this dimension and so many classes take more memory than the limits allow.
+
+    Called once the dimension is known, which the backbone decides and not the data.
+    """
+    work = run.spec.work(run, classes, dimension)
+    _hold(limits, largest_dimension=dimension, most_classes=classes)
+    _hold(limits, most_synthetic=work.synthetic, most_numbers=work.numbers)
+
+
+def admit(run: RunConfig, node: NodeConfig, limits: WorkLimits, flower_run: str) -> None:
+    """Count a request, on disk, before its work; raise PolicyError for settings or a number of requests beyond the limits.
+
+    Counts lie in the state folder, because an app may start anew for every message.
+    """
+    check_work(run, limits)
+    if limits.requests_per_run >= UNLIMITED:
+        return
+    from filelock import FileLock
+
+    file, now = node.state / COUNTS, time.time()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(f"{file}.lock", timeout=60):
+            counts = _counted(_read_counts(file), run, limits, flower_run, now)
+            temporary = file.with_suffix(".new")
+            temporary.write_text(json.dumps(counts))
+            temporary.replace(file)
+    except OSError as error:
+        raise PolicyError(f"{str(file)!r}, which counts requests, cannot be written ({error}); nothing is done") from None
+
+
+def _counted(counts: dict[str, Any], run: RunConfig, limits: WorkLimits, flower_run: str, now: float) -> dict[str, Any]:
+    first, number = counts["runs"].get(flower_run, (now, 0))
+    recent = [at for at in counts["requests"] if now - HOUR < at <= now]
+    features = hashlib.sha256(repr((run.backbone, run.image_size)).encode()).hexdigest()[:16]
+    extractions = {key: at for key, at in counts["extractions"].items() if now - DAY < at <= now or key == features}
+    _hold(limits, most_seconds=max(0.0, now - first), requests_per_run=number + 1, requests_per_hour=len(recent) + 1)
+    _hold(limits, extractions_per_day=len(extractions | {features: now}))
+    runs = counts["runs"] | {flower_run: (first, number + 1)}
+    kept = sorted(runs.items(), key=lambda item: item[1][0])[-RUNS_KEPT:]
+    return {"runs": dict(kept), "requests": [*recent, now], "extractions": extractions | {features: now}}
+
+
+def _read_counts(file: Any) -> dict[str, Any]:
+    """What was counted; a file that cannot be read counts nothing, because it protects work and no data."""
+    empty: dict[str, Any] = {"runs": {}, "requests": [], "extractions": {}}
+    try:
+        found = json.loads(file.read_text())
+        whole = all(isinstance(found[key], type(value)) for key, value in empty.items())
+        return {key: found[key] for key in empty} if whole else empty
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return empty
+
+
+def _hold(limits: WorkLimits, **asked: float) -> None:
+    """Raise PolicyError for the first that is above the limit of the same name."""
+    for name, value in asked.items():
+        if value > (allowed := getattr(limits, name)):
+            raise PolicyError(f"{name.replace('_', '-')} = {allowed:g}: the run asks for {value:g}")

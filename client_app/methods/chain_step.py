@@ -1,0 +1,85 @@
+"""One site of a chain: open what came, add to it, keep the own head, and pass on, sealed where asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from client_app.methods import distillation as kd
+from client_app.methods.fedpft import chain
+from client_app.methods.pooled_baselines import compare
+from client_app.methods.task import Made, Task
+from client_app.offline.keys import private_key, told_keys
+from common.config.run_config import run_digest
+from common.errors import DataError, SealError
+from common.models.classifiers import Classifier, Head
+from common.security.sealing import open_sealed, seal
+from common.wire.model_proto import pack_classifier, unpack_classifier
+from common.wire.records import Info
+
+Step = Callable[[Task], tuple[Made, Head]]
+
+
+def extend_chain(task: Task) -> Made:
+    """FedPFT: what this site passes on. Raises SealError for what was not sealed for it; else as `chain.extend`."""
+    return _hop(task, chain.extend)
+
+
+def distil_chain(task: Task) -> Made:
+    """Knowledge distillation: the head this site passes on. Raises as `extend_chain`."""
+    return _hop(task, kd.distil)
+
+
+def _hop(task: Task, step: Step) -> Made:
+    sealed = task.run.fedpft.seal
+    question = _opened(task) if sealed and task.question is not None else task.question
+    made, head = step(replace(task, question=question))
+    if sealed:
+        named = str(task.told.get("readers", "")).split(",")
+        readers = {name: key for name, key in _keys(task).items() if name in named}
+        context = _context(task, task.site, task.told.get("hop"))
+        made = replace(made, payload=seal(made.payload, private_key(task.node, task.site), readers, context), sealed=True)
+    return replace(made, answer=_worth(task, head), keep=_kept(task, head))
+
+
+def kept_head(task: Task) -> Classifier:
+    """The head this site has from its hop in an open chain. Raises DataError when it has none."""
+    file = task.state / "head.pb"
+    if not file.is_file():
+        raise DataError(f"no head of this run in {str(file)!r}")
+    return unpack_classifier(file.read_bytes())
+
+
+def _opened(task: Task) -> bytes:
+    sender, keys = str(task.told.get("sender", "")), _keys(task)
+    if sender not in keys:
+        raise SealError(f"a sealed relay from {sender[:64]!r}, whose key was not told")
+    assert task.question is not None
+    context = _context(task, sender, task.told.get("sent-hop"))
+    return open_sealed(task.question, task.site, private_key(task.node, task.site), keys[sender], context)
+
+
+def _keys(task: Task) -> dict[str, bytes]:
+    return told_keys(task.node, task.told.get("keys", "{}"))
+
+
+def _context(task: Task, sender: str, number: object) -> bytes:
+    return "\0".join((run_digest(task.run), task.lineage, sender, str(number))).encode()
+
+
+def _kept(task: Task, head: Head) -> tuple[Path, bytes]:
+    """The site's own head stays on its disk once the release has been charged.
+
+    Only one from an open chain may be asked for later: whatever a later request says of itself, what was learned from sealed
+    or private relays is not looked for.
+    """
+    confidential = task.run.fedpft.seal or task.run.epsilon
+    return task.state / ("confidential-head.pb" if confidential else "head.pb"), pack_classifier(head)
+
+
+def _worth(task: Task, head: Head) -> Info:
+    """How good the head is on all test data of a simulation. A hospital tells nobody unless it is asked to evaluate."""
+    if not task.found.simulated:
+        return {}
+    return {"accuracy.model": compare(head, task.run, task.node, baselines=False)["accuracy.model"]}

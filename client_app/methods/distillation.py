@@ -1,0 +1,64 @@
+"""Knowledge distillation from site to site: a received head teaches the own one on the own records."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from torch import Tensor
+
+from client_app.methods.task import Made, Task
+from common.config.run_config import run_digest
+from common.errors import SurrogateError
+from common.models.classifiers import Head
+from common.models.head_training import train_on_features
+from common.models.parameters import Parameters, check_update
+from common.wire.model_proto import pack_parameters, unpack_parameters
+
+
+def distil(task: Task) -> tuple[Made, Head]:
+    """This site's head, taught by its records and by the head that came (Hinton et al. 2015); the first site has no teacher.
+
+    The loss is (1 - w) cross-entropy + w T^2 KL(teacher || own) at temperature T, both on the site's own features.
+    """
+    classes = _classes(task)
+    features, labels = task.training_data(classes)
+    run = task.run
+    if task.question is None:
+        weight, bias = train_on_features(features, labels, len(classes), run.head, run.seed)
+    else:
+        teacher = unpack_parameters(task.question)
+        header = teacher.header
+        if (header.classes, header.run, header.fingerprint) != (classes, run_digest(run), task.found.fingerprint):
+            raise SurrogateError("a head of another run, of other classes, or for another backbone")
+        check_update(teacher, {"weight": (len(classes), features.shape[1]), "bias": (len(classes),)}, 1, private=False)
+        lessons = features @ teacher.tensors["weight"].T + teacher.tensors["bias"]
+        weight, bias = _train(task, features, torch.cat([labels[:, None].float(), lessons], 1), len(classes))
+    head = Head(task.header(classes), weight, bias)
+    made = Made(pack_parameters(Parameters(head.header, 1, {"weight": weight, "bias": bias}, len(labels))))
+    return made, head
+
+
+def _train(task: Task, features: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """targets (n, 1 + C): the label, and the teacher's logits."""
+    t, share = task.run.baseline.temperature, task.run.baseline.received
+
+    def loss(logits: Tensor, wanted: Tensor) -> Tensor:
+        own = torch.nn.functional.cross_entropy(logits, wanted[:, 0].long())
+        taught = torch.nn.functional.kl_div(
+            (logits / t).log_softmax(1), (wanted[:, 1:] / t).log_softmax(1), reduction="batchmean", log_target=True
+        )
+        return (1 - share) * own + share * t**2 * taught
+
+    return train_on_features(features, targets, classes, task.run.head, task.run.seed, loss)
+
+
+def _classes(task: Task) -> tuple[str, ...]:
+    """All sites' classes, as the coordinator has gathered them."""
+    try:
+        named = json.loads(str(task.told.get("classes", "")))
+    except ValueError:
+        named = None
+    if not isinstance(named, list) or not all(isinstance(name, str) and name for name in named):
+        raise SurrogateError("a question without the classes of the run")
+    return tuple(named)

@@ -1,0 +1,1 @@
+"""Gradients of single records, clipped and summed with noise."""

@@ -1,0 +1,65 @@
+"""DP-SGD at a site: Poisson samples, every record's gradient clipped, noise once on their sum (Abadi et al. 2016)."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from client_app.methods.dp.record_chunks import per_record
+from client_app.methods.dp.record_gradients import add_clipped, norms_of, poisson_sample, sums_like
+from common.config.sections import FedAvgConfig
+from common.privacy.claims import Claim
+from common.privacy.gaussian_mechanism import Statistic, release
+
+
+def train_privately(
+    module: nn.Module, features: Tensor, labels: Tensor, settings: FedAvgConfig, claim: Claim, rate: float, mu: float = 0.0
+) -> dict[str, float]:
+    """Train in place on features (n, d), labels (n,); return facts about it that stay at the site.
+
+    A step takes every record with probability `settings.sample_rate`, independently, and divides the noisy sum by
+    `settings.batch_size`: both are public, where the number of records or of those drawn would be private. So a site
+    with more records takes longer steps, as FedAvg weighs it. FedProx's term is added after the noise: it depends on
+    public numbers only, and inside Opacus' hooks it would be overwritten.
+    """
+    from opacus import GradSampleModule
+
+    start = [parameter.detach().clone() for parameter in module.parameters()]
+    sampled = GradSampleModule(module, loss_reduction="sum")
+    clipped = drawn = 0
+    signal: list[float] = []
+    for _ in range(settings.private_steps):
+        rows = poisson_sample(len(labels), settings.sample_rate)
+        total, cut = _clipped_sum(sampled, features[rows], labels[rows], claim.clip)
+        clipped, drawn = clipped + cut, drawn + len(rows)
+        flat = torch.cat([gradient.flatten() for gradient in total])
+        # All parameters are one statistic: one record moves all of them together by at most the clip.
+        (noisy,) = release([Statistic("gradients", flat, claim.clip, 1.0)], claim.noise_multiplier)
+        signal.append(float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5))
+        parts = torch.split(noisy.value / settings.batch_size, [gradient.numel() for gradient in total])
+        with torch.no_grad():
+            for parameter, before, part in zip(module.parameters(), start, parts, strict=True):
+                step = part.reshape(parameter.shape).to(parameter)
+                parameter.sub_(rate * (step + mu * (parameter - before)))
+    return {"clip-fraction": clipped / max(1, drawn), "signal-to-noise-gradients": sum(signal) / len(signal)}
+
+
+def _clipped_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float) -> tuple[list[Tensor], int]:
+    """The sum (float64) of all records' gradients, each of norm at most `clip`, by parameter; and how many were longer."""
+    parameters = list(module.parameters())
+
+    def gradients(some: Tensor, truth: Tensor) -> list[Tensor]:
+        module.zero_grad(set_to_none=True)
+        with warnings.catch_warnings():
+            # Opacus' hooks fire on outputs as well as inputs; only the outputs' gradients are used.
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            torch.nn.functional.cross_entropy(module(some), truth, reduction="sum").backward()  # type: ignore[no-untyped-call]
+        each = [parameter.grad_sample.detach() for parameter in parameters]  # type: ignore[attr-defined]
+        return [*each, norms_of(each)]
+
+    total, cut = sums_like(parameters, clip), 0
+    for *each, norms in per_record(gradients, (features, labels), module, parameters):
+        cut += add_clipped(total, each, norms, clip)
+    return [part.value for part in total], cut

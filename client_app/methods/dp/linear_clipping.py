@@ -1,0 +1,81 @@
+"""Per-record clipping for networks of linear layers, without ever holding a record's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+from client_app.methods.dp.record_chunks import per_record
+from client_app.methods.dp.record_gradients import clip_factors, sums_like
+
+# Inputs and gradients of all layers are held of so many chunks of records at a time.
+CHUNKS = 7
+
+
+def clipped_sums(
+    modules: nn.ModuleList, losses: Callable[..., Tensor], inputs: Sequence[Tensor], clip: float
+) -> tuple[dict[str, Tensor], int]:
+    """The sum (float64) of records' gradients, each of norm at most `clip` over all parameters; and how many were longer.
+
+    losses: computes every record's loss (n,) of `inputs`, tensors (n, ...), with `modules`, whose trained parameters are
+    those of linear layers, each used once. A record's gradient of a layer is the outer product of what comes in, a, and the
+    gradient of what goes out, g: its squared norm is |a|^2 |g|^2, and the clipped sum one product of matrices ("ghost
+    clipping", Goodfellow 2015, Li et al. 2022). Raises ValueError for parameters that are not covered.
+    """
+    parameters = {name: parameter for name, parameter in modules.named_parameters() if parameter.requires_grad}
+    sums = dict(zip(parameters, sums_like(parameters.values(), clip), strict=True))
+    layers: list[tuple[str, nn.Linear]] = []
+
+    def outer_products(*some: Tensor) -> list[Tensor]:
+        each, seen = _watched(modules, lambda: losses(*some))
+        layers[:] = [(name, module) for name, module, _, _ in seen]
+        covered = [f"{name}.{part}" for name, module in layers for part, _ in module.named_parameters()]
+        if sorted(covered) != sorted(parameters):
+            raise ValueError(
+                f"parameters outside linear layers, or used twice: {sorted(set(parameters) ^ set(covered))[:3]}"
+            )
+        backward = torch.autograd.grad(each.sum(), [output for *_, output in seen])
+        # In double precision: the bound must hold to the last digit.
+        lengths = [torch.linalg.vector_norm(came, dim=1, dtype=torch.float64) for _, _, came, _ in seen]
+        squares = torch.zeros(len(each), dtype=torch.float64, device=each.device)
+        for (_, module, *_), length, after in zip(seen, lengths, backward, strict=True):
+            went = torch.linalg.vector_norm(after, dim=1, dtype=torch.float64).square()
+            squares += went * (length.square() + (module.bias is not None))
+        return [squares.sqrt(), *lengths, *(came for _, _, came, _ in seen), *backward]
+
+    cut = 0
+    for norms, *found in per_record(outer_products, inputs, modules, list(parameters.values()), CHUNKS):
+        factors, count = clip_factors(norms, clip)[:, None], len(layers)
+        cut += int((norms > clip).sum())
+        for (name, module), length, came, after in zip(
+            layers, found[:count], found[count : 2 * count], found[2 * count :], strict=True
+        ):
+            scaled = (after * factors).nan_to_num_(0.0, 0.0, 0.0)
+            # What comes in as a direction, whose entries are at most one; its length goes to the other factor.
+            length = length.clamp_min(1e-100)[:, None]
+            direction = (came / length).nan_to_num_(0.0, 0.0, 0.0)
+            sums[f"{name}.weight"].add_products((scaled * length).nan_to_num_(0.0, 0.0, 0.0), direction)
+            if module.bias is not None:
+                sums[f"{name}.bias"].add(scaled)
+    return {name: sum_.value for name, sum_ in sums.items()}, cut
+
+
+def _watched(modules: nn.Module, work: Callable[[], Tensor]) -> tuple[Tensor, list[tuple[str, nn.Linear, Tensor, Tensor]]]:
+    """What `work` gives, and what came into and went out of every linear layer meanwhile."""
+    seen: list[tuple[str, nn.Linear, Tensor, Tensor]] = []
+
+    def remember(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            assert isinstance(module, nn.Linear)
+            seen.append((name, module, inputs[0].detach(), output))
+
+        return hook
+
+    with ExitStack() as hooks:
+        for name, module in modules.named_modules():
+            if isinstance(module, nn.Linear):
+                hooks.callback(module.register_forward_hook(remember(name)).remove)
+        return work(), seen

@@ -1,0 +1,1 @@
+"""DP-CVAE at a site."""

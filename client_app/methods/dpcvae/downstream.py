@@ -1,0 +1,160 @@
+"""What a site does with embeddings a generator makes: heads beside its own, coarser labels, scores of strangeness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.config.sections import HeadConfig
+from common.errors import ConfigError, DataError
+from common.models.classifiers import Classifier, Head
+from common.models.head_training import train_on_features
+from common.privacy.gaussian_mechanism import clip
+from common.surrogates.surrogates import Header
+
+# How much of its own head a site may mix in, as the paper has it.
+SHARES = torch.linspace(0, 1, 11)
+SOURCES = ("local", "synthetic", "mixed")
+# Distances between sets of embeddings are computed of so many of each.
+MOST_COMPARED = 500
+PROJECTIONS = 200
+
+
+@dataclass(frozen=True)
+class Records:
+    """Embeddings (n, d) of norm one and labels (n,)."""
+
+    features: Tensor
+    labels: Tensor
+
+    def take(self, rows: Tensor) -> Records:
+        """Some of them."""
+        return Records(self.features[rows], self.labels[rows])
+
+
+@dataclass(frozen=True)
+class Score:
+    """Shares in [0, 1]. balanced: the mean over the classes that occur of the share that is right."""
+
+    accuracy: float
+    balanced: float
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A head of the site's own, one all sites share, and the share of the first in their mixed probabilities."""
+
+    local: Head
+    shared: Classifier
+    share: float
+
+    def scores(self, test: Records) -> dict[str, Score]:
+        """How often each of `SOURCES` is right."""
+        own, shared = (model.scores(test.features).softmax(1) for model in (self.local, self.shared))
+        probabilities = (own, shared, self.share * own + (1 - self.share) * shared)
+        return {name: score(each, test.labels) for name, each in zip(SOURCES, probabilities, strict=True)}
+
+    def told(self, test: Records) -> dict[str, float]:
+        """The same as numbers with names, and the share."""
+        scores = self.scores(test)
+        numbers = {f"accuracy-{name}": each.accuracy for name, each in scores.items()}
+        return numbers | {f"balanced-{name}": each.balanced for name, each in scores.items()} | {"share": self.share}
+
+
+def head_on(records: Records, header: Header, settings: HeadConfig, seed: int) -> Head:
+    """A head of these records, whose embeddings it brings to norm one."""
+    features = clip(records.features.double(), 0.0)[0].float()
+    weight, bias = train_on_features(features, records.labels, len(header.classes), settings, seed)
+    return Head(header, weight, bias, clip=0.0)
+
+
+def mix(own: Records, shared: Classifier, settings: HeadConfig, seed: int, validation: float) -> Mixture:
+    """Train a head on the site's own records and choose how it is mixed with the shared one. Raises DataError.
+
+    The share of validation records that the mixture classifies right decides; of equals the one nearest to a half, where
+    the paper's code takes the smallest. The own head does not see the validation records. Source: DP-CVAE, equations 4
+    and 5, with a share for every site, as in its text.
+    """
+    order = torch.randperm(len(own.labels), generator=torch.Generator().manual_seed(seed))
+    held = round(validation * len(order))
+    if not 0 < held < len(order):
+        raise DataError(f"{len(order)} training records cannot be split into training and validation ({validation:g})")
+    kept, local = own.take(order[:held]), head_on(own.take(order[held:]), shared.header, settings, seed)
+    mine, theirs = (model.scores(kept.features).softmax(1) for model in (local, shared))
+    right = [((s * mine + (1 - s) * theirs).argmax(1) == kept.labels).sum() for s in SHARES]
+    best = max(range(len(SHARES)), key=lambda index: (int(right[index]), -abs(float(SHARES[index]) - 0.5)))
+    return Mixture(local, shared, float(SHARES[best]))
+
+
+def score(probabilities: Tensor, labels: Tensor) -> Score:
+    """Accuracy and balanced accuracy of the likeliest class. Raises DataError without a record."""
+    if not len(labels):
+        raise DataError("no test record of the run's classes")
+    right = (probabilities.argmax(1) == labels).double()
+    recalls = [float(right[labels == label].mean()) for label in torch.unique(labels)]
+    return Score(float(right.mean()), sum(recalls) / len(recalls))
+
+
+def grouped(groups: str, classes: Sequence[str]) -> tuple[tuple[str, ...], Tensor]:
+    """Names of coarser classes, and the group of each class (C,), of "animal=cat,dog; vehicle=car,ship".
+
+    Raises ConfigError unless every class is in exactly one group.
+    """
+    members: dict[str, str] = {}
+    names: list[str] = []
+    for part in (each.strip() for each in groups.split(";") if each.strip()):
+        name, sign, rest = part.partition("=")
+        inside = [each.strip() for each in rest.split(",") if each.strip()]
+        if not (name and sign and inside) or name in names:
+            raise ConfigError(f"groups {part!r}: a group is name=class,class, and stands once")
+        if wrong := [each for each in inside if each not in classes or each in members]:
+            raise ConfigError(
+                f"groups {part!r}: class {wrong[0]!r} is unknown or in two groups; the classes are {', '.join(classes)}"
+            )
+        names.append(name)
+        members |= dict.fromkeys(inside, name)
+    if missing := [each for each in classes if each not in members]:
+        raise ConfigError(f"class {missing[0]!r} is in no group; every class must be in one")
+    return tuple(names), torch.tensor([names.index(members[each]) for each in classes])
+
+
+def strangeness(known: Records, features: Tensor) -> Tensor:
+    """How far features (n, d) lie from the nearest class of the known records: squared Mahalanobis distances (n,).
+
+    One covariance for all classes, shrunk as Ledoit and Wolf do. Source: Lee et al. 2018, equation 2.
+    """
+    from sklearn.covariance import LedoitWolf
+
+    kinds = torch.unique(known.labels)
+    means = torch.stack([known.features[known.labels == kind].mean(0) for kind in kinds])
+    around = known.features - means[torch.searchsorted(kinds, known.labels)]
+    precision = torch.from_numpy(LedoitWolf(assume_centered=True).fit(around.double().numpy()).precision_)
+    half = torch.linalg.cholesky(precision)
+    return torch.cdist(features.double() @ half, means.double() @ half).square().min(1).values
+
+
+def ranks_above(inside: Tensor, outside: Tensor) -> float:
+    """The share of pairs in which the outsider scores higher (area under the ROC curve)."""
+    from sklearn.metrics import roc_auc_score
+
+    truth = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
+    return float(roc_auc_score(truth.numpy(), torch.cat([inside, outside]).numpy()))
+
+
+def fidelity(real: Tensor, synthetic: Tensor, seed: int) -> dict[str, float]:
+    """Distances between two sets of embeddings (n, d) of norm one: sliced and Sinkhorn Wasserstein, of order 2."""
+    import numpy as np
+    import ot
+
+    random = torch.Generator().manual_seed(seed)
+    one, other = (
+        part[torch.randperm(len(part), generator=random)[:MOST_COMPARED]].double().numpy() for part in (real, synthetic)
+    )
+    sliced = ot.sliced_wasserstein_distance(one, other, n_projections=PROJECTIONS, seed=seed)
+    # Costs are at most 4, embeddings having norm one; a fortieth of the usual one blurs little.
+    blur = float(np.mean(ot.dist(one, other))) / 40
+    divergence = ot.bregman.empirical_sinkhorn_divergence(one, other, blur, numIterMax=200, warn=False)
+    return {"sliced": float(sliced), "sinkhorn": float(np.sqrt(max(0.0, float(divergence))))}

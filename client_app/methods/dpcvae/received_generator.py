@@ -1,0 +1,68 @@
+"""A generator that came at the end of a run: kept by the site for its own use, and judged where that may be told."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from client_app.features.site_features import SiteFeatures
+from client_app.governance.gate import Gate
+from client_app.governance.release import keep_file
+from client_app.methods.dpcvae.downstream import Records, fidelity, head_on, mix
+from client_app.methods.task import Task
+from client_app.node_config import NodeConfig
+from common.errors import DataError, SurrogateError
+from common.models.classifiers import class_indices
+from common.models.generators import Generator, labels_evenly
+from common.privacy.gaussian_mechanism import clip
+from common.randomness import stream
+from common.wire.generator_files import pack_generator
+from common.wire.records import Info
+
+log = logging.getLogger("fedsurrogate.site")
+
+
+def generators(node: NodeConfig) -> Path:
+    """Where a site keeps the generators of runs it took part in, by Flower's number of the run."""
+    return node.state / "generators"
+
+
+def use_generator(task: Task, gate: Gate, flower_run: str) -> Info:
+    """Keep the generator that came, and say how well it serves here; what of that may leave the caller decides.
+
+    Raises SurrogateError for a generator that is none of this run's, or of a run the site has taken no part in; DataError
+    where it cannot be judged.
+    """
+    if not any(entry.get("flower_run") == flower_run for entry in gate.ledger.entries()):
+        raise SurrogateError(f"a generator of run {flower_run}, in which this site has taken no part")
+    received = task.received_model()
+    generator = Generator(received.header, task.run, received.tensors).checked()
+    keep_file(generators(task.node) / f"{flower_run}-{task.site}.safetensors", pack_generator(generator))
+    return _judged(task, generator)
+
+
+def _judged(task: Task, generator: Generator) -> Info:
+    classes = generator.header.classes
+    if not len(task.found.test.labels):
+        return {"correct": 0, "tested": 0}
+    own, test = (site_records(task.found, classes, part) for part in ("train", "test"))
+    labels = labels_evenly(len(classes), task.run.dpcvae.synthetic)
+    synthetic = Records(generator.draw(labels, stream(task.run.seed, "site", task.site)), labels)
+    shared = head_on(synthetic, generator.header, task.run.head, task.run.seed)
+    found = mix(own, shared, task.run.head, task.run.seed, task.run.baseline.validation).told(test)
+    like = generator.draw(test.labels, stream(task.run.seed, "fidelity", task.site))
+    if len(test.labels) > 1:
+        found |= fidelity(test.features, like, task.run.seed)
+    right = round(found["accuracy-mixed"] * len(test.labels))
+    log.info("heads here, own, synthetic and mixed: %s", {name: round(value, 4) for name, value in found.items()})
+    answer: Info = {"correct": right, "tested": len(test.labels)}
+    return answer | {f"downstream.{key}": value for key, value in found.items()}
+
+
+def site_records(found: SiteFeatures, classes: tuple[str, ...], part: str) -> Records:
+    """The site's training or test records of these classes, brought to norm one. Raises DataError when there is none."""
+    chosen = found.train if part == "train" else found.test
+    labels = class_indices(classes, found.classes)[chosen.labels]
+    if not bool((labels >= 0).any()):
+        raise DataError(f"no {part} record of the classes {', '.join(classes)[:200]}")
+    return Records(clip(chosen.features.double(), 0.0)[0].float()[labels >= 0], labels[labels >= 0])

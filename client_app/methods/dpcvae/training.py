@@ -1,0 +1,149 @@
+"""A site's part in training a generator: its decoder comes and goes, its encoder, or a GAN's critic, stays at the site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from client_app.features.site_features import site_device
+from client_app.methods.dp.record_gradients import poisson_sample
+from client_app.methods.dpcvae.training_steps import Trainer, exact_gradient, private_gradient, trainer_of
+from client_app.methods.task import Made, Task
+from common.config.run_config import run_digest
+from common.config.sections import DPCVAEConfig
+from common.errors import StateError
+from common.models.generators import COUNTS, SUMS, fresh_companion, fresh_generator, load_into, scaled
+from common.models.networks import parameters_of
+from common.models.parameters import Parameters, Tensors
+from common.privacy.claims import make_claim, opening_noise, opening_shares, released_in
+from common.privacy.gaussian_mechanism import Statistic, clip, release
+from common.randomness import stream
+from common.surrogates.class_sums import class_sums
+from common.wire.model_proto import pack_parameters
+
+COMPANION = "companion."
+
+
+def train_generator(task: Task) -> Made:
+    """Answer one round. Raises DataError, SurrogateError, ConfigError, or StateError where what the site kept is gone.
+
+    DP-CVAE and, to compare with, DP-CGAN. Encoder and decoder are both trained under privacy: a record's gradient of the
+    decoder depends on the encoder, so an encoder that had learned from the record in clear would carry it into the
+    decoder, past any clip.
+    """
+    run, received = task.run, task.received_model()
+    task.records_alone(f"method = {run.method!r}")
+    classes = received.header.classes
+    features, labels = task.training_data(classes)
+    companion = fresh_companion(run, len(classes), features.shape[1])
+    if task.round == 1:
+        return _opening(task, classes, features, labels, companion)
+    counts = _restore(task, companion, len(classes))
+    shared = fresh_generator(run, len(classes), features.shape[1])
+    load_into(shared, received.tensors)
+    device = site_device(run, task.node)
+    embeddings, labels = scaled(features).to(device), labels.to(device)
+    shared, companion, private = shared.to(device), companion.to(device), bool(run.epsilon)
+    random = stream(run.seed, run.method, task.site, task.round)
+    trainer = trainer_of(shared, companion, run.dpcvae, task.round, counts, private, random)
+    facts = _train_privately(task, trainer, embeddings, labels, counts) if private else {}
+    if not private:
+        for rows in _batches(len(labels), run.dpcvae, random):
+            trainer.step(exact_gradient(trainer, embeddings[rows], labels[rows]))
+    moved = {name: p.detach().cpu() - received.tensors[name] for name, p in shared.named_parameters()}
+    claim = make_claim(run, "record")
+    answer = Parameters(task.header(classes), task.round, moved, 0 if private else len(labels), claim)
+    events = (released_in(run, task.round),) if private else ()
+    return Made(pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, counts), must_keep=True)
+
+
+def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Tensor, companion: nn.Module) -> Made:
+    """The size of every class and, where asked, the sum of its embeddings of norm one: noisy under privacy."""
+    run, count = task.run, len(classes)
+    unit = clip(features.double(), 0.0)[0]
+    sums = dict(zip((COUNTS, SUMS), class_sums(unit, labels, torch.ones(len(labels)), count), strict=True))
+    chosen = {COUNTS, SUMS} if run.dpcvae.opening == "sums" else {COUNTS}
+    claim, noise = make_claim(run, "record"), opening_noise(run)
+    facts: dict[str, float] = {}
+    if noise is not None:
+        shares = opening_shares(run)
+        noisy = release([Statistic(name, sums[name], 1.0, shares[name]) for name in sorted(chosen)], noise)
+        facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
+        sums |= {each.name: each.value for each in noisy}
+    told = {name: sums[name].float() for name in chosen}
+    records = 0 if run.epsilon else len(labels)
+    answer = Parameters(task.header(classes), 1, told, records, claim)
+    events = (released_in(run, 1),) if run.epsilon else ()
+    return Made(pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, told[COUNTS]), must_keep=True)
+
+
+def _train_privately(task: Task, trainer: Trainer, embeddings: Tensor, labels: Tensor, counts: Tensor) -> dict[str, float]:
+    """DP-SGD (Abadi et al. 2016): every step takes every record with probability `sample_rate`, independently, and divides
+    the noisy sum of clipped gradients by how many that is on average, by the size the site has released. Facts stay here.
+    """
+    run, settings = task.run, task.run.dpcvae
+    claim = make_claim(run, "record")
+    assert claim is not None
+    records = float(counts.clamp_min(0).sum())
+    expected = max(1.0, settings.sample_rate * records if records else settings.batch_size)
+    clipped = drawn = 0
+    signal: list[float] = []
+    for _ in range(settings.private_steps):
+        rows = poisson_sample(len(labels), settings.sample_rate).to(labels.device)
+        mean, cut, ratio = private_gradient(
+            trainer, embeddings[rows], labels[rows], claim.clip, claim.noise_multiplier, expected
+        )
+        trainer.step(mean)
+        clipped, drawn = clipped + cut, drawn + len(rows)
+        signal.append(ratio)
+    return {"clip-fraction": clipped / max(1, drawn), "signal-to-noise-gradients": sum(signal) / len(signal)}
+
+
+def _batches(count: int, settings: DPCVAEConfig, generator: torch.Generator) -> Iterator[Tensor]:
+    for _ in range(settings.local_epochs):
+        yield from torch.split(torch.randperm(count, generator=generator), settings.batch_size)
+
+
+def _file(task: Task, round: int) -> Path:
+    return task.state / f"kept-{round}.safetensors"
+
+
+def _kept(task: Task, companion: nn.Module, counts: Tensor) -> tuple[Path, bytes]:
+    """What the site needs in the next round: written once this one has been paid for, and it never leaves."""
+    from safetensors.torch import save
+
+    tensors: Tensors = {COMPANION + name: tensor.cpu().contiguous() for name, tensor in parameters_of(companion).items()}
+    content: bytes = save({**tensors, COUNTS: counts}, {"run": run_digest(task.run)})
+    return _file(task, task.round), content
+
+
+def _restore(task: Task, companion: nn.Module, classes: int) -> Tensor:
+    """Bring the companion to where it was after the last round that counted; return the class sizes released (C,).
+
+    A site that comes later than the others begins with a new companion, and no sizes. Raises StateError.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
+    if not task.confirmed:
+        return torch.zeros(classes)
+    file = _file(task, task.confirmed)
+    try:
+        with safe_open(file, "pt") as content:
+            if (content.metadata() or {}).get("run") != run_digest(task.run):
+                raise KeyError("of another run")
+        tensors = load_file(file)
+        counts: Tensor = tensors.pop(COUNTS)
+        companion.load_state_dict({name.removeprefix(COMPANION): tensor for name, tensor in tensors.items()})
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+        raise StateError(
+            f"{file} cannot be read ({type(error).__name__}), and round {task.confirmed} of this run counted: without "
+            "what the site kept, its encoder would begin anew and its budget with it; restore the state folder"
+        ) from None
+    for old in task.state.glob("kept-*.safetensors"):
+        if old != file and (number := old.stem.removeprefix("kept-")).isdecimal() and int(number) < task.confirmed:
+            old.unlink(missing_ok=True)
+    return counts

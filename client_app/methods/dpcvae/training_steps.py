@@ -1,0 +1,176 @@
+"""One step of training a generator on a batch of a site's embeddings: of the conditional VAE, and of the GAN beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+
+from client_app.methods.dp.linear_clipping import clipped_sums
+from common.config.sections import DPCVAEConfig
+from common.models.generators import AnyGenerator, Decoder, Encoder, GanGenerator, elbo
+from common.privacy.gaussian_mechanism import Statistic, release, system_normals
+
+# Of the paper's GAN.
+GAN_RATE, GAN_BETAS = 2e-4, (0.5, 0.999)
+Normals = Callable[[Sequence[int]], Tensor]
+
+
+class Trainer(Protocol):
+    """What trains a generator and its companion, in place."""
+
+    # The modules whose gradients come from records.
+    modules: nn.ModuleList
+
+    def noise(self, count: int) -> Tensor:
+        """Random numbers (count, ...) for the losses of so many records."""
+
+    def losses(self, embeddings: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+        """Every record's loss (n,), of embeddings of mean square one."""
+
+    def step(self, gradients: Mapping[str, Tensor]) -> None:
+        """Move by the mean gradient of the losses, by names in `modules`."""
+
+
+class CVAETrainer:
+    """Encoder and decoder move along one gradient. beta: weight of the divergence.
+
+    normals: draws the noise that encodings get. Under privacy it must be secret: a record's gradient depends on its noise,
+    and which noise it gets on who else was drawn; of noise that nobody knows, any record might have had any.
+    """
+
+    def __init__(
+        self, decoder: Decoder, encoder: Encoder, settings: DPCVAEConfig, rate: float, beta: float, normals: Normals
+    ) -> None:
+        self.modules = nn.ModuleList([decoder, encoder])
+        self._decoder, self._encoder, self._beta, self._normals = decoder, encoder, beta, normals
+        self._optimiser = _optimiser(self.modules, settings, rate)
+
+    def noise(self, count: int) -> Tensor:
+        """Of the encodings: (count, latent)."""
+        return self._normals((count, self._decoder.latent))
+
+    def losses(self, embeddings: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+        """In nats a dimension."""
+        kinds, noise = one_hot(labels, len(self._decoder.means)).to(embeddings), noise.to(embeddings)
+        missed, apart = elbo(self._encoder, self._decoder, embeddings, kinds, noise)
+        return (missed + self._beta * apart) / embeddings.shape[1]
+
+    def step(self, gradients: Mapping[str, Tensor]) -> None:
+        """Move both."""
+        for name, parameter in self.modules.named_parameters():
+            parameter.grad = gradients[name]
+        self._optimiser.step()
+
+
+class GanTrainer:
+    """The critic moves by records, of which it sees the gradient of its loss on real ones, and by what the generator makes;
+    the generator by the critic alone, which costs no privacy. shares (C,): of classes in what the generator makes, released
+    before. Differs from the published code, which draws the real batch's labels for the generator, unprotected, and begins
+    with new networks every round.
+    """
+
+    def __init__(
+        self,
+        maker: GanGenerator,
+        judge: nn.Module,
+        settings: DPCVAEConfig,
+        rate: float,
+        shares: Tensor,
+        generator: torch.Generator,
+    ) -> None:
+        self.modules = nn.ModuleList([judge])
+        self._maker, self._judge, self._generator, self._size = maker, judge, generator, settings.batch_size
+        self._shares = shares.double().clamp_min(0) + 1e-9
+        self._critic = torch.optim.Adam(judge.parameters(), lr=rate, betas=GAN_BETAS)
+        self._made = torch.optim.Adam(maker.parameters(), lr=rate, betas=GAN_BETAS)
+
+    def noise(self, count: int) -> Tensor:
+        """None is needed."""
+        return torch.zeros(count, 0)
+
+    def losses(self, embeddings: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+        """How unreal the critic thinks each record."""
+        kinds = one_hot(labels, len(self._maker.means)).to(embeddings)
+        return _unreal(self._judge, embeddings, kinds, 1.0)
+
+    def step(self, gradients: Mapping[str, Tensor]) -> None:
+        """Move the critic, then the generator."""
+        made, kinds = self._make()
+        self._critic.zero_grad()
+        _unreal(self._judge, made.detach(), kinds, 0.0).mean().backward()  # type: ignore[no-untyped-call]
+        for name, parameter in self.modules.named_parameters():
+            assert parameter.grad is not None
+            parameter.grad += gradients[name]
+        self._critic.step()
+        made, kinds = self._make()
+        self._made.zero_grad()
+        _unreal(self._judge, made, kinds, 1.0).mean().backward()  # type: ignore[no-untyped-call]
+        self._made.step()
+
+    def _make(self) -> tuple[Tensor, Tensor]:
+        at = self._maker.means
+        labels = torch.multinomial(self._shares, self._size, replacement=True, generator=self._generator)
+        kinds = one_hot(labels, len(at)).to(at)
+        noise = torch.randn(self._size, self._maker.latent, generator=self._generator).to(at)
+        return self._maker(noise, kinds), kinds
+
+
+def _unreal(judge: nn.Module, embeddings: Tensor, kinds: Tensor, real: float) -> Tensor:
+    logits: Tensor = judge(torch.cat([embeddings, kinds], 1)).squeeze(1)
+    return binary_cross_entropy_with_logits(logits, torch.full_like(logits, real), reduction="none")
+
+
+def private_gradient(
+    trainer: Trainer, embeddings: Tensor, labels: Tensor, clip: float, noise_multiplier: float, expected: float
+) -> tuple[dict[str, Tensor], int, float]:
+    """The noisy sum of the records' clipped gradients over `expected`, by name; how many were clipped; signal to noise.
+
+    One release of the Gaussian mechanism: all parameters are one statistic, which one record moves by at most the clip.
+    """
+    inputs = embeddings, labels, trainer.noise(len(labels)).to(embeddings)
+    total, cut = clipped_sums(trainer.modules, trainer.losses, inputs, clip)
+    flat = torch.cat([part.flatten().cpu() for part in total.values()])
+    (noisy,) = release([Statistic("gradients", flat, clip, 1.0)], noise_multiplier)
+    parts = torch.split(noisy.value / expected, [part.numel() for part in total.values()])
+    like = dict(trainer.modules.named_parameters())
+    mean = {name: part.reshape(like[name].shape).to(like[name]) for name, part in zip(total, parts, strict=True)}
+    return mean, cut, float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5)
+
+
+def exact_gradient(trainer: Trainer, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """The mean of the records' gradients, by name."""
+    names, parameters = zip(*trainer.modules.named_parameters(), strict=True)
+    found = torch.autograd.grad(trainer.losses(embeddings, labels, trainer.noise(len(labels))).mean(), parameters)
+    return dict(zip(names, found, strict=True))
+
+
+def _optimiser(modules: nn.Module, settings: DPCVAEConfig, rate: float) -> torch.optim.Optimizer:
+    makers: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    return makers[settings.optimiser](modules.parameters(), lr=rate)
+
+
+def trainer_of(
+    shared: AnyGenerator,
+    companion: nn.Module,
+    settings: DPCVAEConfig,
+    round: int,
+    shares: Tensor,
+    private: bool,
+    generator: torch.Generator,
+) -> Trainer:
+    """The trainer of a generator and its companion for one round; its optimiser begins anew."""
+    if isinstance(shared, GanGenerator):
+        return GanTrainer(shared, companion, settings, settings.rate(round, GAN_RATE), shares, generator)
+    assert isinstance(companion, Encoder)
+    usual = {"adam": 3e-3 if settings.hidden else 0.03, "sgd": 0.1}[settings.optimiser]
+    beta = settings.weight_of_divergence(round)
+
+    def seeded(shape: Sequence[int]) -> Tensor:
+        return torch.randn(tuple(shape), generator=generator)
+
+    normals = system_normals if private else seeded
+    return CVAETrainer(shared, companion, settings, settings.rate(round, usual), beta, normals)

@@ -1,0 +1,63 @@
+"""How good what came at the end of a run is on a site's own test records, by method."""
+
+from __future__ import annotations
+
+from client_app.governance.gate import Gate
+from client_app.methods.dpcvae.received_generator import use_generator
+from client_app.methods.fedavg.personalization import personal_accuracy
+from client_app.methods.local_head import local_head
+from client_app.methods.task import Task
+from common.config.run_config import RunConfig, run_digest
+from common.errors import SurrogateError
+from common.models.classifiers import Classifier
+from common.rules.spec import load
+from common.wire.model_proto import unpack_classifier
+from common.wire.records import Info
+
+
+def evaluate(task: Task, gate: Gate, flower_run: str) -> Info:
+    """Numbers about `task.question`, `correct` and `tested` among them. Raises SurrogateError, DataError."""
+    told: Info = load(task.run.spec.evaluate)(task, gate, flower_run)
+    return told
+
+
+def received_model(task: Task, gate: Gate, flower_run: str) -> Info:
+    """Of a model that was received."""
+    return _counted(_classifier(task).accuracy(task.found.test.features, task.found.classes, task.found.test.labels))
+
+
+def own_head(task: Task, gate: Gate, flower_run: str) -> Info:
+    """Of a head that this site trains on its own records; nothing was received."""
+    test = task.found.test
+    return _counted(local_head(task).accuracy(test.features, task.found.classes, test.labels))
+
+
+def personal(task: Task, gate: Gate, flower_run: str) -> Info:
+    """Of a received head, mixed with what the site keeps of its own."""
+    return _counted(personal_accuracy(task, _classifier(task)))
+
+
+def generator(task: Task, gate: Gate, flower_run: str) -> Info:
+    """Of heads that are trained with a received generator's embeddings."""
+    return use_generator(task, gate, flower_run)
+
+
+def received_classifier(run: RunConfig, payload: bytes | None) -> Classifier:
+    """The model of a message. Raises SurrogateError where there is none, or it is of another run."""
+    if payload is None:
+        raise SurrogateError("a message without a model")
+    model = unpack_classifier(payload)
+    if model.header.run != run_digest(run):
+        raise SurrogateError(f"a model of run {model.header.run!r}, but these settings are run {run_digest(run)!r}")
+    return model
+
+
+def _classifier(task: Task) -> Classifier:
+    model = received_classifier(task.run, task.question)
+    if task.found.fingerprint != model.header.fingerprint:
+        raise SurrogateError(f"a model for backbone {model.header.fingerprint!r}, this site has {task.found.fingerprint!r}")
+    return model
+
+
+def _counted(pair: tuple[int, int]) -> Info:
+    return {"correct": pair[0], "tested": pair[1]}

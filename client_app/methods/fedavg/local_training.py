@@ -1,0 +1,73 @@
+"""Training one network on one site's records: plain SGD, with FedProx's and SCAFFOLD's terms where asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from common.config.sections import FedAvgConfig, Model
+from common.models.augmentation import draw
+from common.models.networks import build, split_input
+from common.models.parameters import Tensors
+
+
+def network(kind: Model, inputs: int, classes: int, tensors: Tensors) -> nn.Module:
+    """A network with these parameters, copied."""
+    module = build(kind, inputs, classes, tensors)
+    module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()})
+    return module
+
+
+def step_length(kind: Model, settings: FedAvgConfig, features: Tensor) -> float:
+    """The learning rate: of a linear model over the mean squared norm of its inputs, the scale of its curvature."""
+    rate = settings.rate(private=False)
+    if kind != "linear":
+        return rate
+    return rate / max(float(features.square().sum(1).mean()), 1e-12)
+
+
+def train(
+    module: nn.Module,
+    features: Tensor,
+    labels: Tensor,
+    settings: FedAvgConfig,
+    rate: float,
+    generator: torch.Generator,
+    *,
+    mu: float = 0.0,
+    correction: Tensors | None = None,
+    single_step: bool = False,
+) -> int:
+    """Train in place by SGD on features (n, d), labels (n,), `settings.local_epochs` times; return the number of steps.
+
+    mu: weight of FedProx's (mu / 2) |w - w_0|^2 around where training starts (Li et al. 2020). correction: added to every
+    gradient, SCAFFOLD's c - c_i (Karimireddy et al. 2020). single_step: one batch only (FedSGD).
+    """
+    start = [parameter.detach().clone() for parameter in module.parameters()] if mu else []
+    optimiser = torch.optim.SGD(module.parameters(), lr=rate, momentum=settings.momentum)
+    steps = 0
+    if settings.augment:
+        module, features = split_input(module, features)
+    for rows in _batches(len(labels), settings, generator):
+        optimiser.zero_grad()
+        change = draw(settings.augment, generator)
+        torch.nn.functional.cross_entropy(module(change(features[rows])), labels[rows]).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for index, (name, parameter) in enumerate(module.named_parameters()):
+                assert parameter.grad is not None
+                if mu:
+                    parameter.grad.add_(parameter - start[index], alpha=mu)
+                if correction is not None:
+                    parameter.grad.add_(correction[name].to(parameter))
+        optimiser.step()
+        steps += 1
+        if single_step:
+            break
+    return steps
+
+
+def _batches(count: int, settings: FedAvgConfig, generator: torch.Generator) -> Iterator[Tensor]:
+    for _ in range(settings.local_epochs):
+        yield from torch.split(torch.randperm(count, generator=generator), settings.batch_size)

@@ -1,0 +1,64 @@
+"""What a site keeps of its own beside a federated head: FedLambda's local head, kNN-Per's memory of its records."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from client_app.methods.task import Task
+from common.models.classifiers import Classifier, class_indices
+from common.models.head_training import train_on_features
+
+# How much of its own a site may mix in.
+SHARES = torch.linspace(0, 1, 11)
+METHODS = ("fedlambda", "knn-per")
+
+
+def personal_accuracy(task: Task, model: Classifier) -> tuple[int, int]:
+    """How many of the site's test records its mixture of own and federated probabilities classifies right, and how many.
+
+    The share of its own, 0 to 1, is chosen on `baseline.validation` of its training records, which the own part does not
+    see: the most accurate, of equals the likeliest. FedLambda: the own part is a head. kNN-Per (Marfoq et al. 2022): the
+    nearest of its records, weighed by distance.
+    """
+    names = model.header.classes
+    features, labels = task.training_data(names)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(task.run.seed))
+    held = max(1, round(task.run.baseline.validation * len(labels)))
+    if held == len(labels):
+        return model.accuracy(task.found.test.features, task.found.classes, task.found.test.labels)
+    validation, rest = order[:held], order[held:]
+    own = _Own(task, features[rest], labels[rest], len(names))
+    share = _share(own(features[validation]), model.scores(features[validation]).softmax(1), labels[validation])
+    test, truth = task.found.test.features.float(), class_indices(names, task.found.classes)[task.found.test.labels]
+    if not len(truth):
+        return 0, 0
+    mixed = share * own(test) + (1 - share) * model.scores(test).softmax(1)
+    return int((mixed.argmax(1) == truth).sum()), len(truth)
+
+
+def _share(own: Tensor, federated: Tensor, labels: Tensor) -> float:
+    mixed = SHARES[:, None, None] * own + (1 - SHARES[:, None, None]) * federated
+    right = (mixed.argmax(2) == labels).float().mean(1)
+    likely = mixed.gather(2, labels.expand(len(SHARES), -1)[:, :, None]).clamp_min(1e-6).log().mean((1, 2))
+    return float(SHARES[int((right + 1e-3 * torch.tanh(likely)).argmax())])
+
+
+class _Own:
+    """Class probabilities (n, C) from the site's own records."""
+
+    def __init__(self, task: Task, features: Tensor, labels: Tensor, classes: int) -> None:
+        self.classes, self.labels, self.neighbours = classes, labels, min(task.run.baseline.neighbours, len(labels))
+        self.memory = torch.nn.functional.normalize(features, dim=1) if task.run.method == "knn-per" else None
+        self.head = (
+            train_on_features(features, labels, classes, task.run.head, task.run.seed) if self.memory is None else None
+        )
+
+    def __call__(self, features: Tensor) -> Tensor:
+        if self.head is not None:
+            return (features @ self.head[0].T + self.head[1]).softmax(1)
+        assert self.memory is not None
+        distances = torch.cdist(torch.nn.functional.normalize(features, dim=1), self.memory)
+        near, index = distances.topk(self.neighbours, largest=False)
+        weights = (-near / near.mean().clamp_min(1e-9)).softmax(1)
+        return torch.zeros(len(features), self.classes).scatter_add_(1, self.labels[index], weights)

@@ -1,0 +1,38 @@
+"""SCAFFOLD at a site: what its gradients have in excess of the others', kept on its disk from round to round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from common.errors import DataError
+from common.models.parameters import Tensors
+
+
+def read_control(folder: Path, confirmed: int, like: Tensors) -> dict[str, Tensor]:
+    """This site's control variate as the coordinator knows it: after the last round whose update arrived there, zero before
+    any. Raises DataError when it is not on the disk any more: c would no longer be the mean of the sites' own.
+    """
+    if not confirmed:
+        return {name: torch.zeros_like(tensor) for name, tensor in like.items()}
+    file = folder / f"control-{confirmed}.safetensors"
+    if not file.is_file():
+        raise DataError(f"the control variate of round {confirmed} is not in {str(folder)!r}; it is needed to go on")
+    found: dict[str, Tensor] = load_file(file)
+    return found
+
+
+def next_control(own: Tensors, common: Tensors, moved: Tensors, steps: int, rate: float) -> dict[str, Tensor]:
+    """c_i - c + (x - y_i) / (steps rate), where `moved` is y_i - x (Karimireddy et al. 2020, option II)."""
+    return {name: own[name] - common[name] - moved[name] / (steps * rate) for name in moved}
+
+
+def write_control(folder: Path, number: int, control: Tensors) -> None:
+    """Keep it beside those of earlier rounds, in one step: which one counts is known when the next round comes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / ".control"
+    save_file(dict(control), temporary)
+    temporary.replace(folder / f"control-{number}.safetensors")

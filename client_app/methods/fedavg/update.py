@@ -1,0 +1,64 @@
+"""A site's part in a round of FedAvg and its relatives: the model comes, what it moved goes back."""
+
+from __future__ import annotations
+
+from client_app.methods.dp.dp_sgd import train_privately
+from client_app.methods.fedavg import scaffold
+from client_app.methods.fedavg.local_training import network, step_length, train
+from client_app.methods.task import Made, Task
+from common.models.parameters import CONTROL, Parameters, Tensors, largest, split_control
+from common.privacy.accounting import GaussianEvent
+from common.privacy.claims import make_claim
+from common.privacy.gaussian_mechanism import clip
+from common.randomness import stream
+from common.wire.model_proto import pack_parameters
+
+
+def update(task: Task) -> Made:
+    """Train the model that came on this site's records; return how it moved. Raises DataError, SurrogateError.
+
+    FedAvg (McMahan et al. 2017), FedProx (Li et al. 2020), FedSGD, SCAFFOLD (Karimireddy et al. 2020), DSFL, which sends
+    the largest entries only, and DP-FedAvg and DP-FedProx, record-level, whose epsilon is that of all rounds together.
+    """
+    run, received = task.run, task.received_model()
+    if run.epsilon:
+        return _private_update(task, received)
+    features, labels = task.training_data(received.header.classes)
+    start, common = split_control(received.tensors)
+    settings, kind = run.fedavg, run.fedavg.model
+    module = network(kind, features.shape[1], len(received.header.classes), start)
+    rate, correction = step_length(kind, settings, features), None
+    own = scaffold.read_control(task.state, task.confirmed, start) if common else {}
+    if common:
+        correction = {name: common[name] - own[name] for name in common}
+    mu = settings.mu if run.method == "fedprox" else 0.0
+    single = run.method == "fedsgd"
+    order = stream(run.seed, task.site, task.round)
+    steps = train(module, features, labels, settings, rate, order, mu=mu, correction=correction, single_step=single)
+    moved: Tensors = {name: parameter.detach() - start[name] for name, parameter in module.named_parameters()}
+    if common:
+        new = scaffold.next_control(own, common, moved, steps, rate)
+        moved = {**moved, **{CONTROL + name: new[name] - own[name] for name in new}}
+        scaffold.write_control(task.state, received.round, new)
+    if run.method == "dsfl":
+        moved = largest(moved, settings.keep)
+    answer = Parameters(task.header(received.header.classes), received.round, moved, len(labels))
+    return Made(pack_parameters(answer))
+
+
+def _private_update(task: Task, received: Parameters) -> Made:
+    task.records_alone(f"method = {task.run.method!r}")
+    run, settings, kind = task.run, task.run.fedavg, task.run.fedavg.model
+    claim = make_claim(run, "record")
+    assert claim is not None
+    # No class is too small here: noise is in everything that leaves.
+    features, labels = task.training_data(received.header.classes)
+    if kind == "linear":
+        features = clip(features, 0.0)[0].float()
+    module = network(kind, features.shape[1], len(received.header.classes), received.tensors)
+    mu = settings.mu if run.method == "dp-fedprox" else 0.0
+    facts = train_privately(module, features, labels, settings, claim, settings.rate(private=True), mu)
+    moved = {name: parameter.detach() - received.tensors[name] for name, parameter in module.named_parameters()}
+    answer = Parameters(task.header(received.header.classes), received.round, moved, 0, claim)
+    events = (GaussianEvent(claim.noise_multiplier, settings.sample_rate, settings.private_steps),)
+    return Made(pack_parameters(answer), claim, events, facts)

@@ -1,0 +1,1 @@
+"""FedLAP at a site."""

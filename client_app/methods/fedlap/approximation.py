@@ -1,0 +1,132 @@
+"""A site's part in a round of FedLAP: the model comes; synthetic records that imitate its loss around the model go back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from client_app.features.site_features import site_device
+from client_app.methods.dp.record_gradients import PrivateGradient
+from client_app.methods.fedavg.local_training import network
+from client_app.methods.fedlap.image_synthesis import RealGradient, Story, synthesise
+from client_app.methods.fedlap.trust_region import IMAGE_STEP, MODEL_STEP, Search, effective_radius
+from client_app.methods.task import Made, Task
+from common.models.augmentation import Change, draws
+from common.models.loss_landscape import Records, gradient
+from common.models.networks import split_input
+from common.models.parameters import Parameters, Tensors
+from common.privacy.accounting import GaussianEvent
+from common.privacy.claims import make_claim
+from common.randomness import stream
+from common.surrogates.synthetic import LARGEST_VALUE, Synthetic
+from common.wire.model_proto import pack_synthetic
+
+
+def approximate(task: Task) -> Made:
+    """Make this round's synthetic records. Raises DataError, SurrogateError or ConfigError.
+
+    FedLAP and, with a budget, FedLAP-DP: then all a round knows of the records are private gradients. The images' steps, the
+    labels, which are all of the run's, and the radius, which is the announced one, depend on nothing else.
+    """
+    run, received = task.run, task.received_model()
+    task.records_alone("method = 'fedlap'")
+    classes = received.header.classes
+    settings, private, claim = run.fedlap, bool(run.epsilon), make_claim(run, "record")
+    features, labels = task.training_data(classes)
+    body, real, model = _in_place(task, received, features, labels)
+    present = torch.arange(len(classes)) if private or settings.labels == "all" else torch.unique(labels)
+    named = tuple(classes[index] for index in present.tolist())
+    begin = _begin(task, present, named, real.values.shape[1:])
+    begin = Records.evenly(begin.values.to(real.values), begin.labels.to(real.values.device))
+    changes = draws(settings.augment, stream(run.seed, "fedlap", task.site, task.round, "augment"))
+    looks: RealGradient = _Batches(body, real, settings.batch_size, stream(run.seed, "fedlap", task.site, task.round))
+    if claim is not None:
+        expected = settings.batch_size or 1
+        looks = PrivateGradient(body, real, claim.clip, claim.noise_multiplier, settings.sample_rate, expected)
+    rate = settings.rate(task.round)
+    made, story = synthesise(body, model, begin, looks, settings, rate, settings.mse(private), changes)
+    began = time.perf_counter()
+    radius = settings.trust_radius if private else _radius(task, body, model, made, real, story)
+    story.seconds["radius-search"] = time.perf_counter() - began
+    values = made.values.flatten(1).cpu().clamp(-LARGEST_VALUE, LARGEST_VALUE)
+    own = torch.arange(len(named)).repeat_interleave(settings.images_per_class)
+    records = 0 if private else len(labels)
+    answer = Synthetic(task.header(named), task.round, values, own, radius, records, claim)
+    payload = pack_synthetic(answer)
+    kept = (task.state / f"synthetic-{task.round}.safetensors", save({"values": values}, {"classes": "\n".join(named)}))
+    events = (GaussianEvent(claim.noise_multiplier, settings.sample_rate, settings.private_steps),) if claim else ()
+    facts = {f"seconds-{name}": round(seconds, 3) for name, seconds in story.seconds.items()}
+    facts |= {"mismatch-first": story.first, "mismatch-last": story.last}
+    if isinstance(looks, PrivateGradient):
+        facts |= looks.facts()
+    told = {} if private else {f"{name}-seconds": float(seconds) for name, seconds in story.seconds.items()}
+    return Made(payload, claim, events, facts, {**told}, kept)
+
+
+def _in_place(task: Task, received: Parameters, features: Tensor, labels: Tensor) -> tuple[nn.Module, Records, Tensors]:
+    """The network without its fixed first step, the records after that step, and the model, on the site's device."""
+    device = site_device(task.run, task.node)
+    module = network(task.run.fedlap.model, features.shape[1], len(received.header.classes), received.tensors)
+    body, values = split_input(module, features)
+    model = {name: tensor.to(device) for name, tensor in received.tensors.items()}
+    return body.to(device), Records.evenly(values.float().to(device), labels.to(device)), model
+
+
+def _begin(task: Task, present: Tensor, named: tuple[str, ...], shape: torch.Size) -> Records:
+    """Noise, or what this site sent in the last round that the coordinator used, where the site still has it.
+
+    Never real records: what is kept on the disk has left the site before, so under privacy it is paid for.
+    """
+    settings = task.run.fedlap
+    labels = present.repeat_interleave(settings.images_per_class)
+    noise = torch.randn((len(labels), *shape), generator=stream(task.run.seed, "fedlap", task.site, "begin"))
+    if settings.model == "linear":
+        # As long as the records, which are brought to norm one.
+        noise /= noise[0].numel() ** 0.5
+    if settings.start == "last" and task.confirmed:
+        last = _last(task.state / f"synthetic-{task.confirmed}.safetensors", named)
+        if last is not None and last.shape == noise.flatten(1).shape:
+            noise = last.reshape(noise.shape)
+    return Records.evenly(noise, labels)
+
+
+def _last(file: Path, named: tuple[str, ...]) -> Tensor | None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as content:
+            if (content.metadata() or {}).get("classes") != "\n".join(named):
+                return None
+        values: Tensor = load_file(file)["values"]
+    except (OSError, SafetensorError, KeyError):
+        return None
+    return values
+
+
+class _Batches:
+    """Exact gradients of random batches of a site's records, or of all of them where `size` is zero."""
+
+    noise = 0.0
+
+    def __init__(self, body: nn.Module, records: Records, size: int, generator: torch.Generator) -> None:
+        self._body, self._records, self._size, self._generator = body, records, size, generator
+
+    def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
+        records, count = self._records, len(self._records.labels)
+        if 0 < self._size < count:
+            records = records.take(torch.randperm(count, generator=self._generator)[: self._size].to(records.labels.device))
+        return gradient(self._body, parameters, records, change)
+
+
+def _radius(task: Task, body: nn.Module, model: Tensors, made: Records, real: Records, story: Story) -> float:
+    settings, batch = task.run.fedlap, task.run.fedlap.batch_size or len(real.labels)
+    work = story.looks * (settings.image_steps * IMAGE_STEP * len(made.labels) + MODEL_STEP * min(batch, len(real.labels)))
+    search = Search.within(work, len(made.labels), len(real.labels), settings.server_steps)
+    generator = stream(task.run.seed, "fedlap", task.site, task.round, "radius")
+    rate, steps = settings.rate(task.round), settings.server_steps
+    changes = draws(settings.augment, generator)
+    return effective_radius(body, model, made, real, rate, steps, settings.trust_radius, search, changes, generator)

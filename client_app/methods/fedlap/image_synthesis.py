@@ -1,0 +1,92 @@
+"""Synthetic records whose gradients are like those of a site's real ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from common.config.sections import FedLAPConfig
+from common.models.augmentation import Change
+from common.models.loss_landscape import Records, distance, gradient, loss, mismatch
+from common.models.parameters import Tensors
+
+
+class RealGradient(Protocol):
+    """Gradients of a site's real records: exact, of a batch, or private; noise: its standard deviation in every entry."""
+
+    noise: float
+
+    def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
+        """One look at the records."""
+
+
+@dataclass
+class Story:
+    """How a synthesis went: the mismatch before and after it, looks at real records, and seconds spent on each part."""
+
+    first: float = float("nan")
+    last: float = float("nan")
+    looks: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: {"real-gradients": 0.0, "image-steps": 0.0})
+
+
+def synthesise(
+    body: nn.Module,
+    model: Tensors,
+    begin: Records,
+    real: RealGradient,
+    settings: FedLAPConfig,
+    rate: float,
+    mse_weight: float,
+    changes: Iterator[Change],
+) -> tuple[Records, Story]:
+    """Move the values of `begin` until their gradients are like the real ones, along trajectories that start at `model`.
+
+    Source: FedLAP-DP, algorithm 1 (algorithm 3 with a private `real`). The labels stay. Differs from the paper: the batches
+    of a loop, which its algorithm leaves out but its accounting counts, are a setting.
+    """
+    story = Story()
+    values = begin.values.clone().requires_grad_()
+    optimiser = torch.optim.SGD([values], lr=settings.image_learning_rate, momentum=settings.image_momentum)
+    for _ in range(settings.trajectories):
+        here = {name: tensor.clone() for name, tensor in model.items()}
+        for loop in range(settings.loops):
+            if distance(here, model) >= settings.trust_radius:
+                break
+            for _ in range(settings.batches):
+                change = next(changes)
+                began = time.perf_counter()
+                target = list(real(here, change).values())
+                story.looks += 1
+                story.seconds["real-gradients"] += time.perf_counter() - began
+                began = time.perf_counter()
+                for _ in range(settings.image_steps):
+                    synthetic = Records(change(values), begin.labels, begin.weights)
+                    story.last = _mismatch_to(body, here, synthetic, values, target, mse_weight, real.noise)
+                    # A step that is not finite would lose all that came before it.
+                    if values.grad is not None and values.grad.isfinite().all():
+                        optimiser.step()
+                    story.first = story.last if story.first != story.first else story.first
+                story.seconds["image-steps"] += time.perf_counter() - began
+            if loop < settings.loops - 1:
+                now = Records(values.detach(), begin.labels, begin.weights)
+                for _ in range(settings.model_steps):
+                    slope = gradient(body, here, now, next(changes))
+                    here = {name: here[name] - rate * slope[name] for name in here}
+    return Records(values.detach(), begin.labels, begin.weights), story
+
+
+def _mismatch_to(
+    body: nn.Module, here: Tensors, synthetic: Records, values: Tensor, target: list[Tensor], mse_weight: float, noise: float
+) -> float:
+    """The mismatch of a set's gradient to a target, whose slope is left in `values.grad`."""
+    asked = {name: tensor.detach().requires_grad_() for name, tensor in here.items()}
+    mine = torch.autograd.grad(loss(body, asked, synthetic), list(asked.values()), create_graph=True)
+    wrong = mismatch(mine, target, mse_weight, noise)
+    (values.grad,) = torch.autograd.grad(wrong, [values])
+    return float(wrong.detach())

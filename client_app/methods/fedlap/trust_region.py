@@ -1,0 +1,72 @@
+"""How far a site's synthetic records stand for its real ones: the effective radius."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from common.models.augmentation import Change
+from common.models.loss_landscape import Records, distance, total_loss, walk
+from common.models.parameters import Tensors
+
+# The search may make this share of the forward passes of the synthesis: a tenth of its time, with a margin.
+SHARE = 0.07
+# Real records it looks at, and evaluations without a smaller loss after which it stops.
+SUBSET, PATIENCE = 128, 4
+# What one image step costs in forward passes of its records: forward, backward, and backward through both.
+IMAGE_STEP, MODEL_STEP = 9, 3
+
+
+@dataclass(frozen=True)
+class Search:
+    """Steps of the walk a search may take, and how many lie between two evaluations."""
+
+    steps: int
+    every: int = 1
+
+    @classmethod
+    def within(cls, work: float, synthetic: int, real: int, most: int) -> Search:
+        """What forward passes of so much `work` records buy: half goes into the walk, half into evaluations."""
+        half = SHARE * work / 2
+        steps = max(4, min(most, int(half / (MODEL_STEP * synthetic))))
+        evaluations = max(4, int(half / min(real, SUBSET)))
+        return cls(steps, max(1, -(-steps // evaluations)))
+
+
+def effective_radius(
+    body: nn.Module,
+    start: Tensors,
+    synthetic: Records,
+    real: Records,
+    rate: float,
+    steps: int,
+    trust_radius: float,
+    search: Search,
+    changes: Iterator[Change],
+    generator: torch.Generator,
+) -> float:
+    """How far gradient descent on the synthetic records has come where the loss of the real ones is smallest.
+
+    Source: FedLAP-DP, figure 2. The walk is the coordinator's, of `steps` steps; of it the first `search.steps` are taken.
+    Differs from the paper: the loss is that of at most 128 real records, every few steps, until it has not fallen for four
+    evaluations; its code makes a hundred passes over all records, more than half of a round. And where the loss still
+    falls at the last step there is no turning point, so the answer is `trust_radius`, not how far one happened to come.
+    """
+    rows = torch.randperm(len(real.labels), generator=generator)[:SUBSET].to(real.labels.device)
+    seen = real.take(rows)
+    best, best_step, found, last = float("inf"), 0, 0.0, 0
+    for step, (here, _) in enumerate(walk(body, start, synthetic, rate, steps, trust_radius, changes), 1):
+        if step % search.every == 0 or step == search.steps:
+            last, now = step, total_loss(body, here, seen)
+            if now < best:
+                best, best_step, found = now, step, distance(here, start)
+            elif step - best_step >= PATIENCE * search.every:
+                break
+        if step >= search.steps:
+            break
+    if best_step == last or not found > 0:
+        return trust_radius
+    return min(found, trust_radius)

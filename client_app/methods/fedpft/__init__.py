@@ -1,0 +1,1 @@
+"""FedPFT at a site."""

@@ -1,0 +1,104 @@
+"""FedPFT from site to site: what came is sampled and united with the own features, fitted again, and passed on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from client_app.methods.fedpft import surrogate as fedpft
+from client_app.methods.task import Made, Task
+from common.config.run_config import RunConfig
+from common.errors import SurrogateError
+from common.models.classifiers import Head, class_indices
+from common.models.head_training import train_on_features
+from common.privacy.accounting import GaussianEvent
+from common.privacy.claims import check_claim
+from common.privacy.gaussian_mechanism import clip
+from common.randomness import stream
+from common.surrogates.class_sums import as_mixtures
+from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from common.wire.model_proto import pack_relay, unpack_relay
+from common.wire.records import pack_surrogate, unpack_surrogate
+from common.wire.validation import Expectation, check_surrogate
+
+LARGEST_CHAIN = 1000
+# Samples are drawn so many times over, and own records repeated as often, while there are few in all: one draw a record,
+# as published, adds the noise of sampling at every hop. Worth 4 points in a chain of five sites with 100 records each
+# (benchmarks/reproduce/fedpft_figure6.py).
+MOST_DRAWS, ENOUGH_SAMPLES = 10, 20_000
+
+
+def extend(task: Task) -> tuple[Made, Head]:
+    """What this site passes on, and the head it keeps: trained on its own features and on samples of what came.
+
+    Source: FedPFT, section 4.2. Without a budget one surrogate of the union is passed on; counts add up along the chain.
+    With one, the site's own noisy sums are added to the list of those before: nothing is fitted again, so every site's
+    promise is its own, and the next site loses nothing to refitting. Differs from the paper: more than one sample a
+    record, see MOST_DRAWS. Raises SurrogateError, DataError, ConfigError.
+    """
+    received = _received(task)
+    own, names = task.found, _names(task, received)
+    features, labels = task.training_data(names)
+    draws = max(1, min(MOST_DRAWS, ENOUGH_SAMPLES // max(1, len(labels) + sum(sum(each.counts) for each in received))))
+    if task.run.epsilon:
+        # Noisy sums are of clipped features, and so is the head then.
+        features = clip(features, task.run.fedpft.clip)[0].float()
+    drawn = [_draw(task.run, surrogate, names, draws) for surrogate in received]
+    union = (
+        torch.cat([features.repeat(draws, 1), *(x for x, _ in drawn)]),
+        torch.cat([labels.repeat(draws), *(y for _, y in drawn)]),
+    )
+    if task.run.epsilon:
+        train, place = own.train, (own.classes, own.fingerprint, task.site, task.run, task.limits)
+        made = fedpft.make_surrogate(train.features, train.labels, *place, train.units)
+        relay: list[AnySurrogate] = [*received, made.surrogate]
+    else:
+        generator = stream(task.run.seed, "chain", task.site, "")
+        made = fedpft.Made(fedpft.release_mixtures(*union, task.header(names), task.run, task.limits, generator, draws))
+        relay = [made.surrogate]
+    claim = made.surrogate.claim
+    weight, bias = train_on_features(*union, len(names), task.run.head, task.run.seed)
+    head = Head(task.header(names), weight, bias, claim.clip if claim else None)
+    events = (GaussianEvent(claim.noise_multiplier),) if claim else ()
+    return Made(pack_relay([pack_surrogate(each) for each in relay]), claim, events, made.facts), head
+
+
+def _received(task: Task) -> list[AnySurrogate]:
+    """The surrogates that came, checked as the coordinator checks them."""
+    if task.question is None:
+        return []
+    payloads = unpack_relay(task.question)
+    run, found = task.run, task.found
+    if not 1 <= len(payloads) <= (LARGEST_CHAIN if run.epsilon else 1):
+        raise SurrogateError(f"a relay of {len(payloads)} surrogates")
+    surrogates = [unpack_surrogate(payload) for payload in payloads]
+    if (total := sum(sum(each.counts) for each in surrogates)) > run.head.max_samples:
+        raise SurrogateError(f"a relay that stands for {total} records; head.max-samples = {run.head.max_samples}")
+    place = Expectation.of(run, run.classes, found.fingerprint, found.train.features.shape[1])
+    for surrogate in surrogates:
+        check_surrogate(surrogate, place)
+        check_claim(surrogate.claim, run)
+    return surrogates
+
+
+def _names(task: Task, received: list[AnySurrogate]) -> tuple[str, ...]:
+    """This site's classes, then those it only hears of."""
+    names = list(task.classes)
+    for surrogate in received:
+        names += [name for name in surrogate.header.classes if name not in names]
+    return tuple(names)
+
+
+def _draw(run: RunConfig, surrogate: AnySurrogate, names: tuple[str, ...], draws: int) -> tuple[Tensor, Tensor]:
+    """As many features of every class as its count says, `draws` times: (n, d), (n,) indices into `names`."""
+    if isinstance(surrogate, SumsSurrogate):
+        table, classes = as_mixtures(surrogate.sums), surrogate.header.classes
+        if table is None:
+            return torch.zeros(0, surrogate.dimension), torch.zeros(0, dtype=torch.int64)
+        mixtures, kept = table
+        classes = tuple(classes[index] for index in kept)
+    else:
+        mixtures, classes = surrogate.mixtures, surrogate.header.classes
+    streams = [stream(run.seed, "chain", surrogate.header.site, name) for name in classes]
+    features, labels = mixtures.draw([draws * int(count) for count in mixtures.counts], streams)
+    return features.float(), class_indices(names, classes)[labels]

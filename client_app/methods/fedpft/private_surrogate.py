@@ -1,0 +1,194 @@
+"""FedPFT at a site under differential privacy: noisy class sums, DP-EM, and the paper's theorem 4.1 to compare with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from client_app.methods.dp.record_chunks import per_record
+from common.errors import ConfigError
+from common.privacy.claims import EM_STEPS, Claim
+from common.privacy.exact_sums import ExactSum
+from common.privacy.gaussian_mechanism import Noisy, Statistic, clip, release, system_normals, unit_weights
+from common.surrogates.class_sums import Sums, budget_shares, statistics
+from common.surrogates.covariances import Diagonal, Full, Spherical
+from common.surrogates.mixtures import Mixtures
+
+# A variance that noise has taken away is kept above this, in features of norm at most one.
+SMALLEST_VARIANCE = 1e-8
+# Of records whose shares of components are held at a time.
+CHUNKS = 7
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Features (n, d) of norm at most one, labels (n,), and weights (n,) that sum to at most one over every unit."""
+
+    features: Tensor
+    labels: Tensor
+    weights: Tensor
+    clip_fraction: float
+
+    @classmethod
+    def of(
+        cls,
+        features: Tensor,
+        labels: Tensor,
+        units: Sequence[str] | None = None,
+        norm: float = 0.0,
+        centre: Tensor | None = None,
+    ) -> Clipped:
+        """Subtract a public centre (d,) and clip at `norm`; with `units` (n,) every patient weighs one, whatever the number
+        of records.
+        """
+        features = features.double().cpu()
+        clipped, fraction = clip(features if centre is None else features - centre.double(), norm)
+        return cls(clipped, labels.cpu(), unit_weights(units, len(labels)), fraction)
+
+
+def noisy_sums(data: Clipped, num_classes: int, family: str, claim: Claim) -> tuple[Sums, dict[str, float]]:
+    """The sums a site releases, all classes of the run in them, and how they look to the site (see `_facts`)."""
+    released = release(
+        statistics(data.features, data.labels, data.weights, num_classes, family, claim.noise_multiplier),
+        claim.noise_multiplier,
+    )
+    return Sums.of(released), _facts(data, released)
+
+
+def dp_em(
+    data: Clipped, num_classes: int, components: int, claim: Claim, generator: torch.Generator
+) -> tuple[Mixtures, dict[str, float]]:
+    """Spherical mixtures by EM whose every M-step sees only noisy sums. Source: DP-EM (Park et al. 2017), algorithm 1.
+
+    The responsibilities of a record are non-negative and sum to one, so that sizes and sums of all components move by at
+    most one, as class counts and sums do. Only the statistics cost budget: the claim's is split evenly over the
+    `EM_STEPS` releases. A variance is free, because features have unit norm. Components start around the noisy class mean
+    in random directions (`generator`, public).
+    """
+    d = data.features.shape[1]
+    multiplier = claim.noise_multiplier * math.sqrt(EM_STEPS)
+    shares = budget_shares("spherical", multiplier)
+    means, sizes = data.features.new_zeros(num_classes, 1, d), data.features.new_ones(num_classes, 1)
+    variances = data.features.new_ones(num_classes)
+    for step in range(EM_STEPS):
+        k = means.shape[1]
+        sizes_found, sums_found = _expected(data, means, sizes, variances)
+        counts, sums = release(
+            [
+                Statistic("counts", sizes_found, 1.0, shares["counts"]),
+                Statistic("sums", sums_found, 1.0, shares["sums"]),
+            ],
+            multiplier,
+        )
+        raw_sizes = counts.value.reshape(num_classes, k)
+        sizes = raw_sizes.clamp_min(1.0)
+        trusted = raw_sizes > 2 * counts.sigma
+        found = sums.value.reshape(num_classes, k, d) / sizes[:, :, None]
+        # What noise adds to a mean's square is known, and taken off.
+        energy = (found.square().sum(2) - d * (sums.sigma / sizes).square()).clamp(0, 1)
+        means = torch.where(trusted[:, :, None] | (step == 0), found, means)
+        proportions = torch.where(trusted, sizes, torch.zeros_like(sizes))
+        proportions = proportions / proportions.sum(1, keepdim=True).clamp_min(1e-12)
+        variances = ((1 - (proportions * energy).sum(1)) / d).clamp_min(SMALLEST_VARIANCE)
+        if step == 0:
+            spread = variances.sqrt()[:, None, None]
+            means = means + spread * torch.randn(num_classes, components, d, generator=generator, dtype=torch.float64)
+            sizes = (sizes / components).expand(num_classes, components)
+    kept = proportions > 0
+    if not kept.any():
+        # To say that nothing stands out would be a release as well; the largest goes out, as noisy as it is.
+        kept = raw_sizes == raw_sizes.max()
+        proportions = kept.double()
+    labels = kept.nonzero()[:, 0]
+    rounded = torch.where(kept, sizes, 0.0).sum(1).round().long()
+    # A class whose noisy size is within the noise gets no component; its count of zero says so.
+    mixtures = Mixtures(
+        rounded, labels, proportions[kept].float(), means[kept].float(), Spherical(variances[labels].float())
+    )
+    return mixtures, _facts(data, [counts, sums])
+
+
+def theorem_4_1(data: Clipped, num_classes: int, family: str, claim: Claim) -> tuple[Mixtures, dict[str, float]]:
+    """The paper's mechanism as published: noise of theorem 4.1 on each class's mean and covariance, n in clear.
+
+    Every entry of mean and covariance gets noise (4 / (n epsilon)) sqrt(5 ln(4 / delta)); the covariance is made symmetric
+    and projected to positive semi-definite. Kept for comparison: class sizes, and which classes a site has, are not
+    protected. Raises ConfigError for patients, whom the theorem does not cover.
+    """
+    if bool((data.weights < 1).any()) or claim.unit == "patient":
+        raise ConfigError(
+            'theorem-4.1 protects single records, this site patients; set unit = "record" in the node-config if that is '
+            "enough, or use fedpft.privacy = 'sums'"
+        )
+    means, tables, counts = [], [], torch.bincount(data.labels, minlength=num_classes)
+    for label in counts.nonzero().flatten().tolist():
+        points = data.features[data.labels == label]
+        noise = 4 / (len(points) * claim.epsilon) * math.sqrt(5 * math.log(4 / claim.delta))
+        mean = points.mean(0)
+        centred = points - mean
+        means.append(mean + noise * system_normals(mean.shape))
+        tables.append(_noisy_covariance(centred, family, noise))
+    present = counts.nonzero().flatten()
+    ones = torch.ones(len(present))
+    families: dict[str, type[Diagonal] | type[Full] | type[Spherical]] = {
+        "diag": Diagonal,
+        "full": Full,
+        "spherical": Spherical,
+    }
+    covariance = families[family](torch.stack(tables))
+    return Mixtures(counts, present, ones, torch.stack(means).float(), covariance), {"clip-fraction": data.clip_fraction}
+
+
+def _noisy_covariance(centred: Tensor, family: str, noise: float) -> Tensor:
+    n, d = centred.shape
+    if family == "full":
+        draw = system_normals((d, d)) * noise
+        values, vectors = torch.linalg.eigh(centred.T @ centred / n + draw.triu() + draw.triu(1).T)
+        root = vectors * values.clamp_min(SMALLEST_VARIANCE).sqrt()
+        # R of a QR decomposition of the transposed root is its Cholesky factor but for signs.
+        factor: Tensor = torch.linalg.qr(root.T).R.T
+        return factor * factor.diagonal().sign()
+    variances = centred.square().mean(0)
+    if family == "spherical":
+        variances = variances.mean()
+    return (variances + noise * system_normals(variances.shape)).clamp_min(SMALLEST_VARIANCE).float()
+
+
+def _expected(data: Clipped, means: Tensor, sizes: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
+    """E-step: sizes (C K,) and sums (C K, d) of all components, every record within its own class. Memory grows with the
+    records of one class and with C K d, not with their product.
+    """
+    classes, k, d = means.shape
+    counts, sums = torch.zeros(classes, k, dtype=torch.float64), torch.zeros(classes, k, d, dtype=torch.float64)
+    for label in sorted(set(data.labels.tolist())):
+        rows = data.labels == label
+        centres, variance = means[label].clone(), variances[label]
+        # The square of the record itself is the same for all components.
+        offsets = sizes[label].log() - 0.5 * means[label].square().sum(1) / variance
+
+        def shares(
+            features: Tensor,
+            weights: Tensor,
+            centres: Tensor = centres,
+            offsets: Tensor = offsets,
+            variance: Tensor = variance,
+        ) -> list[Tensor]:
+            return [(offsets + features @ centres.T / variance).softmax(1) * weights[:, None], features]
+
+        found_counts, found_sums = ExactSum((k,), 1.0), ExactSum((k, d), 1.0)
+        for mine, features in per_record(shares, (data.features[rows], data.weights[rows]), "shares", [centres], CHUNKS):
+            found_counts.add(mine)
+            found_sums.add_products(mine, features)
+        counts[label], sums[label] = found_counts.value, found_sums.value
+    return counts.flatten(), sums.flatten(0, 1)
+
+
+def _facts(data: Clipped, released: Sequence[Noisy]) -> dict[str, float]:
+    """What the site may want to know before it lets go: the share of features that were clipped, signal over noise."""
+    return {"clip-fraction": data.clip_fraction} | {
+        f"signal-to-noise-{noisy.name}": noisy.signal_to_noise() for noisy in released
+    }

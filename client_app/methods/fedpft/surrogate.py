@@ -1,0 +1,114 @@
+"""FedPFT at a site: features in, mixtures or noisy sums out. Runs in a notebook as well; Flower is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from client_app.methods.fedpft.private_surrogate import Clipped, dp_em, noisy_sums, theorem_4_1
+from client_app.methods.task import NO_LIMITS, Limits
+from common.config.run_config import RunConfig, run_digest
+from common.errors import DataError, SurrogateError
+from common.privacy.claims import Claim, make_claim
+from common.randomness import stream
+from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
+from common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
+from common.wire.surrogate_proto import centre_digest
+
+
+@dataclass(frozen=True)
+class Made:
+    """A surrogate, and facts about it that stay at the site."""
+
+    surrogate: AnySurrogate
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+def make_surrogate(
+    features: Tensor,
+    labels: Tensor,
+    classes: Sequence[str],
+    fingerprint: str,
+    site: str,
+    config: RunConfig,
+    limits: Limits = NO_LIMITS,
+    units: Sequence[str] | None = None,
+    centre: Tensor | None = None,
+) -> Made:
+    """Make what this site releases.
+
+    features (n, d), labels (n,) indices into `classes`, units (n,) the patient of each record, centre (d,) a
+    public point that is subtracted before a privacy clip. Without a budget, mixtures
+    of the classes the site has: their presence and counts are visible to the coordinator. With one, what
+    `config.mechanism` says; the claim in the surrogate names what it covers.
+    Source: FedPFT, algorithm 1, lines 1 to 8. Raises DataError when no class is large enough.
+    """
+    generator = stream(config.seed, site)
+    header = Header(config.method, run_digest(config), site, fingerprint, tuple(classes))
+    if centre is not None and len(centre) != features.shape[1]:
+        raise SurrogateError(f"a public centre of dimension {len(centre)}, features here have {features.shape[1]}")
+    claim = make_claim(config, "record" if units is None else "patient", centre_digest(centre))
+    if claim is not None and claim.mechanism in ("sums", "dp-em"):
+        data = Clipped.of(features, labels, units, claim.clip, centre)
+        if claim.mechanism == "sums":
+            sums, facts = noisy_sums(data, len(classes), config.fedpft.covariance, claim)
+            return Made(SumsSurrogate(header, sums, claim), facts)
+        mixtures, facts = dp_em(data, len(classes), config.fedpft.components, claim, generator)
+        return Made(_present(header, mixtures, claim), facts)
+    large = torch.bincount(labels, minlength=len(classes))[labels] >= limits.smallest_class
+    if not large.any():
+        raise DataError(f"no class has the {limits.smallest_class} records below which none is released")
+    features, labels = features[large], labels[large]
+    if claim is not None:
+        data = Clipped.of(features, labels, units, claim.clip, centre)
+        mixtures, facts = theorem_4_1(data, len(classes), config.fedpft.covariance, claim)
+        return Made(_present(header, mixtures, claim), facts)
+    return Made(release_mixtures(features, labels, header, config, limits, generator))
+
+
+def release_mixtures(
+    features: Tensor,
+    labels: Tensor,
+    header: Header,
+    config: RunConfig,
+    limits: Limits,
+    generator: torch.Generator,
+    draws: int = 1,
+) -> Surrogate:
+    """Mixtures of features (n, d) with labels (n,) among the header's classes; classes without any are left out.
+
+    draws: how often every record stands in `features`, itself or another sample of it; counts and the number of
+    components are those of single records.
+    """
+    settings = MixtureSettings(
+        family=config.fedpft.covariance,
+        components=min(config.fedpft.components, limits.components or config.fedpft.components),
+        rank=min(config.fedpft.rank, limits.rank or config.fedpft.rank),
+        samples_per_component=config.fedpft.samples_per_component * draws,
+    )
+    mixtures = _fit(features, labels, len(header.classes), settings, generator).to("cpu")
+    counts = (mixtures.counts.double() / draws).round().long()
+    return _present(header, replace(mixtures, counts=counts), None)
+
+
+def _present(header: Header, mixtures: Mixtures, claim: Claim | None) -> Surrogate:
+    """Only the classes that have a component; the others are left out of the table."""
+    present = torch.bincount(mixtures.labels, minlength=len(mixtures.counts)).nonzero().squeeze(1)
+    names = tuple(header.classes[i] for i in present.tolist())
+    header = Header(header.method, header.run, header.site, header.fingerprint, names)
+    labels = torch.searchsorted(present, mixtures.labels)
+    counts = mixtures.counts[present].clamp_min(1)
+    return Surrogate(header, Mixtures(counts, labels, mixtures.weights, mixtures.means, mixtures.covariance), claim)
+
+
+def _fit(features: Tensor, labels: Tensor, classes: int, settings: MixtureSettings, generator: torch.Generator) -> Mixtures:
+    """Fit on one processor thread: sums then do not depend on the machine's load, and simulated sites do not fight."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return fit(features.float(), labels, classes, settings, generator)
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,85 @@
+"""What the paper compares with, on the whole data of a simulation: all test records, oracle, ensemble, average of heads.
+
+Runs at one simulated site, because data and backbone are rooms of the site and every simulated site can read all of the
+run's data. A hospital's own data never comes here: `whole` refuses unless the site is a share of the run's data.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from client_app.datasets.partition import share, whole
+from client_app.features.site_features import dataset_features, in_simulation, usable
+from client_app.node_config import NodeConfig
+from common.config.run_config import RunConfig
+from common.errors import DataError
+from common.models.classifiers import Classifier, class_indices
+from common.models.head_training import train_on_features
+from common.wire.records import Info
+
+PICTURE_POINTS = 1500
+
+
+def compare(model: Classifier, run: RunConfig, node: NodeConfig, baselines: bool = True) -> Info:
+    """Accuracy of a model on all test records of the run's data and points for a picture; with `run.compare` also
+
+    - oracle: a head trained on all sites' real features together,
+    - ensemble: mean of the class probabilities of the sites' own heads,
+    - average: mean of the sites' own heads,
+    and the bytes each would send at 16 bits. Raises DataError at a site that has data of its own.
+    """
+    check_comparable(node)
+    share(run, node, in_simulation())
+    names = model.header.classes
+    parts: list[tuple[Tensor, Tensor]] = []
+    tests: list[tuple[Tensor, Tensor]] = []
+    for dataset, rows in whole(run, node.num_partitions):
+        found = dataset_features(dataset, run, node)
+        index = class_indices(names, dataset.classes)
+        for part in rows if run.compare and baselines else ():
+            train = usable(dataset, found, part)
+            parts.append((train.features, index[train.labels]))
+        test = usable(dataset, found, (~dataset.is_train).nonzero().squeeze(1))
+        tests.append((test.features, index[test.labels]))
+    features, labels = (torch.cat(column) for column in zip(*tests, strict=True))
+    info: Info = {"accuracy.model": _accuracy(model.scores(features), labels)}
+    if not baselines:
+        return info
+    if run.compare:
+        info |= _baselines(parts, features, labels, len(names), run)
+    some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(run.seed))
+    some = some[labels[some] >= 0][:PICTURE_POINTS]
+    if (plane := model.plane()) is None:
+        return info
+    x, y = (model.prepare(features[some]) @ plane).T.tolist()
+    return info | {"points.x": x, "points.y": y, "points.label": labels[some].tolist()}
+
+
+def check_comparable(node: NodeConfig) -> None:
+    """Raise DataError at a site that has data of its own, before any of it is looked at."""
+    if node.data:
+        raise DataError("a comparison needs the data of all sites; it is possible in a simulation only")
+
+
+def _baselines(parts: list[tuple[Tensor, Tensor]], features: Tensor, labels: Tensor, classes: int, run: RunConfig) -> Info:
+    parts = [(x[y >= 0], y[y >= 0]) for x, y in parts]
+    pooled = [torch.cat(column) for column in zip(*parts, strict=True)]
+    weight, bias = train_on_features(pooled[0], pooled[1], classes, run.head, run.seed)
+    heads = [train_on_features(x, y, classes, run.head, run.seed) for x, y in parts]
+    logits = torch.stack([features @ w.T + b for w, b in heads])
+    mean_weight, mean_bias = (torch.stack(tensors).mean(0) for tensors in zip(*heads, strict=True))
+    dimension = features.shape[1]
+    head_bytes = 2 * classes * (dimension + 1) * len(heads)
+    return {
+        "accuracy.oracle": _accuracy(features @ weight.T + bias, labels),
+        "accuracy.ensemble": _accuracy(logits.softmax(2).mean(0), labels),
+        "accuracy.average": _accuracy(features @ mean_weight.T + mean_bias, labels),
+        "bytes.oracle": 2 * pooled[0].numel(),
+        "bytes.ensemble": head_bytes,
+        "bytes.average": head_bytes,
+    }
+
+
+def _accuracy(scores: Tensor, labels: Tensor) -> float:
+    return float((scores.argmax(1) == labels).float().mean())

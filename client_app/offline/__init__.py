@@ -1,0 +1,1 @@
+"""Sites without a network connection: bundles, keys, dry runs."""

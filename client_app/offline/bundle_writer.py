@@ -1,0 +1,68 @@
+"""A release into a file, for sites without a network connection to the coordinator."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from client_app.features.site_features import site_name
+from client_app.governance.gate import check_receipts, new_receipt, open_gate
+from client_app.governance.ledger import Ledger, Release
+from client_app.governance.release import keep_file, leave, prepare, stage_file
+from client_app.node_config import NodeConfig
+from client_app.offline.keys import coordinator_key, private_key
+from common.errors import ConfigError, DataError, LedgerError, PolicyError
+from common.security.signed_requests import Request, read_request
+from common.wire.bundles import pack_bundle
+
+
+def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
+    """Make the surrogate a request asks for, charge it to the ledger, and write it as a signed bundle.
+
+    Before any work: the request carries the signature of the coordinator whose key the node-config pins, has not expired,
+    and this site has not answered it yet. The surrogate is the one that would have left over the network. Written in full
+    before it is charged, and named `file` after: nothing is paid for that is lost. Raises FedSurrogateError; then nothing
+    has left.
+    """
+    if not (node.site or node.num_partitions > 1):
+        raise ConfigError("the node-config names no site, and the coordinator knows keys by name; set site")
+    if file.exists():
+        raise ConfigError(f"{str(file)!r} exists; a bundle is never replaced, because its release is in the ledger")
+    request = read_request(request_file, coordinator_key(node))
+    run, site = request.run(), site_name(node, 0)
+    before = check_receipts(node, request.receipts.get(site, ""))
+    flower_run = f"bundle-{request.id}"
+    gate = open_gate(node, run, flower_run)
+    _check_first_answer(gate.ledger, request, flower_run)
+    prepared = prepare(run, node, site, gate, flower_run, request.centre)
+    if prepared.failure:
+        # Over the network the site would have answered with noise; here a person reads this, and can correct it first.
+        raise DataError(f"the records cannot be used ({prepared.failure}); nothing was charged")
+    told, key = _told(prepared.release), private_key(node, site)
+    try:
+        staged = stage_file(file, pack_bundle(request, site, prepared.payload, told, key))
+    except OSError as error:
+        raise LedgerError(f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged") from None
+    leave(gate, prepared.release, staged, file)
+    if receipt := new_receipt(node, before):
+        # Only now is it known. Where it finds no room the bundle is good without it.
+        with suppress(OSError):
+            keep_file(file, pack_bundle(request, site, prepared.payload, told | receipt, key))
+    return prepared.release
+
+
+def _check_first_answer(ledger: Ledger, request: Request, flower_run: str) -> None:
+    """A second answer has fresh noise and is charged again; a person who wants one needs a new request."""
+    if flower_run in ledger.answered():
+        when = [f" on {entry['time'][:10]}" for entry in ledger.entries() if entry["flower_run"] == flower_run]
+        raise PolicyError(
+            f"request {request.id} was answered{''.join(when[:1])}; a second answer would spend the budget again. "
+            "Hand over the bundle that was written then; if it is lost, ask the coordinator for a new request"
+        )
+
+
+def _told(release: Release) -> dict[str, Any]:
+    """The ledger's entry without the facts about clipping and the like, which are exact."""
+    return {key: value for key, value in asdict(release).items() if key not in ("facts", "flower_run")}

@@ -1,0 +1,64 @@
+"""What would leave this site under a run's settings: worked out in full, and nothing leaves or is charged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from client_app.features.site_features import site_name
+from client_app.governance.gate import open_gate
+from client_app.governance.release import prepare
+from client_app.node_config import NodeConfig
+from common.config.run_config import RunConfig
+from common.errors import ConfigError, FedSurrogateError
+from common.privacy.claims import plan_of
+
+DRY = "dry-run"
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """One release that stayed. `refusal` is empty when it may leave."""
+
+    facts: dict[str, Any]
+    refusal: str
+
+
+def dry_run(run: RunConfig, node: NodeConfig) -> DryRun:
+    """Make the surrogate this site would send, and ask the gate about it. Raises FedSurrogateError when none can be made.
+
+    The noise of a real release is drawn anew, so what is shown here never leaves.
+    """
+    if not run.spec.releases_once:
+        raise ConfigError(
+            f"method = {run.method!r}: a dry run shows what a site releases once; this method answers models it is sent, or "
+            "releases nothing; `coordinator plan` tells its bytes"
+        )
+    gate = open_gate(node, run, DRY)
+    prepared = prepare(run, node, site_name(node, 0), gate, DRY, told={"lineage": "dryrun"}, affordable=False)
+    release, classes = prepared.release, prepared.found.classes
+    facts: dict[str, Any] = {
+        "mechanism": release.mechanism,
+        "unit": release.unit if release.events else None,
+        "epsilon": release.epsilon or None,
+        "delta": release.delta or None,
+        "bytes": release.bytes,
+        "classes": list(classes),
+        "records": len(prepared.found.train.labels),
+        "sigmas": release.sigmas,
+        "sensitivities": release.sensitivities,
+        "facts": release.facts,
+        "left_out": list(prepared.found.left_out),
+        "failure": prepared.failure or None,
+        "epsilon_before": gate.spent(),
+        "epsilon_total": gate.policy.epsilon_total,
+        "runs_left": gate.runs_left(plan_of(run)) if release.events else None,
+    }
+    refusal = ""
+    if prepared.failure:
+        refusal = f"THE RECORDS CANNOT BE USED, and pure noise would leave in their place: {prepared.failure}"
+    try:
+        facts["epsilon_after"] = gate.check(release)
+    except FedSurrogateError as error:
+        refusal = f"{refusal}; {error}" if refusal else str(error)
+    return DryRun(facts | {"may_leave": not refusal, "refusal": refusal or None}, refusal)

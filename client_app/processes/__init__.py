@@ -1,0 +1,1 @@
+"""The processes of a site: the app that runs installed code, and what supervises it."""

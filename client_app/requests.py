@@ -1,0 +1,196 @@
+"""What a site answers: message -> gate -> method -> reply. No maths in here; only numbers, codes and surrogates leave."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from client_app.features.site_features import SiteFeatures, check_addressee, load_site, site_name
+from client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
+from client_app.governance.policy import policy_of
+from client_app.governance.release import entry, leave, prepare, stage_file
+from client_app.governance.sealed_only import check_work, in_clear
+from client_app.governance.uncharged import with_records, without_records
+from client_app.governance.work_limits import admit
+from client_app.methods.chain_step import kept_head
+from client_app.methods.evaluation import evaluate, received_classifier
+from client_app.methods.local_head import local_head
+from client_app.methods.pooled_baselines import check_comparable, compare
+from client_app.methods.task import Limits, Made, Task
+from client_app.node_config import NodeConfig, is_protected, parse_node_config
+from client_app.offline.keys import private_key
+from common.config.flat_settings import Scalar
+from common.config.run_config import RunConfig, parse_run_config, run_digest
+from common.errors import LedgerError, PolicyError, SurrogateError
+from common.models.classifiers import Classifier
+from common.security.sealing import public_key
+from common.wire.model_proto import pack_classifier
+from common.wire.records import Info, Record, from_record, to_record
+
+LARGEST_MODEL = 2**30
+# Requests that may bring a model; the others carry no payload.
+WITH_MODEL = ("surrogate", "evaluation", "comparison")
+
+Answer = tuple[bytes | None, Info]
+
+log = logging.getLogger("fedsurrogate.site")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A message, and whom it reached."""
+
+    content: Record
+    run: RunConfig
+    node: NodeConfig
+    site: str
+    flower_run: str
+
+
+def introduce(node_config: Mapping[str, Scalar], node_id: int) -> tuple[NodeConfig, str]:
+    """This site's own settings, and its name. Raises ConfigError."""
+    node = parse_node_config(node_config)
+    return node, site_name(node, node_id)
+
+
+def answer(
+    work: str, content: Record, run_config: Mapping[str, Scalar], flower_run: str, node: NodeConfig, site: str
+) -> Record:
+    """The reply to a message. Raises FedSurrogateError, and whatever else can go wrong."""
+    _open_log(node)
+    run = parse_run_config(run_config)
+    check_addressee(content, site)
+    policy = policy_of(node)
+    check_work(policy, run, node.peers, work)
+    # Form and size before anything is read; the count of requests before what takes time.
+    _, asked = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
+    admit(run, node, policy, flower_run)
+    before = check_receipts(node, asked.get("receipts", ""))
+    payload, told = WORK[work](Asked(content, run, node, site, flower_run))
+    told = in_clear(policy, work, told)
+    info: Info = {"status": "ok"} | told | new_receipt(node, before) | {"site": site}
+    return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
+
+
+def _surrogate(asked: Asked) -> Answer:
+    run, node, site = asked.run, asked.node, asked.site
+    question, info = from_record(asked.content, LARGEST_MODEL)
+    if info.get("run") != run_digest(run):
+        raise SurrogateError(f"asked for run {info.get('run')!r}, but these settings are run {run_digest(run)!r}")
+    gate = open_gate(node, run, asked.flower_run)
+    prepared = prepare(run, node, site, gate, asked.flower_run, question, info)
+    told: Info = {"simulated": prepared.found.simulated, **prepared.answer}
+    if not run.epsilon or prepared.found.simulated:
+        # How long the work took tells how many records there are; under differential privacy nothing exact leaves.
+        told |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
+    if prepared.keep is None:
+        gate.let_out(prepared.release)
+    else:
+        leave(gate, prepared.release, _staged(*prepared.keep, prepared.must_keep), prepared.keep[0])
+    return prepared.payload, told
+
+
+def _staged(file: Path, content: bytes, must_keep: bool) -> Path | None:
+    """What the site keeps of a round, written before the round is paid for. Raises LedgerError where it must be kept."""
+    try:
+        return stage_file(file, content)
+    except OSError as error:
+        if must_keep:
+            raise LedgerError(f"{file} cannot be written ({error}), and the next round builds on it") from None
+        log.error("%s cannot be written (%s); the next round begins from noise", file, error)
+        return None
+
+
+def _introduction(asked: Asked) -> Answer:
+    run, node, site = asked.run, asked.node, asked.site
+    gate = open_gate(node, run, asked.flower_run)
+    gate.check_request(run)
+    found = without_records(run, node) if is_protected(run, node) else load_site(run, node)
+    dimension = found.train.features.shape[1]
+    gate.check_size(run, dimension, len(run.classes))
+    told: Info = {"fingerprint": found.fingerprint, "dimension": dimension, "simulated": found.simulated}
+    # Which classes a site has may be private; then the run names all there are.
+    if not run.classes and (found.simulated or gate.exact_numbers_may_leave(run)):
+        limits = Limits(smallest_class=gate.smallest_class(run.mechanism))
+        told["classes"] = json.dumps(Task(run, node, site, found, limits).classes)
+        if not found.simulated:
+            gate.let_out(entry(run, asked.flower_run, Made(str(told["classes"]).encode())))
+    if run.fedpft.seal:
+        told["key"] = public_key(private_key(node, site)).hex()
+    return None, told
+
+
+def _head(asked: Asked) -> Answer:
+    run, node, site = asked.run, asked.node, asked.site
+    _, info = from_record(asked.content, 0)
+    gate = open_gate(node, run, asked.flower_run)
+    gate.check_request(run)
+    if run.epsilon or run.fedpft.seal:
+        raise PolicyError("a head that its site has trained on its own records does not leave a private or sealed run")
+    made = Made(pack_classifier(kept_head(Task(run, node, site, load_site(run, node), told=info))))
+    gate.let_out(entry(run, asked.flower_run, made))
+    return made.payload, {}
+
+
+def _evaluation(asked: Asked) -> Answer:
+    run, node = asked.run, asked.node
+    gate = open_gate(node, run, asked.flower_run)
+    gate.check_request(run)
+    if is_protected(run, node):
+        # Judged for the site's own log; the answer is the same whatever comes of it.
+        with_records(run, node, lambda found, here: _judge(replace(asked, node=here), found, gate))
+        return None, {}
+    found = load_site(run, node)
+    told = _judge(asked, found, gate)
+    if not found.simulated:
+        if not gate.exact_numbers_may_leave(run):
+            return None, {}
+        gate.let_out(entry(run, asked.flower_run, Made(json.dumps(told).encode())))
+    return None, told | {"simulated": found.simulated}
+
+
+def _judge(asked: Asked, found: SiteFeatures, gate: Gate) -> Info:
+    """How good what came is on this site's own test records."""
+    payload, _ = from_record(asked.content, LARGEST_MODEL)
+    told = evaluate(Task(asked.run, asked.node, asked.site, found, question=payload), gate, asked.flower_run)
+    log.info(
+        "the model of run %s is right for %s of %s test records here", run_digest(asked.run), told["correct"], told["tested"]
+    )
+    return told
+
+
+def _comparison(asked: Asked) -> Answer:
+    run, node, site = asked.run, asked.node, asked.site
+    check_comparable(node)
+    payload, info = from_record(asked.content, LARGEST_MODEL)
+    if run.spec.kind == "alone":
+        model: Classifier = local_head(Task(run, node, site, load_site(run, node)))
+    else:
+        model = received_classifier(run, payload)
+    return None, compare(model, run, node, baselines=info.get("brief") is not True)
+
+
+def _open_log(node: NodeConfig) -> None:
+    """The site's own log: a rotating file in its state folder, beside what the console shows."""
+    node.state.mkdir(parents=True, exist_ok=True)
+    path = node.state / "site.log"
+    if not any(isinstance(h, RotatingFileHandler) and h.baseFilename == str(path.absolute()) for h in log.handlers):
+        handler = RotatingFileHandler(path, maxBytes=5_000_000, backupCount=5)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+
+
+WORK: dict[str, Callable[[Asked], Answer]] = {
+    # The name alone, which every answer has.
+    "name": lambda asked: (None, {}),
+    "surrogate": _surrogate,
+    "introduction": _introduction,
+    "head": _head,
+    "evaluation": _evaluation,
+    "comparison": _comparison,
+}

@@ -1,0 +1,1 @@
+"""The run configuration: settings, their sections and how they are parsed."""

@@ -1,0 +1,96 @@
+"""Flat settings: dotted keys as Flower and files give them, parsed into frozen models."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from common.config.sections import Settings, kebab
+from common.errors import ConfigError
+
+Scalar = str | int | float | bool
+M = TypeVar("M", bound=Settings)
+
+
+def parse_settings(model: type[M], flat: Mapping[str, Scalar]) -> M:
+    """Parse flat dotted keys into `model`. Raises ConfigError in one line."""
+    known = known_keys(model)
+    complaints: list[str] = []
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        if key in known:
+            section, _, name = key.rpartition(".")
+            (nested.setdefault(section, {}) if section else nested)[name] = value
+            continue
+        close = difflib.get_close_matches(key, known, n=1)
+        complaints.append(f"unknown key {key!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    try:
+        parsed = model.model_validate(nested)
+    except ValidationError as error:
+        complaints += map(_explain, error.errors())
+    if complaints:
+        raise ConfigError("; ".join(complaints))
+    return parsed
+
+
+def known_keys(model: type[Settings]) -> list[str]:
+    """Return all flat keys of `model`, sections dotted."""
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            keys += [f"{kebab(name)}.{key}" for key in known_keys(field.annotation)]
+        else:
+            keys.append(kebab(name))
+    return keys
+
+
+_PLAIN = {
+    "tuple_type": "must be names in one text, separated by commas",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text in quotes",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+}
+
+
+# Characters of a wrong value in a message.
+LONGEST_SHOWN = 200
+
+
+def _explain(error: Any) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    said = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
+    message = _PLAIN.get(error["type"], said.replace("should", "must"))
+    return f"{key} = {_short(error['input'])}: {message}" if key else message
+
+
+def _short(value: object) -> str:
+    shown = repr(value[: LONGEST_SHOWN + 1] if isinstance(value, str) else value)
+    return shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
+
+
+def parse_overrides(texts: Sequence[str]) -> dict[str, Scalar]:
+    """Parse 'key="value" other=3' as `flwr run --run-config` writes it. Raises ConfigError naming what it cannot read."""
+    flat: dict[str, Scalar] = {}
+    for text in texts:
+        rest = re.sub(_PAIR, "", text).strip()
+        if rest:
+            raise ConfigError(
+                f"cannot read {rest!r} in {text!r}; write key=value pairs, strings in quotes: 'method=\"fedpft\" seed=1'"
+            )
+        for key, value in re.findall(_PAIR, text):
+            try:
+                parsed = tomllib.loads(f"value = {value}")["value"]
+            except tomllib.TOMLDecodeError:
+                raise ConfigError(f'cannot read {key}={value}; a string needs quotes: {key}="{value}"') from None
+            flat[key] = parsed
+    return flat
+
+
+_PAIR = r"""([A-Za-z0-9_.-]+)=('[^']*'|"[^"]*"|\S+)"""

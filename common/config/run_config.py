@@ -1,0 +1,198 @@
+"""The run configuration: one flat Flower run-config, parsed once into frozen models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from common import methods
+from common.config import defences
+from common.config.flat_settings import Scalar, parse_settings
+from common.config.sections import (
+    BaselineConfig,
+    DataKind,
+    Defence,
+    Device,
+    DPCVAEConfig,
+    FedAvgConfig,
+    FedLAPConfig,
+    FedPFTConfig,
+    HeadConfig,
+    Names,
+    Settings,
+)
+from common.errors import ConfigError
+from common.rules.spec import MethodSpec
+
+# Backbones whose dimension is that of the images unless image-size is set, and data that are images of any size.
+OF_IMAGE_SIZE, OF_IMAGES = ("pixels", "pixels:rgb"), ("imagefolder", "dicom", "parquet")
+
+
+def _registered(name: str) -> str:
+    if name not in methods.METHODS:
+        raise ValueError(methods.known())
+    return name
+
+
+MethodName = Annotated[str, AfterValidator(_registered)]
+
+
+class RunConfig(Settings):
+    """Everything a run is told. Keys are those of `[tool.flwr.app.config]` in pyproject.toml."""
+
+    method: MethodName = "fedpft"
+    seed: int = Field(0, ge=0, lt=2**31)
+    output_dir: str = Field("runs", min_length=1)
+    resume: str = ""
+    compare: bool = False
+    device: Device = "auto"
+    data: DataKind = "digits"
+    data_dir: str = ""
+    dataset: Names = ()
+    label_column: str = "label"
+    patient_column: str = ""
+    classes: Names = ()
+    partition: Literal["iid", "dirichlet", "classes", "column"] = "dirichlet"
+    alpha: float = Field(0.5, gt=0, le=1e6)
+    classes_per_site: int = Field(2, ge=1)
+    site_column: str = ""
+    test_fraction: float = Field(0.2, gt=0, lt=1)
+    backbone: str = Field("pixels", min_length=1)
+    weights_path: str = ""
+    image_size: int = Field(0, ge=0, le=4096)
+    fingerprint: str = ""
+    sites: int = Field(0, ge=0)
+    quorum: float = Field(0.5, gt=0, le=1)
+    deadline: float = Field(3600.0, gt=0)
+    grace: float = Field(0.0, ge=0)
+    max_payload_mib: int = Field(256, ge=1)
+    # A site weighs at most so many times what the median site does; 0 caps nothing.
+    max_share: float = Field(3.0, ge=0, le=1e6)
+    # What is done about hostile sites; "auto" is "screen" for the mixtures and noisy sums of fedpft, else "none".
+    defence: Defence = "auto"
+    epsilon: float = Field(0.0, ge=0)
+    delta: float = Field(0.0, ge=0, le=0.01)
+    fedpft: FedPFTConfig = FedPFTConfig()
+    head: HeadConfig = HeadConfig()
+    fedavg: FedAvgConfig = FedAvgConfig()
+    fedlap: FedLAPConfig = FedLAPConfig()
+    dpcvae: DPCVAEConfig = DPCVAEConfig()
+    baseline: BaselineConfig = BaselineConfig()
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> Self:
+        budget = f"epsilon = {self.epsilon:g}, delta = {self.delta:g}"
+        if bool(self.epsilon) != bool(self.delta):
+            raise ValueError(
+                f"{budget}: set both, delta far below one over a site's number of records (1e-5), or neither (0) to run "
+                "without differential privacy"
+            )
+        if self.epsilon and self.fedpft.privacy == "none":
+            raise ValueError(f"{budget}, but fedpft.privacy = 'none'; leave fedpft.privacy out, or epsilon and delta")
+        if not self.epsilon and self.fedpft.privacy not in ("auto", "none"):
+            raise ValueError(f"fedpft.privacy = {self.fedpft.privacy!r} needs a budget; set epsilon and delta")
+        if self.fedpft.public and not self.epsilon:
+            raise ValueError(f"fedpft.public = {self.fedpft.public!r} is for a privacy clip; set epsilon and delta")
+        if self.epsilon and self.backbone in OF_IMAGE_SIZE and not self.image_size and self.data in OF_IMAGES:
+            raise ValueError(
+                f"{budget}, but backbone = {self.backbone!r} with image-size = 0: the dimension would tell the size of a "
+                "site's images; set image-size"
+            )
+        self._method_agrees(budget)
+        self._defence_agrees()
+        if self.partition == "column" and not self.site_column:
+            raise ValueError("partition = 'column' needs site-column, the column that names each record's site")
+        return self
+
+    def _method_agrees(self, budget: str) -> None:
+        spec = self.spec
+        if spec.needs_budget and not self.epsilon:
+            raise ValueError(f"method = {self.method!r} needs a budget; set epsilon and delta")
+        if self.epsilon and not spec.mechanisms:
+            private = [repr(other.name) for other in methods.METHODS.values() if other.mechanisms]
+            raise ValueError(
+                f"{budget}, but method = {self.method!r} has no privacy; use {', '.join(private[:-1])} or {private[-1]}"
+            )
+        for name in ("order", "seal"):
+            if getattr(self.fedpft, name) and name not in spec.allows:
+                raise ValueError(f"fedpft.{name} is for a chain; set fedpft.topology = 'chain', or leave it out")
+        if refused := spec.refusal(self):
+            raise ValueError(refused)
+        if self.trained.noise_multiplier and not self.epsilon:
+            raise ValueError(
+                f"noise-multiplier = {self.trained.noise_multiplier:g} without epsilon, the most that may be spent"
+            )
+        if not isinstance(self.trained, DPCVAEConfig) and self.trained.augment and self.trained.model != "convnet":
+            raise ValueError(f"augment = {', '.join(self.trained.augment)} is for images; set model = 'convnet'")
+
+    def _defence_agrees(self) -> None:
+        if 0 < self.max_share < 1:
+            raise ValueError(f"max-share = {self.max_share:g}: at least 1, the weight of the median site, or 0 for no cap")
+        if refused := defences.refusal(self):
+            raise ValueError(refused)
+
+    @property
+    def defends(self) -> str:
+        """What is done about hostile sites."""
+        return defences.resolved(self)
+
+    @property
+    def spec(self) -> MethodSpec:
+        """What the registry says of the method."""
+        return methods.spec_of(self)
+
+    @property
+    def trained(self) -> FedAvgConfig | FedLAPConfig | DPCVAEConfig:
+        """The section that says which model is trained in rounds, and how."""
+        section: FedAvgConfig | FedLAPConfig | DPCVAEConfig = getattr(self, self.spec.trained)
+        return section
+
+    @property
+    def mechanism(self) -> str:
+        """What keeps the budget at the sites: "none", "sums", "dp-em" (sums of several components), "theorem-4.1" or
+        "dp-sgd".
+        """
+        return self.spec.mechanism(self) if self.epsilon else "none"
+
+
+def parse_run_config(flat: Mapping[str, Scalar]) -> RunConfig:
+    """Parse a flat run-config such as {"method": "fedpft", "fedpft.rank": 64}.
+
+    Raises ConfigError with one line that names key, value and what is allowed.
+    """
+    return parse_settings(RunConfig, flat)
+
+
+def run_digest(config: RunConfig) -> str:
+    """Digest of the settings a surrogate depends on: equal digests mean comparable surrogates, whatever the machine.
+
+    Where the data lies, the device and the coordinator's own settings do not enter, so a simulation and a deployment
+    of the same federation agree.
+    """
+    chosen = {
+        "method": config.method,
+        "seed": config.seed,
+        "classes": config.classes,
+        "backbone": config.backbone,
+        "image-size": config.image_size,
+        "budget": (config.epsilon, config.delta),
+    } | {section: getattr(config, section).model_dump(include=set(keys)) for section, keys in config.spec.digest.items()}
+    if config.fedpft.seal:
+        # Only then: an open run keeps the digest it always had, and its stored surrogates stay comparable.
+        chosen["seal"] = True
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def pick_device(wanted: str) -> str:
+    """Resolve "auto"; raises ConfigError for a GPU this machine does not have."""
+    import torch
+
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted.startswith("cuda") and int(wanted.partition(":")[2] or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device = {wanted!r}: this machine has {torch.cuda.device_count()} GPUs; use 'cpu' or 'auto'")
+    return wanted

@@ -1,0 +1,1 @@
+"""Models: frozen backbones, heads, networks and generators."""

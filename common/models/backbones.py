@@ -1,0 +1,267 @@
+"""Frozen feature extractors by name, and the fingerprint that tells two of them apart."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from common.config.run_config import pick_device
+from common.errors import BackboneError
+from common.models.preprocessing import Preprocessing
+
+FORMS = "'pixels', 'pixels:rgb', 'torchvision:MODEL', 'open_clip:MODEL/TAG' or 'timm:MODEL'"
+# On a CPU the activations of eight images stay in its caches: measured 2 to 3 times the rate of batches of 64.
+CPU_BATCH = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Backbone:
+    """A frozen feature extractor: `preprocess` gives (3, h, w), `forward` takes (b, 3, h, w) to (b, dim) float32.
+
+    `fingerprint` hashes name, weights, preprocessing and output dimension; device, file and precision of the stored
+    weights do not enter. `dim` is 0 for pixels of images that keep their size: it is theirs.
+    """
+
+    name: str
+    dim: int
+    fingerprint: str
+    preprocess: Preprocessing
+    forward: Callable[[Tensor], Tensor]
+    device: torch.device
+
+
+@dataclass(frozen=True, eq=False)
+class _Network:
+    """A model without its classifier, how it wants its images, and which weights of a file are its own."""
+
+    model: nn.Module
+    preprocessing: Preprocessing
+    head: tuple[str, ...] = ()
+    prefix: str = ""
+
+
+def load_backbone(name: str, weights_path: str = "", image_size: int = 0, device: str = "auto") -> Backbone:
+    """Build a frozen backbone in evaluation mode.
+
+    name: `pixels` (grey levels / 255, flattened), `pixels:rgb`, `torchvision:MODEL` (what enters the last linear
+        layer), `open_clip:MODEL/TAG` (projected image features, not normalised) or `timm:MODEL` (pooled features).
+    weights_path: safetensors, or a torch file of plain tensors; empty fetches the weights the name stands for.
+    image_size: 0 follows the model's own preprocessing. Otherwise the shorter side of the whole image is resized to it
+        (bicubic) and the centre square kept, without the margin that published presets cut away.
+
+    Raises BackboneError for an unknown name, weights that cannot be had or do not fit, or an image size it cannot take;
+    ConfigError for a device that is not there.
+    """
+    target = torch.device(pick_device(device))
+    library, _, model_name = name.partition(":")
+    if name in ("pixels", "pixels:rgb"):
+        return _pixels(name, image_size, target)
+    if library not in _LIBRARIES or not model_name:
+        raise BackboneError(f"backbone = {name!r} is unknown; allowed are {FORMS}")
+    try:
+        network = _LIBRARIES[library](model_name, pretrained=not weights_path)
+    except ImportError as error:
+        raise BackboneError(f"backbone = {name!r} needs a package that is not installed here: {error}") from error
+    if weights_path:
+        _load_weights(network, name, Path(weights_path).expanduser())
+    preprocessing = network.preprocessing
+    if image_size:
+        preprocessing = replace(preprocessing, resize=image_size, crop=image_size, interpolation="bicubic")
+    model = network.model.eval().requires_grad_(False)
+    fingerprint_weights = dict(_own_weights(model.state_dict()))
+    forward = _frozen_forward(model.to(memory_format=torch.channels_last).to(target), target)
+    dim = _probe(name, forward, preprocessing.crop)
+    return Backbone(name, dim, _fingerprint(name, preprocessing, dim, fingerprint_weights), preprocessing, forward, target)
+
+
+def _pixels(name: str, image_size: int, device: torch.device) -> Backbone:
+    grey = name == "pixels"
+    preprocessing = Preprocessing(resize=image_size, crop=image_size, grey=grey)
+    dim = image_size * image_size * (1 if grey else 3)
+
+    def forward(batch: Tensor) -> Tensor:
+        return (batch[:, :1] if grey else batch).flatten(1)
+
+    return Backbone(name, dim, _fingerprint(name, preprocessing, dim, {}), preprocessing, forward, device)
+
+
+def _frozen_forward(model: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
+    def run(batch: Tensor) -> Tensor:
+        batch = batch.to(device, non_blocking=True).contiguous(memory_format=torch.channels_last)
+        output = model(batch)
+        # CoCa's image tower gives its tokens too.
+        features: Tensor = output[0] if isinstance(output, tuple) else output
+        return features.float()
+
+    def forward(batch: Tensor) -> Tensor:
+        with torch.inference_mode():
+            if device.type == "cuda":
+                with torch.autocast("cuda", torch.bfloat16):
+                    features = run(batch)
+            else:
+                features = torch.cat([run(part) for part in torch.split(batch, CPU_BATCH)])
+        # A copy made outside is an ordinary tensor: one born in inference mode could not enter a training step.
+        return features.clone()
+
+    return forward
+
+
+def _probe(name: str, forward: Callable[[Tensor], Tensor], size: int) -> int:
+    try:
+        features = forward(torch.zeros(1, 3, size, size))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise BackboneError(f"backbone {name!r} cannot take images of {size} px ({error}); set image-size to 0") from error
+    if features.ndim != 2:
+        raise BackboneError(f"backbone {name!r} gives {tuple(features.shape)} for one image, not (1, d)")
+    return features.shape[1]
+
+
+def _own_weights(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Drop what only training reads."""
+    return {key: value for key, value in weights.items() if not key.endswith("num_batches_tracked")}
+
+
+def _fingerprint(name: str, preprocessing: Preprocessing, dim: int, weights: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(repr((name, preprocessing, dim)).encode())
+    for key in sorted(weights):
+        value = weights[key].detach().to("cpu", torch.float32).contiguous()
+        digest.update(f"{key} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).numpy().data)
+    return digest.hexdigest()
+
+
+def _load_weights(network: _Network, name: str, path: Path) -> None:
+    given = _read_weights(path)
+    for prefix in ("module.", network.prefix):
+        stripped = {key.removeprefix(prefix): value for key, value in given.items() if key.startswith(prefix)}
+        given = stripped or given
+    given = {key: value for key, value in _own_weights(given).items() if not key.startswith(network.head)}
+    expected = _own_weights(network.model.state_dict())
+    problems = {
+        "missing": sorted(expected.keys() - given.keys()),
+        "unexpected": sorted(given.keys() - expected.keys()),
+        "of another shape": sorted(k for k in expected.keys() & given.keys() if expected[k].shape != given[k].shape),
+    }
+    told = [f"{len(keys)} {what} ({', '.join(keys[:3])})" for what, keys in problems.items() if keys]
+    if told:
+        raise BackboneError(f"the weights in '{path}' do not fit {name!r}: {'; '.join(told)}; give its own file")
+    network.model.load_state_dict(given, strict=False)
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise BackboneError(f"weights-path = '{path}': no such file; give a .safetensors file or a torch state dict")
+    content: object
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            content = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).split("\n")[0]
+        raise BackboneError(f"weights-path = '{path}' is no readable safetensors or torch file: {reason}") from error
+    if isinstance(content, dict):
+        content = content.get("state_dict", content)
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise BackboneError(f"weights-path = '{path}' holds no state dict; save model.state_dict() into it")
+    return content
+
+
+def _no_download(name: str, error: Exception) -> BackboneError:
+    reason = str(error).split("\n")[0]
+    return BackboneError(
+        f"cannot fetch the weights of {name!r} ({reason}); on a machine without internet "
+        "put them in a file and name it in weights-path"
+    )
+
+
+def _torchvision(model_name: str, *, pretrained: bool) -> _Network:
+    from torchvision import models
+
+    known = models.list_models(module=models)
+    if model_name not in known:
+        raise BackboneError(f"torchvision has no classification model {model_name!r}; it has {', '.join(known)}")
+    published = models.get_model_weights(model_name)
+    weights = published["IMAGENET1K_V1"] if "IMAGENET1K_V1" in published.__members__ else published.DEFAULT
+    try:
+        model: nn.Module = models.get_model(model_name, weights=weights if pretrained else None)
+    except (OSError, RuntimeError) as error:
+        raise _no_download(f"torchvision:{model_name}", error) from error
+    head = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not head:
+        raise BackboneError(f"torchvision model {model_name!r} ends in no linear layer; choose another")
+    model.set_submodule(head[-1], nn.Identity())
+    preset = weights.transforms()
+    preprocessing = Preprocessing(
+        max(preset.resize_size[0], preset.crop_size[0]),
+        preset.crop_size[0],
+        preset.interpolation.value,
+        tuple(preset.mean),
+        tuple(preset.std),
+    )
+    return _Network(model, preprocessing, head=(head[-1] + ".",))
+
+
+def _open_clip(model_name: str, *, pretrained: bool) -> _Network:
+    import open_clip
+
+    architecture, _, tag = model_name.partition("/")
+    tags = open_clip.list_pretrained_tags_by_model(architecture)
+    if architecture not in open_clip.list_models() or tag not in tags:
+        known = f"its tags are {', '.join(tags)}" if tags else f"models are {', '.join(open_clip.list_models())}"
+        raise BackboneError(f"open_clip has no {model_name!r}; write MODEL/TAG, such as ViT-B-32/openai; {known}")
+    published = open_clip.get_pretrained_cfg(architecture, tag)
+    # open_clip warns of random weights, which are filled in from the file right after.
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        clip = open_clip.create_model(
+            architecture,
+            pretrained=tag if pretrained else None,
+            force_quick_gelu=bool(published.get("quick_gelu", False)),
+            force_preprocess_cfg={
+                k: published[k] for k in ("mean", "std", "interpolation", "resize_mode") if k in published
+            },
+            pretrained_text=False,
+        )
+    except (OSError, RuntimeError) as error:
+        raise _no_download(f"open_clip:{model_name}", error) from error
+    finally:
+        logging.disable(level)
+    config = open_clip.get_model_preprocess_cfg(clip)
+    size = config["size"] if isinstance(config["size"], int) else config["size"][0]
+    squash = config["resize_mode"] == "squash"
+    preprocessing = Preprocessing(size, size, config["interpolation"], tuple(config["mean"]), tuple(config["std"]), squash)
+    return _Network(clip.visual, preprocessing, prefix="visual.")
+
+
+def _timm(model_name: str, *, pretrained: bool) -> _Network:
+    import timm
+
+    if not timm.is_model(model_name):
+        close = difflib.get_close_matches(model_name, timm.list_models(), n=5, cutoff=0.3)
+        raise BackboneError(f"timm has no model {model_name!r}; close to it are {', '.join(close) or 'none'}")
+    try:
+        model: nn.Module = timm.create_model(model_name, pretrained=pretrained, num_classes=0)
+    except (OSError, RuntimeError) as error:
+        raise _no_download(f"timm:{model_name}", error) from error
+    config = timm.data.resolve_model_data_config(model)
+    crop = config["input_size"][-1]
+    resize = max(crop, int(crop / config["crop_pct"]))
+    squash = config.get("crop_mode") == "squash"
+    preprocessing = Preprocessing(resize, crop, config["interpolation"], tuple(config["mean"]), tuple(config["std"]), squash)
+    classifier = getattr(model, "default_cfg", {}).get("classifier") or ()
+    heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    return _Network(model, preprocessing, head=tuple(head + "." for head in heads))
+
+
+_LIBRARIES = {"torchvision": _torchvision, "open_clip": _open_clip, "timm": _timm}

@@ -1,0 +1,138 @@
+"""What a run learns and takes back to the sites: a linear head, an ensemble of heads, or a small network."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.config.sections import Model
+from common.models.networks import build, run_network
+from common.privacy.gaussian_mechanism import clip
+from common.surrogates.surrogates import Header
+
+
+class Classifier(ABC):
+    """Scores of features (n, d) for the classes of a header."""
+
+    header: Header
+
+    @abstractmethod
+    def scores(self, features: Tensor) -> Tensor:
+        """Logits (n, C) of features (n, d)."""
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """Dimension of the features it takes."""
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Class index of each feature (n, d): (n,)."""
+        return self.scores(features).argmax(1)
+
+    def accuracy(self, features: Tensor, names: Sequence[str], labels: Tensor) -> tuple[int, int]:
+        """How many of features (n, d) are classified right, and n. `names[labels[i]]` is the truth; a class this model
+        does not know counts as wrong.
+        """
+        truth = class_indices(self.header.classes, names)[labels.cpu()]
+        return int((self.predict(features).cpu() == truth).sum()), len(labels)
+
+    def plane(self) -> Tensor | None:
+        """Two directions (d, 2) in feature space along which classes are told apart most, where there are such."""
+        return None
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Features (n, d) as this model takes them."""
+        return features
+
+
+@dataclass(frozen=True)
+class Head(Classifier):
+    """A linear classifier: logits = x @ weight.T + bias, weight (C, d), bias (C,), rows as in header.classes.
+
+    With `clip` features x are divided by max(|x|, clip) first, and before that `centre` (d,) is subtracted: it was learned
+    from features clipped so.
+    """
+
+    header: Header
+    weight: Tensor
+    bias: Tensor
+    clip: float | None = None
+    centre: Tensor | None = None
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the features."""
+        return self.weight.shape[1]
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Features (n, d) as this head takes them."""
+        features = features.to(self.weight)
+        if self.centre is not None:
+            features = features - self.centre.to(features)
+        return features if self.clip is None else clip(features, self.clip)[0]
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Logits (n, C) of features (n, d)."""
+        return self.prepare(features) @ self.weight.T + self.bias
+
+    def plane(self) -> Tensor:
+        """The two directions (d, 2) in feature space along which this head tells classes apart most."""
+        _, _, directions = torch.linalg.svd(self.weight.double(), full_matrices=False)
+        plane = torch.zeros(self.weight.shape[1], 2)
+        found = min(2, len(directions))
+        plane[:, :found] = directions[:found].T.float()
+        # A singular vector's sign is arbitrary; the largest entry is made positive so that two machines agree.
+        signs = plane.gather(0, plane.abs().argmax(0, keepdim=True)).sign()
+        return plane * torch.where(signs == 0, torch.ones_like(signs), signs)
+
+
+@dataclass(frozen=True)
+class Ensemble(Classifier):
+    """Heads with the same classes in the same order, whose class probabilities are averaged."""
+
+    heads: tuple[Head, ...]
+
+    @property
+    def header(self) -> Header:  # type: ignore[override]
+        """That of the first head."""
+        return self.heads[0].header
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the features."""
+        return self.heads[0].dimension
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Logarithms of the mean probabilities (n, C)."""
+        probabilities = torch.stack([head.scores(features).softmax(1) for head in self.heads]).mean(0)
+        return probabilities.clamp_min(1e-30).log()
+
+
+@dataclass(frozen=True)
+class Network(Classifier):
+    """A small network on features (n, d), which for a convolutional one are flat images. tensors: its parameters by name."""
+
+    header: Header
+    kind: Model
+    inputs: int
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the features."""
+        return self.inputs
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Logits (n, C) of features (n, d), a thousand at a time."""
+        module = build(self.kind, self.inputs, len(self.header.classes), self.tensors)
+        return torch.cat([run_network(module, self.tensors, rows.float()) for rows in torch.split(features, 1000)])
+
+
+def class_indices(wanted: Sequence[str], names: Sequence[str]) -> Tensor:
+    """Index among `wanted` of each of `names`, -1 for those not there: (len(names),)."""
+    known = {name: index for index, name in enumerate(wanted)}
+    return torch.tensor([known.get(name, -1) for name in names], dtype=torch.int64)

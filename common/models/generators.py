@@ -1,0 +1,263 @@
+"""Generators of embeddings by class: the decoder of a conditional VAE and, to compare with, the generator of a GAN.
+
+Embeddings are of norm one, wherever they come from: a public normalisation, the same at all sites. Inside they are
+scaled by sqrt(d), so that an entry is about one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from common.config.run_config import RunConfig
+from common.errors import SurrogateError
+from common.models.networks import parameters_of
+from common.models.parameters import Tensors
+from common.privacy.gaussian_mechanism import clip
+from common.surrogates.surrogates import Header
+
+# Inputs of an encoder are deviations from the class mean, of about this norm.
+ENCODER_NORM = 6.0
+# Logarithms of variances are kept within this.
+LARGEST_LOG = 8.0
+GAN_GENERATOR, GAN_CRITIC = (512, 1024), (1024, 512)
+# What a run begins with: the size of every class, and the sum of its embeddings. Of the sums come the means.
+COUNTS, SUMS, MEANS = "counts", "sums", "means"
+
+
+class Encoder(nn.Module):
+    """Embeddings (n, d) as they deviate from their class mean, and classes one-hot (n, C), to mean and log variance of z.
+
+    Three linear layers with `hidden` units, or one where hidden is zero. Returns (n, latent) twice.
+    """
+
+    def __init__(self, latent: int, hidden: int, classes: int, dimension: int) -> None:
+        super().__init__()
+        self.scale = ENCODER_NORM / math.sqrt(dimension)
+        self.layers = stack(dimension + classes, *([hidden] * 2 if hidden else []), 2 * latent)
+        if not hidden:
+            nn.init.normal_(self.layers[0].weight, 0, 0.01)  # type: ignore[arg-type]
+
+    def forward(self, deviations: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
+        """The posterior of z."""
+        mean, log_variance = self.layers(torch.cat([deviations * self.scale, kinds], 1)).chunk(2, 1)
+        return mean, log_variance.clamp(-LARGEST_LOG, LARGEST_LOG)
+
+
+class Decoder(nn.Module):
+    """z (n, latent) and classes one-hot (n, C) to the mean of embeddings (n, d), beside their variance and the prior of z.
+
+    The class means `means` (C, d), which are given and not trained, plus a linear map, plus three linear layers where
+    hidden is not zero. Differs from the paper, which has the three layers only: the means come from class sums, one cheap
+    release, and training need not find them; a linear map learns what a factor analysis would, in far fewer steps
+    and under far more noise; the variance of every dimension is learned, where the paper adds none; and so is the prior of
+    z for every class, which fits the encodings where a standard normal one leaves holes to sample from.
+    """
+
+    means: Tensor
+    counts: Tensor
+
+    def __init__(
+        self, latent: int, hidden: int, classes: int, dimension: int, learned_variance: bool, class_prior: bool
+    ) -> None:
+        super().__init__()
+        self.latent = latent
+        self.linear = nn.Linear(latent + classes, dimension, bias=not hidden)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.normal_(self.linear.weight[:, :latent], 0, 0.02 if hidden else 0.05)
+        if not hidden:
+            nn.init.zeros_(self.linear.bias)
+        self.layers = stack(latent + classes, hidden, hidden, dimension) if hidden else None
+        # Linear maps of a one and of the class, so that one rule gives every record's gradient.
+        self.variance = nn.Linear(1, dimension, bias=False) if learned_variance else None
+        self.prior = nn.Linear(classes, 2 * latent, bias=False) if class_prior else None
+        if self.variance is not None:
+            nn.init.constant_(self.variance.weight, -1.0)
+        if self.prior is not None:
+            nn.init.zeros_(self.prior.weight)
+        self.register_buffer(MEANS, torch.zeros(classes, dimension))
+        self.register_buffer(COUNTS, torch.zeros(classes))
+
+    def forward(self, z: Tensor, kinds: Tensor) -> Tensor:
+        """The mean of embeddings."""
+        inputs = torch.cat([z, kinds], 1)
+        mean: Tensor = kinds @ self.means + self.linear(inputs)
+        return mean if self.layers is None else mean + self.layers(inputs)
+
+    def prior_of(self, kinds: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log variance of z (n, latent)."""
+        if self.prior is None:
+            return kinds.new_zeros(len(kinds), self.latent), kinds.new_zeros(len(kinds), self.latent)
+        mean, log_variance = self.prior(kinds).chunk(2, 1)
+        return mean, log_variance.clamp(-LARGEST_LOG, LARGEST_LOG)
+
+    def log_variance(self, kinds: Tensor) -> Tensor | None:
+        """Of embeddings around their mean (n, d), where it is learned."""
+        return (
+            None if self.variance is None else self.variance(kinds.new_ones(len(kinds), 1)).clamp(-LARGEST_LOG, LARGEST_LOG)
+        )
+
+    def draw(self, kinds: Tensor, generator: torch.Generator) -> Tensor:
+        """Embeddings (n, d) of these classes."""
+        mean, log_variance = self.prior_of(kinds)
+        drawn: Tensor = self(mean + (log_variance / 2).exp() * torch.randn(mean.shape, generator=generator), kinds)
+        if (spread := self.log_variance(kinds)) is not None:
+            drawn = drawn + (spread / 2).exp() * torch.randn(drawn.shape, generator=generator)
+        return drawn
+
+
+class GanGenerator(nn.Module):
+    """The generator of the paper's conditional GAN: z (n, latent) and classes (n, C) to embeddings (n, d), linear output.
+
+    The class means are added, as in the decoder it is compared with.
+    """
+
+    means: Tensor
+    counts: Tensor
+
+    def __init__(self, latent: int, classes: int, dimension: int) -> None:
+        super().__init__()
+        self.latent = latent
+        self.layers = stack(latent + classes, *GAN_GENERATOR, dimension)
+        self.register_buffer(MEANS, torch.zeros(classes, dimension))
+        self.register_buffer(COUNTS, torch.zeros(classes))
+
+    def forward(self, z: Tensor, kinds: Tensor) -> Tensor:
+        """Embeddings."""
+        drawn: Tensor = kinds @ self.means + self.layers(torch.cat([z, kinds], 1))
+        return drawn
+
+    def draw(self, kinds: Tensor, generator: torch.Generator) -> Tensor:
+        """Embeddings (n, d) of these classes."""
+        drawn: Tensor = self(torch.randn(len(kinds), self.latent, generator=generator), kinds)
+        return drawn
+
+
+AnyGenerator = Decoder | GanGenerator
+
+
+def stack(*sizes: int, slope: float = 0.0) -> nn.Sequential:
+    """Linear layers of these sizes with ReLU between, leaky by `slope`."""
+    found: OrderedDict[str, nn.Module] = OrderedDict()
+    for index in range(1, len(sizes)):
+        if index > 1:
+            found[f"relu{index - 1}"] = nn.LeakyReLU(slope) if slope else nn.ReLU()
+        found[f"linear{index}"] = nn.Linear(sizes[index - 1], sizes[index])
+    return nn.Sequential(found)
+
+
+def critic(classes: int, dimension: int) -> nn.Module:
+    """The critic of the GAN: embeddings and classes (n, d + C) to the logit of being real (n, 1)."""
+    return stack(dimension + classes, *GAN_CRITIC, 1, slope=0.2)
+
+
+def fresh_generator(run: RunConfig, classes: int, dimension: int) -> AnyGenerator:
+    """What is shared, before any training; it depends on the run's settings alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(run.seed)
+        return _generator(run, classes, dimension)
+
+
+def fresh_companion(run: RunConfig, classes: int, dimension: int) -> nn.Module:
+    """What stays at a site, before any training: the encoder, or the critic of a GAN."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(run.seed + 1)
+        if run.method == "dpcgan":
+            return critic(classes, dimension)
+        return Encoder(run.dpcvae.latents(bool(run.epsilon)), run.dpcvae.hidden, classes, dimension)
+
+
+def _generator(run: RunConfig, classes: int, dimension: int) -> AnyGenerator:
+    settings, private = run.dpcvae, bool(run.epsilon)
+    if run.method == "dpcgan":
+        return GanGenerator(settings.latents(private), classes, dimension)
+    shape = (settings.latents(private), settings.hidden, classes, dimension)
+    return Decoder(*shape, settings.learned_variance, settings.class_prior)
+
+
+def tensors_of(module: AnyGenerator) -> dict[str, Tensor]:
+    """All that is shared, by name: the parameters, the class means, and how many records of each class there are."""
+    return parameters_of(module) | {MEANS: module.means.detach().clone(), COUNTS: module.counts.detach().clone()}
+
+
+def elbo(encoder: Encoder, decoder: Decoder, embeddings: Tensor, kinds: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Negative log likelihood and divergence (n,), in nats, of embeddings (n, d) of mean square one; noise (n, latent).
+
+    A record's loss is the first plus beta times the second, both summed over dimensions. Differs from
+    the published code, which averages squared errors over dimensions and records but sums divergences over both: there
+    the divergence weighs thousands of times as much, and nothing is ever encoded.
+    """
+    mean, log_variance = encoder(embeddings - kinds @ decoder.means, kinds)
+    drawn = decoder(mean + (log_variance / 2).exp() * noise, kinds)
+    squares, spread = (embeddings - drawn).square(), decoder.log_variance(kinds)
+    missed = squares if spread is None else squares / spread.exp() + spread
+    at, log_width = decoder.prior_of(kinds)
+    apart = log_width - log_variance + ((log_variance.exp() + (mean - at).square()) / log_width.exp()) - 1
+    return missed.sum(1) / 2, apart.sum(1) / 2
+
+
+@dataclass(frozen=True)
+class Generator:
+    """What a run has learned: embeddings of every class, as many as one likes. tensors: those of `fresh_generator`."""
+
+    header: Header
+    run: RunConfig
+    tensors: Tensors
+
+    def checked(self) -> Generator:
+        """This generator. Raises SurrogateError when its tensors are not what the run's settings lead to."""
+        wanted = {name: tensor.shape for name, tensor in tensors_of(self._empty()).items()}
+        if wanted != {name: tensor.shape for name, tensor in self.tensors.items()}:
+            raise SurrogateError(f"a generator whose tensors do not fit {len(self.header.classes)} classes")
+        return self
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the embeddings."""
+        return self.tensors[MEANS].shape[1]
+
+    def draw(self, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """Embeddings (n, d), scaled as real ones of norm one are, of classes `labels` (n,) by their place in the header."""
+        module, dimension = self._empty(), self.dimension
+        module.load_state_dict(dict(self.tensors))
+        with torch.no_grad():
+            parts = [
+                module.draw(one_hot(some, len(self.header.classes)).float(), generator) for some in torch.split(labels, 4096)
+            ]
+        return torch.cat(parts) / math.sqrt(dimension) if parts else torch.zeros(0, dimension)
+
+    @property
+    def shares(self) -> list[float]:
+        """How many records of each class all sites together have told of; noisy under privacy, all zero where none did."""
+        return [max(0.0, count) for count in self.tensors[COUNTS].tolist()]
+
+    def _empty(self) -> AnyGenerator:
+        return fresh_generator(self.run, len(self.header.classes), self.tensors[MEANS].shape[1])
+
+
+def scaled(features: Tensor) -> Tensor:
+    """Features (n, d) brought to norm one, times sqrt(d): an entry is about one."""
+    return clip(features, 0.0)[0].float() * math.sqrt(features.shape[1])
+
+
+def labels_evenly(classes: int, each: int) -> Tensor:
+    """As many labels of each class (classes * each,)."""
+    return torch.arange(classes).repeat_interleave(each)
+
+
+def labels_like(shares: Sequence[float], count: int) -> Tensor:
+    """`count` labels in these shares, which need not sum to one; rounded so that they sum up. A share below zero is none."""
+    ends = torch.tensor(shares, dtype=torch.float64).clamp_min(0).cumsum(0)
+    ends = (ends * count / ends[-1].clamp_min(1e-12)).round().long()
+    return torch.arange(len(shares)).repeat_interleave(torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int64)))
+
+
+def load_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy parameters and means into a module."""
+    module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()})

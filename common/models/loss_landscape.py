@@ -1,0 +1,128 @@
+"""A loss landscape seen through synthetic records: its gradients, how alike two are, and walks along it inside a radius."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from common.models.augmentation import Change
+from common.models.parameters import Tensors
+
+# Gradients of so many records are computed at a time.
+TOGETHER = 1024
+
+
+def _unchanged(values: Tensor) -> Tensor:
+    return values
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records as a network's body takes them, `values` (n, ...) and `labels` (n,); `weights` (n,) sum to one."""
+
+    values: Tensor
+    labels: Tensor
+    weights: Tensor
+
+    @classmethod
+    def evenly(cls, values: Tensor, labels: Tensor) -> Records:
+        """Records that all weigh the same."""
+        return cls(values, labels, torch.full((len(labels),), 1 / max(1, len(labels)), device=values.device))
+
+    @classmethod
+    def pool(cls, sets: Sequence[Records], shares: Sequence[float]) -> Records:
+        """Several sets as one, each with its share of the weight."""
+        weights = torch.cat([each.weights * (share / sum(shares)) for each, share in zip(sets, shares, strict=True)])
+        return cls(torch.cat([each.values for each in sets]), torch.cat([each.labels for each in sets]), weights)
+
+    def take(self, rows: Tensor) -> Records:
+        """Some of them, all weighing the same."""
+        return Records.evenly(self.values[rows], self.labels[rows])
+
+
+def loss(body: nn.Module, parameters: Tensors, records: Records) -> Tensor:
+    """Weighted mean cross-entropy of records under these parameters."""
+    logits: Tensor = functional_call(body, dict(parameters), (records.values,))
+    each = torch.nn.functional.cross_entropy(logits, records.labels, reduction="none")
+    return (each * records.weights.to(each)).sum()
+
+
+def total_loss(body: nn.Module, parameters: Tensors, records: Records) -> float:
+    """The same as a number, for any number of records."""
+    with torch.no_grad():
+        return sum(float(loss(body, parameters, part)) for part in _parts(records))
+
+
+def gradient(body: nn.Module, parameters: Tensors, records: Records, change: Change = _unchanged) -> dict[str, Tensor]:
+    """Gradient of `loss` by parameter, a thousand records at a time; `change` is made to their values first."""
+    asked = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+    total = [torch.zeros_like(tensor) for tensor in asked.values()]
+    for part in _parts(records):
+        found = torch.autograd.grad(loss(body, asked, replace(part, values=change(part.values))), list(asked.values()))
+        for sum_, addend in zip(total, found, strict=True):
+            sum_ += addend
+    return dict(zip(asked, total, strict=True))
+
+
+def _parts(records: Records) -> Iterator[Records]:
+    columns = (records.values, records.labels, records.weights)
+    for part in zip(*(torch.split(column, TOGETHER) for column in columns), strict=True):
+        yield Records(*part)
+
+
+def mismatch(synthetic: Sequence[Tensor], real: Sequence[Tensor], mse_weight: float, noise: float = 0.0) -> Tensor:
+    """How unlike two gradients are: over all parameter tensors the mean of 1 - cosine of their rows, plus mse_weight times
+    the squared error of all.
+
+    A row is what leads to one output: (out, in) of a linear layer, (out, in * h * w) of a convolution; a vector, such as a
+    bias, is one row. Source: FedLAP-DP, equations 9 and 10. Differs from the paper: rows are averaged, as in its code, where
+    equation 10 sums them, which would make a layer weigh as many times as it has outputs. And where every entry of the real
+    gradient carries noise of standard deviation `noise`, a row weighs by the share of its energy that is signal,
+    1 - entries noise^2 / |row|^2: to imitate the rest would be to learn the noise. It costs no privacy, the noise is public.
+    """
+    total = torch.zeros((), dtype=real[0].dtype, device=real[0].device)
+    for mine, theirs in zip(synthetic, real, strict=True):
+        a, b = (tensor.flatten(1) if tensor.dim() > 1 else tensor[None] for tensor in (mine, theirs))
+        # Added under the root: the derivative of a norm at zero is no number.
+        norms = ((a.square().sum(1) + 1e-16) * (b.square().sum(1) + 1e-16)).sqrt()
+        unlike = 1 - (a * b).sum(1) / norms
+        if noise:
+            unlike = unlike * (1 - b.shape[1] * noise**2 / b.square().sum(1).clamp_min(1e-30)).clamp_min(0)
+        total = total + unlike.mean()
+        if mse_weight:
+            total = total + mse_weight * (a - b).square().sum()
+    return total
+
+
+def distance(parameters: Tensors, start: Tensors) -> float:
+    """Euclidean length of the way from `start`, over all parameters together."""
+    return math.sqrt(sum(float((tensor - start[name]).double().square().sum()) for name, tensor in parameters.items()))
+
+
+def walk(
+    body: nn.Module, start: Tensors, records: Records, rate: float, steps: int, radius: float, changes: Iterator[Change]
+) -> Iterator[tuple[dict[str, Tensor], bool]]:
+    """Gradient descent on the loss of `records` inside a ball of `radius` around `start`: after every step the parameters,
+    and whether they are on the ball's surface. Ends early where the gradient is not finite.
+
+    Source: FedLAP-DP, equation 14. Differs from the paper: a step that leaves the ball is brought back to its surface and
+    the walk goes on, and the learning rate is annealed by a cosine over `steps`, where the paper stops at the surface at
+    full speed, in the middle of an oscillation. Accuracy is higher and varies less from round to round (benchmarks).
+    """
+    current = {name: tensor.clone() for name, tensor in start.items()}
+    for step in range(steps):
+        length = rate * (1 + math.cos(math.pi * step / steps)) / 2
+        slope = gradient(body, current, records, next(changes))
+        moved = {name: current[name] - length * slope[name] for name in current}
+        far = distance(moved, start)
+        if not math.isfinite(far):
+            return
+        if outside := far > radius:
+            moved = {name: start[name] + (tensor - start[name]) * (radius / far) for name, tensor in moved.items()}
+        current = moved
+        yield current, outside

@@ -1,0 +1,132 @@
+"""Small networks that sites train together: a linear layer, one with a hidden layer, and FedLAP's ConvNet on flat images."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from common.config.sections import Model
+from common.errors import ConfigError
+from common.privacy.gaussian_mechanism import clip
+
+BLOCKS = 3
+WIDEST = 1024
+# Pixels come as grey levels between 0 and 1; a public constant brings them to about zero and one.
+PIXEL_MEAN, PIXEL_DEVIATION = 0.5, 0.25
+
+
+class Normalise(nn.Module):
+    """Features (n, d), each brought to mean zero and deviation one over its own entries: nothing of others is needed."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features of norm sqrt(d)."""
+        return nn.functional.layer_norm(features, features.shape[1:])
+
+
+class Standardise(nn.Module):
+    """Pixels (n, d) to images (n, channels, size, size) of about mean zero and deviation one."""
+
+    def __init__(self, channels: int, size: int) -> None:
+        super().__init__()
+        self.shape = (channels, size, size)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Images of flat pixels."""
+        return ((pixels - PIXEL_MEAN) / PIXEL_DEVIATION).reshape(-1, *self.shape)
+
+
+def linear(inputs: int, classes: int) -> nn.Module:
+    """A linear layer, zero to begin with: softmax regression has one minimum, wherever one starts."""
+    layer = nn.Linear(inputs, classes)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:
+    """A hidden layer of `width` ReLU units on normalised features. The same seed gives the same parameters."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        hidden, out = nn.Linear(inputs, width), nn.Linear(width, classes)
+    return nn.Sequential(OrderedDict(features=Normalise(), hidden=hidden, relu=nn.ReLU(), linear=out))
+
+
+def convnet(inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:
+    """FedLAP's ConvNet on flat square images: three times convolution, GroupNorm, ReLU and pooling, then a linear layer.
+
+    inputs = channels x size x size, grey or RGB. Sizes that three halvings do not divide are padded in the first
+    convolution: 28 to 32 (MNIST). 320,010 parameters for width 128, 3 x 32 x 32 and ten classes; 317,706 for grey 28 x 28.
+    The same seed gives the same parameters. Source: FedLAP-DP, appendix; the code's one linear layer, not the text's two.
+    Raises ConfigError for inputs that are no square image.
+    """
+    channels, size = image_shape(inputs)
+    padded = max(8, -(-size // 8) * 8)
+    if (padded - size) % 2:
+        raise ConfigError(f"images of {size} x {size}: the side must be even; set image-size to {size + 1}")
+    layers: OrderedDict[str, nn.Module] = OrderedDict(images=Standardise(channels, size))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for block in range(BLOCKS):
+            before, padding = (channels, 1 + (padded - size) // 2) if block == 0 else (width, 1)
+            layers[f"convolution{block + 1}"] = nn.Conv2d(before, width, 3, padding=padding)
+            layers[f"norm{block + 1}"] = nn.GroupNorm(width, width)
+            layers[f"relu{block + 1}"] = nn.ReLU()
+            layers[f"pool{block + 1}"] = nn.AvgPool2d(2)
+        layers["flat"] = nn.Flatten()
+        layers["linear"] = nn.Linear(width * (padded // 8) ** 2, classes)
+    return nn.Sequential(layers)
+
+
+def image_shape(inputs: int) -> tuple[int, int]:
+    """Channels and side of square images of so many numbers. Raises ConfigError when there are none such."""
+    for channels in (1, 3):
+        size = math.isqrt(inputs // channels)
+        if channels * size * size == inputs:
+            return channels, size
+    raise ConfigError(
+        f"features of dimension {inputs} are no square images; a convnet needs backbone = 'pixels' or 'pixels:rgb', and "
+        "image-size"
+    )
+
+
+def build(kind: Model, inputs: int, classes: int, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """An empty network that fits `tensors`; they are not copied in."""
+    width = 0 if kind == "linear" else len(tensors["convolution1.weight" if kind == "convnet" else "hidden.weight"])
+    return fresh(kind, inputs, classes, width)
+
+
+def fresh(kind: Model, inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:
+    """A network before any training. Raises ConfigError for inputs that a convnet cannot take."""
+    match kind:
+        case "linear":
+            return linear(inputs, classes)
+        case "mlp":
+            return mlp(inputs, classes, width, seed)
+        case "convnet":
+            return convnet(inputs, classes, width, seed)
+
+
+def split_input(module: nn.Module, features: Tensor) -> tuple[nn.Module, Tensor]:
+    """What follows a network's fixed first step, with the same names of parameters, and features (n, d) after that step.
+
+    A linear layer has none; its features are brought to norm one.
+    """
+    if isinstance(module, nn.Sequential):
+        return module[1:], module[0](features)
+    return module, clip(features, 0.0)[0].to(features)
+
+
+def run_network(module: nn.Module, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
+    """Logits (n, C) of features (n, d) under these parameters."""
+    with torch.no_grad():
+        logits: Tensor = torch.func.functional_call(module, dict(tensors), (features,))
+    return logits
+
+
+def parameters_of(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters by name, copied."""
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}

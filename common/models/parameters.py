@@ -1,0 +1,79 @@
+"""What travels in rounds of training: named tensors, of a model on its way down or of a site's update on its way up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.errors import SurrogateError
+from common.privacy.claims import Claim
+from common.surrogates.surrogates import Header
+from common.wire.validation import LARGEST_COUNT, LARGEST_NUMBER
+
+Tensors = Mapping[str, Tensor]
+# SCAFFOLD's control variates travel beside the parameters, under their names with this before them.
+CONTROL = "control."
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Tensors by name; `records` is the weight of an update in an average, 0 where privacy hides it."""
+
+    header: Header
+    round: int
+    tensors: Tensors
+    records: int = 0
+    claim: Claim | None = None
+
+
+def split_control(tensors: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Parameters, and the control variates beside them, both by the parameters' names."""
+    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(CONTROL)}
+    return own, {name.removeprefix(CONTROL): tensor for name, tensor in tensors.items() if name.startswith(CONTROL)}
+
+
+def check_numbers(tensors: Tensors) -> None:
+    """Raise SurrogateError for a number that is not finite, or larger than any that is learned from."""
+    for name, tensor in tensors.items():
+        if not (tensor.isfinite().all() and tensor.abs().max() < LARGEST_NUMBER):
+            raise SurrogateError(f"{name} holds a number that is not finite, or beyond {LARGEST_NUMBER:g}")
+
+
+def check_update(update: Parameters, shapes: Mapping[str, tuple[int, ...]], round: int, private: bool) -> None:
+    """Raise SurrogateError unless an update has these shapes, finite numbers, and a weight where it must have one."""
+    found = {name: tuple(tensor.shape) for name, tensor in update.tensors.items()}
+    if found != dict(shapes):
+        wrong = sorted(found.items() ^ dict(shapes).items())[:2]
+        raise SurrogateError(
+            f"tensors that are not this run's: {', '.join(f'{name[:40]} {shape}' for name, shape in wrong)}"
+        )
+    check_numbers(update.tensors)
+    if update.round != round:
+        raise SurrogateError(f"an update of round {update.round}, this is round {round}")
+    if not (update.records == 0 if private else 1 <= update.records <= LARGEST_COUNT):
+        raise SurrogateError(f"an update that stands for {update.records} records")
+
+
+def largest(tensors: Tensors, keep: float) -> dict[str, Tensor]:
+    """The share `keep` of all entries that is largest in magnitude, over all tensors together; zero elsewhere (DSFL)."""
+    flat = torch.cat([tensor.abs().flatten() for tensor in tensors.values()])
+    dropped = len(flat) - max(1, round(keep * len(flat)))
+    if not dropped:
+        return dict(tensors)
+    threshold = flat.kthvalue(dropped).values
+    return {name: torch.where(tensor.abs() > threshold, tensor, 0.0) for name, tensor in tensors.items()}
+
+
+def average(heads: Sequence[Tensors], weights: Sequence[float]) -> dict[str, Tensor]:
+    """Weighted mean of tensors by name, at double precision."""
+    total = sum(weights)
+    return {
+        name: sum(
+            (w / total * tensors[name].double() for w, tensors in zip(weights, heads, strict=True)),
+            torch.zeros_like(heads[0][name], dtype=torch.float64),
+        ).float()
+        for name in heads[0]
+    }

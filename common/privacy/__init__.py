@@ -1,0 +1,1 @@
+"""Differential privacy: mechanisms, accounting and what a release claims."""

@@ -1,0 +1,192 @@
+"""What a private surrogate promises. A claim follows from the run's settings alone, so both sides can work it out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+
+from common.config.run_config import RunConfig
+from common.config.sections import DPCVAEConfig
+from common.errors import ConfigError, SurrogateError
+from common.privacy.accounting import (
+    GaussianEvent,
+    Unit,
+    calibrate,
+    epsilon_spent,
+    gaussian_epsilon,
+    gaussian_noise_multiplier,
+)
+from common.surrogates.class_sums import budget_shares
+
+# Releases of DP-EM: one to find the class means, then steps of EM. More steps split the same budget further.
+EM_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The differential privacy of one surrogate: (epsilon, delta) for adding or removing one `unit`.
+
+    noise_multiplier: of the whole release as one Gaussian mechanism. clip: features x were divided by max(|x|, clip).
+    noise: standard deviation and sensitivity of each statistic released. centre: digest of the public centre that was
+    subtracted before the clip, or empty.
+    """
+
+    mechanism: str
+    epsilon: float
+    delta: float
+    unit: Unit
+    noise_multiplier: float
+    clip: float
+    noise: Mapping[str, tuple[float, float]]
+    centre: str = ""
+
+
+# What no claim here covers, for reports and documents.
+NOT_COVERED = (
+    "that a site takes part at all, and how long it takes to answer",
+    "records of one person at several sites: each site promises for its own data only",
+    "what the same site releases elsewhere, or from a copy of its data with a ledger of its own",
+    "whether the foundation model itself was trained on a person's images",
+    "the last digits of a feature, which other images of its batch can change by rounding",
+)
+
+
+def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
+    """The claim of a surrogate made under these settings; None without a budget.
+
+    "theorem-4.1" is what FedPFT publishes: noise (4 / (n epsilon)) sqrt(5 ln(4 / delta)) on mean and covariance of a class
+    of n records, whose joint sensitivity is 2 sqrt(5) / n (the mean's 2 / n, the covariance's 4 / n). It holds for one
+    record and for class sizes that are public; it covers neither them nor which classes a site has. "dp-sgd": epsilon is
+    that of all steps of all rounds together, noise_multiplier that of each step.
+    """
+    mechanism, epsilon, delta = config.mechanism, config.epsilon, config.delta
+    if mechanism == "none":
+        return None
+    if mechanism == "theorem-4.1":
+        multiplier = 2 / epsilon * math.sqrt(math.log(4 / delta))
+        if (true := gaussian_epsilon(multiplier, delta)) > epsilon:
+            raise ConfigError(
+                f"epsilon = {epsilon:g}: the noise of theorem-4.1 keeps only epsilon {true:.4g} at delta {delta:g}; ask for "
+                "less, or use fedpft.privacy = 'sums'"
+            )
+        return Claim(mechanism, epsilon, delta, unit, multiplier, config.fedpft.clip, {}, centre)
+    if mechanism == "dp-sgd":
+        settings, multiplier = config.trained, _noise_of_a_step(config)
+        if settings.noise_multiplier:
+            epsilon = spent_after(config, private_rounds(config))
+        sgd = {"gradients": (multiplier * settings.clip, settings.clip)}
+        if (opening := opening_noise(config)) is not None:
+            sgd |= {name: (opening / math.sqrt(share), 1.0) for name, share in opening_shares(config).items()}
+        return Claim(mechanism, epsilon, delta, unit, multiplier, settings.clip, sgd, centre)
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    steps = EM_STEPS if mechanism == "dp-em" else 1
+    family = "spherical" if mechanism == "dp-em" else config.fedpft.covariance
+    each = multiplier * math.sqrt(steps)
+    noise = {name: (each / math.sqrt(share), 1.0) for name, share in budget_shares(family, each).items()}
+    return Claim(mechanism, epsilon, delta, unit, multiplier, config.fedpft.clip, noise, centre)
+
+
+def private_rounds(config: RunConfig) -> int:
+    """How many of a private run's rounds its epsilon affords: all where the noise follows from it, else as many as the
+    given noise_multiplier leaves room for. Raises ConfigError when that is none.
+    """
+    settings = config.trained
+    if not (config.epsilon and settings.noise_multiplier):
+        return settings.rounds
+    least_rounds = 1 if opening_noise(config) is None else 2
+    if (least := spent_after(config, least_rounds)) > config.epsilon:
+        raise ConfigError(
+            f"noise-multiplier = {settings.noise_multiplier:g}: one round spends epsilon {least:.4g}, the run's is "
+            f"{config.epsilon:g}; ask for more noise, fewer steps a round, or noise-multiplier = 0, which finds the noise"
+        )
+    low, high = least_rounds, settings.rounds + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if spent_after(config, middle) <= config.epsilon else (low, middle)
+    return low
+
+
+def plan_of(config: RunConfig) -> tuple[GaussianEvent, ...]:
+    """Everything a site releases in a whole private run, as a sequence that its settings fix; empty without privacy."""
+    claim = make_claim(config, "record")
+    if claim is None:
+        return ()
+    if claim.mechanism != "dp-sgd":
+        return (GaussianEvent(claim.noise_multiplier),)
+    rounds, rest = private_rounds(config), released_in(config, 2)
+    if opening_noise(config) is None:
+        return (replace(rest, count=rest.count * rounds),)
+    return (released_in(config, 1), replace(rest, count=rest.count * (rounds - 1)))
+
+
+def released_in(config: RunConfig, round: int) -> GaussianEvent:
+    """What a site releases in a round of private training, counted from one."""
+    if round == 1 and (opening := opening_noise(config)) is not None:
+        return GaussianEvent(opening)
+    return GaussianEvent(_noise_of_a_step(config), config.trained.sample_rate, config.trained.private_steps)
+
+
+def opening_noise(config: RunConfig) -> float | None:
+    """The noise multiplier of the class sizes and sums a generative run begins with; None for other methods, or no noise."""
+    settings = config.trained
+    if not (config.epsilon and isinstance(settings, DPCVAEConfig)):
+        return None
+    return gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(settings.share(config.epsilon))
+
+
+def opening_shares(config: RunConfig) -> dict[str, float]:
+    """How the opening's budget is divided among its statistics."""
+    return budget_shares("spherical", 1.0) if config.dpcvae.opening == "sums" else {"counts": 1.0}
+
+
+def _noise_of_a_step(config: RunConfig) -> float:
+    settings, opening = config.trained, opening_noise(config)
+    if settings.noise_multiplier:
+        return settings.noise_multiplier
+    rounds = settings.rounds - (opening is not None)
+    return _calibrated(config.epsilon, config.delta, settings.sample_rate, rounds * settings.private_steps, opening)
+
+
+def spent_after(config: RunConfig, rounds: int) -> float:
+    """Epsilon of so many rounds of a private run, at its delta."""
+    opening = opening_noise(config)
+    steps = (rounds - (opening is not None)) * config.trained.private_steps
+    return _composed(_noise_of_a_step(config), config.delta, config.trained.sample_rate, steps, opening)
+
+
+@cache
+def _composed(noise_multiplier: float, delta: float, sample_rate: float, steps: int, opening: float | None) -> float:
+    before = [GaussianEvent(opening)] if opening is not None else []
+    return epsilon_spent([*before, *([GaussianEvent(noise_multiplier, sample_rate, steps)] if steps else [])], delta)
+
+
+@cache
+def _calibrated(epsilon: float, delta: float, sample_rate: float, steps: int, opening: float | None) -> float:
+    return calibrate(epsilon, delta, sample_rate, steps, [GaussianEvent(opening)] if opening is not None else [])
+
+
+def check_claim(claim: Claim | None, config: RunConfig, centre: str = "") -> None:
+    """Raise SurrogateError unless a claim is what these settings lead to, up to rounding."""
+    unit: Unit = "patient" if claim is not None and claim.unit == "patient" else "record"
+    expected = make_claim(config, unit, centre)
+    if claim is None or expected is None:
+        if claim is not expected:
+            said = "no privacy" if claim is None else f"mechanism {claim.mechanism[:40]!r}"
+            raise SurrogateError(f"a surrogate with {said}, this run asks for mechanism {config.mechanism!r}")
+        return
+    for field in fields(Claim):
+        found, wanted = getattr(claim, field.name), getattr(expected, field.name)
+        if not _equal(found, wanted):
+            raise SurrogateError(f"a privacy claim with {field.name} = {str(found)[:80]}; these settings lead to {wanted}")
+
+
+def _equal(found: object, wanted: object) -> bool:
+    if isinstance(found, float | int) and isinstance(wanted, float | int):
+        return math.isclose(found, wanted, rel_tol=1e-6)
+    if isinstance(found, tuple) and isinstance(wanted, tuple):
+        return len(found) == len(wanted) and all(map(_equal, found, wanted))
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        return found.keys() == wanted.keys() and all(_equal(found[key], wanted[key]) for key in wanted)
+    return found == wanted

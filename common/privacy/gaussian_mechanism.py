@@ -1,0 +1,124 @@
+"""Differential privacy: the Gaussian mechanism on sums over units, records or patients, one of which is added or removed.
+
+A release is a set of sums over units. One unit moves every sum by at most its `bound`, so that is its sensitivity; nobody
+types one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.errors import ConfigError
+from common.privacy.exact_sums import FINE, toward_zero
+
+# Noise is rounded to this share of its standard deviation, so that the last bits of a float, which depend on the data
+# the noise was added to, say nothing (Mironov 2012). It adds 1e-11 of the variance.
+GRID = 2.0**-16
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A sum over units: `value` of any shape, to which one unit adds a tensor of norm at most `bound`.
+
+    `share` is the part of the budget (of 1 / noise_multiplier^2) this statistic gets; those of a release sum to one.
+    """
+
+    name: str
+    value: Tensor
+    bound: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """A released statistic: its noise has standard deviation `sigma` in every entry, for sensitivity `sensitivity`."""
+
+    name: str
+    value: Tensor
+    sigma: float
+    sensitivity: float
+
+    def signal_to_noise(self) -> float:
+        """Norm of the signal over that of the noise, estimated from the noisy value alone: sqrt(|v|^2 / (n sigma^2) - 1)."""
+        return math.sqrt(max(0.0, float(self.value.double().square().mean()) / self.sigma**2 - 1))
+
+
+def release(statistics: Sequence[Statistic], noise_multiplier: float) -> list[Noisy]:
+    """Add noise to several sums at once; together they cost one GaussianEvent(noise_multiplier).
+
+    A statistic of sensitivity D and share s gets noise sigma = noise_multiplier D / sqrt(s): divided by their sigmas, the
+    sums move by at most sqrt(sum of s) / noise_multiplier in Euclidean norm, which is what the calibration is for.
+    """
+    if abs(sum(statistic.share for statistic in statistics) - 1) > 1e-9:
+        raise ConfigError("the shares of the statistics of one release must sum to one")
+    released = []
+    for statistic in statistics:
+        sigma = noise_multiplier * statistic.bound / math.sqrt(statistic.share)
+        grid = sigma * GRID
+        noisy = statistic.value.double().cpu() + sigma * system_normals(statistic.value.shape)
+        released.append(Noisy(statistic.name, (noisy / grid).round() * grid, sigma, statistic.bound))
+    return released
+
+
+def system_normals(shape: Sequence[int]) -> Tensor:
+    """Standard normals (float64) from a cryptographic generator with a new key of the operating system: nothing to repeat.
+
+    Box and Muller's transform of 53-bit uniforms.
+    """
+    count = math.prod(shape)
+    half = (count + 1) // 2
+    uniform = system_uniforms(2 * max(1, half))
+    radius, angle = (-2 * uniform[:half].log()).sqrt(), 2 * math.pi * uniform[half : 2 * half]
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].reshape(tuple(shape))
+
+
+def system_uniforms(count: int) -> Tensor:
+    """Uniforms in (0, 1) of 53 bits (float64), from the same source."""
+    raw = torch.frombuffer(_secret_bytes(8 * max(1, count)), dtype=torch.int64)
+    return ((raw >> 11) & (2**53 - 1)).double().add_(0.5).mul_(2.0**-53)[:count]
+
+
+def _secret_bytes(count: int) -> bytearray:
+    """The keystream of ChaCha20 under a key that is used once: several times as fast as asking the system for all of it."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    stream = bytearray(count)
+    Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor().update_into(bytes(count), stream)
+    return stream
+
+
+def clip(features: Tensor, norm: float) -> tuple[Tensor, float]:
+    """Scale features (n, d) to norm at most one, x / max(|x|, norm), and say which share of them the clip made shorter.
+
+    norm = 0 makes every feature exactly unit norm. A feature that is not finite counts as zero. The bound holds for any
+    input: entries are divided by the largest first, because the square of a tiny one is zero and of a huge one infinite.
+    """
+    limits = torch.finfo(features.dtype)
+    largest = features.abs().amax(1, keepdim=True).clamp_min(limits.tiny)
+    scaled = features / largest
+    # In double precision: over a hundred thousand entries a norm in single is off by a ten-thousandth.
+    lengths, largest = torch.linalg.vector_norm(scaled, dim=1, keepdim=True, dtype=torch.float64), largest.double()
+    # The quotient, the factor and the product are rounded, each by half an epsilon; the bound must hold in exact arithmetic,
+    # and for the sum that is computed from it, which takes up to 1e-8 (see ExactSum).
+    factors = (1 - max(1e-6, 2 * limits.eps)) / lengths.maximum(norm / largest).clamp_min(torch.finfo(torch.float64).tiny)
+    shortened = (lengths * largest > norm).double()
+    clipped = scaled * factors.to(features)
+    return clipped.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), float(shortened.mean()) if len(features) else 0.0
+
+
+def unit_weights(units: Sequence[str] | None, count: int) -> Tensor:
+    """Weight of every record (count,), float64: one, or one over its patient's records: a patient weighs one.
+
+    Rounded toward zero: seven times the nearest number to 1/7 may be more than one.
+    """
+    if units is None:
+        return torch.ones(count, dtype=torch.float64)
+    seen: dict[str, int] = {}
+    index = torch.tensor([seen.setdefault(unit, len(seen)) for unit in units], dtype=torch.int64)
+    return toward_zero(1 / index.bincount().double(), FINE)[index]

@@ -1,0 +1,1 @@
+"""What sites release, as types: mixtures, class sums, synthetic records."""

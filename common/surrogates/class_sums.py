@@ -1,0 +1,150 @@
+"""Class sums: what a site adds noise to, so that a coordinator can pool it and learn from it in closed form.
+
+Differs from FedPFT (theorem 4.1, noise on each class's mean and covariance): sums have no 1/n in them, so one record moves
+them by at most its own norm whatever the size of the class, counts are protected too, and every class of the run is
+released, so that the noise also hides which classes a site has. The second moment is tied across classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.privacy.exact_sums import ExactSum
+from common.privacy.gaussian_mechanism import Noisy, Statistic
+from common.surrogates.covariances import Spherical
+from common.surrogates.mixtures import Mixtures
+
+# A noisy count within this many standard deviations of zero may belong to a class the site does not have.
+PRESENT = 2.0
+# Honest noise is refused so rarely, and tables are rounded by so much.
+FALSE_ALARM, ROUNDING = 1e-7, 1e-2
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Noisy sums over a site's records x of norm at most one, each counted with a weight of at most one.
+
+    counts (C,); sums (C, d) of x by class; squares over all classes: none for spherical, (d,) of x * x for diag,
+    (d (d + 1) / 2,) of the upper triangle of x x^T for full and lowrank, entries off the diagonal times sqrt(2).
+    sigmas: standard deviation of the noise in every entry, by statistic.
+    """
+
+    counts: Tensor
+    sums: Tensor
+    squares: Tensor | None
+    sigmas: Mapping[str, float]
+
+    @classmethod
+    def of(cls, released: list[Noisy]) -> Sums:
+        """Put what the mechanism released together."""
+        values = {noisy.name: noisy.value.float() for noisy in released}
+        sigmas = {noisy.name: noisy.sigma for noisy in released}
+        return cls(values["counts"], values["sums"], values.get("squares"), sigmas)
+
+
+def statistics(
+    features: Tensor, labels: Tensor, weights: Tensor, num_classes: int, family: str, noise_multiplier: float
+) -> list[Statistic]:
+    """The sums of features (n, d) of norm at most one, not yet noisy. labels (n,) in [0, num_classes), weights (n,).
+
+    One unit whose records' weights sum to one moves each sum by at most one: the norm of x is at most one, so is that of
+    x * x (its squared entries sum to at most |x|^4) and that of x x^T; and a convex combination of such is no longer.
+    """
+    shares = budget_shares(family, noise_multiplier)
+    counts, sums = class_sums(features, labels, weights, num_classes)
+    found = [Statistic("counts", counts, 1.0, shares["counts"]), Statistic("sums", sums, 1.0, shares["sums"])]
+    features, d = features.double(), features.shape[1]
+    if family == "diag":
+        squares = ExactSum((d,), 1.0)
+        squares.add(features.square() * weights.double()[:, None])
+        found.append(Statistic("squares", squares.value, 1.0, shares["squares"]))
+    elif family in ("full", "lowrank"):
+        squares, halves = ExactSum((d, d), 1.0), features * weights.double().sqrt()[:, None]
+        squares.add_products(halves, halves)
+        found.append(Statistic("squares", fold(squares.value), 1.0, shares["squares"]))
+    return found
+
+
+def class_sums(features: Tensor, labels: Tensor, weights: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Counts (C,) and sums (C, d) of features (n, d) of norm at most one, float64, each counted with its weight (n,)."""
+    counts, sums = ExactSum((num_classes,), 1.0), ExactSum((num_classes, features.shape[1]), 1.0)
+    counts.add_at(labels, weights.double())
+    sums.add_at(labels, features.double() * weights.double()[:, None])
+    return counts.value, sums.value
+
+
+def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
+    """How the budget (1 / noise_multiplier^2) is divided among the statistics; depends on public settings only.
+
+    Second moments are large tables: below epsilon of about 2 their noise drowns them and they get little, from 4 on half.
+    Counts need little: they only weigh what the sums say. Measured in benchmarks/private_surrogates.py.
+    """
+    squares = 0.0 if family == "spherical" else 0.55 / (1 + (noise_multiplier / 2) ** 2)
+    counts = 0.07 * (1 - squares)
+    shares = {"counts": counts, "sums": 1 - squares - counts}
+    return shares | ({"squares": squares} if squares else {})
+
+
+def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
+    """For each table the name, the lengths that it has and the greatest that it can have: of counts below zero (C,), of
+    what sums are longer than their counts, by class (C,) and together (1,), and of the second moments (1,).
+
+    No record is longer than one, so no sum is longer than its count, and neither is the second moment. What noise adds is
+    longer than granted here with a probability of at most FALSE_ALARM: the length of D normals exceeds sqrt(D) + t with
+    probability exp(-t^2 / 2) at most (it is a 1-Lipschitz function of them). No count is far below zero.
+    """
+    classes, d = sums.sums.shape
+    tail = math.sqrt(2 * math.log(4 * classes / FALSE_ALARM))
+    count_noise = sums.sigmas["counts"]
+    counts = sums.counts.double()
+    # The error of a count and that of a length are independent, and their sum is no wider than a normal of this deviation.
+    both, room = math.hypot(count_noise, sums.sigmas["sums"]), sums.sigmas["sums"] * math.sqrt(d)
+    # Tables travel in half precision.
+    excess = (sums.sums.double().norm(dim=1) - counts.clamp_min(0) * (1 + ROUNDING) - room).clamp_min(0)
+    # Classes cannot all be near the bound of one: the squares of their excesses sum to a chi-square at most.
+    together = torch.full_like(counts[:1], both * (math.sqrt(classes) + tail))
+    found = [
+        ("the count below zero", (-counts).clamp_min(0), torch.full_like(counts, tail * count_noise)),
+        ("a class sum beyond its count", excess, torch.full_like(counts, both * tail)),
+        ("what all class sums exceed their counts by", excess.norm()[None], together),
+    ]
+    if sums.squares is not None:
+        total = counts.sum().clamp_min(0) + tail * count_noise * math.sqrt(classes)
+        longest = total + sums.sigmas["squares"] * (math.sqrt(len(sums.squares)) + tail)
+        found.append(("second moments", sums.squares.double().norm()[None], longest[None]))
+    return [(name, length, most * (1 + ROUNDING) + ROUNDING) for name, length, most in found]
+
+
+def as_mixtures(sums: Sums) -> tuple[Mixtures, list[int]] | None:
+    """One spherical Gaussian for each class that stands out from the noise, and which classes those are; None without any.
+
+    Of a feature of unit norm, what is not in its mean is variance; what noise adds to the mean's square is taken off.
+    """
+    kept = sums.counts > PRESENT * sums.sigmas["counts"]
+    if not kept.any():
+        return None
+    counts = sums.counts[kept].clamp_min(1)
+    means, d = sums.sums[kept] / counts[:, None], sums.sums.shape[1]
+    energy = (means.square().sum(1) - d * (sums.sigmas["sums"] / counts).square()).clamp(0, 1 - 1e-3)
+    labels = torch.arange(len(counts))
+    mixtures = Mixtures(counts.round().long(), labels, torch.ones(len(counts)), means, Spherical((1 - energy) / d))
+    return mixtures, kept.nonzero().squeeze(1).tolist()
+
+
+def fold(matrix: Tensor) -> Tensor:
+    """Upper triangle of a symmetric matrix (d, d) as a vector (d (d + 1) / 2,) of the same Euclidean norm."""
+    rows, columns = torch.triu_indices(len(matrix), len(matrix))
+    return torch.where(rows == columns, 1.0, math.sqrt(2)) * matrix[rows, columns]
+
+
+def unfold(vector: Tensor, dimension: int) -> Tensor:
+    """Undo `fold`."""
+    rows, columns = torch.triu_indices(dimension, dimension)
+    matrix = vector.new_zeros(dimension, dimension)
+    matrix[rows, columns] = torch.where(rows == columns, 1.0, math.sqrt(0.5)) * vector
+    return matrix + matrix.triu(1).T

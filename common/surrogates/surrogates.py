@@ -1,0 +1,99 @@
+"""What sites release: surrogates of their data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from common.privacy.claims import Claim
+from common.surrogates.class_sums import Sums
+from common.surrogates.covariances import LowRank
+from common.surrogates.mixtures import Mixtures
+
+
+@dataclass(frozen=True)
+class Header:
+    """Who answered what: `run` is the digest of the settings, `fingerprint` that of the backbone, `classes` are names."""
+
+    method: str
+    run: str
+    site: str
+    fingerprint: str
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """FedPFT: the mixtures a site releases in place of its features; class c of the table is header.classes[c]."""
+
+    header: Header
+    mixtures: Mixtures
+    claim: Claim | None = None
+
+    @property
+    def counts(self) -> list[int]:
+        """Records of each class."""
+        return [int(count) for count in self.mixtures.counts]
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the features."""
+        return self.mixtures.means.shape[1]
+
+
+@dataclass(frozen=True)
+class SumsSurrogate:
+    """FedPFT under differential privacy: noisy class sums; row c is header.classes[c]."""
+
+    header: Header
+    sums: Sums
+    claim: Claim
+
+    @property
+    def counts(self) -> list[int]:
+        """Records of each class as the noise shows them, none below zero."""
+        return [max(0, round(float(count))) for count in self.sums.counts]
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the features."""
+        return self.sums.sums.shape[1]
+
+
+AnySurrogate = Surrogate | SumsSurrogate
+
+
+def without_classes(surrogate: AnySurrogate, keep: Sequence[str]) -> AnySurrogate | None:
+    """Keep only some classes of a surrogate; None when it has none of them.
+
+    A second moment over all classes cannot be taken apart, so noisy sums lose theirs; what is learned from them then has
+    one variance for all dimensions.
+    """
+    wanted = torch.tensor([name in keep for name in surrogate.header.classes])
+    if not wanted.any():
+        return None
+    header = replace(surrogate.header, classes=tuple(name for name in surrogate.header.classes if name in keep))
+    if isinstance(surrogate, SumsSurrogate):
+        sums = surrogate.sums
+        squares = sums.squares if bool(wanted.all()) else None
+        sigmas = {name: sigma for name, sigma in sums.sigmas.items() if name != "squares" or squares is not None}
+        kept = Sums(sums.counts[wanted], sums.sums[wanted], squares, sigmas)
+        return SumsSurrogate(header, kept, surrogate.claim)
+    mixtures = surrogate.mixtures
+    rows = wanted[mixtures.labels]
+    covariance = mixtures.covariance
+    if not isinstance(covariance, LowRank):
+        covariance = type(covariance)(*(table[rows] for table in vars(covariance).values()))
+    return Surrogate(
+        header,
+        Mixtures(
+            mixtures.counts[wanted],
+            (wanted.cumsum(0) - 1)[mixtures.labels[rows]],
+            mixtures.weights[rows],
+            mixtures.means[rows],
+            covariance,
+        ),
+        surrogate.claim,
+    )

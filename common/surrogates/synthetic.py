@@ -1,0 +1,65 @@
+"""What a FedLAP site releases: synthetic records, and how far the loss landscape they make can be trusted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.config.sections import FedLAPConfig
+from common.errors import SurrogateError
+from common.privacy.claims import Claim
+from common.surrogates.surrogates import Header
+from common.wire.validation import LARGEST_COUNT
+
+# Normalised values are about one; what is beyond this was not made by any descent that converged.
+LARGEST_VALUE = 1e4
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Synthetic records of one site in one round.
+
+    values: (n, d), flat, as the network takes them after its fixed first step. labels: (n,), indices into header.classes,
+    in rising order. radius: from the model they were made for, in the Euclidean norm of its parameters. records: the
+    site's, its weight; 0 where privacy hides it.
+    """
+
+    header: Header
+    round: int
+    values: Tensor
+    labels: Tensor
+    radius: float
+    records: int = 0
+    claim: Claim | None = None
+
+
+def check_synthetic(
+    synthetic: Synthetic, settings: FedLAPConfig, classes: tuple[str, ...], dimension: int, round: int, private: bool
+) -> None:
+    """Raise SurrogateError, naming field and value, unless synthetic records are what a round of this run asks for."""
+    if synthetic.round != round:
+        raise SurrogateError(f"synthetic records of round {synthetic.round}, this is round {round}")
+    if synthetic.values.shape[1] != dimension:
+        raise SurrogateError(f"synthetic records of dimension {synthetic.values.shape[1]}; this run's have {dimension}")
+    if not synthetic.values.isfinite().all() or synthetic.values.abs().max() > LARGEST_VALUE:
+        raise SurrogateError(f"synthetic records with a number that is not finite, or beyond {LARGEST_VALUE:g}")
+    radius = synthetic.radius
+    if not (math.isfinite(radius) and 0 < radius <= settings.trust_radius * (1 + 1e-6)):
+        raise SurrogateError(
+            f"a radius of {radius:g}; it must lie above 0 and within fedlap.trust-radius {settings.trust_radius:g}"
+        )
+    counts = torch.bincount(synthetic.labels, minlength=len(synthetic.header.classes)).tolist()
+    every = settings.labels == "all" or private
+    if every and synthetic.header.classes != classes:
+        raise SurrogateError("synthetic records of other classes than the run's, or in another order")
+    if wrong := [count for count in counts if count != settings.images_per_class]:
+        raise SurrogateError(
+            f"{wrong[0]} synthetic records of a class; fedlap.images-per-class = {settings.images_per_class} were announced"
+        )
+    if private and radius < settings.trust_radius * (1 - 1e-6):
+        raise SurrogateError(f"a radius of {radius:g}; under privacy it is fedlap.trust-radius {settings.trust_radius:g}")
+    if not (synthetic.records == 0 if private else 1 <= synthetic.records <= LARGEST_COUNT):
+        raise SurrogateError(f"synthetic records that stand for {synthetic.records} records")

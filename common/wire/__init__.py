@@ -1,0 +1,1 @@
+"""Canonical bytes: what travels, and the checks it passes on arrival."""

@@ -1,0 +1,91 @@
+"""Bundles: what a site without a network connection answers a request with, as a file.
+
+A bundle is the very surrogate that would have travelled over the network, with a manifest that says what it is, for which
+request (`common.security.signed_requests`), and what the site's ledger says of it; the site signs both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from common.config.run_config import run_digest
+from common.errors import SealError, SurrogateError
+from common.safe_parsing import read_message
+from common.security.sealing import sign, verify
+from common.security.signed_requests import Request
+from common.wire.surrogate_pb2 import Bundle as BundleMessage
+from common.wire.validation import SITE_NAME
+
+VERSION = 2
+PURPOSE = b"bundle"
+LARGEST_BUNDLE, LARGEST_MANIFEST = 2**30, 2**20
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A surrogate's bytes, and what its site says of them."""
+
+    manifest: Mapping[str, Any]
+    payload: bytes
+
+    @property
+    def site(self) -> str:
+        """Which site has made it."""
+        return str(self.manifest["site"])
+
+
+def pack_bundle(request: Request, site: str, payload: bytes, ledger: Mapping[str, object], private: bytes) -> bytes:
+    """Sign a surrogate for a request. ledger: the site's own entry for this release, without what must stay there."""
+    manifest = {
+        "version": VERSION,
+        "request": request.id,
+        "request-sha256": request.digest(),
+        "run": run_digest(request.run()),
+        "site": site,
+        "bytes": len(payload),
+        "sha256": hashlib.sha256(payload).hexdigest(),
+        "ledger": dict(ledger),
+    }
+    text = json.dumps(manifest, sort_keys=True).encode()
+    message = BundleMessage(manifest=text, payload=payload, signature=sign(_signed(text, payload), private, PURPOSE))
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -> Bundle:
+    """Undo `pack_bundle`. keys: public keys by site. Raises SurrogateError for what was changed, is not for this request, or
+    was not signed by the site it names.
+    """
+    message = BundleMessage()
+    try:
+        read_message(message, content, "bundle")
+        if message.SerializeToString(deterministic=True) != content:
+            raise ValueError("it holds more than a bundle, or is written otherwise")
+        if len(message.manifest) > LARGEST_MANIFEST:
+            raise ValueError("its manifest is too large")
+        manifest = json.loads(message.manifest)
+        site = manifest["site"]
+        if manifest["version"] != VERSION:
+            raise ValueError(f"its version is {str(manifest['version'])[:20]!r}, not {VERSION}")
+    except (SurrogateError, ValueError, TypeError, LookupError, RecursionError) as error:
+        raise SurrogateError(f"no bundle of `site release` ({str(error)[:120]})") from None
+    if not isinstance(site, str) or not SITE_NAME.fullmatch(site):
+        raise SurrogateError(f"a bundle of site {str(site)[:64]!r}, which is no name of a site")
+    if site not in keys:
+        raise SurrogateError(f"a bundle of site {site!r}, whose key is not known here; `site key` there prints it")
+    try:
+        verify(_signed(message.manifest, message.payload), message.signature, keys[site], PURPOSE)
+    except SealError:
+        raise SurrogateError(f"a bundle that was changed on its way, or that site {site!r} has not signed") from None
+    if manifest.get("request") != request.id:
+        raise SurrogateError(f"a bundle for request {str(manifest.get('request'))[:40]!r}, this is request {request.id!r}")
+    if manifest.get("request-sha256") != request.digest():
+        raise SurrogateError(f"the site has answered request {request.id!r} with other settings than this file holds")
+    return Bundle(manifest, message.payload)
+
+
+def _signed(manifest: bytes, payload: bytes) -> bytes:
+    return len(manifest).to_bytes(8, "big") + manifest + payload

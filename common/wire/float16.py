@@ -1,0 +1,43 @@
+"""Tensors as 16-bit numbers that lose nothing to the range of half precision, only to its 11 bits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.errors import SurrogateError
+from common.wire.surrogate_pb2 import Halves
+
+LARGEST_HALF = 65504.0
+
+
+def pack(values: Tensor, *, logarithm: bool = False) -> Halves:
+    """Encode values of any shape. With `logarithm` they must be positive, and span as many magnitudes as they like.
+
+    A common scale is divided out first, so values times 1e-4 or 1e4 give the same halves.
+    """
+    values = values.detach().to("cpu", torch.float64)
+    if logarithm:
+        scale = float(np.float32(values.log().mean().exp())) or float(np.finfo(np.float32).tiny)
+        values = (values / scale).log()
+    else:
+        scale = float(np.float32(values.abs().max())) or 1.0 if values.numel() else 1.0
+        values = values / scale
+    data = values.numpy().astype("<f2").tobytes()
+    return Halves(shape=list(values.shape), scale=scale, logarithm=logarithm, data=data)
+
+
+def unpack(halves: Halves, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Decode to float32 of exactly `shape`; raises SurrogateError naming `name` when shape, size or scale are wrong."""
+    if tuple(halves.shape) != shape:
+        raise SurrogateError(f"{name} of shape {tuple(halves.shape)[:4]}, expected {shape}")
+    # Nothing has a shape of several dimensions, one of them empty; torch fails on such a one whose others are huge.
+    if len(halves.data) != 2 * math.prod(shape) or (len(shape) > 1 and 0 in shape):
+        raise SurrogateError(f"{name} of {len(halves.data)} bytes do not fill the shape {shape}")
+    if not 0 < halves.scale < np.inf:
+        raise SurrogateError(f"{name} with scale {halves.scale}; a positive number is needed")
+    values = torch.from_numpy(np.frombuffer(halves.data, dtype="<f2").astype(np.float32)).reshape(shape)
+    return (values.exp() if halves.logarithm else values) * halves.scale

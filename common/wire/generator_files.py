@@ -1,0 +1,137 @@
+"""A learned generator, and a set of embeddings it has made, as safetensors files that say what they are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.config.run_config import RunConfig, parse_run_config, run_digest
+from common.errors import DataError, FedSurrogateError
+from common.models.generators import Generator
+from common.privacy.claims import NOT_COVERED, make_claim, spent_after
+from common.surrogates.surrogates import Header
+
+FORMAT = 1
+NORMALISATION = "every embedding x of a real image is divided by its norm |x|; these are made to look like that"
+
+
+def pack_generator(generator: Generator, rounds: int = 0) -> bytes:
+    """A generator as a 32-bit safetensors file. rounds: that sites were asked for, where that may be fewer than all."""
+    from safetensors.torch import save
+
+    manifest = manifest_of(generator, rounds) | {"format": FORMAT, "kind": "generator", "settings": _settings(generator.run)}
+    tensors = {name: tensor.float().contiguous() for name, tensor in generator.tensors.items()}
+    content: bytes = save(tensors, {"manifest": json.dumps(manifest)})
+    return content
+
+
+def read_generator(file: Path) -> Generator:
+    """Undo `pack_generator`. Raises DataError for a file that is none."""
+    from safetensors.torch import load_file
+
+    manifest = _manifest(file, "generator")
+    try:
+        run = parse_run_config(manifest["settings"])
+        header = Header(run.method, manifest["run"], "coordinator", manifest["fingerprint"], tuple(manifest["classes"]))
+        return Generator(header, run, load_file(file)).checked()
+    except (FedSurrogateError, KeyError, TypeError) as error:
+        raise DataError(f"{file} holds no generator this version can use ({error})") from None
+
+
+def manifest_of(generator: Generator, rounds: int = 0) -> dict[str, Any]:
+    """What goes with everything a generator makes: where it comes from, and what differential privacy it has."""
+    run = generator.run
+    claim = make_claim(run, "record")
+    privacy = None
+    if claim is not None:
+        privacy = {
+            "epsilon": spent_after(run, rounds) if rounds else claim.epsilon,
+            "delta": claim.delta,
+            "unit": claim.unit,
+            "relation": "add or remove one record of one site's training data",
+            "mechanism": claim.mechanism,
+            "not_covered": list(NOT_COVERED),
+        }
+    return {
+        "method": run.method,
+        "run": run_digest(run),
+        "fingerprint": generator.header.fingerprint,
+        "classes": list(generator.header.classes),
+        "normalisation": NORMALISATION,
+        "privacy": privacy,
+    }
+
+
+@dataclass(frozen=True)
+class SyntheticSet:
+    """Embeddings (n, d) of norm about one, labels (n,) among `classes`, and the manifest that came with them."""
+
+    features: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    fingerprint: str
+    manifest: dict[str, Any]
+
+
+def write_synthetic_set(file: Path, generator: Generator, labels: Tensor, seed: int, manifest: dict[str, Any]) -> Tensor:
+    """Draw embeddings (n, d) of these labels (n,) and write both, at 16 bits; returns the embeddings."""
+    from safetensors.torch import save_file
+
+    features = generator.draw(labels, torch.Generator().manual_seed(seed))
+    counts = torch.bincount(labels, minlength=len(generator.header.classes)).tolist()
+    story = manifest | {
+        "format": FORMAT,
+        "kind": "synthetic embeddings",
+        "seed": seed,
+        "records": dict(zip(generator.header.classes, counts, strict=True)),
+    }
+    metadata = {"manifest": json.dumps(story), "fingerprint": generator.header.fingerprint}
+    metadata["classes"] = ",".join(generator.header.classes)
+    save_file({"x": features.half().contiguous(), "y": labels.contiguous()}, file, metadata)
+    return features
+
+
+def read_synthetic_set(file: Path) -> SyntheticSet:
+    """Undo `write_synthetic_set`. Raises DataError for a file that is none."""
+    from safetensors.torch import load_file
+
+    manifest, tensors = _manifest(file, "synthetic embeddings"), load_file(file)
+    features, labels, classes = tensors["x"].float(), tensors["y"], tuple(manifest["classes"])
+    if features.ndim != 2 or labels.shape != features.shape[:1] or not features.isfinite().all():
+        raise DataError(
+            f"{file}: x of shape {tuple(features.shape)} and y of {tuple(labels.shape)}; (n, d), finite, and (n,)"
+        )
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
+        raise DataError(f"{file}: labels beyond its {len(classes)} classes")
+    return SyntheticSet(features, labels, classes, manifest["fingerprint"], manifest)
+
+
+def read_manifest(file: Path) -> dict[str, Any]:
+    """What a generator's file says of itself. Raises DataError."""
+    return _manifest(file, "generator")
+
+
+def _manifest(file: Path, kind: str) -> dict[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as content:
+            manifest: dict[str, Any] = json.loads((content.metadata() or {})["manifest"])
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise DataError(f"{file} is no file of a {kind} ({type(error).__name__})") from None
+    if (manifest.get("format"), manifest.get("kind")) != (FORMAT, kind):
+        raise DataError(f"{file} holds {manifest.get('kind')!r} of format {manifest.get('format')}, not a {kind}")
+    return manifest
+
+
+def _settings(run: RunConfig) -> dict[str, Any]:
+    """The settings a generator's shape and promise follow from, as a flat run-config."""
+    section = run.dpcvae.model_dump(by_alias=True)
+    return {"method": run.method, "seed": run.seed, "epsilon": run.epsilon, "delta": run.delta} | {
+        f"dpcvae.{key}": value for key, value in section.items()
+    }

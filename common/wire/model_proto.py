@@ -1,0 +1,224 @@
+"""Heads, networks and updates as protobuf messages, in canonical bytes."""
+
+from __future__ import annotations
+
+import math
+from typing import cast, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.config.sections import Model
+from common.errors import ConfigError, SurrogateError
+from common.models.classifiers import Classifier, Ensemble, Head, Network
+from common.models.networks import WIDEST, build
+from common.models.parameters import Parameters, Tensors
+from common.safe_parsing import read_message
+from common.surrogates.synthetic import Synthetic
+from common.wire import surrogate_pb2 as pb
+from common.wire.float16 import pack, unpack
+from common.wire.surrogate_proto import (
+    pack_centre,
+    pack_claim,
+    pack_header,
+    parse,
+    unpack_centre,
+    unpack_claim,
+    unpack_header,
+)
+
+MOST_DIMENSIONS = 8
+# More would fill memory before anybody has counted what was asked for.
+MOST_SYNTHETIC = 2**20
+# Numbers in the tensors of one message, unless the reader knows how many there can be: what a gibibyte of halves holds.
+MOST_NUMBERS = 2**29
+
+
+def pack_head(head: Head) -> bytes:
+    """Canonical bytes of a linear head, at 16 bits."""
+    return _head(head).SerializeToString(deterministic=True)
+
+
+def _head(head: Head) -> pb.Head:
+    message = pb.Head(header=pack_header(head.header), weight=pack(head.weight), bias=pack(head.bias))
+    if head.clip is not None:
+        message.clip = head.clip
+    if head.centre is not None:
+        message.centre.CopyFrom(pack_centre(head.centre))
+    return message
+
+
+def unpack_head(payload: bytes) -> Head:
+    """Parse a head; raises SurrogateError."""
+    message = pb.Head()
+    parse(message, payload)
+    return _unpack_head(message)
+
+
+def _unpack_head(message: pb.Head) -> Head:
+    classes = len(message.header.classes)
+    if not classes or len(message.weight.shape) != 2:
+        raise SurrogateError(f"a head for {classes} classes with weights of shape {tuple(message.weight.shape)[:4]}")
+    weight = unpack(message.weight, "head weights", (classes, message.weight.shape[1]))
+    clip = message.clip if message.HasField("clip") else None
+    centre = unpack_centre(message.centre) if message.HasField("centre") else None
+    if centre is not None and len(centre) != weight.shape[1]:
+        raise SurrogateError(f"a centre of dimension {len(centre)} for weights of dimension {weight.shape[1]}")
+    head = Head(unpack_header(message.header), weight, unpack(message.bias, "head bias", (classes,)), clip, centre)
+    if not (head.weight.isfinite().all() and head.bias.isfinite().all() and 0 <= (clip or 0) < torch.inf):
+        raise SurrogateError("the head holds a number that is not finite")
+    return head
+
+
+def pack_classifier(model: Classifier) -> bytes:
+    """Canonical bytes of whatever a run learns, at 16 bits."""
+    message = pb.Classifier()
+    match model:
+        case Head():
+            message.head.CopyFrom(_head(model))
+        case Ensemble():
+            message.heads.heads.extend([_head(head) for head in model.heads])
+        case Network():
+            tensors = _pack_tensors(model.tensors)
+            network = pb.Network(header=pack_header(model.header), kind=model.kind, inputs=model.inputs, tensors=tensors)
+            message.network.CopyFrom(network)
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_classifier(payload: bytes, most: int = MOST_NUMBERS) -> Classifier:
+    """Undo `pack_classifier`. Raises SurrogateError; `most` is that of `unpack_parameters`, for a network."""
+    message = pb.Classifier()
+    read_message(message, payload, "model")
+    match message.WhichOneof("kind"):
+        case "head":
+            return _unpack_head(message.head)
+        case "heads" if message.heads.heads:
+            heads = tuple(_unpack_head(head) for head in message.heads.heads)
+            if any((h.header.classes, h.dimension) != (heads[0].header.classes, heads[0].dimension) for h in heads):
+                raise SurrogateError("an ensemble of heads of different classes or dimensions")
+            return Ensemble(heads)
+        case "network":
+            return _unpack_network(message.network, most)
+    raise SurrogateError("a model of no known kind")
+
+
+def _unpack_network(message: pb.Network, most: int) -> Network:
+    tensors, classes = _unpack_tensors(message.tensors, most), len(message.header.classes)
+    if message.kind not in get_args(Model) or not classes or not 0 < message.inputs < 2**24:
+        raise SurrogateError(f"a network of kind {message.kind[:20]!r} for {classes} classes and {message.inputs} inputs")
+    kind = cast(Model, message.kind)
+    first = tensors.get("convolution1.weight" if kind == "convnet" else "hidden.weight")
+    if kind != "linear" and not (first is not None and first.dim() and 0 < len(first) <= WIDEST):
+        raise SurrogateError(f"a {kind} without a first layer, or wider than {WIDEST}")
+    try:
+        wanted = {name: p.shape for name, p in build(kind, message.inputs, classes, tensors).named_parameters()}
+    except ConfigError as error:
+        raise SurrogateError(f"a {kind} that cannot be built ({error})") from None
+    if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
+        raise SurrogateError(f"a {kind} whose tensors do not fit {classes} classes and {message.inputs} inputs")
+    return Network(unpack_header(message.header), kind, message.inputs, tensors)
+
+
+def pack_parameters(parameters: Parameters) -> bytes:
+    """Canonical bytes of a model or an update, at 16 bits. Where half of a tensor or more is zero, only the rest travels."""
+    message = pb.Parameters(
+        header=pack_header(parameters.header),
+        round=parameters.round,
+        records=parameters.records,
+        tensors=_pack_tensors(parameters.tensors),
+        claim=pack_claim(parameters.claim),
+    )
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_parameters(payload: bytes, most: int = MOST_NUMBERS) -> Parameters:
+    """Undo `pack_parameters`. Raises SurrogateError, also for tensors of more than `most` numbers together."""
+    message = pb.Parameters()
+    parse(message, payload)
+    claim = unpack_claim(message.claim) if message.HasField("claim") else None
+    tensors = _unpack_tensors(message.tensors, most)
+    return Parameters(unpack_header(message.header), message.round, tensors, message.records, claim)
+
+
+def pack_synthetic(synthetic: Synthetic) -> bytes:
+    """Canonical bytes of synthetic records, at 16 bits."""
+    message = pb.Synthetic(
+        header=pack_header(synthetic.header),
+        round=synthetic.round,
+        records=synthetic.records,
+        values=pack(synthetic.values),
+        labels=synthetic.labels.tolist(),
+        radius=synthetic.radius,
+        claim=pack_claim(synthetic.claim),
+    )
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_synthetic(payload: bytes) -> Synthetic:
+    """Undo `pack_synthetic`. Raises SurrogateError."""
+    message = pb.Synthetic()
+    parse(message, payload)
+    shape = tuple(message.values.shape)
+    if len(shape) != 2 or not shape[1] or not 0 < shape[0] == len(message.labels) <= MOST_SYNTHETIC:
+        raise SurrogateError(
+            f"synthetic records of shape {shape[:4]} with {len(message.labels)} labels; (n, d) and n are expected, at most "
+            f"{MOST_SYNTHETIC} records"
+        )
+    labels = list(message.labels)
+    if any(label >= len(message.header.classes) for label in labels) or labels != sorted(labels):
+        raise SurrogateError(
+            f"labels of synthetic records that are not among {len(message.header.classes)} classes in order"
+        )
+    values = unpack(message.values, "synthetic records", (len(labels), shape[1]))
+    claim = unpack_claim(message.claim) if message.HasField("claim") else None
+    header = unpack_header(message.header)
+    return Synthetic(header, message.round, values, torch.tensor(labels), message.radius, message.records, claim)
+
+
+def _pack_tensors(tensors: Tensors) -> list[pb.Tensor]:
+    packed = []
+    for name, tensor in sorted(tensors.items()):
+        kept = tensor != 0
+        # A bit an entry is worth it as soon as one in sixteen need not travel.
+        if tensor.numel() >= 16 and float(kept.float().mean()) < 15 / 16:
+            bits = np.packbits(kept.flatten().cpu().numpy()).tobytes()
+            packed.append(pb.Tensor(name=name, values=pack(tensor[kept]), kept=bits, shape=list(tensor.shape)))
+        else:
+            packed.append(pb.Tensor(name=name, values=pack(tensor)))
+    return packed
+
+
+def _unpack_tensors(packed: object, most: int) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for each in cast(list[pb.Tensor], packed):
+        if each.name in tensors or len(each.name) > 200:
+            raise SurrogateError(f"tensor {each.name[:40]!r} twice, or with a name that is too long")
+        name = each.name[:40]
+        shape = tuple(each.shape if each.kept else each.values.shape)
+        entries = math.prod(shape)
+        if len(shape) > MOST_DIMENSIONS or (each.kept and len(each.kept) != -(-entries // 8)):
+            raise SurrogateError(f"{name}: {len(each.kept)} bytes do not mark the entries of shape {shape[:4]}")
+        # A bit marks an entry of four bytes, so a payload could ask for far more memory than it takes.
+        if (most := most - entries) < 0:
+            raise SurrogateError(f"{name}: with it there are more numbers than were asked for")
+        if not each.kept:
+            tensors[each.name] = unpack(each.values, name, shape)
+            continue
+        marks = torch.from_numpy(np.unpackbits(np.frombuffer(each.kept, np.uint8), count=entries).astype(bool))
+        dense = torch.zeros(entries)
+        dense[marks] = unpack(each.values, name, (int(marks.sum()),))
+        tensors[each.name] = dense.reshape(shape)
+    return tensors
+
+
+def pack_relay(surrogates: list[bytes]) -> bytes:
+    """What is passed along a chain: surrogates in their canonical bytes."""
+    return pb.Relay(surrogates=surrogates).SerializeToString(deterministic=True)
+
+
+def unpack_relay(payload: bytes) -> list[bytes]:
+    """Undo `pack_relay`. Raises SurrogateError."""
+    message = pb.Relay()
+    read_message(message, payload, "relay")
+    return list(message.surrogates)

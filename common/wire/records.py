@@ -1,0 +1,233 @@
+"""Surrogates as canonical bytes, and those bytes as one array of a Flower record. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import cast
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from common.errors import SurrogateError
+from common.safe_parsing import read_message
+from common.surrogates.covariances import Diagonal, Full, LowRank, Spherical
+from common.surrogates.mixtures import AnyCovariance, Mixtures
+from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
+from common.wire import surrogate_pb2 as pb
+from common.wire.float16 import LARGEST_HALF, pack, unpack
+from common.wire.surrogate_proto import (
+    pack_centre,
+    pack_claim,
+    pack_header,
+    pack_sums,
+    parse,
+    unpack_centre,
+    unpack_claim,
+    unpack_header,
+    unpack_sums,
+)
+from common.wire.validation import LARGEST_COUNT
+
+Info = dict[str, str | int | float | bool | list[int] | list[float]]
+
+# For who reads and writes records without knowing Flower.
+Record = RecordDict
+
+PAYLOAD = "payload"
+INFO = "info"
+STORED_AS = "fedsurrogate.protobuf"
+# Beside a payload: the names of ten thousand classes, or points of a picture.
+MOST_VALUES, LARGEST_INFO = 256, 2**22
+
+
+def pack_surrogate(surrogate: AnySurrogate) -> bytes:
+    """Canonical bytes: the same surrogate always gives the same."""
+    message = pb.Surrogate(header=pack_header(surrogate.header), claim=pack_claim(surrogate.claim))
+    if isinstance(surrogate, SumsSurrogate):
+        message.sums.CopyFrom(pack_sums(surrogate.sums))
+    else:
+        message.mixtures.CopyFrom(_pack_mixtures(surrogate.mixtures))
+    return message.SerializeToString(deterministic=True)
+
+
+def _pack_mixtures(mixtures: Mixtures) -> pb.Mixtures:
+    return pb.Mixtures(
+        covariance=mixtures.family,
+        counts=mixtures.counts.tolist(),
+        components=mixtures.components.tolist(),
+        weights=pack(mixtures.weights),
+        means=pack(mixtures.means),
+        spread=_pack_covariance(mixtures.covariance),
+    )
+
+
+def unpack_surrogate(payload: bytes) -> AnySurrogate:
+    """Parse and check the structure; raises SurrogateError. Whether it fits a run: `checks.check_surrogate`."""
+    message = pb.Surrogate()
+    parse(message, payload)
+    header, classes = unpack_header(message.header), len(message.header.classes)
+    claim = unpack_claim(message.claim) if message.HasField("claim") else None
+    if message.HasField("sums"):
+        if claim is None:
+            raise SurrogateError("noisy sums without a privacy claim, which says how noisy they are")
+        return SumsSurrogate(header, unpack_sums(message.sums, classes, claim), claim)
+    return Surrogate(header, _unpack_mixtures(message.mixtures, classes), claim)
+
+
+def _unpack_mixtures(body: pb.Mixtures, classes: int) -> Mixtures:
+    counts, components = list(body.counts), list(body.components)
+    if not classes or len(counts) != classes or len(components) != classes:
+        raise SurrogateError(f"{classes} classes with {len(counts)} counts and {len(components)} numbers of components")
+    if wrong := [count for count in counts if not 1 <= count <= LARGEST_COUNT]:
+        raise SurrogateError(f"a class of {wrong[0]} records; 1 to {LARGEST_COUNT} are allowed")
+    total = sum(components)
+    if min(components) < 1 or len(body.means.shape) != 2 or body.means.shape[1] < 1:
+        raise SurrogateError(f"means of shape {tuple(body.means.shape)[:4]} for {total} components")
+    dimension = body.means.shape[1]
+    weights = unpack(body.weights, "mixture weights", (total,))
+    means = unpack(body.means, "means", (total, dimension))
+    labels = torch.arange(classes).repeat_interleave(torch.tensor(components))
+    totals = torch.zeros(classes).index_add_(0, labels, weights)
+    # Only what half precision has rounded is made good; sums further from one are refused by `check_surrogate`.
+    totals = torch.where((totals - 1).abs() < 0.01, totals, 1.0)
+    return Mixtures(
+        counts=torch.tensor(counts),
+        labels=labels,
+        weights=weights / totals[labels],
+        means=means,
+        covariance=_unpack_covariance(body, total, dimension),
+    )
+
+
+def pack_question(centre: Tensor | None) -> bytes | None:
+    """What a site is asked with: the public centre of this run, if there is one."""
+    return None if centre is None else pack_centre(centre).SerializeToString(deterministic=True)
+
+
+def unpack_question(payload: bytes | None) -> Tensor | None:
+    """Undo `pack_question`. Raises SurrogateError."""
+    if payload is None:
+        return None
+    message = pb.Centre()
+    read_message(message, payload, "public centre")
+    return unpack_centre(message)
+
+
+def to_record(payload: bytes | None, info: Info) -> RecordDict:
+    """Wrap canonical bytes (or none) and a few numbers for Flower. Empty values are left out: they break its counters."""
+    record = RecordDict({INFO: ConfigRecord({key: value for key, value in info.items() if value not in ("", [])})})
+    if payload is not None:
+        record[PAYLOAD] = ArrayRecord({PAYLOAD: Array("uint8", (len(payload),), STORED_AS, payload)})
+    return record
+
+
+def check_form(record: RecordDict) -> None:
+    """Raise SurrogateError unless a record holds what `to_record` makes and nothing beside it.
+
+    Looks at no more than the first of too many things: an honest record is counted in no time, another is not worth it.
+    """
+    if not set(islice(record, 3)) <= {INFO, PAYLOAD}:
+        raise SurrogateError(f"{len(record)} records, which are not {INFO!r} and {PAYLOAD!r} alone")
+    info, arrays = record.get(INFO, ConfigRecord()), record.get(PAYLOAD, ArrayRecord())
+    if not (isinstance(info, ConfigRecord) and isinstance(arrays, ArrayRecord)):
+        raise SurrogateError(f"records of the types {type(info).__name__} and {type(arrays).__name__}")
+    if not set(islice(arrays, 2)) <= {PAYLOAD}:
+        raise SurrogateError(f"{len(arrays)} arrays, which are not {PAYLOAD!r} alone")
+    for array in arrays.values():
+        found = (array.dtype, tuple(array.shape), array.stype)
+        if found != ("uint8", (len(array.data),), STORED_AS):
+            raise SurrogateError("an array that is not bytes in one piece, stored as these")
+    if len(info) > MOST_VALUES:
+        raise SurrogateError(f"{len(info)} values beside the payload; at most {MOST_VALUES} are allowed")
+    if sum(len(key) + _size(value) for key, value in info.items()) > LARGEST_INFO:
+        raise SurrogateError(f"values beside the payload that take more than {LARGEST_INFO} bytes")
+
+
+def _size(value: object) -> int:
+    """Bytes of a value. Raises SurrogateError for an empty one, which Flower cannot count and `to_record` leaves out."""
+    if isinstance(value, list) and value and isinstance(value[0], str | bytes):
+        return sum(map(len, value))
+    if isinstance(value, str | bytes | list):
+        if not value:
+            raise SurrogateError("a reply with empty values, which cannot be counted")
+        return len(value) * (8 if isinstance(value, list) else 1)
+    return 8
+
+
+def from_record(record: RecordDict, largest: int) -> tuple[bytes | None, Info]:
+    """Undo `to_record`. Raises SurrogateError for a record of another form, or when the payload is larger than `largest` or
+    than it was announced.
+    """
+    check_form(record)
+    info = cast(Info, dict(record.config_records.get(INFO, ConfigRecord())))
+    arrays = record.array_records.get(PAYLOAD)
+    payload = arrays[PAYLOAD].data if arrays else None
+    if payload is not None:
+        announced = info.get("bytes")
+        if len(payload) > largest:
+            raise SurrogateError(f"a payload of {len(payload)} bytes; at most {largest} are allowed")
+        if not isinstance(announced, int) or announced != len(payload):
+            raise SurrogateError(f"a payload of {len(payload)} bytes where {repr(announced)[:40]} were announced")
+    return payload, info
+
+
+def record_bytes(record: RecordDict) -> int:
+    """Bytes a record occupies in messages, its headers included."""
+    return sum(array_record.count_bytes() for array_record in record.array_records.values()) + sum(
+        config.count_bytes() for config in record.config_records.values()
+    )
+
+
+def _pack_covariance(covariance: AnyCovariance) -> list[pb.Halves]:
+    """Variances as logarithms; factors relative to what is left of their own dimension, so no entry can underflow."""
+    match covariance:
+        case Spherical() | Diagonal():
+            return [pack(covariance.variances, logarithm=True)]
+        case LowRank():
+            largest = covariance.factor.abs().amax(1)
+            variances = covariance.variances.maximum((largest / LARGEST_HALF).square())
+            return [pack(variances, logarithm=True), pack(covariance.factor / variances.sqrt()[:, None])]
+        case Full():
+            rows, columns = _below_diagonal(covariance.cholesky.shape[1])
+            below = covariance.cholesky.tril(-1)
+            pivots = covariance.cholesky.diagonal(dim1=1, dim2=2).maximum(below.abs().amax(2) / LARGEST_HALF)
+            ratios = (below / pivots[:, :, None])[:, rows, columns]
+            return [pack(pivots, logarithm=True), pack(ratios)] if ratios.numel() else [pack(pivots, logarithm=True)]
+
+
+def _unpack_covariance(body: pb.Mixtures, total: int, dimension: int) -> AnyCovariance:
+    spread = list(body.spread)
+    wanted = 2 if body.covariance == "lowrank" or (body.covariance == "full" and dimension > 1) else 1
+    if len(spread) != wanted:
+        raise SurrogateError(f"covariance {body.covariance[:20]!r} with {len(spread)} tables, expected {wanted}")
+    if not spread[0].logarithm:
+        raise SurrogateError("variances must travel as logarithms")
+    match body.covariance:
+        case "spherical":
+            return Spherical(unpack(spread[0], "variances", (total,)))
+        case "diag":
+            return Diagonal(unpack(spread[0], "variances", (total, dimension)))
+        case "lowrank":
+            variances = unpack(spread[0], "variances", (dimension,))
+            rank = spread[1].shape[1] if len(spread[1].shape) == 2 else 0
+            if rank < 1:
+                raise SurrogateError(f"loadings of shape {tuple(spread[1].shape)[:4]}; (d, rank) is expected")
+            loadings = unpack(spread[1], "loadings", (dimension, rank))
+            return LowRank(loadings * variances.sqrt()[:, None], variances)
+        case "full":
+            pivots = unpack(spread[0], "pivots", (total, dimension))
+            if dimension == 1:
+                return Full(pivots[:, :, None])
+            # First of all, so that only a payload that brings a d x d matrix gets the memory for one.
+            ratios = unpack(spread[1], "ratios", (total, dimension * (dimension - 1) // 2))
+            rows, columns = _below_diagonal(dimension)
+            cholesky = torch.diag_embed(pivots)
+            cholesky[:, rows, columns] = ratios * pivots[:, rows]
+            return Full(cholesky)
+    raise SurrogateError(f"unknown covariance {body.covariance[:20]!r}")
+
+
+def _below_diagonal(dimension: int) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.tril_indices(dimension, dimension, offset=-1)
+    return rows, columns

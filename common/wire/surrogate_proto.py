@@ -1,0 +1,121 @@
+"""Headers, noisy sums, privacy claims and public centres as protobuf messages."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import cast
+
+from torch import Tensor
+
+from common.errors import SurrogateError
+from common.privacy.accounting import Unit
+from common.privacy.claims import Claim
+from common.safe_parsing import read_message
+from common.surrogates.class_sums import Sums
+from common.surrogates.surrogates import Header
+from common.wire import surrogate_pb2 as pb
+from common.wire.float16 import pack, unpack
+
+SCHEMA = 1
+
+Framed = pb.Surrogate | pb.Head | pb.Parameters | pb.Network | pb.Synthetic
+
+
+def pack_sums(sums: Sums) -> pb.Sums:
+    """Noisy sums at 16 bits: rounding to a 2,000th is small beside the noise."""
+    squares = None if sums.squares is None else pack(sums.squares)
+    return pb.Sums(counts=pack(sums.counts), sums=pack(sums.sums), squares=squares)
+
+
+def unpack_sums(body: pb.Sums, classes: int, claim: Claim) -> Sums:
+    """Undo `pack_sums`; the claim says how noisy they are. Raises SurrogateError."""
+    shape = tuple(body.sums.shape)
+    wanted = {"counts", "sums"} | ({"squares"} if body.HasField("squares") else set())
+    if not classes or len(shape) != 2 or shape[1] < 1:
+        raise SurrogateError(f"class sums of shape {shape[:4]} for {classes} classes")
+    if claim.noise.keys() != wanted:
+        raise SurrogateError(
+            f"noise is claimed for {[name[:40] for name in sorted(claim.noise)[:5]]}, the statistics are {sorted(wanted)}"
+        )
+    squares = None
+    if body.HasField("squares"):
+        length = shape[1] if list(body.squares.shape) == [shape[1]] else shape[1] * (shape[1] + 1) // 2
+        squares = unpack(body.squares, "second moments", (length,))
+    counts = unpack(body.counts, "counts", (classes,))
+    sums = unpack(body.sums, "class sums", (classes, shape[1]))
+    return Sums(counts, sums, squares, {name: sigma for name, (sigma, _) in claim.noise.items()})
+
+
+def pack_centre(mean: Tensor) -> pb.Centre:
+    """A public centre (d,) at 16 bits."""
+    return pb.Centre(mean=pack(mean))
+
+
+def unpack_centre(centre: pb.Centre) -> Tensor:
+    """Undo `pack_centre`: (d,). Raises SurrogateError."""
+    mean = unpack(centre.mean, "public centre", tuple(centre.mean.shape)[:1])
+    if not len(mean) or not mean.isfinite().all():
+        raise SurrogateError("the public centre is empty or not finite")
+    return mean
+
+
+def centre_digest(mean: Tensor | None) -> str:
+    """What a claim names a centre by; empty for none."""
+    if mean is None:
+        return ""
+    return hashlib.sha256(pack_centre(mean).SerializeToString(deterministic=True)).hexdigest()[:16]
+
+
+def pack_claim(claim: Claim | None) -> pb.Claim | None:
+    """None where there is no privacy to claim."""
+    if claim is None:
+        return None
+    return pb.Claim(
+        mechanism=claim.mechanism,
+        epsilon=claim.epsilon,
+        delta=claim.delta,
+        unit=claim.unit,
+        noise_multiplier=claim.noise_multiplier,
+        clip=claim.clip,
+        noise=[
+            pb.Noise(statistic=name, sigma=sigma, sensitivity=sensitivity)
+            for name, (sigma, sensitivity) in sorted(claim.noise.items())
+        ],
+        centre=claim.centre,
+    )
+
+
+def unpack_claim(claim: pb.Claim) -> Claim:
+    """Undo `pack_claim`. Raises SurrogateError for a unit there is not, or noise that is no positive number."""
+    noise = {entry.statistic: (entry.sigma, entry.sensitivity) for entry in claim.noise}
+    if claim.unit not in ("record", "patient"):
+        raise SurrogateError(f"a privacy claim for unit {claim.unit[:20]!r}; 'record' or 'patient' is expected")
+    if not all(0 < number < math.inf for pair in noise.values() for number in pair):
+        raise SurrogateError("a privacy claim with noise that is not a positive number")
+    unit = cast(Unit, claim.unit)
+    return Claim(claim.mechanism, claim.epsilon, claim.delta, unit, claim.noise_multiplier, claim.clip, noise, claim.centre)
+
+
+def parse(message: Framed, payload: bytes) -> None:
+    """Fill a message from bytes. Raises SurrogateError for what is none, or of another schema version."""
+    read_message(message, payload, type(message).__name__.lower())
+    if message.header.schema != SCHEMA:
+        raise SurrogateError(f"schema version {message.header.schema}; this program reads version {SCHEMA}")
+
+
+def pack_header(header: Header) -> pb.Header:
+    """Who answered what."""
+    return pb.Header(
+        schema=SCHEMA,
+        method=header.method,
+        run=header.run,
+        site=header.site,
+        fingerprint=header.fingerprint,
+        classes=header.classes,
+    )
+
+
+def unpack_header(header: pb.Header) -> Header:
+    """Undo `pack_header`."""
+    return Header(header.method, header.run, header.site, header.fingerprint, tuple(header.classes))

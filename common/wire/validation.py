@@ -1,0 +1,146 @@
+"""The checks every surrogate passes before anything is learned from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import torch
+
+from common.config.run_config import RunConfig, run_digest
+from common.errors import RunError, SurrogateError
+from common.surrogates.class_sums import lengths
+from common.surrogates.covariances import LowRank
+from common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
+
+# No site has more records of one class than this; a larger count would only buy a louder voice.
+LARGEST_COUNT = 100_000_000
+# Larger features, or variances beyond its square, would overflow while learning and take every other site's part along.
+LARGEST_NUMBER = 1e15
+# No run has more classes, and no name of a class or a backbone is longer.
+MOST_CLASSES, LONGEST_NAME = 10_000, 200
+# A site's name becomes a file name at the coordinator.
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What this run's surrogates must look like. Empty or zero means "not known beforehand"."""
+
+    method: str
+    run: str
+    family: str
+    components: int
+    rank: int
+    classes: tuple[str, ...] = ()
+    fingerprint: str = ""
+    dimension: int = 0
+
+    @classmethod
+    def of(cls, run: RunConfig, classes: tuple[str, ...], fingerprint: str, dimension: int = 0) -> Expectation:
+        """What these settings lead to."""
+        family = "spherical" if run.mechanism == "dp-em" else run.fedpft.covariance
+        shape = (family, run.fedpft.components, run.fedpft.rank)
+        return cls(run.method, run_digest(run), *shape, classes, fingerprint, dimension)
+
+
+def is_name(value: object) -> TypeGuard[str]:
+    """Whether a class or a backbone can be called so: a short text, without anything that does not print."""
+    # Half of a pair of UTF-16 surrogates does not print, and cannot be sent on.
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+
+
+def check_header(header: Header, expected: Expectation) -> None:
+    """Raise SurrogateError when a header does not belong to this run."""
+    for name, value, wanted in (
+        ("method", header.method, expected.method),
+        ("run", header.run, expected.run),
+        ("backbone fingerprint", header.fingerprint, expected.fingerprint or header.fingerprint),
+    ):
+        if value != wanted:
+            raise SurrogateError(f"{name} {value[:80]!r} is not this run's {wanted!r}")
+    if not SITE_NAME.fullmatch(header.site):
+        raise SurrogateError(f"site name {header.site[:64]!r}; letters, digits, '.', '_' and '-' are allowed, 64 at most")
+    if not header.classes or "" in header.classes:
+        raise SurrogateError("an empty class list, or a class without a name")
+    if len(header.classes) > MOST_CLASSES or not all(map(is_name, (*header.classes, header.fingerprint))):
+        raise SurrogateError(
+            f"{len(header.classes)} classes, or a name among them or of the backbone that does not print; at most "
+            f"{MOST_CLASSES} of at most {LONGEST_NAME} characters are allowed"
+        )
+    if len(set(header.classes)) != len(header.classes):
+        raise SurrogateError("a class is named twice")
+    if expected.classes and (unknown := set(header.classes) - set(expected.classes)):
+        raise SurrogateError(f"unknown class {sorted(unknown)[0][:80]!r}; this run has {', '.join(expected.classes)}")
+
+
+def check_class_number(classes: Sequence[str]) -> None:
+    """Raise RunError for more classes than a run can have, which sites together can name though none alone."""
+    if len(classes) > MOST_CLASSES:
+        raise RunError(
+            f"the sites name {len(classes)} classes together, {MOST_CLASSES} at most; set classes in the settings"
+        )
+
+
+def check_surrogate(surrogate: AnySurrogate, expected: Expectation) -> None:
+    """Raise SurrogateError, naming field and value, unless every number can be learned from.
+
+    Whether its privacy is what the run asked for: `claims.check_claim`.
+    """
+    check_header(surrogate.header, expected)
+    dimension = surrogate.dimension
+    if expected.dimension and dimension != expected.dimension:
+        raise SurrogateError(f"features of dimension {dimension}, the other sites have {expected.dimension}")
+    if isinstance(surrogate, SumsSurrogate):
+        _check_sums(surrogate, expected)
+    else:
+        _check_mixtures(surrogate, expected)
+
+
+def _check_sums(surrogate: SumsSurrogate, expected: Expectation) -> None:
+    sums, dimension = surrogate.sums, surrogate.dimension
+    if expected.classes and surrogate.header.classes != expected.classes:
+        raise SurrogateError("noisy sums of other classes than the run's, or in another order")
+    wanted = {"spherical": 0, "diag": dimension}.get(expected.family, dimension * (dimension + 1) // 2)
+    found = 0 if sums.squares is None else len(sums.squares)
+    if found != wanted:
+        raise SurrogateError(f"second moments of {found} numbers; covariance {expected.family!r} needs {wanted}")
+    for name, table in {"counts": sums.counts, "sums": sums.sums, "squares": sums.squares}.items():
+        if table is not None and not table.isfinite().all():
+            raise SurrogateError(f"{name} hold a number that is not finite")
+    if sums.counts.abs().max() > LARGEST_COUNT:
+        raise SurrogateError(f"a class of {float(sums.counts.abs().max()):g} records; {LARGEST_COUNT} at most are allowed")
+    for name, length, most in lengths(sums):
+        if bool((length > most).any()):
+            worst = int((length - most).argmax())
+            raise SurrogateError(
+                f"{name} of length {float(length[worst]):.4g}, where so many records of norm one and the noise make at most "
+                f"{float(most[worst]):.4g}"
+            )
+
+
+def _check_mixtures(surrogate: Surrogate, expected: Expectation) -> None:
+    mixtures = surrogate.mixtures
+    if mixtures.family != expected.family:
+        raise SurrogateError(f"covariance {mixtures.family!r}, asked for {expected.family!r}")
+    if int(mixtures.components.max()) > expected.components:
+        raise SurrogateError(
+            f"{int(mixtures.components.max())} components in a class, asked for at most {expected.components}"
+        )
+    covariance = mixtures.covariance
+    if isinstance(covariance, LowRank) and covariance.factor.shape[1] > expected.rank:
+        raise SurrogateError(f"rank {covariance.factor.shape[1]}, asked for at most {expected.rank}")
+    tables = {"weights": mixtures.weights, "means": mixtures.means} | vars(covariance)
+    for name, table in tables.items():
+        if not table.isfinite().all():
+            raise SurrogateError(f"{name} hold a number that is not finite")
+    mean, variance = mixtures.moments()
+    if not (mean.abs().max() < LARGEST_NUMBER and variance.max() < LARGEST_NUMBER**2):
+        raise SurrogateError(f"means or variances that are too large; standard deviations reach {LARGEST_NUMBER:g} at most")
+    totals = torch.zeros(len(mixtures.counts)).index_add_(0, mixtures.labels, mixtures.weights)
+    if mixtures.weights.min() < 0 or (totals - 1).abs().max() > 0.01:
+        raise SurrogateError(
+            f"mixture weights of a class sum to {float(totals[(totals - 1).abs().argmax()]):.4g}, not to one"
+        )

@@ -1,0 +1,65 @@
+"""The `coordinator certs` command: the papers that let sites trust the coordinator, and it them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from server_app.deployment.certificates import SERVER_DAYS, issue, papers
+
+console = Console(highlight=False, markup=False, emoji=False)
+
+
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Where they lie, or are to lie. Keep it to yourself.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address by which sites reach the coordinator; may be given several times."),
+    ] = None,
+    site: Annotated[list[str] | None, typer.Option(help="A site to make a key for; may be given several times.")] = None,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Sign the coordinator's certificate anew; sites need nothing new.")
+    ] = False,
+    days: Annotated[
+        int, typer.Option(min=1, max=3650, help="How long a new certificate of the coordinator holds.")
+    ] = SERVER_DAYS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Make the certificates and keys of a federation, or tell when they expire.
+
+    Makes only what is missing. A site gets the folder FOLDER/sites/NAME, and nothing else. Exits with 1 when a certificate
+    has expired.
+    """
+    issue(folder, host or (), site or (), renew, days)
+    now = datetime.datetime.now(datetime.UTC)
+    found = [(paper, paper.state(now)) for paper in papers(folder)]
+    if as_json:
+        rows = [
+            {
+                "kind": paper.kind,
+                "name": paper.name,
+                "file": str(paper.file),
+                "fingerprint": paper.fingerprint,
+                "expires": paper.expires and paper.expires.isoformat(timespec="seconds"),
+                "state": state,
+            }
+            for paper, state in found
+        ]
+        print(json.dumps(rows, indent=2))
+    else:
+        table = Table("", "for", "file", Column("valid until", no_wrap=True), Column(no_wrap=True), title=str(folder))
+        for paper, state in found:
+            until = f"{paper.expires:%Y-%m-%d}" if paper.expires else ""
+            table.add_row(paper.kind, paper.name, str(paper.file.relative_to(folder)), until, state)
+        console.print(table)
+        if any(state != "ok" for _, state in found):
+            remedy = f"sign the coordinator's certificate anew: coordinator certs {folder} --renew"
+            console.print(remedy, style="yellow", soft_wrap=True)
+    if any(state == "expired" for _, state in found):
+        raise typer.Exit(1)

@@ -1,0 +1,202 @@
+"""The `coordinator` command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from common.config.flat_settings import parse_overrides
+from common.config.run_config import parse_run_config
+from common.errors import ConfigError, FedSurrogateError
+from server_app.cli.certs import certs
+from server_app.cli.control import register, run, superlink, unregister
+from server_app.cli.kit import kit
+from server_app.cli.monitoring import metrics, tensorboard, watch
+from server_app.cli.offline import key as show_key
+from server_app.cli.offline import learn, request
+from server_app.cli.options import Overrides, Preset, RunArgument
+from server_app.runs.presets import preset_note, preset_settings, presets
+from server_app.runs.state import event_line
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+console = Console(highlight=False)
+
+
+@app.command()
+def simulate(
+    sites: Annotated[int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")] = 3,
+    preset: Preset = "",
+    run_config: Overrides = None,
+    gpus: Annotated[float, typer.Option(min=0, help="Share of a GPU each simulated site gets.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json and the folder, no table.")] = False,
+) -> None:
+    """Run a whole federation on this machine.
+
+    Example: coordinator simulate --sites 10 -c 'fedpft.covariance="lowrank" fedpft.rank=16 compare=true'
+    """
+    from server_app.deployment.simulate import simulate as start
+    from server_app.report.privacy_view import privacy_line
+
+    overrides = preset_settings(preset) | parse_overrides(run_config or [])
+    config = parse_run_config(overrides)
+    output = Path(config.output_dir).expanduser().absolute()
+    # The run happens in other processes, which stand elsewhere.
+    for key in ("data-dir", "weights-path"):
+        if overrides.get(key):
+            path = Path(str(overrides[key])).expanduser().absolute()
+            if not path.exists():
+                raise ConfigError(f"{key} = {overrides[key]!r}: there is nothing at {path}")
+            overrides[key] = str(path)
+    if config.data != "digits" and not config.data_dir:
+        raise ConfigError(f"data = {config.data!r} needs data-dir, the folder that holds it")
+    progress = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    with progress.status(f"starting {sites} simulated sites") as status:
+
+        def show(event: dict[str, Any]) -> None:
+            progress.print(event_line(event))
+            status.update(f"{event['event']} ...")
+
+        folder = start(sites, overrides | {"output-dir": str(output)}, output, gpus, show)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    if as_json:
+        typer.echo(json.dumps(metrics | {"folder": str(folder)}, indent=2))
+        return
+    console.print(result_table(metrics))
+    console.print(f"privacy {privacy_line(metrics)}", soft_wrap=True)
+    console.print(f"report {folder / 'report.html'}", soft_wrap=True)
+    console.print(str(folder), soft_wrap=True)
+
+
+@app.command()
+def plan(
+    preset: Preset = "",
+    run_config: Overrides = None,
+    classes: Annotated[int, typer.Option(min=1, help="Classes a site holds.")] = 10,
+    records: Annotated[int, typer.Option(min=1, help="Training records a site holds.")] = 1000,
+    dimension: Annotated[int, typer.Option(min=0, help="Feature dimension; 0 finds it out where it can.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds FedAvg would take.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Tell what a run will cost each site, before it starts: bytes, rounds, messages, privacy. Alternatives beside it."""
+    from dataclasses import asdict
+
+    from server_app.report.format import human_bytes
+    from server_app.runs.plan import find_dimension
+    from server_app.runs.plan import plan as costs
+
+    config = parse_run_config(preset_settings(preset) | parse_overrides(run_config or []))
+    rows = costs(config, dimension or find_dimension(config), classes, records, rounds)
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    private = rows[0].epsilon is not None
+    columns = ("epsilon", "delta", "noise on a class mean") if private else ()
+    table = Table("a site", "up", "down", "rounds", "messages", *columns)
+    for row in rows:
+        budget = [f"{number:g}" if number else "none" for number in (row.epsilon, row.delta)]
+        noise = f"{row.noise:.2g} of its norm-1 features" if row.noise else "none"
+        cells = (row.name, human_bytes(row.up), human_bytes(row.down), str(row.rounds), str(row.messages))
+        table.add_row(*cells, *((*budget, noise) if private else ()))
+    console.print(table)
+    if rows[0].noise is not None:
+        size = max(1, records // classes)
+        console.print(
+            f"the noise on the mean of a class of {size} at one site; over S such sites it shrinks to 1/sqrt(S) of that"
+        )
+    elif private:
+        console.print("the budget is that of all rounds together, for one record")
+    else:
+        console.print("privacy none")
+
+
+for command in (certs, kit, register, unregister, run, watch, metrics, tensorboard, show_key, request, learn):
+    app.command()(command)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(superlink)
+
+
+@app.command(name="preset")
+def show_preset(name: Annotated[str, typer.Argument(help="The preset to print, for `flwr run --run-config`.")] = "") -> None:
+    """List the presets, or print the settings of one."""
+    if name:
+        typer.echo(" ".join(f"{key}={json.dumps(value)}" for key, value in preset_settings(name).items()))
+        return
+    for each in presets():
+        typer.echo(f"{each}: {preset_note(each)}")
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="Another run whose accuracy is drawn beside; may be given several times.")
+    ] = None,
+) -> None:
+    """Write RUN/report.html again from what the run left."""
+    from server_app.report.build import write_report
+    from server_app.report.privacy_view import privacy_line
+    from server_app.report.run_view import read_run
+
+    console.print(f"privacy {privacy_line(read_run(run).metrics)}", soft_wrap=True)
+    console.print(str(write_report(run, beside or ())), soft_wrap=True)
+
+
+@app.command()
+def relearn(
+    run: RunArgument,
+    without: Annotated[list[str] | None, typer.Option(help="Leave this site out; may be given several times.")] = None,
+    classes: Annotated[str, typer.Option(help="Only these classes, comma-separated.")] = "",
+) -> None:
+    """Learn a new head from the stored surrogates, without going back to the sites.
+
+    Leaving a site out removes what it contributed exactly. Prints the folder of the new head.
+    """
+    from common.config.sections import split_names
+    from server_app.relearn import relearn as learn_again
+
+    try:
+        names = split_names(classes)
+    except ValueError as error:
+        raise ConfigError(f"classes: {error}") from None
+    folder, head = learn_again(run, without or (), names)
+    console.print(f"{len(head.header.classes)} classes: {', '.join(head.header.classes)}", soft_wrap=True)
+    console.print(str(folder), soft_wrap=True)
+
+
+def result_table(metrics: dict[str, Any]) -> Table:
+    """What people look for first: accuracies beside bytes."""
+    from server_app.report.format import human_bytes
+
+    table = Table(
+        "",
+        "accuracy",
+        "uplink",
+        title=f"{metrics['method']}, {metrics['sites']['used']} of {metrics['sites']['invited']} sites",
+    )
+    accuracy, sent = metrics["accuracy"], metrics["bytes"]
+    rows = [("this run", "model", sent["up"])]
+    rows += [(name, name, sent["compare"].get(name)) for name in ("oracle", "ensemble", "average")]
+    for label, key, count in rows:
+        if key in accuracy:
+            table.add_row(label, f"{accuracy[key]:.2%}", human_bytes(count) if count else "")
+    for site, value in sorted(accuracy["per_site"].items(), key=lambda item: (len(item[0]), item[0]))[:20]:
+        table.add_row(f"at site {site}", f"{value:.2%}", human_bytes(sent["up_per_site"].get(site, 0)))
+    return table
+
+
+def main() -> None:
+    """Entry point: every expected error is one line on stderr and exit code 1."""
+    try:
+        app()
+    except FedSurrogateError as error:
+        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Simulation, SuperLink, certificates and kits."""

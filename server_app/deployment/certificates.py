@@ -1,0 +1,238 @@
+"""Papers of a federation: an authority of its own, the coordinator's certificate under it, and a key for every site.
+
+One folder holds them all. `ca.key` signs; the coordinator's machine does not need it. A site needs `ca.crt` and its own key.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from common.errors import ConfigError
+from server_app.deployment.request_key import make_request_key
+
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
+# Clocks at hospitals are wrong by minutes; a certificate that begins in their future is refused.
+BEFORE = datetime.timedelta(days=1)
+SOON = datetime.timedelta(days=30)
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+HOST_NAME = re.compile(
+    r"(?=.{1,253}$)([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
+)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A certificate or a site's key. expires: None for keys, which do not. fingerprint: SHA-256, hex."""
+
+    kind: str
+    name: str
+    file: Path
+    fingerprint: str
+    expires: datetime.datetime | None = None
+
+    def state(self, now: datetime.datetime) -> str:
+        """ "ok", "expires soon" (within 30 days) or "expired"."""
+        if self.expires is None or self.expires > now + SOON:
+            return "ok"
+        return "expires soon" if self.expires > now else "expired"
+
+
+def issue(folder: Path, hosts: Sequence[str], sites: Sequence[str], renew: bool = False, days: int = SERVER_DAYS) -> None:
+    """Make what is missing in a folder: the authority, the coordinator's certificate for `hosts`, its key for signing
+    requests, keys of `sites`.
+
+    What exists is kept, so that no site needs anything new; with `renew` the coordinator's certificate is signed again, for
+    the hosts it had and `hosts`. Its key stays, unless it is gone. Raises ConfigError before anything is written.
+    """
+    for host in hosts:
+        _alternative(host)
+    for site in sites:
+        if not SITE_NAME.fullmatch(site):
+            raise ConfigError(
+                f"site {site[:80]!r}: must be 1 to 64 letters, digits and . _ -, and begin with a letter or a digit"
+            )
+    has, had = (folder / "server.crt").is_file(), hosts_of(folder)
+    if not (has or hosts):
+        raise ConfigError(f"{folder} has no server.crt yet; --host names the machine as the sites reach it")
+    if has and not renew and (new := [host for host in hosts if host not in had]):
+        raise ConfigError(f"host {new[0]!r} is not in server.crt, which is for {', '.join(had)}; add it with --renew")
+    known = (folder / "ca.crt").is_file()
+    if not known and (has or any((folder / "sites").glob("*/ca.crt"))):
+        raise ConfigError(f"{folder / 'ca.crt'} is gone, and sites trust it; bring it back, or begin in another folder")
+    signer = _signer(folder) if known and (renew or not has) else None
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not known:
+        signer = _make_authority(folder)
+    if signer is not None:
+        # Its own machine's names as well: from there it is told what to run.
+        _make_server(folder, signer, tuple(dict.fromkeys((*had, *hosts, "localhost", "127.0.0.1"))), days)
+    make_request_key(folder)
+    for site in sites:
+        _make_site(folder / "sites" / site, (folder / "ca.crt").read_bytes())
+
+
+def papers(folder: Path) -> list[Paper]:
+    """What a folder holds. Raises ConfigError where a certificate cannot be read, or is not of this authority."""
+    authority, server = _certificate(folder / "ca.crt"), _certificate(folder / "server.crt")
+    try:
+        server.verify_directly_issued_by(authority)
+    except Exception as error:  # Of several kinds, by what is wrong with the signature.
+        raise ConfigError(
+            f"{folder / 'server.crt'} is not signed by {folder / 'ca.crt'} ({type(error).__name__}); renew it"
+        ) from None
+    if (folder / "server.key").is_file() and _private(folder / "server.key").public_key() != server.public_key():
+        raise ConfigError(f"{folder / 'server.key'} is not the key of server.crt; renew it")
+    found = [
+        Paper("authority", _common_name(authority), folder / "ca.crt", _digest(authority), authority.not_valid_after_utc),
+        Paper("server", ", ".join(hosts_of(folder)), folder / "server.crt", _digest(server), server.not_valid_after_utc),
+    ]
+    for file in sorted((folder / "sites").glob("*/site.pub")):
+        found.append(Paper("site", file.parent.name, file, key_fingerprint(file.read_bytes())))
+    return found
+
+
+def key_fingerprint(public: bytes) -> str:
+    """SHA-256 of a public key (one line, as ssh writes it), hex."""
+    key = serialization.load_ssh_public_key(public)
+    digest = hashes.Hash(hashes.SHA256())
+    digest.update(key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo))
+    return digest.finalize().hex()
+
+
+def hosts_of(folder: Path) -> tuple[str, ...]:
+    """Hosts that the folder's server certificate is for; none without one."""
+    if not (folder / "server.crt").is_file():
+        return ()
+    names = _certificate(folder / "server.crt").extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
+
+
+def _make_authority(folder: Path) -> ec.EllipticCurvePrivateKey:
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedsurrogate {os.urandom(4).hex()}")])
+    builder = _begin(name, name, key.public_key(), AUTHORITY_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs=True), critical=True)
+    _write(folder / "ca.key", _pem(key), secret=True)
+    _write(folder / "ca.crt", builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    return key
+
+
+def _signer(folder: Path) -> ec.EllipticCurvePrivateKey:
+    key = _private(folder / "ca.key")
+    if key.public_key() != _certificate(folder / "ca.crt").public_key():
+        raise ConfigError(f"{folder / 'ca.key'} is not the key of ca.crt; bring the right one back")
+    return key
+
+
+def _private(file: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(file.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{file} cannot be read as a private key ({type(error).__name__}); bring it back") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{file} is no key on an elliptic curve; bring the right one back")
+    return key
+
+
+def _make_server(folder: Path, signer: ec.EllipticCurvePrivateKey, hosts: Sequence[str], days: int) -> None:
+    authority = _certificate(folder / "ca.crt")
+    if not (folder / "server.key").is_file():
+        _write(folder / "server.key", _pem(ec.generate_private_key(ec.SECP384R1())), secret=True)
+    key = _private(folder / "server.key")
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedsurrogate coordinator")])
+    left = (authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+    builder = _begin(name, authority.subject, key.public_key(), min(days, left))
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    builder = builder.add_extension(issuer, critical=False)
+    _write(folder / "server.crt", builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+
+def _make_site(folder: Path, authority: bytes) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _write(folder / "ca.crt", authority)
+    if (folder / "site.key").is_file():
+        return
+    key = ec.generate_private_key(ec.SECP384R1())
+    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    _write(folder / "site.pub", public + f" {folder.name}\n".encode())
+    _write(folder / "site.key", secret, secret=True)
+
+
+def _begin(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    builder = builder.serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(now - BEFORE).not_valid_after(now + datetime.timedelta(days=days))
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        if not HOST_NAME.fullmatch(host) or re.fullmatch(r"[0-9.]+", host):
+            raise ConfigError(
+                f"host {host[:80]!r}: must be a name or an address, without https:// and without a port"
+            ) from None
+        return x509.DNSName(host)
+
+
+def _certificate(file: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read as a certificate ({type(error).__name__})") from None
+
+
+def _common_name(certificate: x509.Certificate) -> str:
+    return str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+
+
+def _digest(certificate: x509.Certificate) -> str:
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def _write(file: Path, content: bytes, secret: bool = False) -> None:
+    """Replace a file as a whole; a secret one only its owner can read, from its first byte on."""
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    aside.unlink(missing_ok=True)
+    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    aside.replace(file)

@@ -1,0 +1,109 @@
+"""A site kit: the one archive a hospital receives, with papers, compose file, settings, a policy template and a guide."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from common.errors import ConfigError
+from server_app.deployment.request_key import PUBLIC
+
+# Beside this package, whether installed or not.
+DEPLOY = Path(__file__).parents[2] / "deploy"
+PAPERS = ("ca.crt", "site.key", "site.pub")
+# From the folder deploy/, under the names the hospital sees.
+TEMPLATES = {
+    "compose.yml": "compose.hospital.yml",
+    "compose.gpu.yml": "compose.gpu.yml",
+    "policy.toml": "kit/policy.toml",
+    "README.md": "kit/README.md",
+}
+# Docker would make them itself, and they would be root's.
+FOLDERS = ("state", "witness", "cache", "data", "weights")
+ADDRESS = re.compile(r"[^\s/:]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
+
+
+def pack_kit(papers: Path, site: str, coordinator: str, image: str, out: Path) -> list[str]:
+    """Write a site's kit as a .tar.gz that only its owner can read; return the names of what is in it.
+
+    papers: the folder of `coordinator certs`. coordinator: host:port, as the site reaches it. Raises ConfigError.
+    """
+    if not ADDRESS.fullmatch(coordinator):
+        raise ConfigError(f"coordinator = {coordinator!r}: must be host:port, as the site reaches the Fleet port")
+    if out.exists():
+        raise ConfigError(
+            f"{str(out)!r} exists; it may be with the hospital already. Remove it first, or name another with --out"
+        )
+    contents = dict(_contents(papers / "sites" / site, site, coordinator, image))
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for folder in FOLDERS:
+            archive.addfile(_entry(f"{site}/{folder}", tarfile.DIRTYPE, 0o700))
+        for name, content in contents.items():
+            entry = _entry(f"{site}/{name}", tarfile.REGTYPE, 0o600 if name.endswith(".key") else 0o644)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    try:
+        out.touch(0o600, exist_ok=False)
+        out.write_bytes(packed.getvalue())
+    except OSError as error:
+        raise ConfigError(f"{str(out)!r} cannot be written ({error.strerror})") from None
+    return sorted(contents)
+
+
+def _contents(folder: Path, site: str, coordinator: str, image: str) -> Iterator[tuple[str, bytes]]:
+    for name in PAPERS:
+        try:
+            yield f"papers/{name}", (folder / name).read_bytes()
+        except OSError:
+            raise ConfigError(f"{folder / name} is not there; make it with coordinator certs --site {site}") from None
+    try:
+        yield f"papers/{PUBLIC}", (folder.parents[1] / PUBLIC).read_bytes()
+    except OSError:
+        raise ConfigError(
+            f"{folder.parents[1] / PUBLIC} is not there; coordinator key {folder.parents[1]} makes it"
+        ) from None
+    for name, source in TEMPLATES.items():
+        try:
+            yield name, (DEPLOY / source).read_bytes().replace(b"{coordinator}", coordinator.encode())
+        except OSError:
+            raise ConfigError(f"deploy/{source} is not there; use a checkout or the image, which have it") from None
+    yield ".env", _settings(site, coordinator, image).encode()
+
+
+def _settings(site: str, coordinator: str, image: str) -> str:
+    return f"""\
+# Settings of this site; compose reads them. Values as they are, without quotes.
+SITE={site}
+COORDINATOR={coordinator}
+IMAGE={image}
+
+# The folder of this site's data, and what it holds: imagefolder, dicom, parquet or safetensors. To rehearse without data:
+# DATA_KIND=digits, and, where three hospitals rehearse, NUM_PARTITIONS=3 and PARTITION_ID=0, 1 or 2.
+DATA=./data
+DATA_KIND=imagefolder
+# Data set within it, and its columns, where it has any. PATIENT_COLUMN protects patients rather than images.
+DATASET=
+LABEL_COLUMN=label
+PATIENT_COLUMN=
+# A backbone's weights, such as /weights/vit_b_32.safetensors for the file vit_b_32.safetensors in the folder weights.
+WEIGHTS=
+# Public keys of other sites, for sealed chains, such as /state/peers.toml for the file peers.toml in the folder state.
+PEERS=
+# What notices that the folder state was lost or restored. Best on another disk; in no backup that brings state back.
+WITNESS=./witness
+# auto, cpu or cuda. For a GPU also: COMPOSE_FILE=compose.yml:compose.gpu.yml
+DEVICE=auto
+
+# Who runs it: echo "RUN_AS=$(id -u):$(id -g)" >> .env
+"""
+
+
+def _entry(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.mode, entry.mtime = kind, mode, int(time.time())
+    return entry

@@ -1,0 +1,58 @@
+"""The coordinator's key for signing requests, in the certificates folder: `coordinator.key`; sites get `coordinator.pub`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from common.errors import ConfigError
+from common.security.sealing import SEED_BYTES, new_key, public_key
+
+KEY, PUBLIC = "coordinator.key", "coordinator.pub"
+
+
+def make_request_key(folder: Path) -> None:
+    """Make the key where there is none. One that sites may have pinned already is never replaced. Raises ConfigError."""
+    key, public = folder / KEY, folder / PUBLIC
+    if not (key.exists() or public.exists()):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write(key, new_key(), 0o600)
+    if key.exists() and not public.exists():
+        _write(public, f"{public_key(read_request_key(folder)).hex()}\n".encode(), 0o644)
+
+
+def read_request_key(folder: Path) -> bytes:
+    """The private key. Raises ConfigError."""
+    file = folder / KEY
+    try:
+        key = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be read ({error.strerror}), and sites answer no request without its signature; bring it back; "
+            f"if it is lost, remove {PUBLIC}, make another with `coordinator key {folder}`; sites need its public half"
+        ) from None
+    if len(key) != SEED_BYTES:
+        raise ConfigError(f"{file} is damaged; bring the right one back")
+    return key
+
+
+def request_public_key(folder: Path) -> str:
+    """The public key in hexadecimal digits, as sites pin it. Raises ConfigError."""
+    return public_key(read_request_key(folder)).hex()
+
+
+def _write(file: Path, content: bytes, mode: int) -> None:
+    """Put a new file in its place in one step; its owner alone reads a secret one, from its first byte on."""
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.link(aside, file)
+    except FileExistsError:
+        pass  # Another process was first, and its key counts.
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written ({error.strerror})") from None
+    finally:
+        aside.unlink(missing_ok=True)

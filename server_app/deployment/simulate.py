@@ -1,0 +1,94 @@
+"""Run a whole federation on this machine: start Flower's simulation, watch it, read its true status, stop it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from common.config.flat_settings import Scalar
+from common.errors import RunError
+from server_app.deployment.submit import DONE, OnEvent, failure, flower_environment, plain, reason, stop_process, submit
+
+START_SECONDS = 90.0
+RAY_ATTEMPTS = 3
+SITE_LOG = "what the simulated sites say of it: ~/.local/state/fedsurrogate/site.log"
+
+
+class RayDidNotStartError(RunError):
+    """Flower's simulation ended before any site was asked, because Ray's server did not come up."""
+
+
+def simulate(sites: int, overrides: Mapping[str, Scalar], output: Path, gpus: float, on_event: OnEvent) -> Path:
+    """Run `sites` simulated sites and return the run folder. Raises RunError when the run did not finish.
+
+    When Ray does not come up, which happens now and then and has nothing to do with the run, it is tried again.
+    """
+    for _ in range(RAY_ATTEMPTS - 1):
+        try:
+            return _simulate(sites, overrides, output, gpus, on_event)
+        except RayDidNotStartError:
+            on_event({"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": "Ray did not start, trying again"})
+    return _simulate(sites, overrides, output, gpus, on_event)
+
+
+def _simulate(sites: int, overrides: Mapping[str, Scalar], output: Path, gpus: float, on_event: OnEvent) -> Path:
+    """One attempt.
+
+    Flower gets a home and ports of its own, so runs on one machine do not meet; everything started here is stopped.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
+        environment = flower_environment(Path(home))
+        log = Path(home) / "flower.log"
+        with _superlink(Path(home), environment) as name:
+            resources = f"num-supernodes={sites} client-resources-num-cpus=1 client-resources-num-gpus={gpus}"
+            folder, status = submit(name, overrides, output, environment, log, on_event, resources)
+        if folder is None:
+            kind = RayDidNotStartError if "Timed out waiting for file" in plain(log) else RunError
+            raise kind(f"the run ended as {status} before it had a run folder:\n{reason(log)}")
+        if status != DONE:
+            (folder / "flower.log").write_text(plain(log))
+            raise RunError(f"the run ended as {status}: {failure(folder)}\nwhat it left: {folder}\n{SITE_LOG}")
+        return folder
+
+
+@contextmanager
+def _superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
+    """A SuperLink with simulation, on free loopback ports: the name of its connection."""
+    port = _free_port()
+    (home / "config.toml").write_text(f'[superlink.simulation]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
+    command += ["--control-api-address", f"127.0.0.1:{port}", "--serverappio-api-address", "127.0.0.1:0"]
+    log = home / "superlink.log"
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+    try:
+        _wait_for_port(process, port, log)
+        yield "simulation"
+    finally:
+        stop_process(process.pid)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RunError(f"flower-superlink ended with code {process.returncode}:\n{reason(log)}")
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
+    raise RunError(f"flower-superlink did not open its port within {START_SECONDS:.0f} s:\n{reason(log)}")

@@ -1,0 +1,147 @@
+"""The sites' keys at the SuperLink, over its Control API: which are registered, and which node id each has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError, RunError
+from common.wire.validation import SITE_NAME
+from strategies.base.registered import TABLE, VARIABLE, Registration, read_table, write_table
+
+SECONDS = 30.0
+GONE = "unregistered"
+
+
+def table_file(folder: Path) -> Path:
+    """The table of registered sites: where the environment says, else in the folder of `coordinator certs`."""
+    return Path(os.environ.get(VARIABLE) or folder / TABLE)
+
+
+def enrol(folder: Path, address: str, authority: Path | None) -> dict[str, str]:
+    """Register the keys of all sites in a folder of `coordinator certs`, and write the table of names, keys and node ids.
+
+    Returns by site: "registered"; "known" before; "replaced" where its name had another key, which is taken back; or
+    "taken back", a key that was registered once and cannot be again. A site with such a key is not in the table.
+    address: of the Control API, host:port. Raises ConfigError where the folder has no keys, or two sites the same one;
+    RunError where the SuperLink does not answer, or does not take a key.
+    """
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+
+    keys = _keys(folder)
+    table = table_file(folder)
+    before = read_table(table) if table.is_file() else {}
+    found: dict[str, str] = {}
+    with _control(address, authority) as (control, nodes):
+        after = {
+            name: Registration(each.key, nodes[_bytes(each.key)].node_id)
+            for name, each in before.items()
+            if name not in keys and _holds(nodes, each.key)
+        }
+        for name, key in keys.items():
+            node = nodes.get(_bytes(key))
+            if node is not None and node.status == GONE:
+                found[name] = "taken back"
+                continue
+            number, found[name] = (node.node_id, "known") if node is not None else (0, "registered")
+            if node is None:
+                number = control.RegisterNode(RegisterNodeRequest(public_key=_bytes(key)), timeout=SECONDS).node_id
+            if name in before and before[name].key != key and _holds(nodes, before[name].key):
+                _take_back(control, nodes[_bytes(before[name].key)].node_id)
+                found[name] = "replaced"
+            after[name] = Registration(key, number)
+    try:
+        write_table(table, after)
+    except OSError as error:
+        raise ConfigError(f"{table}: the table of registered sites cannot be written ({error.strerror})") from None
+    return found
+
+
+def forget(folder: Path, site: str, address: str, authority: Path | None) -> bool:
+    """Take back a site's key: whoever has it is put out, and not let in again. False where it was not known.
+
+    The key is the one in the folder of `coordinator certs` or, where that is gone, the one in the table of registered
+    sites. Raises ConfigError where there is neither, RunError where the SuperLink does not answer.
+    """
+    table, file = table_file(folder), folder / "sites" / site / "site.pub"
+    before = read_table(table) if table.is_file() else {}
+    if not file.is_file() and site not in before:
+        raise ConfigError(f"{str(file)!r} is no public key of a site, which `coordinator certs` makes")
+    keys = {_key(file)} if file.is_file() else set()
+    if site in before:
+        keys.add(before[site].key)
+    with _control(address, authority) as (control, nodes):
+        held = [key for key in keys if _holds(nodes, key)]
+        for key in held:
+            _take_back(control, nodes[_bytes(key)].node_id)
+    if site in before:
+        write_table(table, {name: each for name, each in before.items() if name != site})
+    return bool(held)
+
+
+def _keys(folder: Path) -> dict[str, str]:
+    """Public keys by site. Raises ConfigError."""
+    keys = {file.parent.name: _key(file) for file in sorted((folder / "sites").glob("*/site.pub"))}
+    if not keys:
+        raise ConfigError(f"{folder} holds no key of a site; `coordinator certs {folder} --site NAME` makes one")
+    if wrong := [name for name in keys if not SITE_NAME.fullmatch(name)]:
+        raise ConfigError(f"{folder}/sites/{wrong[0]}: a site's name is 1 to 64 letters, digits and . _ -")
+    owners: dict[str, str] = {}
+    for name, key in keys.items():
+        if (other := owners.setdefault(key, name)) != name:
+            raise ConfigError(f"{folder}: sites {other!r} and {name!r} have the same key; each needs a key of its own")
+    return keys
+
+
+def _key(file: Path) -> str:
+    """Kind and key of a public key file, without its comment."""
+    try:
+        line = " ".join(file.read_text().split()[:2])
+        _bytes(line)
+    except (OSError, ValueError):
+        raise ConfigError(f"{str(file)!r} is no public key of a site, which `coordinator certs` makes") from None
+    return line
+
+
+def _bytes(line: str) -> bytes:
+    """A public key as the SuperLink knows it. Raises ValueError."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    return public_key_to_bytes(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]
+
+
+def _holds(nodes: dict[bytes, Any], key: str) -> bool:
+    node = nodes.get(_bytes(key))
+    return node is not None and node.status != GONE
+
+
+def _take_back(control: Any, node: int) -> None:
+    from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+    control.UnregisterNode(UnregisterNodeRequest(node_id=node), timeout=SECONDS)
+
+
+@contextmanager
+def _control(address: str, authority: Path | None) -> Iterator[tuple[Any, dict[bytes, Any]]]:
+    """The Control API, and the nodes it knows by their public keys. Raises RunError."""
+    import grpc
+    from flwr.proto.control_pb2 import ListNodesRequest
+    from flwr.proto.control_pb2_grpc import ControlStub
+    from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
+
+    channel = grpc.insecure_channel(address)
+    if authority is not None:
+        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(authority.read_bytes()))
+    stub: Callable[..., Any] = ControlStub
+    with channel:
+        control = stub(grpc.intercept_channel(channel, RuntimeVersionClientInterceptor(component_name="flwr CLI")))
+        try:
+            nodes = control.ListNodes(ListNodesRequest(), timeout=SECONDS).nodes_info
+            yield control, {node.public_key: node for node in nodes}
+        except grpc.RpcError as error:
+            why = f"{error.code().name}: {error.details()}"[:300]
+            raise RunError(f"the SuperLink at {address} does not do what was asked ({why})") from None

@@ -1,0 +1,160 @@
+"""The state of runs for Prometheus, read from their folders whenever it asks."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import ConfigError, RunError
+from server_app.monitoring.watch_view import elapsed, silent_for
+from server_app.runs.event_tail import LiveRun, find_run, run_folders
+from server_app.runs.json_values import natural_order
+from server_app.runs.state import RunState, SiteState
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+STATUSES = ("running", "ok", "failed")
+# The first sites of a run, by name, have series of their own; all are in the counts by fate.
+MOST_SITES = 200
+OF_A_RUN: dict[str, tuple[str, Callable[[RunState], float | None]]] = {
+    "rounds_done": ("Rounds done, or hops along a chain of sites.", lambda state: state.done),
+    "rounds_planned": ("Rounds the run is to take, or hops.", lambda state: state.planned),
+    "accuracy": ("Newest accuracy of the model, from 0 to 1.", lambda state: state.accuracy),
+    "epsilon_spent": ("Epsilon spent so far, of the site that spent most.", lambda state: state.epsilon),
+    "seconds": ("How long the run has taken so far.", elapsed),
+    "seconds_since_event": ("How long a run that goes on has been silent.", silent_for),
+}
+OF_A_SITE: dict[str, tuple[str, Callable[[SiteState], float | None]]] = {
+    "site_bytes_up": ("Bytes a site has sent so far.", lambda site: site.bytes),
+    "site_seconds": ("Seconds a site has worked, over all rounds.", lambda site: site.seconds),
+    "site_accuracy": ("Accuracy on the site's own test data, from 0 to 1.", lambda site: site.accuracy),
+    "site_epsilon_spent": ("Epsilon a site has spent in this run.", lambda site: site.epsilon),
+}
+
+
+class RunCollector:
+    """A `prometheus_client` collector over the newest run folders in `path`, or over the run folder `path`.
+
+    Labels are bounded: `newest` runs, and `MOST_SITES` sites of each.
+    """
+
+    def __init__(self, path: Path, newest: int) -> None:
+        self._path, self._newest = path, newest
+        self._runs: dict[Path, LiveRun] = {}
+        # The server answers every question in a thread of its own.
+        self._lock = threading.Lock()
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing in advance: without this, registering would read all folders."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """All numbers of all runs, as they stand now."""
+        with self._lock:
+            return list(_families([(run.folder.name, run.state) for run in self._refreshed()]))
+
+    def _refreshed(self) -> list[LiveRun]:
+        alone = find_run(self._path) == self._path
+        folders = [self._path] if alone else run_folders(self._path)[: self._newest]
+        runs = {folder: self._runs.get(folder) or LiveRun(folder) for folder in folders}
+        self._runs = {folder: run for folder, run in runs.items() if _is_there(run)}
+        return list(self._runs.values())
+
+
+@contextmanager
+def serve(path: Path, host: str, port: int, newest: int, exposed: bool) -> Iterator[str]:
+    """Answer Prometheus from a thread while the context lasts; its value is the page's address.
+
+    Raises ConfigError for an address others reach where it is not to be `exposed`, for one that cannot be had, and without
+    the extra `monitor`; RunError when `path` is a file.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError:
+        raise ConfigError(
+            "prometheus_client is not installed; it is the extra `monitor`: pip install 'fedsurrogate[monitor]'"
+        ) from None
+    if not (exposed or is_loopback(host)):
+        raise ConfigError(
+            f"--host {host!r}: others reach this address, and nobody is asked for a password; listen on 127.0.0.1, or say "
+            "--exposed and let only your monitoring through"
+        )
+    find_run(path)
+    registry = CollectorRegistry()
+    registry.register(RunCollector(path, newest))
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise ConfigError(f"--host {host!r} --port {port}: cannot listen there ({error.strerror})") from None
+    try:
+        yield f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address. Raises ConfigError for a name that means none."""
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host or "0.0.0.0", None)}
+    except OSError as error:
+        raise ConfigError(f"--host {host!r}: no address of this machine ({error.strerror})") from None
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
+
+
+def _is_there(run: LiveRun) -> bool:
+    """Look at a run again, if it has not ended; whether its folder is still there."""
+    try:
+        if not run.state.ended or not run.folder.is_dir():
+            run.refresh()
+    except RunError:
+        return False
+    return True
+
+
+def _families(runs: Sequence[tuple[str, RunState]]) -> Iterator[Metric]:
+    """All numbers by name, each with the runs that have it."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    yield GaugeMetricFamily("fedsurrogate_runs", "Runs this page tells of.", value=len(runs))
+    yield from _counted(runs)
+    for key, (told, of_run) in OF_A_RUN.items():
+        family = GaugeMetricFamily(f"fedsurrogate_run_{key}", told, labels=("run", "method"))
+        for name, state in runs:
+            if (value := of_run(state)) is not None:
+                family.add_metric((name, state.method), value)
+        yield family
+    for key, (told, of_site) in OF_A_SITE.items():
+        family = GaugeMetricFamily(f"fedsurrogate_{key}", told, labels=("run", "method", "site"))
+        for name, state in runs:
+            for site in sorted(state.sites, key=natural_order)[:MOST_SITES]:
+                if (value := of_site(state.sites[site])) is not None:
+                    family.add_metric((name, state.method, site), value)
+        yield family
+
+
+def _counted(runs: Sequence[tuple[str, RunState]]) -> Iterator[Metric]:
+    """What comes in kinds: how runs stand, sites, bytes."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    status = GaugeMetricFamily("fedsurrogate_run_status", "1 for how a run stands.", labels=("run", "method", "status"))
+    sites = GaugeMetricFamily("fedsurrogate_run_sites", "Sites by what became of them.", labels=("run", "method", "fate"))
+    sent = CounterMetricFamily(
+        "fedsurrogate_run_bytes", "Bytes up so far, and down once the run has ended.", labels=("run", "method", "direction")
+    )
+    for name, state in runs:
+        for each in STATUSES:
+            status.add_metric((name, state.method, each), state.status == each)
+        for fate, count in state.fates.items():
+            sites.add_metric((name, state.method, fate), count)
+        for direction, total in (("up", state.bytes_up), ("down", state.bytes_down)):
+            if total is not None:
+                sent.add_metric((name, state.method, direction), total)
+    yield from (status, sites, sent)

@@ -1,0 +1,83 @@
+"""A run's numbers over its rounds, for TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from common.errors import ConfigError
+from server_app.runs.event_tail import LiveRun, await_run, follow
+from server_app.runs.json_values import Json, as_number
+from server_app.runs.state import RunState, when
+
+# How SummaryWriter calls its files.
+WRITTEN = "events.out.tfevents.*"
+OF_A_ROUND = {"accuracy": "accuracy", "bytes_up": "bytes/up", "epsilon": "epsilon"}
+
+
+class Scalar(NamedTuple):
+    """A number at a step, which is a round or a hop; seconds since 1970."""
+
+    tag: str
+    value: float
+    step: int
+    seconds: float | None
+
+
+def scalars_of(event: Json) -> Iterator[Scalar]:
+    """What one event tells in numbers."""
+    moment = when(event)
+    seconds = moment.timestamp() if moment else None
+    step = int(as_number(event.get("round")) or as_number(event.get("hop")) or 1)
+    told: dict[str, object] = {}
+    match event.get("event"):
+        case "round":
+            told = {tag: event.get(key) for key, tag in OF_A_ROUND.items()}
+        case "replied":
+            told = {f"seconds/{event.get('site')}": event.get("seconds"), "accuracy": event.get("accuracy")}
+            told[f"bytes-up/{event.get('site')}"] = event.get("bytes")
+    for tag, value in told.items():
+        if (number := as_number(value)) is not None:
+            yield Scalar(tag, number, step, seconds)
+
+
+def scalars_at_end(state: RunState) -> Iterator[Scalar]:
+    """What only the end of a run tells: the result of one without rounds, and what it spent."""
+    seconds = state.last.timestamp() if state.last else None
+    told = {"accuracy": state.accuracy, "epsilon": state.epsilon, "bytes/up": state.bytes_up}
+    for tag, value in told.items():
+        if value is not None:
+            yield Scalar(tag, value, max(1, state.done), seconds)
+
+
+def write_scalars(path: Path, logdir: Path | None = None, timeout: float = 0.0) -> Path:
+    """Write a run's scalars until it has ended, and return the folder they are in: `logdir`/its name, or its own.
+
+    What was written for the run there before is replaced. path, timeout: as for `following.await_run`. Raises ConfigError
+    without the extra `tensorboard`.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ConfigError(
+            "tensorboard is not installed; it is the extra `tensorboard`: pip install 'fedsurrogate[tensorboard]'"
+        ) from None
+    run = LiveRun(await_run(path, timeout=timeout).resolve())
+    folder = run.folder / "tensorboard" if logdir is None else logdir / run.folder.name
+    for earlier in folder.glob(WRITTEN):
+        earlier.unlink()
+    written: set[str] = set()
+    with SummaryWriter(folder) as writer:
+
+        def write(scalars: Iterable[Scalar]) -> None:
+            for scalar in scalars:
+                writer.add_scalar(scalar.tag, scalar.value, scalar.step, scalar.seconds)
+                written.add(scalar.tag)
+            writer.flush()
+
+        for events in follow(run, timeout):
+            if events:
+                write(scalar for event in events for scalar in scalars_of(event))
+        write([scalar for scalar in scalars_at_end(run.state) if scalar.tag not in written])
+    return folder

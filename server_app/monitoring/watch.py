@@ -1,0 +1,76 @@
+"""Watch a run until it ends: as a picture that moves, as lines, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from common.errors import RunError
+from server_app.monitoring.watch_view import elapsed, summary, view
+from server_app.runs.event_tail import LiveRun, await_run, find_run, follow
+from server_app.runs.json_values import Json
+from server_app.runs.state import RunState, event_line
+
+
+def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[Path] = ()) -> bool:
+    """Show a run until it ends; whether it went well. `path`, `known`, `timeout`: as for `following.await_run`.
+
+    A picture where the console is a terminal, else a line for every event. Raises RunError when there is nothing to see.
+    """
+    if not console.is_terminal:
+        return _lines(LiveRun(await_run(path, known, timeout)), console, timeout)
+    with console.status("waiting for a run to begin"):
+        run = LiveRun(await_run(path, known, timeout))
+    run.refresh()
+    with Live(view(run, console.height), console=console, auto_refresh=False) as live:
+        for _ in follow(run, timeout):
+            live.update(view(run, console.height), refresh=True)
+    return run.state.status == "ok"
+
+
+def watch_json(path: Path, timeout: float = 0.0, known: Collection[Path] = ()) -> bool:
+    """Print every event of a run as it comes, one JSON object a line, and its metrics last; whether it went well."""
+    run = LiveRun(await_run(path, known, timeout))
+    for events in follow(run, timeout):
+        for event in events:
+            print(json.dumps(event), flush=True)
+    print(json.dumps(run.metrics), flush=True)
+    return run.state.status == "ok"
+
+
+def show_once(path: Path, console: Console, as_json: bool) -> bool:
+    """Show a run as it stands; whether it has not failed. Raises RunError when there is none yet."""
+    if (folder := find_run(path)) is None:
+        raise RunError(f"there is no run in {str(path)!r} yet; without --once, `coordinator watch` waits for one")
+    run = LiveRun(folder)
+    run.refresh()
+    if as_json:
+        print(json.dumps(_facts(run.state) | {"folder": str(folder)}))
+    else:
+        console.print(view(run))
+    return run.state.status in ("ok", "running")
+
+
+def _facts(state: RunState) -> Json:
+    """A run's state for programs."""
+    keys = ("status", "method", "step", "done", "planned", "invited", "accuracy", "epsilon", "bytes_up", "bytes_down")
+    site_keys = ("doing", "fate", "reason", "step", "bytes", "seconds", "accuracy", "epsilon")
+    sites = {name: {key: getattr(site, key) for key in site_keys} for name, site in state.sites.items()}
+    ends = {"stopped": state.stopped, "failure": state.failure, "seconds": elapsed(state)}
+    return {key: getattr(state, key) for key in keys} | ends | {"sites": sites}
+
+
+def _lines(run: LiveRun, console: Console, timeout: float) -> bool:
+    for events in follow(run, timeout):
+        for event in events:
+            console.print(Text(event_line(event)), soft_wrap=True)
+        sys.stdout.flush()
+    for line in (*summary(run), str(run.folder)):
+        console.print(Text(line), soft_wrap=True)
+    return run.state.status == "ok"

@@ -1,0 +1,141 @@
+"""Requests that the coordinator signs, and learning from the files with which sites answer them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from common.config.flat_settings import Scalar
+from common.config.run_config import parse_run_config, pick_device
+from common.errors import ConfigError, RunError, SurrogateError
+from common.security.sealing import read_keys
+from common.security.signed_requests import Request, read_request
+from common.wire.bundles import LARGEST_BUNDLE, unpack_bundle
+from common.wire.records import pack_question, unpack_question
+from server_app.federate import finished
+from server_app.runs.folder import RunFolder
+from strategies import OneShot, stored_strategy
+from strategies.base.collection import Unrecorded
+from strategies.base.public_mean import read_centre
+from strategies.base.receipts import stored_receipts
+
+# What only matters on the coordinator's machine, or names a file there.
+AT_HOME = ("output-dir", "resume", "data-dir", "weights-path", "device", "fedpft.public", "deadline", "grace", "compare")
+
+HERE = ("output-dir", "device", "quorum", "sites")
+
+Content = tuple[str, bytes] | SurrogateError
+
+
+def make_request(settings: Mapping[str, Scalar], file: Path, private: bytes, days: int = 0) -> Request:
+    """Write a request for a run with these settings, signed with the coordinator's key. It expires after `days` (0: never).
+
+    Raises ConfigError for a run that no files can answer.
+    """
+    if file.exists():
+        raise ConfigError(f"{str(file)!r} exists; sites may have answered it already")
+    config = parse_run_config(settings)
+    centre = pack_question(read_centre(config.fedpft.public))
+    asked = {key: value for key, value in settings.items() if key not in AT_HOME}
+    request = Request.fresh(asked, centre, days, stored_receipts(config))
+    file.write_bytes(request.signed(private))
+    return request
+
+
+def learn_from_files(
+    request_file: Path,
+    bundles: Sequence[Path],
+    keys_file: Path | None,
+    local: Mapping[str, Scalar],
+    run_folders: Sequence[Path] = (),
+    unsigned: Sequence[Path] = (),
+) -> Path:
+    """Learn one head from what sites have answered a request with; return the run folder.
+
+    bundles: count only where a key of `keys_file` has signed them for this request. run_folders: of runs whose surrogates
+    came over an authenticated network. unsigned: single surrogates (*.pb). For the last two a person vouches by naming them
+    here. What is signed counts first: a site counts once. A file that is refused is named in the run folder, and the others
+    count. local: settings of this machine, such as output-dir. Raises ConfigError before anything is written, and RunError,
+    with a complete run folder, where too few files are left.
+    """
+    request = read_request(request_file, None)
+    request.run()
+    if wrong := sorted(set(local) - set(HERE)):
+        raise ConfigError(f"{wrong[0]} is settled by the request; here only {', '.join(HERE)} can be given")
+    keys = read_keys(keys_file) if keys_file is not None else {}
+    receipts: dict[str, object] = {}
+    config = parse_run_config({**request.settings, **local})
+    kind, centre = stored_strategy(config), unpack_question(request.centre)
+    reader = kind(config, Unrecorded(), "cpu", centre)
+    found = [(str(file), _signed(file, request, keys, receipts)) for file in bundles]
+    found += [(str(file), _unsigned(file, file.stem, reader)) for file in _inside(run_folders)]
+    found += [(str(file), _unsigned(file, "", reader)) for file in unsigned]
+    if not found:
+        raise ConfigError("there is nothing to learn from; name bundles, run folders or surrogates")
+    folder = RunFolder(config, 0)
+    strategy = kind(config, folder, pick_device(config.device), centre)
+    try:
+        with finished(folder, strategy):
+            for site, receipt in receipts.items():
+                with suppress(SurrogateError):
+                    strategy.receipts.take(site, 0, receipt)
+            strategy.learn_from(found)
+    except RunError as error:
+        refused = [f"{site.name}: {site.reason}" for site in strategy.outcome.sites.values() if site.fate == "rejected"]
+        raise RunError("; ".join([str(error), *refused, f"see {folder.path}"])) from None
+    return folder.path
+
+
+def _inside(run_folders: Sequence[Path]) -> Iterator[Path]:
+    for folder in run_folders:
+        inside = sorted((folder / "surrogates").glob("*.pb"))
+        if not inside:
+            raise ConfigError(f"{folder} is no run folder with surrogates")
+        yield from inside
+
+
+def _signed(file: Path, request: Request, keys: Mapping[str, bytes], receipts: dict[str, object]) -> Content:
+    """The site and its surrogate's bytes from a bundle, or why it is refused. What it says of its site's ledger goes to
+    `receipts`.
+    """
+    if file.is_dir():
+        return SurrogateError("a folder, and no site has signed what is in it; a run folder counts with --trust-run-folder")
+    if file.suffix == ".pb":
+        return SurrogateError("a surrogate that no site has signed; it counts only with --unsigned")
+    try:
+        bundle = unpack_bundle(_read(file), request, keys)
+    except SurrogateError as error:
+        return error
+    ledger = bundle.manifest.get("ledger")
+    receipts[bundle.site] = ledger.get("receipt") if isinstance(ledger, dict) else None
+    return bundle.site, bundle.payload
+
+
+def _unsigned(file: Path, site: str, reader: OneShot[Any]) -> Content:
+    """The site and the bytes of a surrogate in clear. site: under whose name the coordinator kept it, where it did."""
+    try:
+        content = _read(file)
+        name = reader.unpack(content).header.site
+    except SurrogateError as error:
+        return error
+    if site and name != site:
+        return SurrogateError(
+            f"a surrogate in the name of {name[:64]!r}, which the run folder keeps as that of {site[:64]!r}"
+        )
+    return name, content
+
+
+def _read(file: Path) -> bytes:
+    """Raises SurrogateError for what is too large or cannot be read, ConfigError where there is no file."""
+    if not file.exists():
+        raise ConfigError(f"there is no file {str(file)!r}")
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(LARGEST_BUNDLE + 1)
+    except OSError as error:
+        raise SurrogateError(f"it cannot be read ({error.strerror})") from None
+    if len(content) > LARGEST_BUNDLE:
+        raise SurrogateError(f"more than {LARGEST_BUNDLE} bytes")
+    return content

@@ -1,0 +1,215 @@
+"""Run folder -> report.html: one file, no network, pictures first. What is missing or broken is said, never fatal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.config.run_config import RunConfig
+from common.errors import RunError
+from server_app.report.format import human_bytes, human_seconds, percent
+from server_app.report.plots import accuracy as plots
+from server_app.report.plots.downstream import downstream
+from server_app.report.plots.landscape import epsilons, radii, sheets
+from server_app.report.plots.progress import Step, curves, progress, steps
+from server_app.report.plots.svg import NAMED_SITES
+from server_app.report.privacy_view import privacy_picture, privacy_view
+from server_app.report.run_view import TROUBLES, Run, flat_keys, read_run
+from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
+
+PICTURES = {
+    "outcomes": "accuracy against traffic",
+    "time": "where the time went",
+    "accuracy": "accuracy at each site",
+    "counts": "classes at each site",
+}
+PHASES = {
+    "extract": "extracting features",
+    "fit": "fitting surrogates",
+    "wait": "messages and waiting",
+    "learn": "learning the model",
+    "chain": "along the chain",
+    "evaluate": "evaluating the model",
+}
+FATES = ("used", "late", "rejected", "dropped")
+NAMED_IN_BANNER = 24
+BASELINES = {"oracle": "pooled real features", "ensemble": "ensemble of heads", "average": "average of heads"}
+
+
+def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
+    """Write `report.html` into `run_dir` and return its path. The same folder always gives the same bytes.
+
+    beside: other runs in rounds, whose accuracy is drawn next to this one's.
+
+    Raises RunError when `run_dir` is no run folder.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    from server_app.report.page import PAGE
+
+    run = read_run(run_dir)
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(bytes=human_bytes, seconds=human_seconds, percent=percent)
+    others = [(other.resolve().name, read_run(other)) for other in beside]
+    html = environment.from_string(PAGE).render(_page(run, run_dir.resolve(), others))
+    path = run_dir / "report.html"
+    path.write_text(html, encoding="utf-8", newline="\n")
+    return path
+
+
+def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
+    from markupsafe import Markup
+
+    pictures, privacy = _pictures(run), privacy_view(run)
+    pictures |= {key: (svg,) for key, svg in (("radii", radii(run)), ("epsilons", epsilons(run))) if svg is not None}
+    if (worth := downstream(run)) is not None:
+        pictures["downstream"] = (worth,)
+    if drawn_sheets := sheets(folder):
+        pictures["sheets"] = tuple(svg for _, svg in drawn_sheets)
+    if beside:
+        pictures["curves"] = curves(_curves([(folder.name, run), *beside]))
+    if drawn := privacy_picture(privacy["rows"]):
+        pictures["privacy"] = (drawn,)
+    changed, unchanged = _settings(as_table(run.manifest.get("config")))
+    private = {row["name"] for row in privacy["rows"]}
+    measured = sorted((s for s in run.sites if s.accuracy is not None), key=lambda site: site.accuracy or 0.0)
+    return {
+        "run": run,
+        "folder": folder.name,
+        "sheet_rounds": [f"Round {number}" for number, _ in drawn_sheets],
+        "pictures": {key: [Markup(svg) for svg in svgs] for key, svgs in pictures.items()},
+        "undrawn": [what for key, what in PICTURES.items() if key not in pictures],
+        "lowest": measured[:3] if len(measured) > NAMED_SITES else [],
+        "troubles": _troubles(run),
+        "card": _card(run),
+        "sites": sorted(run.sites, key=lambda site: not site.troubles),
+        "changed": changed,
+        "unchanged": unchanged,
+        "versions": sorted(as_table(run.manifest.get("versions")).items()),
+        "unprotected": _who([s.name for s in run.sites if s.status in ("used", "replied") and s.name not in private]),
+        "privacy": privacy,
+    }
+
+
+def _card(run: Run) -> Json:
+    """How many sites met which fate, and how much of the data is missing; empty where the run does not tell."""
+    card = as_table(run.metrics.get("card"))
+    share, invited, never_came = (run.number("card", key) for key in ("missing_share", "invited", "never_came"))
+    if share is None or invited is None or never_came is None:
+        return {}
+    fates = {fate: len(as_list(card.get(fate)) or as_table(card.get(fate))) for fate in FATES}
+    facts = {"state": card.get("state"), "missing_share": share, "invited": int(invited), "never_came": int(never_came)}
+    absent = [str(name) for name in as_list(card.get("absent"))]
+    facts |= {"nameless": max(0, int(never_came) - len(absent)), "names": card.get("names")}
+    capped = {str(name): share for name, share in as_numbers(card.get("capped")).items() if 0 < share < 1}
+    return facts | fates | {"capped": sorted(capped.items()), "suspects": sorted(as_table(card.get("suspects")))}
+
+
+def _troubles(run: Run) -> list[tuple[str, str, str]]:
+    """Return (who, what, why), sites with the same trouble together."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for site in run.sites:
+        for trouble in site.troubles:
+            groups.setdefault(trouble, []).append(site.name)
+    ordered = sorted(groups.items(), key=lambda group: (TROUBLES.index(group[0][0]), group[0][1]))
+    lines = [(_who(names), what, why) for (what, why), names in ordered]
+    for what in ("rejected", "dropped"):
+        named = {name for (kind, _), names in ordered if kind == what for name in names}
+        nameless = (run.number("sites", what) or 0) - len(named)
+        if nameless > 0:
+            lines.append((f"{nameless:.0f} more", what, "events.jsonl does not say which or why"))
+    return lines
+
+
+def _who(names: Sequence[str]) -> str:
+    """Return names as one phrase; beyond a number nobody reads, the rest is left to the table."""
+    shown = ", ".join(names[:NAMED_IN_BANNER])
+    more = f" and {len(names) - NAMED_IN_BANNER} more (see Sites)" if len(names) > NAMED_IN_BANNER else ""
+    numbers = ("site " if len(names) == 1 else "sites ") if names and all(name.isdecimal() for name in names) else ""
+    return numbers + shown + more
+
+
+def _pictures(run: Run) -> dict[str, tuple[str, ...]]:
+    """Draw what the run has numbers for."""
+    pictures: dict[str, tuple[str, ...]] = {}
+    per_site = list(run.numbers("accuracy", "per_site").values())
+    model = run.number("accuracy", "model")
+    outcomes = [
+        plots.Outcome(name, accuracy, run.number("bytes", "compare", key))
+        for key, name in BASELINES.items()
+        if (accuracy := run.number("accuracy", key)) is not None
+    ]
+    if run.accuracy is not None:
+        outcomes.insert(0, plots.Outcome("this run", run.accuracy, run.number("bytes", "up"), ours=True))
+    if outcomes:
+        ends = (min(per_site), max(per_site)) if per_site and model is None else None
+        pictures["outcomes"] = (plots.accuracy_against_bytes(outcomes, ends),)
+    what, taken = steps(run)
+    if len(taken) > 1:
+        pictures["progress"] = (progress(what, taken, run.number("accuracy", "oracle")),)
+    rows = list(run.sites)
+    if len(rows) > NAMED_SITES:
+        rows.sort(key=lambda site: -1.0 if site.accuracy is None else site.accuracy, reverse=True)
+    names = [site.label for site in rows]
+    if per_site:
+        line = ("global model" if model is not None else "mean of sites", run.accuracy) if run.accuracy else None
+        notes = ["not measured" if site.status == "used" else site.status for site in rows]
+        pictures["accuracy"] = (plots.site_accuracy(names, [site.accuracy for site in rows], notes, line),)
+    classes = run.classes
+    if classes and any(site.counts for site in rows):
+        counts = np.array([[site.counts.get(c, 0.0 if site.counts else np.nan) for c in classes] for site in rows])
+        pictures["counts"] = (plots.class_counts(names, classes, counts),)
+    real, synthetic = (_points(run.projection.get(key)) for key in ("real", "synthetic"))
+    if real and synthetic:
+        named = [str(c) for c in as_list(run.projection.get("classes"))]
+        pictures["features"] = plots.features(real, synthetic, named or classes)
+    seconds = {PHASES.get(name, name): value for name, value in run.numbers("seconds").items() if value > 0}
+    total = seconds.pop("total", 0.0)
+    if seconds:
+        rest = total - sum(seconds.values())
+        pictures["time"] = (plots.time_spent(seconds | ({plots.REST: rest} if rest > 0.01 * total else {})),)
+    return pictures
+
+
+def _curves(runs: Sequence[tuple[str, Run]]) -> dict[str, Sequence[Step]]:
+    """Accuracy by round of each run, by its method; by its folder as well where one method stands twice.
+
+    Raises RunError for a run that has none: it is no run in rounds, or nobody knew the test data of all sites.
+    """
+    found: dict[str, Sequence[Step]] = {}
+    for folder, run in runs:
+        what, taken = steps(run)
+        if what != "round" or not taken:
+            raise RunError(f"{folder} tells no accuracy after its rounds, so no curve can be drawn beside another")
+        found[f"{run.method} {folder[-6:]}" if run.method in found else run.method] = taken
+    return found
+
+
+def _points(value: Any) -> plots.Points | None:
+    table = as_table(value)
+    columns = [as_list(table.get(key)) for key in ("x", "y", "label")]
+    rows = [
+        (x, y, int(label))
+        for x, y, label in zip(*([as_number(value) for value in column] for column in columns), strict=False)
+        if x is not None and y is not None and label is not None and label >= 0
+    ]
+    if not rows:
+        return None
+    x, y, label = (np.array(column) for column in zip(*rows, strict=True))
+    return plots.Points(x.astype(np.float64), y.astype(np.float64), label.astype(np.int64))
+
+
+def _settings(config: Json) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
+    """Return the settings that differ from their default (key, value, default), and the others (key, value)."""
+    defaults = flat_keys(RunConfig().model_dump(by_alias=True))
+    flat = dict(sorted(flat_keys(config).items()))
+    changed = [(k, str(v), str(defaults.get(k, "unknown to this version"))) for k, v in flat.items() if v != defaults.get(k)]
+    return changed, [(k, str(v)) for k, v in flat.items() if v == defaults.get(k)]

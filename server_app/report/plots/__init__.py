@@ -1,0 +1,1 @@
+"""Pictures of a run: plain data in, one SVG text out."""

@@ -1,0 +1,103 @@
+"""The picture of a run of several steps: accuracy after every round, or along a chain of sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server_app.report.format import human_bytes, percent, shorten
+from server_app.report.plots.svg import FAINT, QUIET, accuracy_range, make_axes, render
+from server_app.report.run_view import Run
+from server_app.runs.json_values import as_list, as_number, as_table
+
+BLUE = "#0072b2"
+COLOURS = (BLUE, "#c25500", "#00805d", "#aa4c87", "#5d6878")
+NAMED_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Step:
+    """Accuracy in [0, 1] after one step, and the bytes that had been sent up by then (None: unknown)."""
+
+    name: str
+    accuracy: float
+    bytes: float | None
+
+
+def steps(run: Run) -> tuple[str, list[Step]]:
+    """What the steps of a run are called, and those whose accuracy is known."""
+    hops = [as_table(hop) for hop in as_list(run.metrics.get("hops"))]
+    if hops:
+        total, found = 0.0, []
+        for hop in hops:
+            total += as_number(hop.get("bytes")) or 0.0
+            if (accuracy := as_number(hop.get("accuracy"))) is not None:
+                found.append(Step(str(hop.get("site", "")), accuracy, total))
+        return "site in the chain", found
+    rounds = [as_table(entry) for entry in as_list(run.metrics.get("rounds"))]
+    known = []
+    for entry in rounds:
+        accuracy, number = as_number(entry.get("accuracy")), as_number(entry.get("round"))
+        if accuracy is not None and number is not None:
+            known.append(Step(f"{number:.0f}", accuracy, as_number(entry.get("bytes_up"))))
+    return "round", known
+
+
+def curves(found: Mapping[str, Sequence[Step]]) -> tuple[str, str]:
+    """Draw accuracy of several runs, over rounds and over bytes sent up; the first is this one."""
+
+    def draw_over(name: str) -> Callable[[Any], None]:
+        def draw(figure: Any) -> None:
+            axes = make_axes(figure, left=0.55, right=0.2, top=0.15, bottom=0.5)
+            for index, (label, steps_) in enumerate(found.items()):
+                xs = [float(step.name) if name == "round" else (step.bytes or 0) for step in steps_]
+                ys = [step.accuracy for step in steps_]
+                axes.plot(
+                    xs, ys, color=COLOURS[index % len(COLOURS)], lw=2 if index == 0 else 1.3, marker="o", ms=4, label=label
+                )
+            axes.set_ylim(*accuracy_range([step.accuracy for steps_ in found.values() for step in steps_]))
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+            axes.grid(axis="y", color=FAINT)
+            if name == "round":
+                axes.xaxis.get_major_locator().set_params(integer=True)
+                axes.set_xlabel("round")
+                axes.legend(frameon=False, fontsize=8.5, loc="lower right")
+            else:
+                axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
+                axes.locator_params(axis="x", nbins=5)
+                axes.set_xlabel("sent up by all sites")
+
+        return draw
+
+    return render("curves-rounds", 2.8, draw_over("round")), render("curves-bytes", 2.8, draw_over("bytes"))
+
+
+def progress(what: str, found: Sequence[Step], reference: float | None) -> str:
+    """Draw accuracy over steps; `reference` is the accuracy of pooled real features, a dashed line."""
+
+    def draw(figure: Any) -> None:
+        axes = make_axes(figure, left=0.55, right=0.5, top=0.25, bottom=0.7)
+        values = [step.accuracy for step in found]
+        axes.plot(range(len(found)), values, color=BLUE, lw=2, marker="o", ms=6 if len(found) <= 40 else 0)
+        low, high = accuracy_range(values + ([] if reference is None else [reference]))
+        axes.set_ylim(low, high)
+        axes.set_xlim(-0.4, len(found) - 0.6)
+        axes.grid(axis="y", color=FAINT)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+        every = -(-len(found) // NAMED_STEPS)
+        shown = [i for i in range(len(found)) if (len(found) - 1 - i) % every == 0]
+        labels = []
+        for i in shown:
+            size = found[i].bytes
+            labels.append(shorten(found[i].name, 12) + ("" if size is None else f"\n{human_bytes(size)}"))
+        axes.set_xticks(shown, labels)
+        axes.set_xlabel(f"{what}, and what had been sent up by then")
+        axes.annotate(
+            percent(values[-1]), (len(found) - 1, values[-1]), (0, 8), textcoords="offset points", ha="center", color=BLUE
+        )
+        if reference is not None:
+            axes.axhline(reference, color=QUIET, lw=1, ls=(0, (4, 3)))
+            axes.text(-0.35, reference, "pooled real features", va="bottom", color=QUIET, fontsize=8.5)
+
+    return render("progress", 3.2, draw)

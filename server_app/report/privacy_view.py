@@ -1,0 +1,79 @@
+"""What the report says about a run's privacy, from whatever metrics.json holds; what is missing is left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from server_app.report.plots.privacy import STATISTICS, noise_against_signal
+from server_app.report.plots.svg import NAMED_SITES
+from server_app.report.run_view import Run
+from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table, at, natural_order
+
+MECHANISMS = {
+    "sums": "noisy class sums",
+    "dp-em": "noisy EM (DP-EM)",
+    "theorem-4.1": "FedPFT theorem 4.1",
+}
+
+
+def privacy_view(run: Run) -> Json:
+    """Everything the privacy section of the page shows."""
+    found = as_table(at(run.metrics, "privacy"))
+    per_site = as_table(found.get("per_site"))
+    rows = [_row(name, as_table(per_site[name])) for name in sorted(per_site, key=natural_order)]
+    epsilon, delta = as_number(found.get("epsilon")), as_number(found.get("delta"))
+    units = {row["unit"] for row in rows if row["unit"]} or {"record"}
+    config = as_table(run.manifest.get("config"))
+    return {
+        "private": epsilon is not None or bool(rows),
+        "epsilon": epsilon,
+        "delta": delta,
+        "one_in": round(1 / delta) if delta else None,
+        "factor": math.exp(min(epsilon, 700.0)) if epsilon is not None else None,
+        "certainty": 1 / (1 + math.exp(-epsilon)) if epsilon is not None and epsilon >= 0 else None,
+        "units": sorted(units),
+        "relation": str(found.get("relation") or "add or remove one record"),
+        "covers": str(found.get("covers") or ""),
+        "not_covered": [str(item) for item in as_list(found.get("not_covered"))],
+        "dropped": [str(name) for name in as_list(found.get("dropped_classes"))],
+        "rows": rows,
+        "statistics": [(key, text) for key, (text, _) in STATISTICS.items() if any(key in row["noise"] for row in rows)],
+        "tight": any(row["tight"] is not None for row in rows),
+        "asked": as_number(config.get("epsilon")) or None,
+    }
+
+
+def privacy_line(metrics: Json) -> str:
+    """The promise in a few words: "sums, epsilon 4, delta 1e-05, for one record"; "none" without one."""
+    found = as_table(metrics.get("privacy"))
+    parts = [str(found["mechanism"])] if found.get("mechanism") else []
+    parts += [f"{key} {number:g}" for key in ("epsilon", "delta") if (number := as_number(found.get(key))) is not None]
+    units = {str(site["unit"]) for site in as_table(found.get("per_site")).values() if as_table(site).get("unit")}
+    return ", ".join(parts + [f"for one {' or '.join(sorted(units))}"] * bool(units)) or "none"
+
+
+def privacy_picture(rows: Sequence[Json]) -> str | None:
+    """Signal over noise of every site that tells, or None."""
+    told = [row for row in rows if row["signal"]]
+    if len(told) > NAMED_SITES:
+        told.sort(key=lambda row: -max(row["signal"].get("sums", 0.0), 0.0))
+    names = [f"site {row['name']}" if row["name"].isdecimal() else row["name"] for row in told]
+    signals = {key: [row["signal"].get(key) for row in told] for key in STATISTICS}
+    signals = {key: values for key, values in signals.items() if any(value is not None for value in values)}
+    return noise_against_signal(names, signals) if signals else None
+
+
+def _row(name: str, site: Json) -> Json:
+    mechanism = str(site.get("mechanism") or "")
+    return {
+        "name": name,
+        "unit": str(site.get("unit") or ""),
+        "epsilon": as_number(site.get("epsilon")),
+        "delta": as_number(site.get("delta")),
+        "tight": as_number(site.get("epsilon_tight")),
+        "mechanism": MECHANISMS.get(mechanism, mechanism),
+        "multiplier": as_number(site.get("noise_multiplier")),
+        "noise": as_numbers(site.get("noise")),
+        "signal": as_numbers(site.get("signal_to_noise")),
+    }

@@ -1,0 +1,175 @@
+"""A run folder read back for the report: whatever is there, with a note for what is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import RunError
+from common.methods import METHODS
+from server_app.runs.event_tail import PARTS, EventFile
+from server_app.runs.json_values import Json, as_list, as_number, as_numbers, at, clean, natural_order
+from server_app.runs.state import SiteState, state_of
+
+OUTCOMES = {"invited": "no reply", "replied": "used"} | {each: each for each in ("rejected", "dropped", "late", "absent")}
+TROUBLES = ("rejected", "dropped", "late", "absent", "no reply")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the run folder tells about one site; None where it tells nothing."""
+
+    name: str
+    status: str
+    troubles: tuple[tuple[str, str], ...]
+    bytes: float | None
+    seconds: float | None
+    accuracy: float | None
+    counts: Mapping[str, float]
+
+    @property
+    def label(self) -> str:
+        """Return the name as it can stand in a sentence."""
+        return f"site {self.name}" if self.name.isdecimal() else self.name
+
+    @property
+    def records(self) -> float | None:
+        """Return how many records the site's surrogate stands for."""
+        return sum(self.counts.values()) if self.counts else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder in memory, as far as it could be read; `notes` says what could not."""
+
+    metrics: Json
+    manifest: Json
+    projection: Json
+    sites: tuple[Site, ...]
+    failure: str | None
+    notes: tuple[str, ...]
+
+    def number(self, *keys: str) -> float | None:
+        """Return the finite number at `keys` in the metrics, or None."""
+        return as_number(at(self.metrics, *keys))
+
+    def numbers(self, *keys: str) -> dict[str, float]:
+        """Return the finite numbers of the table at `keys` in the metrics."""
+        return as_numbers(at(self.metrics, *keys))
+
+    @property
+    def accuracy(self) -> float | None:
+        """Return the model's accuracy on the test split or, where there is none, the mean over the sites' own."""
+        local = list(self.numbers("accuracy", "per_site").values())
+        model = self.number("accuracy", "model")
+        return model if model is not None else sum(local) / len(local) if local else None
+
+    @property
+    def used(self) -> int:
+        """Return how many sites the result rests on; for a run that failed, how many had replied."""
+        used = self.number("sites", "used") if self.failure is None else None
+        return int(sum(site.status in ("used", "replied") for site in self.sites) if used is None else used)
+
+    @property
+    def invited(self) -> int:
+        """Return how many sites were asked."""
+        invited = self.number("sites", "invited")
+        return int(len(self.sites) if invited is None else invited)
+
+    @property
+    def classes(self) -> list[str]:
+        """Return the class names in the order of the labels; without a manifest, those the sites counted."""
+        listed = [str(name) for name in as_list(self.manifest.get("classes"))]
+        return listed or sorted({name for site in self.sites for name in site.counts}, key=natural_order)
+
+    @property
+    def sends_surrogates(self) -> bool:
+        """Return whether what the sites sent stands for their data, rather than being a model."""
+        return str(self.metrics.get("method") or "fedpft") in ("fedpft", "fedlap", "dpcvae", "dpcgan")
+
+    @property
+    def method(self) -> str:
+        """Return the method as people write it."""
+        name = str(self.metrics.get("method") or at(self.manifest, "config", "method") or "This run")
+        return METHODS[name].title if name in METHODS else name
+
+
+def read_run(run_dir: Path) -> Run:
+    """Read what there is of a run folder. Raises RunError when it holds neither metrics, manifest nor events."""
+    if not any((run_dir / part).is_file() for part in PARTS):
+        what = "holds none of " + ", ".join(PARTS) if run_dir.is_dir() else "does not exist"
+        raise RunError(f"{str(run_dir)!r} is no run folder: it {what}; give a folder that a run has written")
+    notes: list[str] = []
+    metrics, manifest = (_load(run_dir / part, notes) for part in PARTS[:2])
+    events = _events(run_dir / PARTS[2], notes)
+    projection = _load(run_dir / "projection.json", notes) if (run_dir / "projection.json").exists() else {}
+    failure = None
+    if metrics.get("status") != "ok":
+        said = [str(e["reason"]) for e in events if e.get("event") == "failed" and "site" not in e and e.get("reason")]
+        fallback = "it ended before its result was written" if not metrics else "no reason was recorded"
+        failure = str(metrics.get("failure") or (said[-1] if said else fallback))
+    return Run(metrics, manifest, projection, _sites(metrics, events), failure, tuple(notes))
+
+
+def _load(path: Path, notes: list[str]) -> Json:
+    if not path.is_file():
+        notes.append(f"{path.name} is missing")
+        return {}
+    try:
+        value = clean(json.loads(path.read_text(encoding="utf-8", errors="replace")))
+    except (ValueError, RecursionError) as error:
+        notes.append(f"{path.name} cannot be read ({error})")
+        return {}
+    if not isinstance(value, dict):
+        notes.append(f"{path.name} holds no object")
+        return {}
+    return value
+
+
+def _events(path: Path, notes: list[str]) -> list[Json]:
+    if not path.is_file():
+        notes.append(f"{path.name} is missing")
+        return []
+    file = EventFile(path)
+    events = file.read(to_the_end=True)
+    if file.broken:
+        notes.append(f"{path.name} has {file.broken} unreadable line{'s' * (file.broken > 1)}, left out here")
+    return events
+
+
+def _sites(metrics: Json, events: Sequence[Json]) -> tuple[Site, ...]:
+    accuracy, up = as_numbers(at(metrics, "accuracy", "per_site")), as_numbers(at(metrics, "bytes", "up_per_site"))
+    told = {name: SiteState(name) for name in (*accuracy, *up)} | state_of(events).sites
+    return tuple(_site(told[name], metrics, accuracy, up) for name in sorted(told, key=natural_order))
+
+
+def _site(told: SiteState, metrics: Json, accuracy: Mapping[str, float], up: Mapping[str, float]) -> Site:
+    outcomes = [(OUTCOMES[what], why or "no reason given") for what, why in told.outcomes]
+    status = outcomes[-1][0] if outcomes else "used"
+    troubles = [(what, why) for what, why in outcomes if what in TROUBLES[:-1]]
+    if status == "no reply":
+        troubles.append((status, "invited, but nothing came back"))
+    if status == "used" and metrics.get("status") != "ok":
+        status = "replied"
+    return Site(
+        name=told.name,
+        status=status,
+        troubles=tuple(dict.fromkeys(troubles)),
+        bytes=up.get(told.name, told.bytes),
+        seconds=told.seconds,
+        accuracy=accuracy.get(told.name),
+        counts=told.counts,
+    )
+
+
+def flat_keys(settings: Json, prefix: str = "") -> Json:
+    """Flatten sections to dotted keys and lists of names to "a,b", as they stand in the run-config."""
+    flat: Json = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat |= flat_keys(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return flat

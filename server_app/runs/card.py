@@ -1,0 +1,52 @@
+"""Who is in a run's result and who is not, and whether what is missing is much: the run card."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from strategies.base.outcome import Site
+
+# From this share of all records on, what is missing makes the card red.
+MUCH = 0.1
+
+
+def run_card(sites: Collection[Site], expected: int, absent: Sequence[str] = (), names: str = "") -> dict[str, Any]:
+    """The run card: names under used, late, rejected and dropped, with reasons, and how much of the data is missing.
+
+    expected: how many sites the settings ask for, 0 for any. absent: names of registered sites that have not connected.
+    names: whether names are those of "registered" keys, or only "claimed". missing_share: of all records. A site that has
+    not told how many it has, or has not come at all, is taken for as large as the largest that has told. capped: the share
+    of its weight that a site keeps. suspects: why the other sites do not explain what these sent. state: "green" when nobody
+    is missing, "red" when a tenth of the records or more is, else "amber".
+    """
+    told = [site.records for site in sites if site.records]
+    largest = max(told, default=1)
+    used = sum(site.records or largest for site in sites if site.fate == "used")
+    never_came = max(0, expected - len(sites))
+    missing = never_came * largest + sum(site.records or largest for site in sites if site.fate != "used")
+    share = missing / max(1, used + missing)
+    return {
+        "state": "red" if share >= MUCH else "amber" if missing else "green",
+        "missing_share": round(share, 4),
+        "invited": len(sites),
+        "never_came": never_came,
+        "absent": list(absent),
+        "names": names,
+        "used": sorted(site.name for site in sites if site.fate == "used"),
+        "late": {site.name: site.reason for site in sites if site.late},
+        "rejected": {site.name: site.reason for site in sites if site.fate == "rejected"},
+        "dropped": {site.name: site.reason for site in sites if site.fate == "dropped" and not site.late},
+        "records": {site.name: site.records for site in sites if site.records},
+        "capped": {site.name: round(site.kept_share, 6) for site in sites if site.kept_share < 1},
+        "suspects": {site.name: site.suspect for site in sites if site.suspect},
+    }
+
+
+def missing_line(card: Mapping[str, Any]) -> str:
+    """How much is missing from a result and whose it is, in a line."""
+    names = sorted({**card["rejected"], **card["dropped"], **card["late"]})
+    if card["never_came"]:
+        absent = f" (not connected: {', '.join(card['absent'])})" if card.get("absent") else ""
+        names.append(f"{card['never_came']} that never came{absent}")
+    return f"about {card['missing_share']:.0%} of all records are missing: {', '.join(names)}"

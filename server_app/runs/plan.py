@@ -1,0 +1,50 @@
+"""Before a run: what it will cost each site, and how much noise its privacy adds."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+from common.config.run_config import RunConfig
+from common.costs import Cost, costs
+from common.errors import ConfigError
+from common.privacy.claims import make_claim
+from server_app.report.privacy_card import mean_noise
+
+KNOWN_DIMENSIONS = {"torchvision:mobilenet_v2": 1280, "torchvision:resnet50": 2048, "torchvision:resnet18": 512}
+
+
+def plan(config: RunConfig, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
+    """Costs a site: this run with its noise, FedAvg of the same linear head, and raw features; see `costs`."""
+    own, *others = costs(config, dimension, classes, records, fedavg_rounds)
+    return [replace(own, noise=noise_on_mean(config, dimension, classes, records)), *others]
+
+
+def noise_on_mean(config: RunConfig, dimension: int, classes: int, records: int) -> float | None:
+    """Length of the noise on the mean of a class of records / classes records (of a component of it), beside features of
+    norm one; None without privacy.
+    """
+    if config.mechanism == "dp-sgd":
+        return None
+    claim = make_claim(config, "record")
+    components = config.fedpft.components if config.mechanism == "dp-em" else 1
+    return None if claim is None else mean_noise(claim, dimension, max(1.0, records / classes / components))
+
+
+def find_dimension(config: RunConfig) -> int:
+    """Feature dimension where it can be known without loading a model. Raises ConfigError where it cannot."""
+    if config.data == "safetensors" and config.dataset:
+        path = Path(config.data_dir).expanduser() / f"{config.dataset[0]}-train.safetensors"
+        try:
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                return int(json.loads(file.read(length))["x"]["shape"][1])
+        except (OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError, struct.error):
+            raise ConfigError(f"cannot read the feature dimension from {path}; give --dimension") from None
+    if config.backbone in ("pixels", "pixels:rgb") and (config.image_size or config.data == "digits"):
+        return (3 if config.backbone == "pixels:rgb" else 1) * (config.image_size or 8) ** 2
+    if config.backbone in KNOWN_DIMENSIONS:
+        return KNOWN_DIMENSIONS[config.backbone]
+    raise ConfigError(f"the feature dimension of backbone {config.backbone!r} is not known here; give --dimension")

@@ -1,0 +1,222 @@
+"""What the events of a run add up to, as far as they have come. No file and no clock in here."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from common.methods import METHODS
+from server_app.runs.json_values import Json, as_number, as_numbers, as_table, at
+
+Fate = Literal["waiting", "used", "rejected", "dropped"]
+FATES: tuple[Fate, ...] = ("waiting", "used", "rejected", "dropped")
+# What an event means for the site it names; a late reply is kept, but nothing is learned from it.
+FATE_OF: dict[str, Fate] = {
+    "invited": "waiting",
+    "introduced": "waiting",
+    "joined": "waiting",
+    "absent": "waiting",
+    "replied": "used",
+    "evaluated": "used",
+    "late": "dropped",
+    "rejected": "rejected",
+    "dropped": "dropped",
+    "left-out": "dropped",
+}
+# What became of a question to a site, for the report.
+OUTCOMES = ("absent", "invited", "replied", "rejected", "dropped", "late")
+SHOWN_EVENTS = 8
+# Of an event, too long for a line.
+UNTOLD = ("time", "event", "counts", "parts", "radii")
+
+
+@dataclass
+class SiteState:
+    """One site. bytes: sent up so far. seconds: of its own work, over all rounds. step: the round or hop of its last reply.
+
+    outcomes: every event of `OUTCOMES` with its reason, "" without one.
+    """
+
+    name: str
+    doing: str = "invited"
+    fate: Fate = "waiting"
+    reason: str = ""
+    step: int = 0
+    bytes: float | None = None
+    seconds: float | None = None
+    accuracy: float | None = None
+    epsilon: float | None = None
+    counts: Mapping[str, float] = field(default_factory=dict)
+    outcomes: list[tuple[str, str]] = field(default_factory=list)
+
+    def take(self, kind: str, event: Json) -> None:
+        """Take in one event that names this site."""
+        if kind in FATE_OF or kind == "evaluation-failed":
+            self.doing, self.reason = kind, str(event.get("reason") or "")
+        self.fate = FATE_OF.get(kind, self.fate)
+        if kind in OUTCOMES:
+            self.outcomes.append((kind, self.reason))
+        if (sent := as_number(event.get("bytes"))) is not None:
+            self.bytes = max(sent, self.bytes or 0.0)
+        if kind == "evaluated":
+            self.accuracy = as_number(event.get("accuracy"))
+        if kind == "replied":
+            self.step = int(as_number(event.get("round")) or as_number(event.get("hop")) or 0)
+            self.counts = as_numbers(event.get("counts")) or self.counts
+            if (took := as_number(event.get("seconds"))) is not None:
+                self.seconds = (self.seconds or 0.0) + took
+
+
+@dataclass
+class RunState:
+    """A run: `take` its events in their order, then `conclude` with what metrics.json says.
+
+    step: what the run counts, "round", or "hop" along a chain of sites; done and planned: how many of these. accuracies: of
+    the model after each step, in [0, 1]; accuracy: the newest, on all test data or, where nobody has these, the mean over
+    the sites' own. epsilon: spent so far. bytes_down: known when the run has ended. first, last: when its events happened.
+    """
+
+    status: str = "running"
+    method: str = ""
+    step: str = "round"
+    done: int = 0
+    planned: int = 1
+    invited: int = 0
+    sites: dict[str, SiteState] = field(default_factory=dict)
+    accuracies: list[float] = field(default_factory=list)
+    accuracy: float | None = None
+    epsilon: float | None = None
+    bytes_down: float | None = None
+    seconds: float | None = None
+    stopped: str = ""
+    failure: str = ""
+    first: datetime | None = None
+    last: datetime | None = None
+    recent: deque[Json] = field(default_factory=lambda: deque(maxlen=SHOWN_EVENTS))
+    _ended: Json = field(default_factory=dict, repr=False)
+
+    def take(self, event: Json) -> None:
+        """Take in the next event."""
+        kind = str(event.get("event"))
+        self.recent.append(event)
+        if (at_ := when(event)) is not None:
+            self.first, self.last = self.first or at_, at_
+        if "site" in event:
+            self._site(str(event["site"]), str(event.get("before", ""))).take(kind, event)
+        match kind:
+            case "configured":
+                self.method = str(event.get("method") or self.method)
+                self.planned = int(as_number(event.get("rounds")) or 1)
+                chain = self.method in METHODS and METHODS[self.method].kind == "chain"
+                self.step = "hop" if chain or event.get("topology") == "chain" else "round"
+            case "invited":
+                self.invited = int(as_number(event.get("sites")) or 0) or len(self.sites)
+                self.planned = self.invited if self.step == "hop" else self.planned
+            case "failed":
+                self.failure = str(event.get("reason") or "")
+            case "stopped":
+                self.stopped = str(event.get("reason") or "")
+            case _:
+                self._go_on(kind, event)
+
+    def _site(self, name: str, before: str) -> SiteState:
+        """The site of this name; who answers late may have been given up under another, before it had said its own."""
+        if before in self.sites:
+            self.sites[name] = self.sites.pop(before)
+            self.sites[name].name = name
+        return self.sites.setdefault(name, SiteState(name))
+
+    def _go_on(self, kind: str, event: Json) -> None:
+        """Take in an event that tells how far the run has come, or how good the model is."""
+        accuracy = as_number(event.get("model" if kind == "compared" else "accuracy"))
+        if kind == "resumed":
+            self.done = int(as_number(event.get("round")) or as_number(event.get("hops")) or 0)
+        elif kind == "round":
+            self.done = int(as_number(event.get("round")) or self.done)
+            self.epsilon = as_number(event.get("epsilon")) or self.epsilon
+        elif kind == "replied" and self.step == "hop":
+            self.done += 1
+        elif kind == "learned":
+            self.done = self.planned
+        if kind in ("round", "replied") and accuracy is not None:
+            self.accuracies.append(accuracy)
+        if kind in ("round", "replied", "compared") and accuracy is not None:
+            self.accuracy = accuracy
+
+    def conclude(self, metrics: Json) -> None:
+        """Take in metrics.json, which knows everything once the run has ended."""
+        self.method = str(metrics.get("method") or self.method)
+        self.status = str(metrics.get("status") or self.status)
+        if not self.ended:
+            return
+        self._ended = metrics
+        self.failure = str(metrics.get("failure") or self.failure)
+        self.stopped = str(metrics.get("stopped") or self.stopped)
+        self.seconds = as_number(at(metrics, "seconds", "total"))
+        self.bytes_down = as_number(at(metrics, "bytes", "down"))
+        per_site = as_numbers(at(metrics, "accuracy", "per_site"))
+        model = as_number(at(metrics, "accuracy", "model"))
+        self.accuracy = model if model is not None else sum(per_site.values()) / len(per_site) if per_site else self.accuracy
+        self.epsilon = as_number(at(metrics, "privacy", "epsilon")) or self.epsilon
+        if self.status == "ok" and not self.stopped:
+            self.done = self.planned
+        for name, sent in as_numbers(at(metrics, "bytes", "up_per_site")).items():
+            site = self.sites.setdefault(name, SiteState(name))
+            site.bytes, site.accuracy = sent, per_site.get(name)
+            site.epsilon = as_number(at(metrics, "privacy", "per_site", name, "epsilon"))
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the run is over, well or not."""
+        return self.status != "running"
+
+    @property
+    def bytes_up(self) -> float:
+        """Return what all sites have sent so far."""
+        total = as_number(at(self._ended, "bytes", "up"))
+        return sum(site.bytes or 0.0 for site in self.sites.values()) if total is None else total
+
+    @property
+    def fates(self) -> dict[Fate, int]:
+        """Return how many sites met each fate; while a run goes on, those invited but not heard from are waiting."""
+        found = Counter(site.fate for site in self.sites.values())
+        found["waiting"] += max(0, self.invited - len(self.sites))
+        told = as_table(self._ended.get("sites"))
+        return {fate: int(as_number(told.get(fate)) or 0) if told else found[fate] for fate in FATES}
+
+    @property
+    def replied(self) -> int:
+        """Return how many sites have replied in the step that is going on."""
+        return sum(site.fate == "used" and site.step in (0, self.done + 1) for site in self.sites.values())
+
+
+def state_of(events: Iterable[Json]) -> RunState:
+    """What these events of a run, in their order, add up to."""
+    state = RunState()
+    for event in events:
+        state.take(event)
+    return state
+
+
+def when(event: Json) -> datetime | None:
+    """The moment of an event, None where it tells none."""
+    try:
+        moment = datetime.fromisoformat(str(event.get("time")))
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else None
+
+
+def event_line(event: Json) -> str:
+    """An event for people: its time of day (UTC), its name and what it tells, on one line."""
+    told = " ".join(f"{key}={_short(value)}" for key, value in event.items() if key not in UNTOLD)
+    return f"{str(event.get('time'))[11:19]} {event.get('event')} {told}".rstrip()
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key}:{_short(each)}" for key, each in value.items())
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""What every strategy shares: asking sites, checking replies, rounds, outcome."""

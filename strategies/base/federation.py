@@ -1,0 +1,268 @@
+"""What every run has in common: asking sites, reading their replies, taking what was learned back to them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from common.config.run_config import RunConfig, run_digest
+from common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
+from common.wire.model_proto import pack_classifier, unpack_classifier
+from common.wire.records import Info, check_form, from_record, record_bytes, to_record
+from common.wire.validation import SITE_NAME, check_class_number
+from strategies.base.collection import Collection, Recorder, check_quorum, connected_nodes
+from strategies.base.introductions import Group, Introduction, introduction, settle
+from strategies.base.outcome import NO_REPLY, Outcome, Points, Site, nameless
+from strategies.base.receipts import Receipts
+from strategies.base.registered import Registered, addressed, admit, check_name
+from strategies.base.reported import downstream_told, numbers_told, share_told, whole_number
+from strategies.robustness.defence import Defended
+
+COMPARE = f"{MessageType.QUERY}.compare"
+HELLO = f"{MessageType.QUERY}.hello"
+PICTURE_POINTS = 1500
+# What it means when Flower answers in a site's place, by its error code.
+IN_ITS_PLACE = {
+    1: "the site's app could not be loaded",
+    2: "the site's app failed",
+    3: "the site's line was lost before its reply had come over whole",
+    4: "the site's reply is not there any more",
+    5: "the site's SuperNode was stopped, or its line was lost",
+    8: "the site's app was ended, or stood still for a minute",
+}
+
+
+class Federation(ABC):
+    """A run over a grid of sites. Subclasses say what is asked of the sites, and learn a model from the replies.
+
+    registered: the table of registered sites; without one a site is called what it calls itself.
+    """
+
+    registered: Registered | None = None
+
+    def __init__(self, config: RunConfig, recorder: Recorder, device: str = "cpu") -> None:
+        self.config = config
+        self.recorder = recorder
+        self.device = device
+        self.outcome = Outcome()
+        self.receipts = Receipts(config, recorder)
+        self._sent: list[Message] = []
+        # Whose name nobody else may take, unless they were rejected.
+        self._connected: set[int] = set()
+
+    @abstractmethod
+    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
+        """Run the federation; return the accuracy over all sites' own test splits, where they told it."""
+
+    def receive_late(self, grace: float) -> bool:
+        """Take in what comes after the deadline, for up to `grace` seconds; return whether anything did.
+
+        Here nothing is: a round that is over has no use for more.
+        """
+        return False
+
+    def introduce(self, grid: Grid, deadline: float) -> Group:
+        """Ask every connected site who it is; what fits together takes part. Raises RunError when there is no site."""
+        nodes = self.invite(grid, deadline)
+        said: dict[int, Introduction] = {}
+        for reply in Collection(grid, map(self.hello, nodes), deadline):
+            node = self._node(reply)
+            site = self.outcome.sites[node]
+            try:
+                _, info = self._read(reply, site)
+                said[node] = introduction(site.name, info)
+            except SurrogateError as error:
+                self._reject(node, str(error))
+                continue
+            site.simulated = said[node].simulated
+            self.recorder.event("introduced", site=site.name)
+        group, misfits = settle(said, self.config.classes, self.config.fingerprint)
+        for node, reason in misfits.items():
+            self.outcome.sites[node].barred = True
+            self._reject(node, reason)
+        for node, site in self.outcome.sites.items():
+            if node not in said and site.fate == "dropped":
+                self.recorder.event("dropped", site=site.name, reason=NO_REPLY)
+        check_quorum(len(group.nodes), len(nodes), self.config.sites, self.config.quorum)
+        if not group.classes:
+            raise RunError("no site names its classes; set classes in the run's settings")
+        check_class_number(group.classes)
+        return group
+
+    def invite(self, grid: Grid, deadline: float, number: int | None = None) -> list[int]:
+        """The connected nodes that may be asked. Without a round's `number` it waits for all that are expected."""
+        config, names = self.config, None if self.registered is None else self.registered.names
+        wanted = (config.sites, config.quorum) if number is None else (0, 0.0)
+        nodes = connected_nodes(grid, *wanted, deadline, self.recorder, names)
+        allowed = admit(self.outcome, self.recorder, nodes, None if names is None else names(), number)
+        self._connected = set(allowed)
+        if number is None:
+            self.outcome.names = "claimed" if names is None else "registered"
+            for node in allowed if names is not None else ():
+                self.recorder.event("invited", site=self.outcome.sites[node].name)
+            self.recorder.event("invited", sites=len(allowed), names=self.outcome.names)
+        return allowed
+
+    def hello(self, node: int) -> Message:
+        """The question who a site is."""
+        return self._message(HELLO, node, to_record(None, {"run": run_digest(self.config)}))
+
+    def evaluate(self, grid: Grid, deadline: float) -> float | None:
+        """Take the model to the sites, and in a simulation to one site that judges it on all data."""
+        started = time.perf_counter()
+        accuracy = self._judge(Collection(grid, self._broadcast(), deadline))
+        self._compare(grid, deadline)
+        self.outcome.seconds["evaluate"] = time.perf_counter() - started
+        return accuracy
+
+    def _broadcast(self) -> Iterable[Message]:
+        """Take the head to every site whose surrogate was used."""
+        payload = self._payload()
+        used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
+        return [self._message(MessageType.EVALUATE, node, to_record(payload, {"bytes": len(payload)})) for node in used]
+
+    def _judge(self, replies: Iterable[Message]) -> float | None:
+        """Take in each site's accuracy on its own test split; return the accuracy over all of these together."""
+        silent = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
+        for reply in replies:
+            node = self._node(reply)
+            site = self.outcome.sites[node]
+            silent.remove(node)
+            try:
+                _, info = self._read(reply, site)
+                correct, tested = whole_number(info, "correct"), whole_number(info, "tested")
+                if correct > tested:
+                    raise SurrogateError(f"{correct} right answers on {tested} records")
+            except SurrogateError as error:
+                self.recorder.event("evaluation-failed", site=site.name, reason=str(error))
+                continue
+            site.correct, site.tested, site.downstream = correct, tested, downstream_told(info)
+            if site.tested:
+                self.recorder.event("evaluated", site=site.name, accuracy=site.correct / site.tested, tested=site.tested)
+        for node in silent:
+            self.recorder.event("evaluation-failed", site=self.outcome.sites[node].name, reason=NO_REPLY)
+        tested = sum(site.tested for site in self.outcome.sites.values())
+        correct = sum(site.correct for site in self.outcome.sites.values())
+        return correct / tested if tested else None
+
+    def _message(self, kind: str, node: int, record: RecordDict) -> Message:
+        site = self.outcome.sites[node]
+        self.receipts.show(record, site.name, node)
+        if site.registered:
+            record = addressed(record, site.name)
+        site.bytes_down += record_bytes(record)
+        # Flower makes a message's id from its content, and takes a reply from whoever knows that id and the node's.
+        message = Message(record, node, kind, group_id=secrets.token_hex(16))
+        self._sent.append(message)
+        return message
+
+    def _node(self, reply: Message) -> int:
+        """The node a reply comes from. Errors made by the SuperLink carry its own id, so the question is what counts."""
+        return next(
+            m.metadata.dst_node_id for m in self._sent if m.metadata.message_id == reply.metadata.reply_to_message_id
+        )
+
+    def _read(self, reply: Message, site: Site) -> tuple[bytes | None, Info]:
+        """Payload and numbers of a reply. Raises SurrogateError when the site failed or sent too much."""
+        if reply.has_error():
+            # Flower puts the text of an exception here, which may hold a path; only the number is kept.
+            code = reply.error.code
+            raise SurrogateError(f"{IN_ITS_PLACE.get(code, 'the site did not answer')} (Flower error code {code})")
+        check_form(reply.content)
+        site.bytes_up += record_bytes(reply.content)
+        payload, info = from_record(reply.content, self.config.max_payload_mib * 2**20)
+        if site.registered:
+            check_name(site, info)
+        elif self.registered is None:
+            self._name(site, info.get("site"))
+        if (status := info.get("status")) != "ok":
+            raise SurrogateError(PUBLIC_SENTENCES.get(str(status), PUBLIC_SENTENCES["internal"]))
+        for node in [node for node, each in self.outcome.sites.items() if each is site]:
+            self.receipts.take(site.name, node, info.get("receipt"))
+        return payload, info
+
+    def _name(self, site: Site, name: object) -> None:
+        """Call a site what it calls itself, once and for all, unless a site that was not rejected has that name already."""
+        if site.fate == "used" or not (isinstance(name, str) and SITE_NAME.fullmatch(name)):
+            return
+        others = {node: other for node, other in self.outcome.sites.items() if other is not site and other.name == name}
+        gone = {node: other for node, other in others.items() if node not in self._connected}
+        if all(node in gone or other.fate == "rejected" for node, other in others.items()):
+            site.name, site.heard = name, True
+            for node, other in others.items():
+                other.name, other.heard = nameless(node), False
+            for node, other in gone.items():
+                # The same site, come back under another number.
+                site.bytes_up, site.bytes_down = site.bytes_up + other.bytes_up, site.bytes_down + other.bytes_down
+                del self.outcome.sites[node]
+
+    def _reject(self, node: int, reason: str, number: int | None = None) -> None:
+        site = self.outcome.sites[node]
+        site.fate, site.reason = "rejected", reason
+        self.recorder.event("rejected", site=site.name, reason=reason, bytes=site.bytes_up, round=number)
+
+    def _heed(self, defended: Defended[Any], number: int | None = None) -> None:
+        """Record whose weight was capped, and who is left out as a suspect. What a suspect sent stays stored."""
+        nodes = {site.name: node for node, site in self.outcome.sites.items()}
+        for name, share in defended.capped.items():
+            if name in nodes and self.outcome.sites[nodes[name]].kept_share != share:
+                self.outcome.sites[nodes[name]].kept_share = share
+                self.recorder.event("capped", site=name, kept=round(share, 6), round=number)
+        for suspect in defended.suspects:
+            self.outcome.sites[nodes[suspect.site]].suspect = suspect.reason
+            facts = {"kind": suspect.kind, "score": round(suspect.score, 3), "reason": suspect.reason, "round": number}
+            self.recorder.event("suspect", site=suspect.site, **facts)
+            Federation._reject(self, nodes[suspect.site], f"suspect: {suspect.reason}", number)
+
+    def _payload(self) -> bytes:
+        assert self.outcome.model is not None  # a subclass has learned it or raised
+        return pack_classifier(self.outcome.model)
+
+    def _simulated(self) -> bool:
+        """Whether all data of this run is a simulation's. One site could claim so; all of them have to."""
+        used = [site for site in self.outcome.sites.values() if site.fate == "used"]
+        return bool(used) and all(site.simulated for site in used)
+
+    def _compare(self, grid: Grid, deadline: float) -> None:
+        """In a simulation, ask one site to judge the model on the whole test split, beside baselines when wanted."""
+        if not self._simulated():
+            return
+        try:
+            info = self._judged(grid, deadline, {})
+        except SurrogateError as error:
+            self.recorder.event("comparison-failed", reason=str(error))
+            return
+        for key in info:
+            if (accuracy := share_told(info, key)) is not None and key.startswith("accuracy."):
+                self.outcome.accuracy[key.removeprefix("accuracy.")] = accuracy
+            elif key.startswith("bytes."):
+                self.outcome.compare_bytes[key.removeprefix("bytes.")] = whole_number(info, key)
+        self._picture(info)
+        self.recorder.event("compared", **self.outcome.accuracy)
+
+    def _judged(self, grid: Grid, deadline: float, told: Info) -> Info:
+        """What one site of a simulation answers about the model on the whole test split. Raises SurrogateError."""
+        node = next(node for node, site in self.outcome.sites.items() if site.fate == "used")
+        payload = self._payload()
+        message = Message(to_record(payload, told | {"bytes": len(payload)}), node, COMPARE)
+        for reply in Collection(grid, [message], deadline):
+            return self._read(reply, Site(name=""))[1]
+        raise SurrogateError(NO_REPLY)
+
+    def _picture(self, info: Info) -> None:
+        """Points of the real test data, and of what the model was learned from, seen along the model's own plane."""
+        points = self.outcome.points
+        model = unpack_classifier(self._payload())
+        if (plane := model.plane()) is None:
+            return
+        if self.outcome.learned is not None:
+            features, labels = self.outcome.learned.sample(self.config.seed, PICTURE_POINTS)
+            flat = (features @ plane).T.tolist()
+            points["synthetic"] = Points(flat[0], flat[1], labels.tolist())
+        points["real"] = Points(*(numbers_told(info, f"points.{name}") for name in ("x", "y", "label")))

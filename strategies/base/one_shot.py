@@ -1,0 +1,282 @@
+"""One round in which every site sends once. What is sent is kept: a model can be learned again without the sites."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from common.config.run_config import RunConfig, run_digest
+from common.errors import SurrogateError
+from common.models.classifiers import Classifier
+from common.surrogates.surrogates import Header
+from common.wire.records import Info, pack_question, to_record
+from common.wire.validation import Expectation
+from strategies.base.collection import Collection, Recorder, check_quorum
+from strategies.base.federation import Federation
+from strategies.base.outcome import Site, Source
+from strategies.base.public_mean import read_centre
+from strategies.base.reported import seconds_told
+from strategies.robustness.defence import Defended
+
+CENTRE_FILE = "centre.pb"
+NAME = f"{MessageType.QUERY}.name"
+NAME_SECONDS = 120.0
+
+
+class Sent(Protocol):
+    """What a site sends once."""
+
+    @property
+    def header(self) -> Header:
+        """Whose it is."""
+
+
+S = TypeVar("S", bound=Sent)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A model, what was done about hostile sites, and what the model was learned from where points can be drawn of it."""
+
+    model: Classifier
+    defended: Defended[Any]
+    source: Source | None = None
+
+
+class OneShot(Federation, Generic[S]):
+    """The one round; subclasses parse and check what a site sends, and learn from it.
+
+    centre (d,): the public mean that sites subtract; read from the settings unless given.
+    """
+
+    def __init__(self, config: RunConfig, recorder: Recorder, device: str = "cpu", centre: Tensor | None = None) -> None:
+        super().__init__(config, recorder, device)
+        self._received: dict[int, S] = {}
+        self._asked: Collection | None = None
+        self._centre = read_centre(config.fedpft.public) if centre is None else centre
+
+    @abstractmethod
+    def unpack(self, payload: bytes) -> S:
+        """Parse and check what a site has sent. Raises SurrogateError."""
+
+    @abstractmethod
+    def dimension(self, sent: S) -> int:
+        """Dimension of the features it was made from."""
+
+    @abstractmethod
+    def records(self, sent: S) -> int:
+        """For how many records it stands."""
+
+    @abstractmethod
+    def learn(self, sent: Sequence[S], classes: Sequence[str]) -> Learned:
+        """Learn a model for `classes`, or for all that occur. `sent` is sorted by site. Raises RunError."""
+
+    @abstractmethod
+    def defend(self, sent: Sequence[S], classes: tuple[str, ...]) -> Defended[S]:
+        """What `learn` does about hostile sites before it learns."""
+
+    @abstractmethod
+    def restricted(self, sent: S, classes: Sequence[str]) -> S | None:
+        """The part of it that is about these classes; None where there is none."""
+
+    def facts(self, sent: S) -> dict[str, object]:
+        """What the events show of it."""
+        return {}
+
+    def shared_classes(self, sent: S) -> tuple[str, ...]:
+        """The classes in their order where all sites must have the same; else empty."""
+        return ()
+
+    def summary(self) -> None:
+        """Record what is about to happen."""
+        settings = getattr(self.config, self.config.spec.configured).model_dump()
+        self.recorder.event("configured", method=self.config.method, **settings)
+
+    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
+        """Run the one round. Raises RunError when there is no site or the quorum is missed.
+
+        Differs from Flower's loop: replies are checked as they arrive, and late ones are still kept for `relearn`.
+        """
+        deadline = deadline or self.config.deadline
+        self.summary()
+        started = time.perf_counter()
+        self._asked = Collection(grid, self._ask(grid), deadline)
+        self._gather(self._asked)
+        spent = self.outcome.seconds
+        spent["wait"] = max(0.0, time.perf_counter() - started - sum(spent.values()))
+        return self.evaluate(grid, deadline)
+
+    def learn_from(self, found: Sequence[tuple[str, tuple[str, bytes] | SurrogateError]]) -> None:
+        """Learn from what sites have sent before, without a grid: canonical bytes, each with the site whose it is known to
+        be; or with why it is refused.
+
+        Each with where it comes from. Of several of one site the first that is sound counts. Raises RunError when too few
+        are left.
+        """
+        self.summary()
+        self.recorder.event("invited", sites=len(found))
+        if (question := pack_question(self._centre)) is not None:
+            self.recorder.keep(CENTRE_FILE, question)
+        for number, (source, content) in enumerate(found, 1):
+            site = self.outcome.sites[number] = Site(name=source)
+            if isinstance(content, SurrogateError):
+                self._reject(number, str(content))
+                continue
+            name, payload = content
+            if taken := [other for other in self.outcome.sites.values() if other.name == name and other.fate == "used"]:
+                self._reject(number, f"a second surrogate of site {taken[0].name!r}")
+                continue
+            site.name, site.bytes_up = name, len(payload)
+            self._take(number, payload, {})
+        self._conclude()
+
+    def receive_late(self, grace: float) -> bool:
+        """Keep surrogates that come after the deadline, for up to `grace` seconds from now; return whether one did."""
+        if self._asked is None or not self._asked.unanswered:
+            return False
+        if grace:
+            self.recorder.event("waiting", reason="for sites that missed the deadline", seconds=grace)
+        came = False
+        for reply in self._asked.prolonged(grace):
+            self._receive(reply, late=True)
+            came = True
+        return came
+
+    def _ask(self, grid: Grid) -> Iterable[Message]:
+        """Ask every connected site for its surrogate."""
+        nodes = self._named(grid, self.invite(grid, self.config.deadline))
+        question, told = pack_question(self._centre), Info(run=run_digest(self.config))
+        if question is not None:
+            self.recorder.keep(CENTRE_FILE, question)
+            told["bytes"] = len(question)
+        return [self._message(MessageType.TRAIN, node, to_record(question, told)) for node in nodes]
+
+    def _named(self, grid: Grid, nodes: list[int]) -> list[int]:
+        """The nodes that can be asked. Where receipts are kept, an unknown node without a registered name is first asked
+        for its name.
+
+        Only then can the site be shown what was last seen of its ledger; a node that does not say its name is left out.
+        """
+        sites = self.outcome.sites
+        unknown = [n for n in nodes if self.receipts and not (sites[n].registered or self.receipts.has_node(n))]
+        asked = [self._message(NAME, node, to_record(None, {"run": run_digest(self.config)})) for node in unknown]
+        for reply in Collection(grid, asked, min(self.config.deadline, NAME_SECONDS)) if asked else ():
+            unknown.remove(node := self._node(reply))
+            # Why it cannot say so shows once more when it is asked for its surrogate.
+            with suppress(SurrogateError):
+                self._read(reply, self.outcome.sites[node])
+        for node in unknown:
+            self.outcome.sites[node].reason = f"did not say its name within {NAME_SECONDS:g} seconds"
+        return [node for node in nodes if node not in unknown]
+
+    def _gather(self, replies: Iterable[Message]) -> None:
+        """Check every surrogate, and learn from those that are left. Raises RunError."""
+        for reply in replies:
+            self._receive(reply)
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """Settle which replies fit together, and learn. Raises RunError."""
+        self._settle_backbone()
+        outcome, config = self.outcome, self.config
+        for site in outcome.sites.values():
+            if site.fate == "dropped":
+                self.recorder.event("dropped", site=site.name, reason=site.reason)
+        check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum)
+        started = time.perf_counter()
+        learned = self.learn(in_order(self._received.values()), config.classes)
+        self._heed(learned.defended)
+        check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum)
+        outcome.learned, outcome.model = learned.source, learned.model
+        outcome.seconds["learn"] = time.perf_counter() - started
+        self.recorder.event("learned", seconds=outcome.seconds["learn"], classes=len(learned.model.header.classes))
+
+    def _receive(self, reply: Message, late: bool = False) -> None:
+        """Check one surrogate and keep it, or refuse it with a reason."""
+        node = self._node(reply)
+        before = self.outcome.sites[node].name
+        try:
+            payload, info = self._read(reply, self.outcome.sites[node])
+            if payload is None:
+                raise SurrogateError("a reply without a surrogate")
+        except SurrogateError as error:
+            self._reject(node, str(error))
+            return
+        self._take(node, payload, info, before if late else "")
+
+    def _take(self, node: int, payload: bytes, info: Info, late: str = "") -> None:
+        """Check what is to be a surrogate of a site and keep it, or refuse it with a reason.
+
+        late: under which name the site had been given up, if it had.
+        """
+        site = self.outcome.sites[node]
+        try:
+            sent = self.unpack(payload)
+            name = sent.header.site
+            if name != site.name:
+                raise SurrogateError(f"a surrogate in the name of {name[:64]!r}, which is another site")
+        except SurrogateError as error:
+            self._reject(node, str(error))
+            return
+        self.recorder.surrogate(name, payload)
+        facts = {"bytes": site.bytes_up, **self.facts(sent), "seconds": seconds_told(info, "fit"), "payload": len(payload)}
+        site.records, site.late = self.records(sent), bool(late)
+        if late:
+            site.reason = "replied after the deadline; its surrogate is kept for relearn"
+            self.recorder.event("late", site=name, before=late, reason=site.reason, **facts)
+            return
+        self.recorder.event("replied", site=name, **facts)
+        site.fate, site.reason, site.simulated = "used", "", info.get("simulated") is True
+        self._received[node] = sent
+        for key in ("extract", "fit"):
+            if (spent := seconds_told(info, key)) is not None:
+                self.outcome.seconds[key] = max(spent, self.outcome.seconds.get(key, 0.0))
+
+    def _reject(self, node: int, reason: str, number: int | None = None) -> None:
+        if self._received.pop(node, None) is not None:
+            self.recorder.discard(self.outcome.sites[node].name)
+        super()._reject(node, reason, number)
+
+    def expectation(self) -> Expectation:
+        """What is sent must look like this; what is late must fit the model that was learned without it."""
+        config, model = self.config, self.outcome.model
+        fingerprint = model.header.fingerprint if model else config.fingerprint
+        return Expectation.of(config, config.classes, fingerprint, model.dimension if model else 0)
+
+    def _settle_backbone(self) -> None:
+        """One run has one backbone. Without a `fingerprint` in the settings it is the one most sites have."""
+        kinds = {
+            node: (sent.header.fingerprint, self.dimension(sent), self.shared_classes(sent))
+            for node, sent in self._received.items()
+        }
+        if not kinds:
+            return
+        records: Counter[tuple[str, int, tuple[str, ...]]] = Counter()
+        for node, kind in kinds.items():
+            records[kind] += self.records(self._received[node])
+        sites = Counter(kinds.values())
+        fingerprint, dimension, classes = max(sites, key=lambda kind: (sites[kind], records[kind]))
+        for node, (own_fingerprint, own_dimension, own_classes) in kinds.items():
+            if own_fingerprint != fingerprint:
+                reason = f"backbone fingerprint {own_fingerprint[:16]} differs from the other sites' {fingerprint[:16]}"
+            elif own_dimension != dimension:
+                reason = f"features of dimension {own_dimension}; the other sites have {dimension}"
+            elif own_classes != classes:
+                reason = "noisy sums of other classes than the other sites', or in another order; name classes in the run"
+            else:
+                continue
+            self._reject(node, reason)
+
+
+def in_order(sent: Iterable[S]) -> list[S]:
+    """By site, so that who was faster changes nothing."""
+    return sorted(sent, key=lambda each: (len(each.header.site), each.header.site))

@@ -1,0 +1,33 @@
+"""A public centre: the mean of features of public images, which sites subtract before they clip for privacy.
+
+Without it most of a feature's unit norm is what all features share. It must not depend on any site's data, or it would
+tell of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from common.errors import ConfigError
+from common.wire.surrogate_proto import pack_centre, unpack_centre
+
+
+def read_centre(file: str) -> Tensor | None:
+    """Mean (d,) of the features `x` (n, d) in a safetensors file, as it reaches the sites; None for no file.
+
+    Raises ConfigError when the file is not there or holds no such features.
+    """
+    if not file:
+        return None
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(Path(file).expanduser(), "pt") as content:
+            features = content.get_tensor("x").double()
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"fedpft.public = {file!r}: no readable safetensors file with features x ({error})") from None
+    if features.ndim != 2 or not len(features) or not features.isfinite().all():
+        raise ConfigError(f"fedpft.public = {file!r}: x of shape {tuple(features.shape)} must be (n, d) and finite")
+    return unpack_centre(pack_centre(features.mean(0)))

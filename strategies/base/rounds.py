@@ -1,0 +1,277 @@
+"""FedAvg and its relatives at the coordinator: rounds of training with a checkpoint after each."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Collection as Container
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from common.config.run_config import run_digest
+from common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
+from common.models.classifiers import Classifier
+from common.models.parameters import Parameters, check_update
+from common.privacy.claims import check_claim, private_rounds, spent_after
+from common.surrogates.synthetic import Synthetic
+from common.wire.model_proto import unpack_parameters
+from common.wire.records import Info, to_record
+from common.wire.validation import Expectation, check_header
+from strategies.base.collection import Collection, check_quorum
+from strategies.base.federation import Federation
+from strategies.base.introductions import introduction
+from strategies.base.outcome import NO_REPLY
+from strategies.base.reported import seconds_told, share_told
+from strategies.base.training import Training
+from strategies.robustness.defence import defend_updates
+
+CHECKPOINT = "checkpoint.safetensors"
+# What the time of a FedLAP site goes into.
+PARTS = ("real-gradients", "image-steps", "radius-search")
+
+
+# What comes back in a round: `header` and `claim` are all that the rounds themselves look at.
+R = TypeVar("R", Parameters, Synthetic)
+
+
+class Rounds(Federation, Generic[R]):
+    """Rounds of training: the model goes out, replies come back. A site that fails a round is asked again.
+
+    Subclasses say what a reply must be, and how replies move the model.
+    """
+
+    @abstractmethod
+    def read(self, payload: bytes, training: Training) -> R:
+        """One site's reply, checked. Raises SurrogateError."""
+
+    @abstractmethod
+    def absorb(self, training: Training, replies: Sequence[R]) -> dict[str, object]:
+        """Move the model by one round's replies and finish the round; return what there is to tell of it."""
+
+    def facts(self, reply: R) -> dict[str, object]:
+        """What the events tell of a reply, beside its size and time."""
+        return {}
+
+    def records(self, reply: R) -> int:
+        """For how many records a reply stands, 0 where it does not tell."""
+        return reply.records
+
+    def classifier(self, training: Training) -> Classifier:
+        """What the model is used as, after any round."""
+        return training.classifier()
+
+    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
+        """Run all rounds that are left. Raises RunError when a quorum is missed; what was learned by then can be resumed."""
+        deadline = deadline or self.config.deadline
+        rounds, affordable = self.config.trained.rounds, private_rounds(self.config)
+        self.summary()
+        training = self._begin(grid, deadline)
+        self.outcome.rounds = training.history
+        started, asked_before = time.perf_counter(), sum(entry["bytes_up"] or 0 for entry in training.history[-1:])
+        while training.round < rounds and not self.outcome.stopped:
+            if self.config.epsilon and training.asked >= affordable:
+                paid = f"{training.round} are done, {training.asked} are paid for"
+                self._stop(f"epsilon = {self.config.epsilon:g} affords {affordable} of {rounds} rounds; {paid}")
+                break
+            self._round(grid, training, deadline, started, asked_before)
+        self.outcome.model = self.classifier(training)
+        self.outcome.seconds["learn"] = time.perf_counter() - started
+        return self.evaluate(grid, deadline)
+
+    def summary(self) -> None:
+        """Record what is about to happen."""
+        self.recorder.event("configured", method=self.config.method, **self.config.trained.model_dump())
+
+    def _begin(self, grid: Grid, deadline: float) -> Training:
+        """A new model for the backbone and the classes of the connected sites, or the one of an earlier run."""
+        group = self.introduce(grid, deadline)
+        if self.config.resume:
+            training = Training.load(self.config, read_kept(self.config.resume, CHECKPOINT), CHECKPOINT)
+            if training.fingerprint != group.fingerprint:
+                raise RunError(f"the checkpoint is for backbone {training.fingerprint[:16]}, the sites have another")
+            self.recorder.event("resumed", round=training.round)
+            return training
+        return Training.begin(self.config, group.classes, group.fingerprint, group.dimension)
+
+    def _round(self, grid: Grid, training: Training, deadline: float, started: float, before: float) -> None:
+        number, sites = training.round + 1, self.outcome.sites
+        asked, mute = self._present(grid, training, deadline)
+        training.asked += bool(asked)
+        # Before anybody is asked: what is paid for must not be forgotten when this process dies.
+        self.recorder.keep(CHECKPOINT, training.save())
+        replies, silent = self._ask(grid, training, asked, deadline)
+        silent |= mute
+        try:
+            check_quorum(len(replies), len(asked) + len(mute), self.config.sites, self.config.quorum)
+        except RunError as error:
+            if training.round and self._only_budgets_are_missing(asked, silent, len(replies)):
+                self._stop(f"round {number}: {error}, and sites' privacy budgets do not allow more")
+                for site in sites.values():
+                    if site.name in training.confirmed:
+                        site.fate, site.reason = "used", ""
+                return
+            raise RunError(f"round {number}: {error}; go on from its checkpoint with resume") from None
+        # The same order whoever was faster, so that sums agree to the last bit.
+        replies.sort(key=lambda reply: (len(reply.header.site), reply.header.site))
+        walked = self.absorb(training, replies)
+        self.outcome.model = self.classifier(training)
+        accuracy = self._accuracy(grid, deadline)
+        bytes_up = before + sum(site.bytes_up for site in sites.values())
+        story: dict[str, object] = {
+            "round": number,
+            "accuracy": accuracy,
+            "bytes_up": bytes_up,
+            "used": len(replies),
+            **walked,
+        }
+        if self.config.epsilon:
+            story["epsilon"] = spent_after(self.config, training.asked)
+        training.history.append(story | {"seconds": round(time.perf_counter() - started, 3)})
+        self.recorder.keep(CHECKPOINT, training.save())
+        self.recorder.event("round", **story)
+
+    def _ask(self, grid: Grid, training: Training, asked: Sequence[int], deadline: float) -> tuple[list[R], set[int]]:
+        """What the sites answer in a round, and the nodes that stay silent."""
+        number, question = training.round + 1, training.question()
+        told: Info = {"run": run_digest(self.config), "round": number, "lineage": training.lineage, "bytes": len(question)}
+
+        def message(node: int) -> Message:
+            confirmed = training.confirmed.get(self.outcome.sites[node].name, 0)
+            return self._message(MessageType.TRAIN, node, to_record(question, told | {"confirmed": confirmed}))
+
+        replies: list[R] = []
+        silent = set(asked)
+        for reply in Collection(grid, map(message, asked), deadline):
+            silent.discard(self._node(reply))
+            if (read := self._reply(reply, training)) is not None:
+                replies.append(read)
+        self._miss(silent, number)
+        return replies, silent
+
+    def _miss(self, silent: Container[int], number: int) -> None:
+        """Record which nodes did not answer."""
+        for node, site in self.outcome.sites.items():
+            if node in silent:
+                site.fate, site.reason = "dropped", NO_REPLY
+                self.recorder.event("dropped", site=site.name, reason=NO_REPLY, round=number)
+
+    def _accuracy(self, grid: Grid, deadline: float) -> float | None:
+        """Of the model as it is now on all test data, in a simulation where a site answers."""
+        if not self._simulated():
+            return None
+        try:
+            return share_told(self._judged(grid, deadline, {"brief": True}), "accuracy.model")
+        except SurrogateError as error:
+            self.recorder.event("comparison-failed", reason=str(error))
+            return None
+
+    def _present(self, grid: Grid, training: Training, deadline: float) -> tuple[list[int], set[int]]:
+        """The nodes to ask in a round, and those that do not even say who they are.
+
+        Who came only now, or came back under another number, is asked that first: only by its name can a site be told how
+        far it had come.
+        """
+        sites, number = self.outcome.sites, training.round + 1
+        nodes = self.invite(grid, deadline, number)
+        for node, site in sites.items():
+            if node not in self._connected and site.fate == "used":
+                site.fate, site.reason = "dropped", f"gone before round {number}"
+                self.recorder.event("dropped", site=site.name, reason=site.reason, round=number)
+        mute = {node for node in nodes if not (sites[node].heard or sites[node].barred)}
+        for reply in Collection(grid, map(self.hello, list(mute)), deadline) if mute else ():
+            mute.discard(self._node(reply))
+            self._meet(reply, training)
+        self._miss(mute, number)
+        known = [node for node in nodes if sites[node].heard and not sites[node].barred]
+        return known, mute
+
+    def _meet(self, reply: Message, training: Training) -> None:
+        """Take in who a site says it is that came during the run."""
+        node, number = self._node(reply), training.round + 1
+        site = self.outcome.sites[node]
+        try:
+            _, info = self._read(reply, site)
+            said = introduction(site.name, info)
+            if not site.heard:
+                raise SurrogateError(f"a site that calls itself {str(info.get('site'))[:64]!r}, which is another site")
+            if (said.fingerprint, said.dimension) != (training.fingerprint, training.inputs):
+                site.barred = True
+                raise SurrogateError(f"backbone {said.fingerprint[:16]} of dimension {said.dimension}, not the run's")
+        except SurrogateError as error:
+            self._reject(node, str(error), number)
+            return
+        site.simulated = said.simulated
+        self.recorder.event("joined", site=site.name, round=number)
+
+    def _only_budgets_are_missing(self, asked: Sequence[int], silent: Container[int], used: int) -> bool:
+        """Whether a private round would have had its quorum, had no site refused it for lack of budget."""
+        sites, config = self.outcome.sites, self.config
+        refused = [node for node in asked if node not in silent and sites[node].reason == PUBLIC_SENTENCES["budget"]]
+        if not (config.epsilon and refused):
+            return False
+        try:
+            check_quorum(used + len(refused), len(asked), config.sites, config.quorum)
+        except RunError:
+            return False
+        return True
+
+    def _stop(self, reason: str) -> None:
+        self.outcome.stopped = reason
+        self.recorder.event("stopped", reason=reason)
+
+    def _reply(self, reply: Message, training: Training) -> R | None:
+        """One site's reply, checked; None when it is refused, and the site is asked again in the next round."""
+        node = self._node(reply)
+        site = self.outcome.sites[node]
+        number = training.round + 1
+        try:
+            payload, info = self._read(reply, site)
+            if payload is None:
+                raise SurrogateError("a reply without a payload")
+            read = self.read(payload, training)
+            check_claim(read.claim, self.config)
+            if read.header.site != site.name:
+                raise SurrogateError(f"a reply in the name of {read.header.site[:64]!r}, which is another site")
+        except SurrogateError as error:
+            self._reject(node, str(error), number)
+            return None
+        site.fate, site.reason, site.simulated, site.claim = "used", "", info.get("simulated") is True, read.claim
+        parts = {name: seconds for name in PARTS if (seconds := seconds_told(info, name)) is not None}
+        site.records = self.records(read) or site.records
+        told = {"payload": len(payload), "seconds": seconds_told(info, "fit"), "parts": parts or None} | self.facts(read)
+        self.recorder.event("replied", site=site.name, round=number, bytes=site.bytes_up, **told)
+        return read
+
+
+class Updates(Rounds[Parameters]):
+    """FedAvg and its relatives: what comes back is how a site's training moved the model."""
+
+    def read(self, payload: bytes, training: Training) -> Parameters:
+        """One site's update, checked. Raises SurrogateError."""
+        shapes = training.shapes()
+        update = unpack_parameters(payload, most=sum(map(math.prod, shapes.values())))
+        check_header(update.header, Expectation.of(self.config, training.classes, training.fingerprint))
+        check_update(update, shapes, training.round + 1, bool(self.config.epsilon))
+        return update
+
+    def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
+        """Move the model by the mean of the updates."""
+        defended = defend_updates(replies, self.config)
+        self._heed(defended, training.round + 1)
+        training.absorb(defended.kept, len([site for site in self.outcome.sites.values() if not site.barred]))
+        return {}
+
+
+def read_kept(folder: str, name: str) -> bytes:
+    """A file an earlier run has left to go on from. Raises RunError."""
+    file = Path(folder).expanduser() / name
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        what = type(error).__name__
+        raise RunError(f"resume = {folder!r}: {name} cannot be read ({what}); name the folder of an earlier run") from None

@@ -1,0 +1,124 @@
+"""What a round of training a generator makes of the sites' replies. No Flower type in here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from common.config.run_config import RunConfig
+from common.errors import SurrogateError
+from common.models.classifiers import Head
+from common.models.generators import COUNTS, MEANS, SUMS, Generator, labels_evenly
+from common.models.head_training import train_on_features
+from common.models.parameters import Parameters, average
+from common.privacy.claims import opening_noise, opening_shares
+from common.randomness import stream
+from common.surrogates.class_sums import Sums
+from common.surrogates.surrogates import SumsSurrogate
+from common.wire.validation import LARGEST_COUNT
+from strategies.base.training import Training
+from strategies.fedpft.class_means import pool
+from strategies.robustness.robust_centres import POOLED, robust_tensors
+
+# What each site has told of its class sizes, in the memory of a training.
+SIZES = "sizes."
+# So many standard deviations of noise are believed.
+SIGMAS = 30.0
+
+
+def expected_shapes(training: Training) -> dict[str, tuple[int, ...]]:
+    """Of the tensors in a reply to the next round."""
+    if training.round == 0:
+        count, sums = len(training.classes), training.config.dpcvae.opening == "sums"
+        return {COUNTS: (count,)} | ({SUMS: (count, training.inputs)} if sums else {})
+    return {name: tuple(tensor.shape) for name, tensor in training.model.items() if name not in (MEANS, COUNTS)}
+
+
+def check_opening(reply: Parameters, run: RunConfig) -> None:
+    """Raise SurrogateError for class sizes no site has, or sums longer than embeddings of norm one add up to.
+
+    One site's nonsense would otherwise be every site's class means. Under privacy the noise may add to both.
+    """
+    counts, sums = reply.tensors[COUNTS].double(), reply.tensors.get(SUMS)
+    noise = opening_noise(run)
+    slack = {name: SIGMAS * noise / math.sqrt(share) if noise else 0.0 for name, share in opening_shares(run).items()}
+    if bool((counts < -slack[COUNTS]).any() or (counts > LARGEST_COUNT).any()):
+        raise SurrogateError(f"a class of {float(counts.min()):g} to {float(counts.max()):g} records")
+    if sums is None:
+        return
+    allowed = counts.clamp_min(0) * (1 + 1e-2) + slack[COUNTS] + slack[SUMS] * math.sqrt(sums.shape[1]) + 1e-2
+    if bool((longer := sums.double().norm(dim=1) > allowed).any()):
+        worst = int(longer.int().argmax())
+        raise SurrogateError(
+            f"class {reply.header.classes[worst][:40]!r}: the sum of {float(counts[worst]):g} embeddings of norm one is "
+            f"{float(sums[worst].norm()):g} long"
+        )
+
+
+def take_in(training: Training, replies: Sequence[Parameters]) -> None:
+    """Finish a round: take class sizes and means, or move the decoder by the mean of its updates, in single precision."""
+    if training.round == 0:
+        told = {SIZES + reply.header.site: reply.tensors[COUNTS] for reply in replies}
+        training.memory = {**training.memory, **told}
+        sizes = torch.stack(list(told.values())).double().sum(0).clamp_min(0)
+        training.model = {**training.model, COUNTS: sizes.float()}
+        if training.config.dpcvae.opening == "sums":
+            training.model = {**training.model, MEANS: class_means(replies, training.config)}
+    else:
+        moved = _pooled(training, replies)
+        training.model = {name: tensor + moved[name] if name in moved else tensor for name, tensor in training.model.items()}
+    training.finish_round(reply.header.site for reply in replies)
+
+
+def head_of(generator: Generator, run: RunConfig, device: str = "cpu") -> Head:
+    """A head trained on embeddings the generator makes, as many of every class."""
+    labels = labels_evenly(len(generator.header.classes), run.dpcvae.synthetic)
+    features = generator.draw(labels, stream(run.seed, "judge")).to(device)
+    weight, bias = train_on_features(features, labels.to(device), len(generator.header.classes), run.head, run.seed)
+    return Head(generator.header, weight.cpu(), bias.cpu(), clip=0.0)
+
+
+def class_means(replies: Sequence[Parameters], run: RunConfig) -> Tensor:
+    """Means (C, d) of the classes, of mean square about one, from all sites' class sums.
+
+    Under privacy every mean is drawn to that of all classes by as much as is noise in how far it is from there (James &
+    Stein 1961): a head trained on samples around a noisy mean learns the noise. A class lost in noise has the mean of all.
+    """
+    tensors, names = [reply.tensors for reply in replies], replies[0].header.classes
+    scale = math.sqrt(tensors[0][SUMS].shape[1])
+    if (noise := opening_noise(run)) is None:
+        counts, sums = (torch.stack([each[name].double() for each in tensors]).sum(0) for name in (COUNTS, SUMS))
+        middle = sums.sum(0) / counts.sum().clamp_min(1)
+        found = torch.where(counts[:, None] > 0.5, sums / counts.clamp_min(1)[:, None], middle)
+        return (found * scale).float()
+    sigmas = {name: noise / math.sqrt(share) for name, share in opening_shares(run).items()}
+    noisy = [
+        (reply.header, Sums(reply.tensors[COUNTS], reply.tensors[SUMS], None, sigmas), reply.claim) for reply in replies
+    ]
+    pooled = pool([SumsSurrogate(header, sums, claim) for header, sums, claim in noisy if claim is not None])
+    middle = (pooled.records[:, None] * pooled.means).sum(0) / pooled.records.sum()
+    apart = pooled.means - middle
+    kept = (1 - apart.shape[1] * pooled.noise.diagonal() / apart.square().sum(1).clamp_min(1e-12)).clamp(0, 1)
+    means = middle.repeat(len(names), 1)
+    means[[names.index(name) for name in pooled.classes]] += kept[:, None] * apart
+    return (means * scale).float()
+
+
+def _pooled(training: Training, replies: Sequence[Parameters]) -> dict[str, Tensor]:
+    """The mean of the updates, weighed by size, or their robust mean."""
+    weights, rule = _weights(training, replies), training.config.defends
+    if rule not in POOLED:
+        return average([reply.tensors for reply in replies], weights)
+    return robust_tensors([reply.tensors for reply in replies], rule)
+
+
+def _weights(training: Training, replies: Sequence[Parameters]) -> list[float]:
+    """What each site weighs: the size it has told, or that of the median site where it came too late to tell."""
+    if training.config.dpcvae.weights == "equal":
+        return [1.0] * len(replies)
+    sizes = {key: max(1.0, float(value.sum())) for key, value in training.memory.items() if key.startswith(SIZES)}
+    usual = float(torch.tensor(list(sizes.values())).median()) if sizes else 1.0
+    return [sizes.get(SIZES + reply.header.site, usual) for reply in replies]

@@ -1,0 +1,1 @@
+"""FedAvg and its relatives at the coordinator."""

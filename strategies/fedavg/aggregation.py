@@ -1,0 +1,85 @@
+"""How a round's updates move the model: Flower's own FedAvg, FedProx and FedYogi at 32 bits, and SCAFFOLD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg, FedProx, FedYogi
+from torch import Tensor
+
+from common.config.run_config import RunConfig
+from common.models.parameters import CONTROL, Parameters, Tensors, split_control
+from strategies.robustness.robust_centres import POOLED, robust_mean, robust_tensors
+
+# FedPFT's settings of FedYogi (appendix); Flower's begin at zero where the paper begins at 1e-6.
+YOGI_MOMENTUM, YOGI_DECAY, YOGI_TAU = 0.9, 0.99, 1e-3
+
+Memory = dict[str, Tensor]
+
+
+def aggregate(
+    config: RunConfig, model: Tensors, updates: Sequence[Parameters], memory: Mapping[str, Tensor], sites: int
+) -> tuple[dict[str, Tensor], Memory]:
+    """The model after these updates, and what the aggregator keeps until the next round.
+
+    An update weighs as many records as its site has; under privacy, where that is not known, all weigh one. memory:
+    FedYogi's moments, or SCAFFOLD's control variate under "control.": it moves by the mean of what the sites' moved,
+    as if those of all `sites` that did not answer had not moved (Karimireddy et al. 2020, algorithm 1).
+    """
+    split = [split_control(update.tensors) for update in updates]
+    weights = [max(1, update.records) for update in updates]
+    moved, rule = [own for own, _ in split], config.defends
+    if rule in POOLED:
+        moved, weights = [robust_tensors(moved, rule)], [1]
+    new, kept = _flower(config, model, moved, weights, memory)
+    if config.method == "scaffold":
+        for name in model:
+            each = torch.stack([control[name].double() for _, control in split])
+            total = robust_mean(each, torch.ones(len(each)), rule) * len(each) if rule in POOLED else each.sum(0)
+            kept[CONTROL + name] = (memory[CONTROL + name].double() + total / max(sites, len(updates))).float()
+    return new, kept
+
+
+def fresh_memory(config: RunConfig, model: Tensors) -> Memory:
+    """What an aggregator begins with."""
+    if config.method != "scaffold":
+        return {}
+    return {CONTROL + name: torch.zeros_like(tensor) for name, tensor in model.items()}
+
+
+def _flower(
+    config: RunConfig, model: Tensors, moved: Sequence[Tensors], weights: Sequence[int], memory: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], Memory]:
+    """Give Flower's strategy what it expects: the sites' models, as float32 arrays in messages."""
+    strategy = _strategy(config)
+    replies = []
+    for delta, weight in zip(moved, weights, strict=True):
+        arrays = ArrayRecord({name: Array(_numpy(model[name] + delta[name])) for name in model})
+        content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": weight})})
+        replies.append(Message(content, dst_node_id=0, message_type=MessageType.TRAIN))
+    if isinstance(strategy, FedYogi):
+        strategy.current_arrays = {name: _numpy(tensor) for name, tensor in model.items()}
+        strategy.m_t = {name: _numpy(memory["first." + name]) for name in model} if memory else None
+        strategy.v_t = {name: _numpy(memory["second." + name]) for name in model} if memory else None
+    arrays_, _ = strategy.aggregate_train(1, replies)
+    assert arrays_ is not None  # there is a reply, or nobody would aggregate
+    new = {name: torch.from_numpy(np.array(array.numpy(), dtype=np.float32)) for name, array in arrays_.items()}
+    kept: Memory = {}
+    if isinstance(strategy, FedYogi):
+        for prefix, table in (("first.", strategy.m_t), ("second.", strategy.v_t)):
+            kept |= {prefix + name: torch.tensor(array, dtype=torch.float32) for name, array in (table or {}).items()}
+    return new, kept
+
+
+def _strategy(config: RunConfig) -> FedAvg:
+    if config.method == "fedyogi":
+        rate = config.fedavg.server_learning_rate
+        return FedYogi(eta=rate, beta_1=YOGI_MOMENTUM, beta_2=YOGI_DECAY, tau=YOGI_TAU)
+    return FedProx(proximal_mu=config.fedavg.mu) if config.method == "fedprox" else FedAvg()
+
+
+def _numpy(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return tensor.detach().float().contiguous().numpy()

@@ -1,0 +1,64 @@
+"""FedLAP in rounds: the model goes out, synthetic records and radii come back, and the coordinator learns from those."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from common.errors import SurrogateError
+from common.surrogates.synthetic import Synthetic, check_synthetic
+from common.wire.model_proto import unpack_synthetic
+from common.wire.validation import Expectation, check_header
+from strategies.base.rounds import Rounds
+from strategies.base.training import Training
+from strategies.fedlap.landscapes import has_finite_gradient, heeded, optimise
+from strategies.robustness.defence import cap_records
+
+SHEETS = ("first", "middle", "last")
+
+
+class FedLAP(Rounds[Synthetic]):
+    """Rounds of `fedlap.rounds`."""
+
+    def read(self, payload: bytes, training: Training) -> Synthetic:
+        """One site's synthetic records, checked. Raises SurrogateError."""
+        config, synthetic = self.config, unpack_synthetic(payload)
+        check_header(synthetic.header, Expectation.of(config, training.classes, training.fingerprint))
+        check_synthetic(
+            synthetic, config.fedlap, training.classes, training.inputs, training.round + 1, bool(config.epsilon)
+        )
+        if not has_finite_gradient(training.model, training.inputs, training.classes, synthetic, config.fedlap):
+            raise SurrogateError("synthetic records whose gradient is not finite")
+        return synthetic
+
+    def absorb(self, training: Training, replies: Sequence[Synthetic]) -> dict[str, object]:
+        """Move the model inside the sites' radius."""
+        config, told = self.config, {each.header.site: each.radius for each in replies}
+        raised = [site for site, radius in heeded(told).items() if radius > told[site]]
+        if raised:
+            self.recorder.event("radius-raised", sites=raised, round=training.round + 1)
+        defended = cap_records(replies, config)
+        self._heed(defended, training.round + 1)
+        walked = optimise(
+            training.model, training.inputs, training.classes, defended.kept, config.fedlap, config.seed, self.device
+        )
+        training.model = walked.model
+        self._keep_sheets(training, replies)
+        training.finish_round(told)
+        story = {"radius": walked.radius, "moved": walked.moved, "steps": walked.steps, "at_edge": walked.at_edge}
+        return {**story, "radii": told}
+
+    def _keep_sheets(self, training: Training, replies: Sequence[Synthetic]) -> None:
+        """Keep the synthetic records of the first, the middle and the last round, for people to look at."""
+        from safetensors.torch import save
+
+        number, rounds = training.round + 1, self.config.fedlap.rounds
+        due = dict(zip(SHEETS, (number == 1, number == (rounds + 1) // 2, True), strict=True))
+        tensors = {each.header.site: each.values.half() for each in replies}
+        labels = {f"{each.header.site} labels": each.labels for each in replies}
+        names = {each.header.site: each.header.classes for each in replies}
+        content = save(
+            tensors | labels, {"round": str(number), "sites": json.dumps(names), "model": self.config.fedlap.model}
+        )
+        for sheet in (name for name, now in due.items() if now):
+            self.recorder.keep(f"synthetic-{sheet}.safetensors", content)

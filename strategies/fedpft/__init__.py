@@ -1,0 +1,1 @@
+"""FedPFT at the coordinator."""

@@ -1,0 +1,121 @@
+"""Noisy class means of many sites: pooled, or each site's own, drawn together as far as chance made them differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from common.errors import RunError
+from common.surrogates.class_sums import PRESENT
+from common.surrogates.surrogates import SumsSurrogate
+from strategies.robustness.robust_centres import robust_mean
+
+
+@dataclass(frozen=True)
+class Components:
+    """J means of the classes that stand out: one a class, or one a class and site.
+
+    labels (J,), indices into `classes`; means (J, d); noise (J, J), covariance of their noise in every dimension; records
+    (J,); shares (J,), how much of the sites' second moments, which weigh by the size of the site, is of each.
+    """
+
+    classes: tuple[str, ...]
+    labels: Tensor
+    means: Tensor
+    noise: Tensor
+    records: Tensor
+    shares: Tensor
+
+
+def by_site(surrogates: Sequence[SumsSurrogate]) -> Components:
+    """The mean of every class at every site where it stands out. Raises RunError when none does."""
+    counts, sums = (torch.stack([getattr(s.sums, name) for s in surrogates]).double() for name in ("counts", "sums"))
+    sigmas = torch.tensor([[s.sums.sigmas["counts"], s.sums.sigmas["sums"]] for s in surrogates], dtype=torch.float64)
+    present = counts > PRESENT * sigmas[:, :1]
+    if not present.any():
+        raise RunError("no class stands out from the privacy noise; more records, more sites or a larger epsilon are needed")
+    site, label = present.nonzero().T
+    kept = present.any(0)
+    names = tuple(name for name, keep in zip(surrogates[0].header.classes, kept.tolist(), strict=True) if keep)
+    records, sigma_of_count, sigma_of_sum = counts[present], *sigmas[site].T
+    means = sums[present] / records[:, None]
+    # A noisy count makes a mean longer or shorter; in quadratic forms that is as if every dimension had its part of it.
+    length = (means.square().mean(1) - (sigma_of_sum / records).square()).clamp_min(0)
+    noise = (sigma_of_sum.square() + length * sigma_of_count.square()) / records.square()
+    weights = records * counts.clamp_min(0).sum(1)[site]
+    return Components(
+        names,
+        (kept.cumsum(0) - 1)[label],
+        means,
+        noise.diag(),
+        records,
+        weights / weights.sum(),
+    )
+
+
+def pool(surrogates: Sequence[SumsSurrogate]) -> Components:
+    """One mean a class, each site's weighted by the inverse of its variance. Raises RunError.
+
+    A site's mean of a class has noise of variance sigma^2 / n^2, so the best weights are its n^2: a site with a noisy count
+    near zero adds no noise to a class it hardly has. In plain sums all sites' noise counts in full.
+    """
+    own = by_site(surrogates)
+    mixing = _mixing(own, 2.0)
+    totals = one_hot(own.labels).double()
+    return Components(
+        own.classes,
+        torch.arange(len(own.classes)),
+        mixing @ own.means,
+        mixing @ own.noise @ mixing.T,
+        own.records @ totals,
+        own.shares @ totals,
+    )
+
+
+def shrink(own: Components) -> tuple[Components, float]:
+    """Sites' means drawn to their class's, and the share of their differences that chance does not explain.
+
+    The share, 1 - (what chance makes them differ) / (how they differ), is also how much of each difference is kept (James &
+    Stein 1961). Chance is the noise, and that a mean of few records differs from that of many. The more of it there is not,
+    the more a class's mean is that of its records, the less that of the most certain.
+    """
+    share = _unexplained(own, _mixing(own, 2.0))
+    pooled = _mixing(own, 2.0 - share)[own.labels]
+    mixing = pooled + share * (torch.eye(len(own.labels), dtype=torch.float64) - pooled)
+    return replace(own, means=mixing @ own.means, noise=mixing @ own.noise @ mixing.T), share
+
+
+def robust(own: Components, rule: str) -> Components:
+    """One mean a class by a robust rule ("median" or "trimmed") over its sites. Each has one vote: a minority of sites is no
+    minority of the weight if counts, which sites report, are weights.
+    """
+    plain, rows = _mixing(own, 0.0), [own.labels == label for label in range(len(own.classes))]
+    means = torch.stack([robust_mean(own.means[row], torch.ones(int(row.sum())), rule) for row in rows])
+    totals = one_hot(own.labels).double()
+    # The median of normal noise is noisier than its mean.
+    noise = (plain @ own.noise @ plain.T) * (math.pi / 2 if rule == "median" else 1.0)
+    labels = torch.arange(len(own.classes))
+    return Components(own.classes, labels, means, noise, own.records @ totals, own.shares @ totals)
+
+
+def _mixing(own: Components, power: float) -> Tensor:
+    """Weights (C, J), each row summing to one, of sites' means in their class's: proportional to records ** power."""
+    weights = one_hot(own.labels).double().T * own.records**power
+    return weights / weights.sum(1, keepdim=True)
+
+
+def _unexplained(own: Components, mixing: Tensor) -> float:
+    """The share of the differences between sites' means of a class, weighed by records, that chance does not explain."""
+    noise, d = own.noise.diagonal(), own.means.shape[1]
+    # Of a feature of unit norm, what is not in its mean is variance. A clip norm makes that a bound.
+    within = max(0.0, 1 - float(own.records @ (own.means.square().sum(1) - d * noise) / own.records.sum()))
+    chance = own.noise + (within / d / own.records).diag()
+    apart = torch.eye(len(own.labels), dtype=torch.float64) - mixing[own.labels]
+    found = float(own.records @ (apart @ own.means).square().sum(1))
+    expected = d * float(own.records @ (apart @ chance @ apart.T).diagonal())
+    return max(0.0, 1 - expected / found) if found > 0 else 0.0

@@ -1,0 +1,188 @@
+"""Learn a head from noisy class sums in closed form. No Flower type in here.
+
+A head trained on samples learns the noise along with the signal. The noise of sums is known exactly, so here it is
+subtracted wherever it biases a square, and what does not stand out from it is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from common.errors import RunError
+from common.models.classifiers import Head
+from common.surrogates.class_sums import PRESENT, unfold
+from common.surrogates.covariances import LowRank
+from common.surrogates.mixtures import Mixtures
+from common.surrogates.surrogates import Header, SumsSurrogate
+from strategies.fedpft.class_means import Components, by_site, pool, robust, shrink
+from strategies.robustness.robust_centres import POOLED, robust_mean
+
+# Beyond this share of what the sites' means of a class differ, which chance does not explain, one mean a class is too few.
+SITES_DIFFER = 0.15
+# What is left of the variance when all others have their part is kept above this share of it.
+SMALLEST_SHARE = 1e-3
+# A dimension of little variance gets a large weight, and its estimate is the least certain.
+SMALLEST_DIAGONAL = 0.1
+# Keeps a system of nearly parallel directions solvable.
+RIDGE = 1e-6
+
+
+def learn_from_sums(
+    surrogates: Sequence[SumsSurrogate], family: str, rank: int, rule: str = "none"
+) -> tuple[Head, Mixtures]:
+    """The linear head of noisy sums, and the Gaussians it stands for. Classes lost in noise are left out.
+
+    Where sites agree on their classes, the discriminant of the pooled class means; where they differ (other scanners, other
+    styles) the least-squares classifier of all sites' means. spherical: one variance. diag, full and lowrank: the
+    covariance within classes as far as it stands out from the noise, tied across classes and sites. All surrogates hold
+    the same classes in the same order. rule: "median" and "trimmed" pool class means and second moments robustly. Raises
+    RunError when no class stands out, or there is nothing to learn from.
+    """
+    if not surrogates:
+        raise RunError("no surrogate to learn from")
+    for surrogate in surrogates:
+        if surrogate.header.classes != surrogates[0].header.classes:
+            raise RunError(f"noisy sums of site {surrogate.header.site!r} are of other classes than the others'")
+    if rule in POOLED:
+        components, differ = robust(by_site(surrogates), rule), 0.0
+    else:
+        shrunk, differ = shrink(by_site(surrogates))
+        components = shrunk if differ > SITES_DIFFER else pool(surrogates)
+    covariance = within(surrogates, components, family, rank, rule)
+    solver = least_squares if differ > SITES_DIFFER else discriminant
+    weight, bias = solver(components, covariance)
+    first = surrogates[0]
+    header = Header(first.header.method, first.header.run, "coordinator", first.header.fingerprint, components.classes)
+    head = Head(header, weight.float(), bias.float(), first.claim.clip)
+    return head, _gaussians(components, covariance)
+
+
+def discriminant(components: Components, covariance: LowRank) -> tuple[Tensor, Tensor]:
+    """Linear discriminant analysis of one component a class: weight (C, d), bias (C,)."""
+    weight, trace = _solve(covariance, components.means)
+    # A noisy mean is longer than the mean, in the metric of the covariance by noise times trace.
+    squares = (weight * components.means).sum(1) - components.noise.diagonal() * trace
+    return weight, (components.records / components.records.sum()).log() - squares / 2
+
+
+def least_squares(components: Components, covariance: LowRank) -> tuple[Tensor, Tensor]:
+    """The affine scores that best fit 1 for a record's class and 0 for the others: weight (C, d), bias (C,).
+
+    Scores are sums of the directions Sigma^-1 m_j of all components. What direction i scores on a record of component j is
+    m_i Sigma^-1 mu_j on average, of which the product of the noisy means is an estimate once the noise that both share is
+    taken off; around that it varies as Sigma says, noise of the direction included. So noise in the means is weighed as a
+    penalty, not learned (regression with errors in variables).
+    """
+    directions, trace = _solve(covariance, components.means)
+    scores = directions @ components.means.T - components.noise * trace
+    spread = (directions @ covariance.factor) @ (directions @ covariance.factor).T
+    spread += (directions * covariance.variances) @ directions.T
+    count, shares = len(scores), components.records / components.records.sum()
+    inputs = torch.cat([scores, scores.new_ones(1, count)])
+    moments = (inputs * shares) @ inputs.T
+    moments[:count, :count] += spread
+    moments += RIDGE * moments.diagonal().mean() * torch.eye(count + 1, dtype=moments.dtype)
+    wanted = one_hot(components.labels, len(components.classes)).to(moments)
+    solved = torch.linalg.solve((moments + moments.T) / 2, (inputs * shares) @ wanted)
+    return solved[:count].T @ directions, solved[count]
+
+
+def within(
+    surrogates: Sequence[SumsSurrogate], components: Components, family: str, rank: int, rule: str = "none"
+) -> LowRank:
+    """The covariance around the components, as factor and variances, without what noise adds to it."""
+    means, d = components.means, components.means.shape[1]
+    noise_of_means = components.noise.diagonal()
+    tables = [surrogate.sums.squares for surrogate in surrogates if surrogate.sums.squares is not None]
+    if family == "spherical" or len(tables) < len(surrogates):
+        # Of a feature of unit norm, what is not in its mean is variance. A clip norm makes that a bound.
+        shares = components.records / components.records.sum()
+        explained = float((shares * (means.square().sum(1) - d * noise_of_means)).sum())
+        variance = max(1 - explained, SMALLEST_SHARE) / d
+        return LowRank(torch.zeros(d, 0, dtype=torch.float64), torch.full((d,), variance, dtype=torch.float64))
+    # As with the means, a site's second moment weighs as its records do.
+    sizes = torch.stack([surrogate.sums.counts for surrogate in surrogates]).double().clamp_min(0).sum(1)
+    total = float(sizes.square().sum())
+    sigmas = torch.tensor([surrogate.sums.sigmas["squares"] for surrogate in surrogates], dtype=torch.float64)
+    noise = float((sizes * sigmas).norm()) / total
+    if rule in POOLED:
+        # One vote for every site that has records: its size is what it reports.
+        large = sizes > PRESENT * torch.tensor([s.sums.sigmas["counts"] * len(s.counts) ** 0.5 for s in surrogates])
+        voters = large if large.any() else sizes == sizes.max()
+        chosen = voters.nonzero().flatten().tolist()
+        each = torch.stack([tables[index] / max(float(sizes[index]), 1.0) for index in chosen])
+        second = robust_mean(each, torch.ones(len(each)), rule).double()
+        noise = float((sigmas[voters] / sizes[voters].clamp_min(1.0)).norm()) / len(each)
+    else:
+        second = torch.zeros_like(tables[0], dtype=torch.float64)
+        for size, table in zip(sizes.tolist(), tables, strict=True):
+            second.add_(table, alpha=size / total)
+    excess = float((components.shares * noise_of_means).sum())
+    if family == "diag":
+        return _diagonal(second - components.shares @ means.square() + excess, noise)
+    between = (components.shares[:, None] * means).T @ means
+    matrix = unfold(second, d) - between + excess * torch.eye(d, dtype=torch.float64)
+    return _spiked(matrix, noise, rank if family == "lowrank" else None)
+
+
+def _gaussians(components: Components, covariance: LowRank) -> Mixtures:
+    order = components.labels.argsort(stable=True)
+    labels, records = components.labels[order], components.records[order]
+    totals = torch.zeros(len(components.classes), dtype=torch.float64).index_add_(0, labels, records)
+    return Mixtures(
+        totals.round().long().clamp_min(1),
+        labels,
+        (records / totals[labels]).float(),
+        components.means[order].float(),
+        LowRank(covariance.factor.float(), covariance.variances.float()),
+    )
+
+
+def _diagonal(variances: Tensor, noise: float) -> LowRank:
+    """Variances (d,), each with noise of standard deviation `noise`, drawn to their mean by as much as noise made them vary
+    (James & Stein 1961).
+    """
+    mean = max(float(variances.mean()), 0.0) or 1.0
+    spread = float((variances - mean).square().sum())
+    kept = max(0.0, 1 - max(0, len(variances) - 3) * noise**2 / spread) if spread else 0.0
+    drawn = (mean + kept * (variances - mean)).clamp_min(mean * SMALLEST_DIAGONAL)
+    return LowRank(torch.zeros(len(variances), 0, dtype=torch.float64), drawn)
+
+
+def _spiked(matrix: Tensor, noise: float, rank: int | None) -> LowRank:
+    """A symmetric matrix (d, d) with noise of `noise` (off the diagonal over sqrt(2)) as spikes on a sphere.
+
+    The eigenvalues of such noise fill a half circle of radius R = noise sqrt(2 d) about their centre. One at distance y > R
+    is best replaced by one at sqrt(y^2 - R^2) for Frobenius loss (spiked Wigner model; Donoho, Gavish & Johnstone 2018),
+    one within it by the centre. The trace, of which noise takes little, is kept. With `rank` only so many spikes, upwards.
+    """
+    d = len(matrix)
+    values, vectors = torch.linalg.eigh(matrix)
+    radius = noise * math.sqrt(2 * d)
+    away = values - values.median()
+    spikes = (away.square() - radius**2).clamp_min(0).sqrt() * away.sign() * (away.abs() > radius)
+    if rank is not None:
+        spikes = spikes.clamp_min(0)
+        spikes[: max(0, d - rank)] = 0
+    trace = max(float(values.sum()), 1e-12)
+    centre = (trace - float(spikes.sum())) / d
+    # A variance smaller than the noise is only known to be small; taken for zero it would outweigh everything.
+    kept = (centre + spikes).clamp_min(max(min(centre, radius), trace * SMALLEST_SHARE / d))
+    base = float(kept.min())
+    above = kept > base
+    factor = vectors[:, above] * (kept[above] - base).sqrt()
+    return LowRank(factor, torch.full((d,), base, dtype=torch.float64))
+
+
+def _solve(covariance: LowRank, means: Tensor) -> tuple[Tensor, float]:
+    """means (C, d) times the inverse covariance, and the trace of that inverse, by Woodbury's identity."""
+    factor, variances = covariance.factor, covariance.variances
+    scaled = factor / variances[:, None]
+    core = torch.linalg.inv(torch.eye(factor.shape[1], dtype=factor.dtype) + factor.T @ scaled)
+    solved = means / variances - (means @ scaled) @ core @ scaled.T
+    return solved, float((1 / variances).sum() - ((scaled @ core) * scaled).sum())

@@ -1,0 +1,55 @@
+"""FedPFT at the coordinator: one round that collects mixtures or noisy sums, and learns a head from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.privacy.claims import check_claim
+from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, without_classes
+from common.wire.records import unpack_surrogate
+from common.wire.surrogate_proto import centre_digest
+from common.wire.validation import check_surrogate
+from strategies.base.one_shot import Learned, OneShot
+from strategies.fedpft.learn import learn
+from strategies.robustness.defence import Defended, defend_surrogates
+
+
+class FedPFT(OneShot[AnySurrogate]):
+    """One-shot parametric feature transfer (Beitollahi et al. 2024, algorithm 1)."""
+
+    def unpack(self, payload: bytes) -> AnySurrogate:
+        """Parse and check a surrogate and its privacy claim. Raises SurrogateError."""
+        surrogate = unpack_surrogate(payload)
+        check_surrogate(surrogate, self.expectation())
+        check_claim(surrogate.claim, self.config, centre_digest(self._centre))
+        return surrogate
+
+    def dimension(self, sent: AnySurrogate) -> int:
+        """Of the means."""
+        return sent.dimension
+
+    def records(self, sent: AnySurrogate) -> int:
+        """Of all classes together, as the noise shows them."""
+        return sum(sent.counts)
+
+    def facts(self, sent: AnySurrogate) -> dict[str, object]:
+        """Records of each class."""
+        return {"counts": dict(zip(sent.header.classes, sent.counts, strict=True))}
+
+    def shared_classes(self, sent: AnySurrogate) -> tuple[str, ...]:
+        """Noisy sums are of all classes of the run, in its order."""
+        return sent.header.classes if isinstance(sent, SumsSurrogate) else ()
+
+    def learn(self, sent: Sequence[AnySurrogate], classes: Sequence[str]) -> Learned:
+        """Learn a head from samples of the mixtures, or in closed form from the sums. Raises RunError."""
+        self.outcome.surrogates = list(sent)
+        learned = learn(sent, self.config, self.device, classes, self._centre)
+        return Learned(learned.head, learned.defended, learned)
+
+    def defend(self, sent: Sequence[AnySurrogate], classes: tuple[str, ...]) -> Defended[AnySurrogate]:
+        """Cap weights; leave out what the others' class means do not explain."""
+        return defend_surrogates(sent, self.config, classes)
+
+    def restricted(self, sent: AnySurrogate, classes: Sequence[str]) -> AnySurrogate | None:
+        """The components, or rows, of these classes."""
+        return without_classes(sent, classes)

@@ -1,0 +1,1 @@
+"""Heads that sites train alone, combined at the coordinator."""

@@ -1,0 +1,105 @@
+"""One model from heads that sites have trained on their own. No Flower type in here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from common.config.run_config import RunConfig
+from common.models.classifiers import Classifier, Ensemble, Head, class_indices
+from common.models.head_training import train_on_features
+from common.models.parameters import Parameters, average
+from common.surrogates.surrogates import Header
+from strategies.robustness.robust_centres import POOLED, robust_tensors
+
+# The logit of a class that a head has never heard of: far below any other, and within half precision.
+UNKNOWN = -1e4
+# Median deviations that a site's moments may be away from the other sites'.
+MOST = 6.0
+
+
+def combine(updates: Sequence[Parameters], config: RunConfig, classes: tuple[str, ...]) -> Classifier:
+    """The model of the run's method, from one head a site: weight (C_k, d), bias (C_k,), for its own classes.
+
+    average: the mean of the heads, weighed by records. ensemble: the mean of their probabilities. fedbe, fedkt: a head
+    distilled from both kinds of mean, or from votes, on features drawn from what the sites told of theirs.
+    """
+    first = updates[0].header
+    header = Header(first.method, first.run, "coordinator", first.fingerprint, classes)
+    heads = [_aligned(update, header) for update in updates]
+    weights = [float(update.records) for update in updates]
+    if config.method == "ensemble":
+        return Ensemble(tuple(heads))
+    tables = [{"weight": h.weight, "bias": h.bias} for h in _filled(heads)]
+    pooled = config.defends in POOLED
+    middle = robust_tensors(tables, config.defends) if pooled else average(tables, weights)
+    mean = Head(header, middle["weight"], middle["bias"])
+    if config.method == "average":
+        return mean
+    features, labelled = _drawn(updates, config), fedbe if config.method == "fedbe" else fedkt
+    wanted = labelled(features, heads, mean, weights, config)
+    return Head(header, *train_on_features(features, wanted, len(classes), config.head, config.seed))
+
+
+def fedbe(features: Tensor, heads: Sequence[Head], mean: Head, weights: Sequence[float], config: RunConfig) -> Tensor:
+    """Mean probabilities (n, C) of the sites' heads, their average, and heads drawn from a Gaussian around it (Chen & Chao
+    2021, with a diagonal Gaussian).
+    """
+    generator = torch.Generator().manual_seed(config.seed)
+    tables = [torch.cat([head.weight, head.bias[:, None]], 1) for head in _filled(heads)]
+    share = torch.tensor(weights) / sum(weights)
+    centre = torch.cat([mean.weight, mean.bias[:, None]], 1)
+    spread = sum((w * (t - centre).square() for w, t in zip(share, tables, strict=True)), torch.zeros_like(centre)).sqrt()
+    tables += [centre] + [
+        centre + spread * torch.randn(centre.shape, generator=generator) for _ in range(config.baseline.samples)
+    ]
+    total = sum((features @ t[:, :-1].T + t[:, -1]).softmax(1) for t in tables)
+    assert isinstance(total, Tensor)  # the average is always among them
+    return total / len(tables)
+
+
+def fedkt(features: Tensor, heads: Sequence[Head], mean: Head, weights: Sequence[float], config: RunConfig) -> Tensor:
+    """What most sites' students say each feature is, as probabilities (n, C) of zero and one (Li et al. 2021)."""
+    votes = torch.zeros(len(features), len(mean.header.classes))
+    for head in heads:
+        votes[torch.arange(len(features)), head.predict(features)] += 1
+    return torch.nn.functional.one_hot(votes.argmax(1), votes.shape[1]).float()
+
+
+def _aligned(update: Parameters, header: Header) -> Head:
+    """A site's head with a row for every class of the run."""
+    own = update.tensors["weight"]
+    weight, bias = torch.zeros(len(header.classes), own.shape[1]), torch.full((len(header.classes),), UNKNOWN)
+    rows = class_indices(header.classes, update.header.classes)
+    weight[rows[rows >= 0]], bias[rows[rows >= 0]] = own[rows >= 0], update.tensors["bias"][rows >= 0]
+    return Head(header, weight, bias)
+
+
+def _filled(heads: Sequence[Head]) -> list[Head]:
+    """For averages of parameters: a class that a head does not know gets the lowest bias it has, not an infinite one."""
+    filled = []
+    for head in heads:
+        known = head.bias > UNKNOWN
+        lowest = float(head.bias[known].min()) if known.any() else 0.0
+        filled.append(Head(head.header, head.weight, torch.where(known, head.bias, lowest)))
+    return filled
+
+
+def _drawn(updates: Sequence[Parameters], config: RunConfig) -> Tensor:
+    """Features (n, d) around every site's mean, as many as its share of the records, without labels.
+
+    With a defence no mean is farther from the sites' coordinate median, and no deviation larger, than MOST median
+    deviations: one site must not decide the scale on which all features are learned.
+    """
+    means, deviations = (torch.stack([update.tensors[name] for update in updates]) for name in ("mean", "deviation"))
+    if config.defends != "none" and len(updates) >= 3:
+        middle, wide = means.median(0).values, MOST * deviations.median(0).values
+        means, deviations = means.clamp(middle - wide, middle + wide), deviations.clamp(-wide, wide)
+    generator, total = torch.Generator().manual_seed(config.seed), sum(update.records for update in updates)
+    drawn = []
+    for update, mean, deviation in zip(updates, means, deviations, strict=True):
+        count = max(1, round(config.baseline.synthetic * update.records / total))
+        drawn.append(mean + deviation * torch.randn(count, len(mean), generator=generator))
+    return torch.cat(drawn)

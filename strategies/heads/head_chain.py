@@ -1,0 +1,33 @@
+"""Knowledge distillation at the coordinator: a chain in which every site passes on a head."""
+
+from __future__ import annotations
+
+from flwr.serverapp import Grid
+
+from common.errors import SurrogateError
+from common.models.classifiers import Head
+from common.models.parameters import check_update
+from common.wire.model_proto import unpack_parameters
+from common.wire.validation import Expectation, check_header
+from strategies.base.introductions import Group
+from strategies.fedpft.chain import Chain, Walk
+
+
+class HeadChain(Chain):
+    """What is passed on is one head; the last site's is the run's."""
+
+    def last_site(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> str:
+        """Check a head; return the site that made it. Raises SurrogateError."""
+        head = unpack_parameters(payload, most=len(group.classes) * (group.dimension + 1))
+        check_header(head.header, place)
+        if head.header.classes != group.classes:
+            raise SurrogateError("a head of other classes than the run's, or in another order")
+        sizes = self.config.spec.sizes(self.config, len(group.classes), group.dimension, head.records)
+        shapes = {field.name: field.sizes(sizes) for field in self.config.spec.sends(self.config)}
+        check_update(head, shapes, 1, private=False)
+        return head.header.site
+
+    def learn_from(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
+        """The head that the last site has passed on."""
+        head = unpack_parameters(relay)
+        self.outcome.model = Head(head.header, head.tensors["weight"], head.tensors["bias"])

@@ -1,0 +1,57 @@
+"""Heads that sites train on their own records: sent once and combined as the method says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from common.models.parameters import Parameters, check_update
+from common.rules.spec import check_fields
+from common.wire.model_proto import unpack_parameters
+from common.wire.validation import check_header
+from strategies.base.one_shot import Learned, OneShot
+from strategies.fedpft.sampling import class_order
+from strategies.heads.combining import combine
+from strategies.robustness.defence import Defended, defend_updates
+
+
+class Heads(OneShot[Parameters]):
+    """One head from every site."""
+
+    def unpack(self, payload: bytes) -> Parameters:
+        """Parse and check a head. Raises SurrogateError."""
+        head = unpack_parameters(payload, most=len(payload))
+        check_header(head.header, self.expectation())
+        fields = self.config.spec.sends(self.config)
+        check_fields(fields, head.tensors, {"C": len(head.header.classes)})
+        check_update(head, {name: tuple(tensor.shape) for name, tensor in head.tensors.items()}, 1, private=False)
+        return head
+
+    def dimension(self, sent: Parameters) -> int:
+        """Columns of the weight."""
+        return sent.tensors["weight"].shape[1]
+
+    def records(self, sent: Parameters) -> int:
+        """Those that the head was trained on."""
+        return sent.records
+
+    def learn(self, sent: Sequence[Parameters], classes: Sequence[str]) -> Learned:
+        """Combine the heads. Raises RunError."""
+        known = tuple(classes) or class_order(sent)
+        defended = self.defend(sent, known)
+        return Learned(combine(defended.kept, self.config, known), defended)
+
+    def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
+        """Cap weights; leave out heads that the others do not explain."""
+        return defend_updates(sent, self.config)
+
+    def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
+        """The rows of these classes."""
+        rows = torch.tensor([name in classes for name in sent.header.classes])
+        if not rows.any():
+            return None
+        header = replace(sent.header, classes=tuple(name for name in sent.header.classes if name in classes))
+        own = {name: tensor[rows] if name in ("weight", "bias") else tensor for name, tensor in sent.tensors.items()}
+        return replace(sent, header=header, tensors=own)

@@ -1,0 +1,1 @@
+"""Defences against hostile sites."""

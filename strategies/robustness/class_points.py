@@ -1,0 +1,146 @@
+"""The class means of many sites in one table, in a common scale, as the screen compares them. No Flower type in here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.models.classifiers import class_indices
+from common.surrogates.class_sums import PRESENT
+from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
+from strategies.robustness.reach import FEWEST, Moments, Reach
+from strategies.robustness.second_moments import oddness
+
+# Sites that must have a class before anything is said about it: of two, nobody can say which one is wrong.
+KNOWN_BY = 3
+# Standard deviations within classes beyond which it does not matter how far away a mean is; squares stay finite.
+FARTHEST = 1e6
+# A dimension's variance counts as at least this share of the mean variance: some pixels are nearly constant.
+FLOOR = 0.01
+
+
+@dataclass(frozen=True)
+class Parts:
+    """P points of one site that are judged one by one: components of a class that has several, and means of classes that
+    too few other sites have.
+
+    points (P, d) in the scale of the class means; labels (P,), the class, or -1 where too few sites have it; noise (P,),
+    variance by chance; names: P names of classes.
+    """
+
+    points: Tensor
+    labels: Tensor
+    noise: Tensor
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ClassPoints:
+    """Means of S sites and C classes in d dimensions.
+
+    sites: S names; classes: C names. means (S, C, d). counts (S, C), zero where a site has too few records of a class, or
+    none that stand out from the privacy noise. noise (S, C): variance of every coordinate of a mean, by chance and by
+    privacy. stretch (S, C): standard error of its length, as a share: that of a noisy count. shape (S,): squared Bures
+    distance between the diagonal of a site's covariance within classes and the median site's. within: sum of all variances
+    within classes. power: how a count becomes a weight; 2 where the noise is that of sums. odd (S,): at least 1 where
+    anything of a site lies beyond what the other sites' data reach, whatever its class and count. parts: what is judged one
+    by one, of each site.
+    """
+
+    sites: tuple[str, ...]
+    classes: tuple[str, ...]
+    means: Tensor
+    counts: Tensor
+    noise: Tensor
+    stretch: Tensor
+    shape: Tensor
+    within: float
+    power: float = 1.0
+    odd: Tensor | None = None
+    parts: tuple[Parts, ...] = ()
+
+    def without(self, site: int) -> ClassPoints:
+        """The table without one row."""
+        kept = [index for index in range(len(self.sites)) if index != site]
+        names = ("means", "counts", "noise", "stretch", "shape")
+        tables: dict[str, Any] = {name: getattr(self, name)[kept] for name in names}
+        tables["odd"] = None if self.odd is None else self.odd[kept]
+        tables["parts"] = tuple(self.parts[index] for index in kept) if self.parts else ()
+        return replace(self, sites=tuple(self.sites[index] for index in kept), **tables)
+
+
+def class_points(surrogates: Sequence[AnySurrogate], classes: tuple[str, ...]) -> ClassPoints:
+    """The table of surrogates of one kind."""
+    sums = [surrogate for surrogate in surrogates if isinstance(surrogate, SumsSurrogate)]
+    if sums:
+        return of_sums(sums)
+    return of_mixtures([surrogate for surrogate in surrogates if isinstance(surrogate, Surrogate)], classes)
+
+
+def of_mixtures(surrogates: Sequence[Surrogate], classes: tuple[str, ...]) -> ClassPoints:
+    """Means of mixtures, in units of the standard deviation within classes (the median site's, dimension by dimension)."""
+    names, d = tuple(s.header.site for s in surrogates), surrogates[0].dimension
+    # No site alone can make the table large by naming classes.
+    holders = Counter(
+        name for s in surrogates for name, count in zip(s.header.classes, s.counts, strict=True) if count >= FEWEST
+    )
+    classes = tuple(name for name in classes if holders[name] >= KNOWN_BY)
+    moments = [Moments.of(surrogate) for surrogate in surrogates]
+    reach = Reach.of(moments)
+    means, counts = torch.zeros(len(names), len(classes), d), torch.zeros(len(names), len(classes))
+    variances = torch.stack([each.variances[each.present].mean(0) for each in moments]).float()
+    usual = variances.median(0).values
+    usual = usual.clamp_min(FLOOR * float(usual.mean()) + 1e-30)
+    parts = []
+    for row, (surrogate, own) in enumerate(zip(surrogates, moments, strict=True)):
+        indices = class_indices(classes, surrogate.header.classes)
+        present = (indices >= 0) & own.present
+        means[row, indices[present]] = own.means[present].float()
+        counts[row, indices[present]] = own.counts[present].float()
+        parts.append(_parts(surrogate, indices, usual))
+    counts = torch.where(counts >= FEWEST, counts, 0.0)
+    deviations = (variances / usual).sqrt().clamp_max(FARTHEST)
+    shape = (deviations - deviations.median(0).values).square().sum(1)
+    means = (means / usual.sqrt()).clamp(-FARTHEST, FARTHEST)
+    noise = 1 / counts.clamp_min(1)
+    odd = torch.stack([reach.scores(row, surrogate).amax() for row, surrogate in enumerate(surrogates)]).float()
+    table = (means, counts, noise, torch.zeros_like(noise), shape)
+    return ClassPoints(names, classes, *table, float(d), odd=odd, parts=tuple(parts))
+
+
+def _parts(surrogate: Surrogate, indices: Tensor, usual: Tensor) -> Parts:
+    """Components that stand for enough records and whose class mean does not say where they are."""
+    table = surrogate.mixtures
+    labels, records = indices[table.labels], table.counts[table.labels] * table.weights
+    chosen = (records >= FEWEST) & ((labels < 0) | (table.components[table.labels] > 1))
+    points = (table.means[chosen].float() / usual.sqrt()).clamp(-FARTHEST, FARTHEST)
+    names = tuple(surrogate.header.classes[label] for label in table.labels[chosen].tolist())
+    return Parts(points, labels[chosen], 1 / records[chosen].float(), names)
+
+
+def of_sums(surrogates: Sequence[SumsSurrogate]) -> ClassPoints:
+    """Means of noisy class sums of features of norm at most one, where a class stands out from the noise of its count."""
+    first = surrogates[0]
+    counts, sums = (torch.stack([getattr(s.sums, name) for s in surrogates]).float() for name in ("counts", "sums"))
+    sigmas = torch.tensor([[s.sums.sigmas["counts"], s.sums.sigmas["sums"]] for s in surrogates], dtype=torch.float32)
+    # What is used is judged, and nothing else: one threshold for both.
+    counts = torch.where(counts > PRESENT * sigmas[:, :1], counts, 0.0)
+    known, d = counts.clamp_min(1), first.dimension
+    means = sums / known[..., None]
+    privacy = (sigmas[:, 1:] / known).square()
+    # No honest mean is longer than one: a false one must not make itself look uncertain.
+    length = (means.square().mean(2) - privacy).clamp(0, 1 / d)
+    # Of a feature of unit norm, what is not in its mean is variance.
+    chance = (1 / d - length).clamp_min(0) / known
+    stretch = sigmas[:, :1] / known
+    noise = privacy + length * stretch.square() + chance
+    present = counts > 0
+    within = d * float((1 / d - length[present]).clamp_min(0).mean()) if present.any() else 1.0
+    names = tuple(surrogate.header.site for surrogate in surrogates)
+    table = (means, counts, noise, stretch, torch.zeros(len(names)))
+    return ClassPoints(names, first.header.classes, *table, within, 2.0, odd=oddness(surrogates))

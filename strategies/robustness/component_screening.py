@@ -1,0 +1,43 @@
+"""Which single components of a site lie where the other sites have another class. Plain functions on tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from strategies.robustness.class_points import Parts
+
+# A component that is so many times nearer (in squared distance) to another class of the others than to its own; whose
+# distance is so many times what the others differ by.
+NEARER, DISAGREE = 6.0, 1.5
+# One of a class that too few sites have, so near to a class of the others, as a share of the way to their next class.
+CLOSE = 0.2
+
+
+def scores_of(
+    parts: Parts, centres: Tensor, known: Tensor, noise: Tensor, apart: Tensor, spread: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Scores (P,), at least 1 where a part is another class, and the class (P,) that each is nearest to.
+
+    centres (C, d): the others' class means; known (C,): where enough of them have the class; noise (C,): variance of their
+    coordinates; apart (C, C): squared distances between them; spread (C,): mean squared distance of the others' own.
+    """
+    if not len(parts.points) or int(known.sum()) < 2:
+        return torch.zeros(len(parts.points)), torch.zeros(len(parts.points), dtype=torch.int64)
+    d, index = centres.shape[1], torch.arange(len(parts.points))
+    summed = parts.noise[:, None] + noise
+    a, b = parts.points.double(), centres.double()
+    squares = (a.square().sum(1, keepdim=True) - 2 * a @ b.T + b.square().sum(1)).float() - d * summed
+    has = parts.labels >= 0
+    column = parts.labels.clamp_min(0)
+    others = squares.masked_fill(~known, torch.inf)
+    others[index[has], column[has]] = torch.inf
+    nearest, other = others.min(1)
+    own = squares[index, column]
+    ways = apart.masked_fill(~known | torch.eye(len(known), dtype=torch.bool), torch.inf).min(1).values
+    way = ways[other].clamp_min(1e-30)
+    judged = has & known[column] & (own > DISAGREE * spread[column]) & (own > way / 4)
+    mixed_up = torch.where(judged, own / (NEARER * nearest.clamp_min(1e-30)), 0.0)
+    double = torch.where(has, 0.0, CLOSE * way / nearest.clamp_min(1e-30))
+    scores = torch.maximum(mixed_up, double).nan_to_num(0.0, 0.0).clamp_max(1e6)
+    return torch.where(nearest.isfinite(), scores, 0.0), other

@@ -1,0 +1,88 @@
+"""What is done about sites that may be hostile, before anything is learned from them. No Flower type in here.
+
+Weights are capped always; `defence` says what else. "screen" leaves out the sites that the others do not explain, "median"
+and "trimmed" pool so that a minority cannot move the result far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from common.config.run_config import RunConfig
+from common.models.generators import COUNTS
+from common.models.parameters import Parameters
+from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from common.surrogates.synthetic import Synthetic
+from strategies.robustness.class_points import class_points
+from strategies.robustness.screening import Suspect, screen
+from strategies.robustness.site_weights import scaled, shares_kept
+from strategies.robustness.update_screening import screen_updates
+
+T = TypeVar("T")
+R = TypeVar("R", Parameters, Synthetic)
+
+
+@dataclass(frozen=True)
+class Defended(Generic[T]):
+    """What is left to learn from, weights capped; the share of its weight that each capped site keeps; and suspects."""
+
+    kept: list[T]
+    capped: dict[str, float] = field(default_factory=dict)
+    suspects: list[Suspect] = field(default_factory=list)
+
+
+def defend_surrogates(
+    surrogates: Sequence[AnySurrogate], config: RunConfig, classes: tuple[str, ...]
+) -> Defended[AnySurrogate]:
+    """Cap the weights of surrogates of one kind and leave out suspects. Noisy sums all have the same classes."""
+    suspects = screen(class_points(surrogates, classes)) if config.defends == "screen" else []
+    left = _without(surrogates, suspects)
+    # Pooled private means weigh the square of records: the cap bounds that.
+    power = 2.0 if any(isinstance(surrogate, SumsSurrogate) for surrogate in left) else 1.0
+    counts = [[max(0.0, float(count)) for count in surrogate.counts] for surrogate in left]
+    shares = shares_kept(counts, config.max_share, power)
+    kept = [scaled(surrogate, share) for surrogate, share in zip(left, shares, strict=True)]
+    return Defended(kept, _capped([surrogate.header.site for surrogate in left], shares), suspects)
+
+
+def defend_updates(updates: Sequence[Parameters], config: RunConfig) -> Defended[Parameters]:
+    """Cap the weights of updates or heads and leave out suspects. Private updates do not say their records: all weigh
+    one.
+    """
+    suspects = screen_updates(updates) if config.defends == "screen" else []
+    return replace(cap_records(_without(updates, suspects), config), suspects=suspects)
+
+
+def cap_records(replies: Sequence[R], config: RunConfig) -> Defended[R]:
+    """Cap the weights of replies that tell how many records they stand for."""
+    shares = shares_kept([[float(max(1, reply.records))] for reply in replies], config.max_share)
+    kept = [
+        replace(reply, records=max(1, round(reply.records * share))) if share < 1 else reply
+        for reply, share in zip(replies, shares, strict=True)
+    ]
+    return Defended(kept, _capped([reply.header.site for reply in replies], shares))
+
+
+def cap_sums(replies: Sequence[Parameters], config: RunConfig) -> Defended[Parameters]:
+    """Cap the weights of class sizes and sums that a generative run begins with."""
+    counts = [reply.tensors[COUNTS].clamp_min(0).tolist() for reply in replies]
+    shares = shares_kept(counts, config.max_share, 2.0 if config.epsilon else 1.0)
+    kept = [
+        replace(reply, tensors={name: tensor * share for name, tensor in reply.tensors.items()}) if share < 1 else reply
+        for reply, share in zip(replies, shares, strict=True)
+    ]
+    return Defended(kept, _capped([reply.header.site for reply in replies], shares))
+
+
+A = TypeVar("A", AnySurrogate, Parameters)
+
+
+def _without(given: Sequence[A], suspects: Sequence[Suspect]) -> list[A]:
+    names = {suspect.site for suspect in suspects}
+    return [each for each in given if each.header.site not in names]
+
+
+def _capped(sites: Sequence[str], shares: Sequence[float]) -> dict[str, float]:
+    return {site: share for site, share in zip(sites, shares, strict=True) if share < 1}

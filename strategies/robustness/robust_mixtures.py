@@ -1,0 +1,84 @@
+"""Mixtures of many sites pooled so that a minority of hostile ones cannot move the result far. No Flower type in here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from common.surrogates.covariances import LowRank
+from common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures
+from common.surrogates.surrogates import Header, Surrogate
+from strategies.robustness.class_points import KNOWN_BY
+from strategies.robustness.reach import FEWEST, Moments, Reach
+from strategies.robustness.robust_centres import coordinate_median, robust_mean
+
+# The share of the sites, of those whose variances are nearest the median ones, that says in which directions data vary.
+CORE = 0.5
+
+
+def pooled_mixture(surrogates: Sequence[Surrogate], rule: str, rank: int) -> Surrogate:
+    """One Gaussian a class for all sites, with one covariance: class means by `rule`; variances by rule around these means;
+    directions from the sites whose variances are nearest the coordinate median. Each site has one vote, in a class if it has
+    FEWEST records of it. Of a class with fewer than three such votes there is no majority that could say what it looks like:
+    all that have it vote, and no mean counts from farther away than the other sites' classes reach.
+
+    What a robust rule costs where sites honestly differ: their differences are lost but for their part in the variances.
+    """
+    reach = Reach.of([Moments.of(surrogate) for surrogate in surrogates])
+    names = tuple(dict.fromkeys(name for surrogate in surrogates for name in surrogate.header.classes))
+    rows: dict[str, list[tuple[Tensor, float]]] = {name: [] for name in names}
+    bounded: dict[str, list[Tensor]] = {name: [] for name in names}
+    variances, sizes = [], []
+    for site, surrogate in enumerate(surrogates):
+        table = surrogate.mixtures
+        inside = table.covariance.variances_per_dimension().float().expand_as(table.means)
+        total = torch.zeros(table.means.shape[1])
+        for index, name in enumerate(surrogate.header.classes):
+            own = table.labels == index
+            if not own.any():
+                continue
+            weights, count = table.weights[own, None].float(), float(table.counts[index])
+            mean = (weights * table.means[own]).sum(0)
+            rows[name].append((mean, count))
+            bounded[name].append(reach.bounded(site, mean[None])[0].float())
+            total += count * (weights * (inside[own] + (table.means[own] - mean).square())).sum(0)
+        size = float(table.counts.sum())
+        variances.append(total / max(size, 1.0))
+        sizes.append(size)
+    kept = [name for name in names if rows[name]]
+    means, counts = [], []
+    for name in kept:
+        voters = [mean for mean, count in rows[name] if count >= FEWEST]
+        points = torch.stack(voters if len(voters) >= KNOWN_BY else bounded[name])
+        means.append(robust_mean(points, torch.ones(len(points)), rule).float())
+        counts.append(round(sum(count for _, count in rows[name])))
+    # Each site has one vote as well if it has enough records to vary.
+    enough = torch.tensor(sizes) >= FEWEST
+    spread = torch.stack(variances)
+    voting = spread[enough] if int(enough.sum()) >= KNOWN_BY else spread
+    covariance = _covariance(surrogates, spread, robust_mean(voting, torch.ones(len(voting)), rule).float(), rank)
+    first = surrogates[0]
+    header = Header(first.header.method, first.header.run, "pooled", first.header.fingerprint, tuple(kept))
+    labels = torch.arange(len(kept))
+    table = Mixtures(torch.tensor(counts).clamp_min(1), labels, torch.ones(len(kept)), torch.stack(means), covariance)
+    return replace(first, header=header, mixtures=table)
+
+
+def _covariance(surrogates: Sequence[Surrogate], spread: Tensor, usual: Tensor, rank: int) -> LowRank:
+    """Variances `usual` (d,), and directions of the core of the sites where the family has any."""
+    middle = coordinate_median(spread, torch.ones(len(spread))).float()
+    order = (spread.clamp_min(0).sqrt() - middle.clamp_min(0).sqrt()).square().sum(1).argsort()
+    core = order[: max(1, round(CORE * len(spread)))].tolist()
+    factors = [table.factor.float() for index in core if isinstance(table := surrogates[index].mixtures.covariance, LowRank)]
+    floor = RELATIVE_FLOOR * float(usual.mean()) + 1e-30
+    if not factors:
+        return LowRank(torch.zeros(len(usual), 0), usual.clamp_min(floor))
+    left, values, _ = torch.linalg.svd(torch.cat(factors, 1) / len(factors) ** 0.5, full_matrices=False)
+    factor = left[:, :rank] * values[:rank]
+    # Never more than the variance there is.
+    explained = factor.square().sum(1)
+    factor = factor * (usual / explained.clamp_min(1e-30)).clamp_max(1.0).sqrt()[:, None]
+    return LowRank(factor, (usual - factor.square().sum(1)).clamp_min(floor))

@@ -1,0 +1,119 @@
+"""Which sites' updates or heads the other sites' cannot explain. Plain functions on tensors; no Flower type in here.
+
+far: an update, its control variates or its moments of features lie much farther from the geometric median of the others'
+than these do. opposed: it points away from the
+others', or has nothing in common with them where they agree, as one that was trained on other labels. Updates of honest
+sites that hold few classes differ much, so what is noticed here is coarse; class means (screening.py) say more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.models.parameters import CONTROL, Parameters
+from strategies.robustness.robust_centres import median_weights
+from strategies.robustness.screening import Suspect
+
+# So many times the median distance from the others' geometric median.
+FAR = 5.0
+# Moments of features may differ by so many deviations of the features; what is nearer than this share is the same.
+DEVIATIONS, ROUNDING = 3.0, 1e-5
+# Mean cosines with the others: so low is opposed; where the median site has as much as AGREE, UNRELATED is too.
+OPPOSED, AGREE, UNRELATED = -0.2, 0.3, 0.1
+# Fewer sites than these have no majority that could say what is usual.
+FEWEST = 4
+
+
+def screen_updates(updates: Sequence[Parameters]) -> list[Suspect]:
+    """Suspects, the most conspicuous first; never half of the sites or more. Each is left out before the next is judged."""
+    rows = [torch.cat([tensor.flatten() for tensor in _aligned(update, updates)]) for update in updates]
+    sites = [update.header.site for update in updates]
+    gram = torch.stack(rows).double()
+    gram = gram @ gram.T
+    beside, found = _besides(updates), list[Suspect]()
+    most = (len(sites) - 1) // 2
+    while len(found) < most and len(sites) >= FEWEST and (suspect := _worst(gram, sites, beside)) is not None:
+        found.append(suspect)
+        kept = [index for index, site in enumerate(sites) if site != suspect.site]
+        gram, sites = gram[kept][:, kept], [sites[index] for index in kept]
+        beside = [Beside(each.name, each.gram[kept][:, kept], each.least) for each in beside]
+    return found
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What travels with the parameters: inner products (S, S); up to the distance `least` sites differ honestly."""
+
+    name: str
+    gram: Tensor
+    least: float = 0.0
+
+
+def _besides(updates: Sequence[Parameters]) -> list[Beside]:
+    """Control variates, and mean and deviation of the features, as far as there are any."""
+    found = []
+    control = [[tensor.flatten() for name, tensor in sorted(u.tensors.items()) if name.startswith(CONTROL)] for u in updates]
+    if all(control):
+        rows = torch.stack([torch.cat(each) for each in control]).double()
+        found.append(Beside("control variate", rows @ rows.T))
+    if all("deviation" in update.tensors for update in updates):
+        # Sites with another kind of image may differ by as much as the features vary.
+        wide = torch.stack([update.tensors["deviation"] for update in updates]).double().abs().median(0).values
+        for name in ("mean", "deviation"):
+            rows = torch.stack([update.tensors[name] for update in updates]).double()
+            rows = rows - rows.median(0).values
+            found.append(Beside(f"{name} of its features", rows @ rows.T, DEVIATIONS * float(wide.norm())))
+    return found
+
+
+def _aligned(update: Parameters, updates: Sequence[Parameters]) -> list[Tensor]:
+    """The parameters, compared in length and direction; zeros for the classes that a head does not know."""
+    names = tuple(dict.fromkeys(name for each in updates for name in each.header.classes))
+    found = []
+    for name, tensor in sorted(update.tensors.items()):
+        if name.startswith(CONTROL) or name in ("mean", "deviation"):
+            continue
+        if len(tensor) == len(update.header.classes) and len(names) > len(tensor):
+            wide = tensor.new_zeros(len(names), *tensor.shape[1:])
+            wide[[names.index(each) for each in update.header.classes]] = tensor
+            tensor = wide
+        found.append(tensor)
+    return found
+
+
+def _distances(gram: Tensor, least: float = 0.0) -> Tensor:
+    """Scores (S,), at least 1 where a site is much farther from the geometric median of the others than these are."""
+    count = len(gram)
+    mixed = median_weights(gram.expand(count, count, count), 1 - torch.eye(count, dtype=gram.dtype))
+    squares = gram.diagonal() - 2 * (mixed * gram).sum(1) + ((mixed @ gram) * mixed).sum(1)
+    away = squares.clamp_min(0).sqrt()
+    # What rounding makes of the same tensors is no difference.
+    same = ROUNDING * gram.diagonal().median().clamp_min(0).sqrt()
+    return away / torch.maximum(FAR * away.median(), same).clamp_min(max(least, 1e-30))
+
+
+def _worst(gram: Tensor, sites: Sequence[str], beside: Sequence[Beside]) -> Suspect | None:
+    count, distances = len(sites), _distances(gram)
+    for each in beside:
+        scores = _distances(each.gram, each.least)
+        if float(scores.max()) >= 1:
+            site = int(scores.argmax())
+            reason = f"its {each.name} is much farther from the other sites' than these are from each other"
+            return Suspect(sites[site], "far", float(scores[site]), reason)
+    lengths = gram.diagonal().clamp_min(1e-30).sqrt()
+    cosines = gram / (lengths[:, None] * lengths)
+    agreement = (cosines.sum(1) - 1) / (count - 1)
+    if float(distances.max()) >= 1:
+        site = int(distances.argmax())
+        reason = "its update is much farther from the other sites' than these are from each other"
+        return Suspect(sites[site], "far", float(distances[site]), reason)
+    site = int(agreement.argmin())
+    least = UNRELATED if float(agreement.median()) >= AGREE else OPPOSED
+    if float(agreement[site]) < least:
+        reason = "its update points elsewhere than the other sites' do together"
+        return Suspect(sites[site], "opposed", 1 + least - float(agreement[site]), reason)
+    return None

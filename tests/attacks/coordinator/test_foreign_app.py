@@ -1,0 +1,311 @@
+"""A coordinator sends code of its own with a run; hospitals that type the README's commands never start any of it.
+
+The commands are read from the README, so that one that starts foreign code makes these tests fail.
+"""
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from PIL import Image
+
+from client_app.diagnostics.node_checks import check_isolation
+from server_app.deployment.submit import APP_FOLDER, stop_process
+from tests.e2e.processes import BIN, environment, free_ports, heed_signals, newest, submit, until
+
+SECTION = "## A real deployment, on localhost"
+SUPERLINK, HOSPITAL, RUN = "coordinator superlink", ("site join", "flower-supernode"), ("coordinator run", "flwr ")
+PATIENTS = "Keller,Anna,C50.9"
+PORTS = ("9091", "9092", "9093", "9094", "9095", "9096")
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "visitor"
+version = "1.0.0"
+description = "Somebody else's app"
+license = { file = "LICENSE" }
+dependencies = ["flwr>=1.34"]
+[tool.flwr.app]
+publisher = "visitor"
+fab-format-version = 1
+flwr-version-target = "1.34.0"
+fab-include = ["visitor/*.py", "LICENSE", "README.md"]
+[tool.flwr.app.components]
+serverapp = "visitor.server:app"
+clientapp = "visitor.client:app"
+[tool.flwr.app.config]
+nodes = 0
+"""
+# Leaves a trace when it is imported, and another one when it has read a file of the hospital to answer with it.
+THIEF = """
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+Path({trace!r}).mkdir(exist_ok=True)
+Path({trace!r}, "imported").touch()
+app = ClientApp()
+def steal(message, context):
+    Path({trace!r}, "called").touch()
+    return Message(RecordDict({{"loot": ConfigRecord({{"text": Path({secret!r}).read_text()}})}}), reply_to=message)
+app.train()(steal)
+app.evaluate()(steal)
+app.query()(steal)
+"""
+# Asks every node, the first one also for training, and keeps the answers.
+SENDER = """
+import json, time
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+app = ServerApp()
+@app.main()
+def main(grid, context):
+    while len(nodes := sorted(grid.get_node_ids())) < context.run_config["nodes"]:
+        time.sleep(0.5)
+    asked = [*((node, "query") for node in nodes), (nodes[0], "train")]
+    content = lambda: RecordDict({{"info": ConfigRecord({{"a": 1}})}})
+    replies = grid.send_and_receive([Message(content(), dst_node_id=n, message_type=kind) for n, kind in asked], timeout=200)
+    found = [str(reply.error) if reply.has_error() else repr(dict(reply.content)) for reply in replies]
+    Path({answers!r}).write_text(json.dumps({{"asked": len(asked), "replies": found}}))
+"""
+
+
+def commands(text: str) -> list[list[str]]:
+    """The commands of the section, block by block, each as it is typed; only blocks that start a coordinator."""
+    section = text.partition(SECTION)[2].partition("\n## ")[0]
+    blocks = [block.replace("\\\n", " ") for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL)]
+    lines = [[line for line in block.splitlines() if line.strip() and not line.startswith("#")] for block in blocks]
+    return [block for block in lines if any(line.startswith(SUPERLINK) for line in block)]
+
+
+@dataclass
+class Deployment:
+    """What the README's commands have started, in a folder that is the user's home."""
+
+    home: Path
+    replace: dict[str, str]
+    trust: str
+    services: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    run_commands: list[str] = field(default_factory=list)
+
+    @property
+    def hospitals(self) -> list[subprocess.Popen[bytes]]:
+        """The processes of hospitals' commands."""
+        return [process for line, process in self.services.items() if line.startswith(HOSPITAL)]
+
+    def type(self, line: str) -> None:
+        """Type a command: in a terminal of its own where it goes on, a hospital's where its three files are."""
+        for old, new in self.replace.items():
+            line = line.replace(old, new)
+        kit = self.home / "papers" / "sites" / "north"
+        cwd = kit if line.startswith("site ") and kit.exists() else self.home
+        if line.startswith(RUN):
+            self.run_commands.append(line)
+        elif line.startswith((SUPERLINK, *HOSPITAL)):
+            log = self.home / f"log-{len(self.services)}.txt"
+            with log.open("w") as stream:
+                self.services[line] = subprocess.Popen(
+                    ["bash", "-c", f"exec {line}"],
+                    cwd=cwd,
+                    env=self.environment,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=heed_signals,
+                )
+            if line.startswith(SUPERLINK):
+                until(lambda: _listens(self.replace["9093"]) and _listens(self.replace["9092"]), 120)
+        else:
+            done = self.shell(line, 200, cwd)
+            # The doctor may find the SuperNode of another test.
+            assert done.returncode == 0 or "site doctor" in line, f"{line}: {done.stdout}{done.stderr}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """A user's, with a home of its own."""
+        return environment(self.home / ".flwr") | {"HOME": str(self.home), "PYTHONPATH": str(APP_FOLDER)}
+
+    def attack(self, theft: "Theft", *flags: str) -> None:
+        """Submit an app as a coordinator can, next to the commands of the README."""
+        submit(self.home / ".flwr", "attack", theft.app, self.home, *flags)
+
+    def shell(self, line: str, seconds: float, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command as a person would."""
+        shell = ["bash", "-c", line]
+        return subprocess.run(
+            shell, cwd=cwd or self.home, env=self.environment, capture_output=True, text=True, timeout=seconds, check=False
+        )
+
+    def leave(self) -> None:
+        """Ctrl-C at the hospitals: they end, and nothing that they started is left."""
+        below = [child for each in self.hospitals for child in psutil.Process(each.pid).children(recursive=True)]
+        assert len(below) >= 2 * len(self.hospitals)
+        for each in self.hospitals:
+            each.send_signal(signal.SIGINT)
+        assert [each.wait(120) for each in self.hospitals] == [0] * len(self.hospitals), self.logs()
+        assert not [process for process in below if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+    def logs(self) -> str:
+        """What all have printed."""
+        return "\n".join(file.read_text() for file in sorted(self.home.glob("log-*.txt")))
+
+
+@contextmanager
+def deployment(home: Path, block: int, replace: dict[str, str]) -> Iterator[Deployment]:
+    """Type the commands of one block of the README; end what they started. replace: texts for this machine."""
+    (home / ".flwr").mkdir(parents=True, exist_ok=True)
+    ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
+    running = Deployment(home, ports | replace, "insecure = true")
+    lines = commands((APP_FOLDER / "README.md").read_text())[block]
+    try:
+        for line in lines:
+            running.type(line)
+        if (authority := home / "papers" / "ca.crt").exists():
+            running.trust = f'root-certificates = "{authority}"'
+        (home / ".flwr" / "config.toml").write_text(
+            f'[superlink.attack]\naddress = "127.0.0.1:{ports["9093"]}"\n{running.trust}\n'
+        )
+        yield running
+    finally:
+        for process in reversed(running.services.values()):
+            stop_process(process.pid)
+
+
+@dataclass(frozen=True)
+class Theft:
+    """An app whose site's half reads a file of the hospital. trace: the folder that it makes where it is started."""
+
+    app: Path
+    trace: Path
+    answers: Path
+
+    @classmethod
+    def prepare(cls, folder: Path, home: Path) -> "Theft":
+        """An app that has nothing of ours."""
+        theft = cls(folder / "app", folder / "trace", folder / "answers")
+        (theft.app / "visitor").mkdir(parents=True)
+        (theft.app / "pyproject.toml").write_text(PROJECT)
+        for file in ("README.md", "LICENSE"):
+            shutil.copy(APP_FOLDER / file, theft.app)
+        (theft.app / "visitor" / "__init__.py").write_text("")
+        (theft.app / "visitor" / "client.py").write_text(theft.site_half(home))
+        (theft.app / "visitor" / "server.py").write_text(SENDER.format(answers=str(theft.answers)))
+        return theft
+
+    @classmethod
+    def disguise(cls, folder: Path, home: Path) -> "Theft":
+        """Our app, with another site's half."""
+        theft = cls(folder / "app", folder / "trace", folder / "answers")
+        theft.app.mkdir(parents=True)
+        for file in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(APP_FOLDER / file, theft.app)
+        for room in ("common", "client_app", "server_app", "strategies"):
+            shutil.copytree(APP_FOLDER / room, theft.app / room, ignore=shutil.ignore_patterns("__pycache__"))
+        (theft.app / "client_app" / "__init__.py").write_text(theft.site_half(home))
+        return theft
+
+    def site_half(self, home: Path) -> str:
+        """Code that answers with a file that is made here."""
+        secret = home / "patients.csv"
+        secret.write_text(PATIENTS)
+        return THIEF.format(trace=str(self.trace), secret=str(secret))
+
+    def result(self) -> dict[str, Any]:
+        """What the coordinator asked and received."""
+        until(self.answers.exists, 300)
+        return dict(json.loads(self.answers.read_text()))
+
+
+def finished(runs: Path) -> bool:
+    """Whether there is a run and its end is written down."""
+    return runs.is_dir() and any(runs.glob("*/metrics.json")) and newest(runs)[1]["status"] != "running"
+
+
+def _listens(port: str) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_the_readme_shows_both_ways_to_deploy() -> None:
+    localhost, secured = commands((APP_FOLDER / "README.md").read_text())
+    for block in (localhost, secured):
+        assert any(line.startswith(HOSPITAL) for line in block)
+    assert any(line.startswith(RUN) for line in localhost)
+    assert any("--enable-supernode-auth" in line for line in secured)
+
+
+def test_on_localhost_no_foreign_code_is_started_and_the_run_finishes(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with deployment(home, 0, {}) as running:
+        sites = len(running.hospitals)
+        assert sites == 3
+        theft = Theft.prepare(tmp_path / "theft", home)
+        running.attack(theft, "--run-config", f"nodes={sites}")
+        got = theft.result()
+        assert (got["asked"], len(got["replies"])) == (sites + 1, sites + 1), running.logs()
+        assert not theft.trace.exists(), f"foreign code was started: {list(theft.trace.iterdir())}"
+        assert not any("loot" in reply or PATIENTS in reply for reply in got["replies"])
+        assert sum("'info'" in reply for reply in got["replies"]) == 1, "the code of the hospital has answered"
+        for line in running.run_commands:
+            done = running.shell(line, 400)
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert newest(home / "runs")[1]["sites"]["used"] == sites
+        running.leave()
+        assert_a_bare_supernode_starts_it(running, Theft.prepare(tmp_path / "bare", home))
+
+
+def assert_a_bare_supernode_starts_it(running: Deployment, theft: Theft) -> None:
+    """The same app reads the file where a SuperNode runs without isolation: there is something to be noticed above."""
+    command = [str(BIN / "flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{running.replace['9092']}"]
+    command += ["--clientappio-api-address", f"127.0.0.1:{running.replace['9094']}", "--node-config", 'data="digits"']
+    with (running.home / "bare.txt").open("w") as log:
+        node = subprocess.Popen(command, env=running.environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        running.attack(theft, "--run-config", "nodes=1")
+        assert [PATIENTS in reply for reply in theft.result()["replies"]] == [True, True]
+        assert {path.name for path in theft.trace.iterdir()} == {"imported", "called"}
+        seen = check_isolation()
+        assert (seen.state, str(node.pid) in seen.found, "site join" in seen.remedy) == ("FAIL", True, True)
+    finally:
+        stop_process(node.pid)
+
+
+def make_images(folder: Path) -> Path:
+    """A hospital's images, in a folder for each class."""
+    random = np.random.default_rng(0)
+    for name in ("no", "yes"):
+        (folder / name).mkdir(parents=True)
+        for number in range(100):  # So many that the noise of epsilon 1 does not hide the class.
+            Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / name / f"{number}.png")
+    return folder
+
+
+def test_over_tls_no_foreign_code_is_started_and_the_sites_own_code_finishes_the_run(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    here = {"fl.example.org": "localhost", "0.0.0.0": "127.0.0.1"}
+    here["/data/xrays"] = str(make_images(home / "xrays"))
+    with deployment(home, 1, here) as running:
+        assert len(running.hospitals) == 1
+        theft = Theft.disguise(tmp_path / "theft", home)
+        settings = 'epsilon=1.0 delta=1e-5 classes="no,yes" image-size=8 fedpft.covariance="spherical"'
+        settings += f' sites=1 deadline=300.0 output-dir="{home}/runs"'
+        running.attack(theft, "--run-config", settings)
+        until(lambda: finished(home / "runs"), 400)
+        assert not theft.trace.exists(), f"foreign code was started: {list(theft.trace.iterdir())}"
+        metrics = newest(home / "runs")[1]
+        assert (metrics["status"], metrics["sites"]["used"]) == ("ok", 1), running.logs()
+        running.leave()

@@ -1,0 +1,352 @@
+"""Attacks on the exchange of files: by whoever has a request, a bundle or the folder of replies on its way.
+
+All through the commands as people type them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import client_app.cli.main
+import server_app.cli.main
+import server_app.federate
+from client_app.node_config import parse_node_config
+from common.config.flat_settings import parse_overrides
+from common.config.run_config import parse_run_config, run_digest
+from common.errors import ConfigError
+from common.security.sealing import new_key, sign
+from common.security.signed_requests import FIRST_LINE, LARGEST_REQUEST, Request, read_request
+from common.surrogates.covariances import Spherical
+from common.surrogates.mixtures import Mixtures
+from common.surrogates.surrogates import Header, Surrogate
+from common.wire.records import pack_surrogate, unpack_surrogate
+from tests.grid import FAST, events_of, metrics_of, run_federation, sites
+
+SETTINGS: dict[str, Any] = {"fedpft.covariance": "spherical", "head.max-samples": 2000, **FAST}
+PRIVATE: dict[str, Any] = SETTINGS | {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(map(str, range(10)))}
+Captured = pytest.CaptureFixture[str]
+
+IMAGES: dict[str, Any] = {
+    **{"epsilon": 0.5, "delta": 1e-5, "classes": "a,b", "backbone": "pixels", "image-size": 8},
+    "fedpft.covariance": "spherical",
+}
+
+
+class World:
+    """A folder in which a coordinator and hospitals type their commands; `wrong` holds what the last one wrote to stderr."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+        self.folder, self._patch, self._capsys, self.wrong = folder, monkeypatch, capsys, ""
+        self.pinned = self.coordinator("key", "papers").strip()
+
+    def _run(self, main: Callable[[], None], arguments: tuple[object, ...], code: int) -> str:
+        self._patch.chdir(self.folder)
+        self._patch.setattr(sys, "argv", ["x", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, self.wrong = self._capsys.readouterr()
+        assert int(end.value.code or 0) == code, self.wrong
+        return out
+
+    def coordinator(self, *arguments: object, code: int = 0) -> str:
+        return self._run(server_app.cli.main.main, arguments, code)
+
+    def site(self, *arguments: object, code: int = 0) -> str:
+        return self._run(client_app.cli.main.main, arguments, code)
+
+    def node(self, index: int, pinned: str | None = None) -> str:
+        own = f'site="h{index}" data="digits" partition-id={index} num-partitions=3 state-dir="s{index}" cache-dir="cache"'
+        pinned = self.pinned if pinned is None else pinned
+        return f'{own} coordinator-key="{pinned}"' if pinned else own
+
+    def request(self, name: str = "r.json", settings: dict[str, Any] = SETTINGS, *more: object) -> Path:
+        given = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        self.coordinator("request", "papers", "--out", name, "-c", given, *more)
+        return self.folder / name
+
+    def release(self, index: int, request: str = "r.json", out: str = "", code: int = 0, pinned: str | None = None) -> Path:
+        out = out or f"h{index}.bundle"
+        self.site("release", request, "--out", out, "--node-config", self.node(index, pinned), code=code)
+        return self.folder / out
+
+    def keys(self, *indices: int) -> None:
+        lines = (self.site("key", "--node-config", self.node(index)) for index in indices)
+        (self.folder / "keys.toml").write_text("".join(lines))
+
+    def learn(self, *arguments: object, code: int = 0) -> Path:
+        before = set((self.folder / "runs").glob("*"))
+        self.coordinator("learn", "r.json", *arguments, "-c", "quorum=0.1", code=code)
+        (run,) = set((self.folder / "runs").glob("*")) - before
+        return run
+
+    def untouched(self, index: int) -> bool:
+        """Whether a site has done no work: no ledger, no features."""
+        return not list((self.folder / f"s{index}").rglob("*.jsonl")) and not (self.folder / "cache").exists()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> World:
+    # Drawing a report takes longer than the rest.
+    monkeypatch.setattr(sys.modules["server_app.federate"], "write_report", lambda folder: None)
+    return World(tmp_path, monkeypatch, capsys)
+
+
+def refusals(run: Path) -> dict[str, str]:
+    return {Path(event["site"]).name: event["reason"] for event in events_of(run) if event["event"] == "rejected"}
+
+
+def used(run: Path) -> dict[str, int]:
+    """Sites whose surrogates were learned from, and for how many records each stands."""
+    return {event["site"]: sum(event["counts"].values()) for event in events_of(run) if event["event"] == "replied"}
+
+
+def forged(file: Path, site: str, like: bytes, settings: dict[str, Any] = SETTINGS) -> Path:
+    """A surrogate in a hospital's name that stands for more records than all hospitals have."""
+    honest = unpack_surrogate(like)
+    header = Header("fedpft", run_digest(parse_run_config(settings)), site, honest.header.fingerprint, ("3",))
+    one, means = torch.ones(1), torch.zeros(1, honest.dimension)
+    mixtures = Mixtures(torch.tensor([90_000]), torch.tensor([0]), one, means, Spherical(one))
+    file.write_bytes(pack_surrogate(Surrogate(header, mixtures)))
+    return file
+
+
+# Point 7: only what a listed key has signed counts, unless a person vouches for it.
+
+
+def test_an_unsigned_surrogate_in_a_hospitals_name_does_not_count(world: World, tmp_path: Path) -> None:
+    world.request()
+    world.release(0)
+    world.keys(0, 1)
+    network = run_federation(tmp_path / "network", sites(1), report=False, **SETTINGS)
+    forged(tmp_path / "h1.pb", "h1", next((network / "surrogates").glob("*.pb")).read_bytes())
+    # Under another ending it is no more than a file that is no bundle.
+    (tmp_path / "h1.bundle").write_bytes((tmp_path / "h1.pb").read_bytes())
+    run = world.learn("h0.bundle", "h1.pb", "h1.bundle", "--keys", "keys.toml")
+    assert set(used(run)) == {"h0"}
+    assert "no site has signed" in refusals(run)["h1.pb"]
+    assert "no bundle" in refusals(run)["h1.bundle"]
+    # The surrogate itself is sound: it counts as soon as a person vouches for it.
+    assert used(world.learn("h0.bundle", "--unsigned", "h1.pb", "--keys", "keys.toml"))["h1"] == 90_000
+    # Without keys nothing counts but what a person vouches for.
+    assert set(used(world.learn("h0.bundle", "--unsigned", "h1.pb"))) == {"h1"}
+
+
+def test_a_run_folder_counts_only_where_it_is_named_as_trusted(world: World, tmp_path: Path) -> None:
+    world.request()
+    world.release(0)
+    world.keys(0)
+    network = run_federation(tmp_path / "network", sites(2), report=False, **SETTINGS)
+    run = world.learn("h0.bundle", network, "--keys", "keys.toml")
+    assert set(used(run)) == {"h0"}
+    assert "--trust-run-folder" in refusals(run)[network.name]
+    assert set(used(world.learn("h0.bundle", "--trust-run-folder", network, "--keys", "keys.toml"))) == {"h0", "0", "1"}
+    # A file that was put into the folder, in a name that the coordinator did not keep it under.
+    (first, _) = sorted((network / "surrogates").glob("*.pb"))
+    forged(network / "surrogates" / "z.pb", "h2", first.read_bytes())
+    run = world.learn("h0.bundle", "--trust-run-folder", network, "--keys", "keys.toml")
+    assert set(used(run)) == {"h0", "0", "1"}
+    assert "which the run folder keeps as that of 'z'" in refusals(run)["z.pb"]
+
+
+def test_a_site_counts_once_and_what_it_signed_counts_first(world: World, tmp_path: Path) -> None:
+    world.request()
+    bundle = world.release(0)
+    world.keys(0)
+    (tmp_path / "again.bundle").write_bytes(bundle.read_bytes())
+    run = world.learn("h0.bundle", "again.bundle", "h0.bundle", "--keys", "keys.toml")
+    records = used(run)
+    assert set(records) == {"h0"}
+    assert metrics_of(run)["sites"] == {"invited": 3, "used": 1, "rejected": 2, "dropped": 0}
+    # Its name comes first in the alphabet, and before the bundle on the command line.
+    forged(tmp_path / "a.pb", "h0", next((run / "surrogates").glob("*.pb")).read_bytes())
+    run = world.learn("--unsigned", "a.pb", "h0.bundle", "--keys", "keys.toml")
+    assert used(run) == records
+    assert "a second surrogate of site 'h0'" in refusals(run)["a.pb"]
+
+
+def test_one_key_under_two_names_is_no_two_sites(world: World, tmp_path: Path) -> None:
+    world.request()
+    world.release(0)
+    line = world.site("key", "--node-config", world.node(0))
+    (tmp_path / "keys.toml").write_text(line + line.replace("h0", "h1"))
+    world.coordinator("learn", "r.json", "h0.bundle", "--keys", "keys.toml", code=1)
+    assert "'h0' and 'h1' have the same key" in world.wrong
+
+
+# Point 11: a request is the coordinator's own, as it wrote it, or it is no request.
+
+
+def rewritten(request: Path, change: Callable[[str], str]) -> None:
+    text = request.read_text()
+    assert change(text) != text
+    request.write_text(change(text))
+
+
+CHANGES: dict[str, Callable[[str], str]] = {
+    "epsilon": lambda text: text.replace('"epsilon": 1.0', '"epsilon": 50.0'),
+    "classes": lambda text: text.replace('"0,1,2,', '"1,2,'),
+    "a setting more": lambda text: text.replace('"delta"', '"fedpft.clip": 9.0,\n    "delta"'),
+    "centre": lambda text: text.replace('"centre": null', '"centre": "AAAA"'),
+    "id": lambda text: re.sub(r'"id": "\w{16}"', '"id": "00000000000000ff"', text),
+    "expires": lambda text: re.sub(r'"expires": "[\d-]+"', '"expires": ""', text),
+    "signature": lambda text: re.sub(r" 2 \w", lambda found: f" 2 {'1' if found[0][-1] == '0' else '0'}", text),
+    "a byte more": lambda text: text + "\n",
+    "a name twice": lambda text: text.replace('"epsilon": 1.0', '"epsilon": 50.0,\n    "epsilon": 1.0'),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_request_changed_on_its_way_is_refused_before_any_work(world: World, change: str) -> None:
+    rewritten(world.request(settings=PRIVATE), CHANGES[change])
+    assert not world.release(0, code=1).exists()
+    assert "changed on its way" in world.wrong
+    assert world.untouched(0)
+
+
+def test_a_request_without_a_signature_is_refused_before_any_work(world: World) -> None:
+    request = world.request()
+    body = request.read_bytes().partition(b"\n")[2]
+    whole = Request("ab54a98ceb1f0ad2", SETTINGS, None)
+    key = (world.folder / "papers" / "coordinator.key").read_bytes()
+    # The coordinator's key, but for another purpose.
+    other = FIRST_LINE.encode() + sign(body, key, b"bundle").hex().encode() + b"\n" + body
+    for content in (other, body, b'{"version": 1, "id": "x", "settings": {}, "centre": null}', b"", whole.signed(new_key())):
+        request.write_bytes(content)
+        assert not world.release(0, code=1).exists()
+        assert re.search("no request of|another coordinator", world.wrong)
+    assert world.untouched(0)
+
+
+def test_a_site_that_pins_no_key_answers_no_request(world: World, tmp_path: Path) -> None:
+    world.request()
+    assert not world.release(0, code=1, pinned="").exists()
+    assert "set coordinator-key to what `coordinator key` prints" in world.wrong
+    for pinned in ("ab" * 64, "ab" * 63, str(tmp_path / "nowhere.pub"), str(tmp_path)):
+        assert not world.release(0, code=1, pinned=pinned).exists()
+    assert world.untouched(0)
+    assert world.release(0, pinned="papers/coordinator.pub").exists()
+
+
+@pytest.mark.parametrize("wrong", ["../../etc/x", "x" * 16, "AB54A98CEB1F0AD2", "ab54", "ab54a98ceb1f0ad2\n", "", 7, None])
+def test_an_id_of_another_form_is_refused_though_it_is_signed(world: World, wrong: Any) -> None:
+    request, key = world.request(), (world.folder / "papers" / "coordinator.key").read_bytes()
+    honest = read_request(request, None)
+    with pytest.raises(ConfigError, match="16 hexadecimal digits"):
+        replace(honest, id=wrong)
+    object.__setattr__(honest, "id", wrong)
+    request.write_bytes(honest.signed(key))
+    assert not world.release(0, code=1).exists()
+    assert "16 hexadecimal digits" in world.wrong
+    assert world.untouched(0)
+
+
+def test_a_request_is_answered_once(world: World) -> None:
+    world.request(settings=PRIVATE)
+    assert world.release(0).exists()
+    node = parse_node_config(parse_overrides([world.node(0)]))
+    (ledger,) = (world.folder / node.state).rglob("*.jsonl")
+    before = ledger.read_bytes()
+    # The same file again, and the same request under another name.
+    (world.folder / "copy.json").write_bytes((world.folder / "r.json").read_bytes())
+    for name in ("r.json", "copy.json"):
+        assert not world.release(0, name, "second.bundle", code=1).exists()
+        assert "would spend the budget again" in world.wrong
+    assert ledger.read_bytes() == before
+    # A new request of the same settings is another one.
+    world.request("new.json", PRIVATE)
+    assert world.release(0, "new.json", "second.bundle").exists()
+
+
+@pytest.mark.parametrize("loss", ["none", "damaged", "state-dir"])
+def test_a_request_stays_answered_when_a_person_reopens_the_ledger(world: World, loss: str) -> None:
+    (world.folder / "images").mkdir()
+    for name in "ab":
+        (world.folder / "images" / name).mkdir()
+        for number in range(3):
+            Image.new("L", (8, 8), 40 * number).save(world.folder / f"images/{name}/{number}.png")
+    own = 'site="h" data="imagefolder" data-dir="images" state-dir="state" cache-dir="cache" witness-dir="witness"'
+    own += f' coordinator-key="{world.pinned}"'
+    world.request(settings=IMAGES)
+    world.site("ledger", "--open", "--node-config", own)
+    world.site("release", "r.json", "--out", "first.bundle", "--node-config", own)
+    for _ in range(2):
+        if loss == "damaged":
+            (file,) = (world.folder / "state" / "ledgers").glob("*.jsonl")
+            file.write_bytes(file.read_bytes().replace(b'"release"', b'"relapse"') + b"\xff\n")
+        if loss == "state-dir":
+            shutil.rmtree(world.folder / "state")
+        world.site("reopen-ledger", "--reason", "x", "--epsilon-spent", "0.5", "--node-config", own)
+        world.site("release", "r.json", "--out", "second.bundle", "--node-config", own, code=1)
+        assert "was answered" in world.wrong
+        assert not (world.folder / "second.bundle").exists()
+    world.request("new.json", IMAGES)
+    world.site("release", "new.json", "--out", "second.bundle", "--node-config", own)
+
+
+def test_an_expired_request_is_refused_before_any_work(world: World) -> None:
+    request, key = world.request(), (world.folder / "papers" / "coordinator.key").read_bytes()
+    assert read_request(request, None).expires
+    request.write_bytes(replace(read_request(request, None), expires="2020-02-29").signed(key))
+    assert not world.release(0, code=1).exists()
+    assert "expired on 2020-02-29" in world.wrong
+    assert world.untouched(0)
+    for wrong in ("2021-02-29", "20200229", "soon", "2020-02-29T00:00"):
+        with pytest.raises(ConfigError, match="must be a date"):
+            replace(read_request(request, None), expires=wrong)
+    world.request("endless.json", SETTINGS, "--days", "0")
+    assert not read_request(world.folder / "endless.json", None).expires
+
+
+def test_a_bundle_for_other_settings_under_the_same_id_does_not_count(world: World) -> None:
+    """Whoever can write the coordinator's copy of a request cannot make a site's answer count for another one."""
+    request = world.request()
+    world.release(0)
+    world.keys(0)
+    rewritten(request, lambda text: text.replace('"head.epochs": 1', '"head.epochs": 2'))
+    run = world.learn("h0.bundle", "--keys", "keys.toml", code=1)
+    assert "other settings than this file holds" in refusals(run)["h0.bundle"]
+    assert "h0.bundle: the site has answered" in world.wrong
+
+
+def test_what_is_read_of_a_request_is_bounded(world: World) -> None:
+    for name in ("large", "zero"):
+        file = world.folder / name
+        if name == "large":
+            file.write_bytes(b"fedsurrogate-request 2 " + b"0" * 128 + b"\n" + bytes(LARGEST_REQUEST))
+        else:
+            file.symlink_to("/dev/zero")
+        assert not world.release(0, name, code=1).exists()
+        assert "no request of" in world.wrong
+    with pytest.raises(ConfigError, match="sites read at most"):
+        Request("ab54a98ceb1f0ad2", {}, bytes(LARGEST_REQUEST)).signed(new_key())
+    with pytest.raises(ConfigError, match="must be at most"):
+        Request("ab54a98ceb1f0ad2", {str(number): 1 for number in range(2000)}, None)
+    with pytest.raises(ConfigError, match="texts, numbers"):
+        Request("ab54a98ceb1f0ad2", {"classes": [1]}, None)  # type: ignore[dict-item]
+
+
+def test_the_coordinators_key_is_made_once_and_for_its_owner_alone(world: World) -> None:
+    papers = world.folder / "papers"
+    assert (papers / "coordinator.key").stat().st_mode & 0o77 == 0
+    assert (papers / "coordinator.pub").read_text().strip() == world.pinned
+    world.coordinator("certs", "papers", "--host", "localhost", "--site", "h0")
+    assert world.coordinator("key", "papers").strip() == world.pinned
+    (papers / "coordinator.pub").unlink()
+    assert world.coordinator("key", "papers").strip() == world.pinned
+    # A key that sites have pinned is not silently replaced by another.
+    (papers / "coordinator.key").unlink()
+    world.coordinator("key", "papers", code=1)
+    assert "bring it back" in world.wrong
+    world.coordinator("request", "papers", "--out", "r.json", code=1)
+    assert not (world.folder / "r.json").exists()

@@ -1,0 +1,347 @@
+"""A coordinator cannot make a site compute for hours, fill its disk or hold gigabytes; refusals come before work."""
+
+import itertools
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from client_app.governance.gate import Gate, open_ledger
+from client_app.governance.ledger import Release
+from client_app.governance.policy import DEFAULT, PUBLIC_DATA
+from client_app.governance.work_limits import COUNTS, check_size, check_work
+from client_app.methods.fedpft.private_surrogate import Clipped, dp_em
+from client_app.node_config import NodeConfig
+from client_app.requests import answer
+from common.config.run_config import parse_run_config, run_digest
+from common.errors import BudgetError, ConfigError, DataError, FedSurrogateError, PolicyError, SurrogateError
+from common.privacy.claims import make_claim
+from common.wire.records import to_record
+
+PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b", "backbone": "pixels", "image-size": 8}
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> NodeConfig:
+    """A site with images of three classes and the default policy."""
+    random = np.random.default_rng(0)
+    for name in "abc":
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(4):
+            Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(tmp_path / f"images/{name}/{number}.png")
+    node = NodeConfig(
+        site="s",
+        data="imagefolder",
+        data_dir=str(tmp_path / "images"),
+        state_dir=str(tmp_path / "state"),
+        cache_dir=str(tmp_path / "cache"),
+        witness_dir=str(tmp_path / "witness"),
+    )
+    open_ledger(node)
+    return node
+
+
+def with_policy(node: NodeConfig, text: str) -> NodeConfig:
+    file = node.state.parent / "policy.toml"
+    file.write_text(text)
+    return node.model_copy(update={"policy": str(file)})
+
+
+def hello(node: NodeConfig, flower_run: str = "1", **settings: Any) -> None:
+    """The first message of a run, as the app hands it to the site."""
+    answer("introduction", to_record(None, {}), PRIVATE | settings, flower_run, node, "s")
+
+
+def release(node: NodeConfig, flower_run: str, **settings: Any) -> None:
+    """A whole run: the one message for which features are needed."""
+    run = PRIVATE | {"epsilon": 0.01, "fedpft.covariance": "spherical"} | settings
+    question = to_record(None, {"run": run_digest(parse_run_config(run))})
+    answer("surrogate", question, run, flower_run, node, "s")
+
+
+def entries(node: NodeConfig) -> set[str]:
+    """Cached features of whole data sets, by name."""
+    return {folder.name for folder in (node.cache / "features").iterdir() if folder.is_dir()}
+
+
+def test_invented_class_names_neither_compute_nor_store_features_again(hospital: NodeConfig) -> None:
+    for run, classes in enumerate(("a,b", "a,c", "c,b,a", *(f"a,invented-{number}" for number in range(5)))):
+        release(hospital, str(run), classes=classes)
+    assert len(entries(hospital)) == 1
+
+
+def test_features_of_some_classes_are_those_of_the_same_records(hospital: NodeConfig) -> None:
+    from client_app.features.site_features import load_site
+
+    every = load_site(parse_run_config(PRIVATE | {"classes": "a,b,c"}), hospital)
+    some = load_site(parse_run_config(PRIVATE | {"classes": "c,a"}), hospital)
+    for position, name in enumerate(("c", "a")):
+        wanted = every.train.features[every.train.labels == "abc".index(name)]
+        found = some.train.features[some.train.labels == position]
+        assert len(found) == 4
+        assert (found == wanted).all()
+
+
+def test_a_million_class_names_are_refused_before_they_are_split(hospital: NodeConfig) -> None:
+    with pytest.raises(ConfigError, match="at most 10000 names") as error:
+        hello(hospital, classes=",".join(map(str, range(1_000_000))))
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"classes": ",".join(map(str, range(1001)))}, "most-classes = 1000"),
+        ({"classes": "a," + "b" * 201}, "longest-class-name = 200"),
+        ({"backbone": "torchvision:mobilenet_v2", "image-size": 4096}, "largest-image-size = 1024"),
+        ({"image-size": 91}, "largest-dimension = 8192"),
+        ({"method": "dp-fedavg", "fedavg.rounds": 100_000}, "most-rounds = 1000"),
+        ({"method": "dp-fedavg", "fedavg.local-epochs": 10_000}, "most-steps = 20000"),
+        ({"method": "dp-fedavg", "fedavg.sample-rate": 1e-6}, "most-steps = 20000"),
+        ({"method": "dp-fedavg", "fedavg.sample-rate": 1.0, "fedavg.local-epochs": 1001}, "most-passes = 1000"),
+        ({"method": "dpcvae", "dpcvae.local-epochs": 10_000}, "most-passes = 1000"),
+        ({"method": "dpcvae", "dpcvae.hidden": 8192}, "largest-width = 2048"),
+        ({"method": "dpcvae", "dpcvae.latent": 4096}, "largest-width = 2048"),
+        ({"method": "dpcvae", "dpcvae.synthetic": 100_000, "classes": ",".join(map(str, range(11)))}, "most-synthetic"),
+        ({"method": "dpcvae", "head.min-steps": 10**9}, "most-steps = 20000"),
+        ({"method": "fedlap", "fedlap.image-steps": 100_000}, "most-steps = 20000"),
+        ({"method": "fedlap", "fedlap.trajectories": 1000, "fedlap.loops": 1000}, "most-steps = 20000"),
+        (
+            {"method": "fedlap", "fedlap.images-per-class": 10_000, "classes": ",".join(map(str, range(101)))},
+            "most-synthetic",
+        ),
+        ({"fedpft.components": 1000}, "most-components = 100"),
+        ({"fedpft.rank": 4096}, "largest-rank = 512"),
+        ({"method": "local", "epsilon": 0.0, "delta": 0.0, "head.epochs": 10_000}, "most-passes = 1000"),
+    ],
+)
+@pytest.mark.parametrize("there", [True, False], ids=["data", "no data"])
+def test_work_without_end_is_refused_before_the_data_are_looked_at(
+    hospital: NodeConfig, settings: dict[str, Any], key: str, there: bool
+) -> None:
+    node = with_policy(hospital, "without-dp = true")
+    node = node if there else node.model_copy(update={"data_dir": "/nowhere"})
+    for work in ("introduction", "surrogate", "evaluation", "head", "comparison"):
+        with pytest.raises(PolicyError) as error:
+            answer(work, to_record(None, {}), PRIVATE | settings, "1", node, "s")
+        assert key in str(error.value)
+    assert not (node.cache / "features").exists()
+    # The line that it was opened with.
+    assert all(len(file.read_text().splitlines()) == 1 for file in (node.state / "ledgers").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"method": "dp-fedavg"},
+        {"method": "fedlap"},
+        {"method": "dpcvae"},
+        {"method": "dpcvae", "dpcvae.sample-rate": 1 / 7, "dpcvae.local-epochs": 250},
+        {"method": "fedpft", "fedpft.components": 10, "fedpft.covariance": "spherical"},
+        {"backbone": "torchvision:resnet50", "image-size": 224, "classes": ",".join(map(str, range(100)))},
+    ],
+)
+def test_ordinary_runs_are_within_the_default_limits(settings: dict[str, Any]) -> None:
+    run = parse_run_config(PRIVATE | settings)
+    check_work(run, DEFAULT)
+    check_size(run, DEFAULT, 1280, len(run.classes))
+
+
+def test_statistics_of_every_pair_of_features_are_bounded_by_what_they_take(tmp_path: Path) -> None:
+    run = parse_run_config(PRIVATE | {"fedpft.covariance": "full", "classes": ",".join(map(str, range(1000)))})
+    with pytest.raises(PolicyError, match="most-numbers"):
+        check_size(run, DEFAULT, 2048, 1000)
+    with pytest.raises(PolicyError, match="largest-dimension = 8192"):
+        check_size(run, DEFAULT, 8193, 2)
+    with pytest.raises(PolicyError, match="most-classes"):
+        check_size(run, DEFAULT, 64, 1001)
+
+
+def test_requests_are_counted_on_the_disk_for_a_run_and_for_an_hour(hospital: NodeConfig) -> None:
+    node = with_policy(hospital, "requests-per-run = 3\nrequests-per-hour = 5")
+    for _ in range(3):
+        hello(node)
+    with pytest.raises(PolicyError, match="requests-per-run = 3"):
+        hello(node)
+    hello(node, "2")
+    hello(node, "3")
+    with pytest.raises(PolicyError, match="requests-per-hour = 5"):
+        hello(node, "4")
+
+
+def test_a_run_ends_so_long_after_its_first_request_however_long_its_work_took(hospital: NodeConfig) -> None:
+    node = with_policy(hospital, "most-seconds = 3600")
+    hello(node)
+    file = node.state / COUNTS
+    counts = json.loads(file.read_text())
+    counts["runs"]["1"][0] -= 3601
+    file.write_text(json.dumps(counts))
+    with pytest.raises(PolicyError, match="most-seconds = 3600"):
+        hello(node)
+    hello(node, "2")
+
+
+def test_backbones_and_image_sizes_of_a_day_are_counted(hospital: NodeConfig) -> None:
+    node = with_policy(hospital, "extractions-per-day = 2")
+    for run, size in enumerate((8, 16, 8, 16)):
+        release(node, str(run), **{"image-size": size})
+    with pytest.raises(PolicyError, match="extractions-per-day = 2"):
+        hello(node, **{"image-size": 24})
+    assert len(entries(node)) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"runs": 1}', '{"runs": {}, "requests": {}, "extractions": {}}'])
+def test_damaged_counts_begin_anew(hospital: NodeConfig, content: str) -> None:
+    hospital.state.mkdir(parents=True, exist_ok=True)
+    (hospital.state / COUNTS).write_text(content)
+    hello(hospital)
+    assert json.loads((hospital.state / COUNTS).read_text())["runs"]["1"][1] == 1
+
+
+def test_the_least_recently_used_features_go_when_the_cache_is_full(hospital: NodeConfig) -> None:
+    runs = itertools.count(1)
+
+    def compute(size: int, mib: float = 0.0125) -> str:
+        before = entries(hospital) if (hospital.cache / "features").exists() else set()
+        policy = with_policy(hospital, f"cache-mib = {mib}\nextractions-per-day = 99")
+        release(policy, str(next(runs)), **{"image-size": size})
+        (new,) = (entries(hospital) - before) or {""}
+        return new
+
+    # About 3.5 KiB each: three fit.
+    first, second, third = compute(10), compute(11), compute(12)
+    for age, name in ((300, first), (200, second), (100, third)):
+        os.utime(hospital.cache / "features" / name, (time.time() - age, time.time() - age))
+    assert compute(10) == ""
+    fourth = compute(13)
+    assert entries(hospital) == {first, third, fourth}
+    # What another process works on stays, and so does the newest one however large it is.
+    with FileLock(hospital.cache / "features" / f"{first}.lock"):
+        fifth = compute(32, 0.001)
+        assert entries(hospital) == {first, fifth}
+    assert compute(32, 0.001) == ""
+    assert entries(hospital) == {fifth}
+
+
+@pytest.mark.parametrize("method", ["fedpft", "dp-fedavg", "dpcvae"])
+def test_a_release_that_the_budget_cannot_pay_for_costs_no_work(
+    hospital: NodeConfig, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = with_policy(hospital, "epsilon-total = 1.0\nepsilon-per-run = 1.0\nmechanisms = ['*']")
+    worked: list[str] = []
+    monkeypatch.setattr("client_app.governance.release.with_records", lambda run, *_: worked.append(run.method) or _unused())
+    run = PRIVATE | {"method": method}
+    question = to_record(None, {"run": run_digest(parse_run_config(run)), "round": 1, "lineage": "a"})
+    with pytest.raises(DataError):
+        answer("surrogate", question, run, "1", node, "s")
+    assert worked == [method], "what can be paid for is worked on"
+    monkeypatch.undo()
+    release(node, "2", epsilon=1.0)
+    monkeypatch.setattr("client_app.governance.release.with_records", lambda run, *_: worked.append(run.method) or _unused())
+    with pytest.raises(BudgetError, match="epsilon-total = 1"):
+        answer("surrogate", question, run, "3", node, "s")
+    assert worked == [method]
+
+
+def _unused() -> None:
+    raise DataError("not in this test")
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "dp-fedavg"}, {"fedpft.components": 2}, {"fedpft.topology": "chain"}])
+def test_what_is_planned_is_what_is_charged(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.attacks import visits
+    from tests.attacks.privacy.neighbours import Record
+
+    plans: list[Release] = []
+    checked = Gate.check_planned
+    monkeypatch.setattr(Gate, "check_planned", lambda self, plan: plans.append(plan) or checked(self, plan))
+    small = {"head.min-steps": 2, "head.epochs": 1, "fedpft.covariance": "spherical", **visits.ROUNDS}
+    hospital = visits.Hospital(tmp_path, "folder", (Record("a"), Record("b", "2")))
+    hospital.visit(small | settings)
+    visits.close_logs()
+    charged = hospital.entries()
+    assert charged
+    same = ("run", "flower_run", "method", "round", "mechanism", "unit", "epsilon", "delta", "sigmas", "sample_rate")
+    for entry in charged:
+        (plan,) = [each for each in plans if (each.flower_run, each.run) == (entry["flower_run"], entry["run"])]
+        planned = json.loads(json.dumps(asdict(plan)))
+        assert [planned[key] for key in (*same, "events")] == [entry[key] for key in (*same, "events")]
+
+
+@pytest.mark.parametrize("work", ["name", "introduction", "head"])
+def test_a_large_message_is_refused_before_anything_else_is_done(hospital: NodeConfig, work: str) -> None:
+    content = to_record(bytes(10_000), {"bytes": 10_000})
+    with pytest.raises(SurrogateError, match="10000 bytes; at most 0"):
+        answer(work, content, PRIVATE, "1", hospital, "s")
+    assert not (hospital.state / COUNTS).exists()
+
+
+def test_a_request_is_counted_before_its_receipts_are_read(hospital: NodeConfig) -> None:
+    node = with_policy(hospital, "requests-per-run = 2")
+    for message in ("receipt", "receipt", "requests-per-run = 2"):
+        with pytest.raises(FedSurrogateError, match=message):
+            answer("introduction", to_record(None, {"receipts": "unreadable"}), PRIVATE, "1", node, "s")
+
+
+def test_dp_em_holds_no_table_of_records_and_components_of_all_classes() -> None:
+    count, classes, components = 400, 200, 20
+    run = parse_run_config(PRIVATE | {"fedpft.components": components, "fedpft.covariance": "spherical"})
+    claim = make_claim(run, "record")
+    assert claim is not None
+    labels = torch.arange(count) % classes
+    data = Clipped.of(torch.randn(count, 2), labels)
+    largest = Largest()
+    with largest:
+        dp_em(data, classes, components, claim, torch.Generator())
+    # The table of all would have 1.6 million numbers.
+    assert largest.numbers <= 20 * classes * components
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor has that is made meanwhile."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor):
+            self.numbers = max(self.numbers, found.numel())
+        return found
+
+
+def test_components_of_all_classes_are_bounded_by_what_dp_em_takes() -> None:
+    classes = ",".join(map(str, range(1000)))
+    run = parse_run_config(PRIVATE | {"fedpft.components": 100, "fedpft.covariance": "spherical", "classes": classes})
+    with pytest.raises(PolicyError, match="most-numbers"):
+        check_size(run, DEFAULT, 4096, 1000)
+
+
+def test_public_data_have_no_limits_without_a_policy(tmp_path: Path) -> None:
+    node = NodeConfig(num_partitions=3, state_dir=str(tmp_path))
+    many: dict[str, Any] = {"method": "local", "head.epochs": 10_000, "head.min-steps": 10**9, "image-size": 4096}
+    check_work(parse_run_config(many), PUBLIC_DATA)
+    answer("introduction", to_record(None, {}), {"data": "digits"}, "1", node, "0")
+    assert not (tmp_path / COUNTS).exists()
+
+
+def test_a_received_model_may_not_name_more_classes_than_the_policy_allows(tmp_path: Path) -> None:
+    from client_app.methods.task import Limits
+    from tests.client_app.methods.dpcvae.test_training import Site, run
+
+    task = Site(tmp_path, run()).task()
+    task.received_model()
+    object.__setattr__(task, "limits", Limits(most_classes=2))
+    with pytest.raises(PolicyError, match="most-classes = 2: a model of 3 classes"):
+        task.received_model()

@@ -1,0 +1,137 @@
+"""Killed with signal 9 at every write: ledger and witness are never behind what left, and never stay in each other's way."""
+
+import itertools
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_app.governance.ledger import Ledger
+from client_app.governance.witness import Witness
+from common.errors import BudgetError, LedgerError
+from tests.client_app.governance.ledger_processes import TOTAL, release
+
+# A fork has everything imported already.
+FORKS = multiprocessing.get_context("fork")
+# Whatever changes a file or a folder, or makes a change last.
+CALLS = ("write", "fsync", "replace", "ftruncate", "open", "mkdir")
+LARGE = release(1.4)
+
+
+def witnessed(home: Path) -> Ledger:
+    return Ledger(home / "state", "data", Witness(home / "witness", "data", home / "state"))
+
+
+def killed(home: Path, stop: int, act: Callable[[Ledger], object], left: Path) -> bool:
+    """Do something in another process that is killed before its call number `stop`; whether it lived that long.
+
+    A byte is written to `left` once it has returned.
+    """
+
+    def child() -> None:
+        calls = itertools.count()
+        for name in CALLS:
+            setattr(os, name, _dying(getattr(os, name), calls, stop))
+        act(witnessed(home))
+        _write(left)
+
+    process = FORKS.Process(target=child)
+    process.start()
+    process.join(60)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode == 0
+
+
+def _write(left: Path) -> None:
+    with left.open("ab", buffering=0) as file:
+        file.write(b".")
+
+
+def _dying(call: Callable[..., Any], calls: Iterator[int], stop: int) -> Callable[..., Any]:
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == stop:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments, **named)
+
+    return wrapped
+
+
+def test_killed_at_any_write_of_a_charge_the_next_one_goes_on_and_nothing_is_forgotten(tmp_path: Path) -> None:
+    for stop in itertools.count():
+        home, left = tmp_path / str(stop), tmp_path / f"left-{stop}"
+        witnessed(home).open()
+        _write(left)
+        witnessed(home).charge(release(), TOTAL)
+        lived = killed(home, stop, lambda ledger: ledger.charge(release(), TOTAL), left)
+        recorded, out = len(witnessed(home).entries()), left.stat().st_size
+        assert out <= recorded <= out + 1
+        assert not lived or recorded == out
+        witnessed(home).charge(release(), TOTAL)
+        witnessed(home).check()
+        if lived:
+            break
+    assert stop > 8, "every write was tried"
+
+
+def test_killed_at_any_write_a_witness_that_is_put_back_is_noticed(tmp_path: Path) -> None:
+    """The entry that the kill left behind does not hide that two were lost."""
+    for stop in itertools.count():
+        home, left = tmp_path / str(stop), tmp_path / f"left-{stop}"
+        ledger = witnessed(home)
+        ledger.open()
+        old = {file: file.read_bytes() for file in (ledger.path, ledger.head)}
+        ledger.charge(release(), TOTAL)
+        lived = killed(home, stop, lambda ledger: ledger.charge(release(), TOTAL), left)
+        for file, content in old.items():
+            file.write_bytes(content)
+        with pytest.raises(LedgerError, match="entries where"):
+            ledger.charge(release(), TOTAL)
+        if lived:
+            break
+
+
+@pytest.mark.parametrize("damage", ["none", "witness", "ledger", "both"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_killed_at_any_write_of_a_decision_there_is_no_fresh_budget(tmp_path: Path, damage: str, keep: bool) -> None:
+    if keep and damage in ("ledger", "both"):
+        pytest.skip("there is nothing to keep")
+    for stop in itertools.count():
+        home, left = tmp_path / str(stop), tmp_path / f"left-{stop}"
+        ledger = witnessed(home)
+        ledger.open()
+        ledger.charge(LARGE, TOTAL)
+        assert ledger.witness is not None
+        for file in (ledger.path, ledger.head) if damage in ("ledger", "both") else ():
+            file.unlink()
+        if damage in ("witness", "both"):
+            ledger.witness.file.unlink()
+        lived = killed(home, stop, lambda each: each.reopen("lost", 0.0 if keep else 3.5, 1e-5, keep), left)
+        with pytest.raises((LedgerError, BudgetError)):
+            ledger.charge(LARGE, TOTAL)
+        ledger.reopen("lost, again", 3.5, 1e-5)
+        with pytest.raises(BudgetError):
+            ledger.charge(LARGE, TOTAL)
+        ledger.charge(release(), TOTAL)
+        if lived:
+            break
+    assert stop > 8, "every write was tried"
+
+
+def test_killed_at_any_write_of_an_opening_a_person_can_go_on(tmp_path: Path) -> None:
+    for stop in itertools.count():
+        home = tmp_path / str(stop)
+        lived = killed(home, stop, lambda ledger: ledger.open(), tmp_path / f"left-{stop}")
+        ledger = witnessed(home)
+        try:
+            ledger.open()
+        except LedgerError:
+            assert lived or (home / "witness" / "data.witness").exists()
+            ledger.reopen("killed at the opening", 0.0, 1e-5)
+        ledger.charge(release(), TOTAL)
+        if lived:
+            break
+    assert stop > 8, "every write was tried"

@@ -1,0 +1,140 @@
+"""Totals hold against a coordinator who chooses the next release after seeing the last one.
+
+The attack: after a first run the coordinator either asks for one strong Gaussian release or for a sampled one, whichever
+is worse for the record it is after, given what it saw. Each choice alone composes to epsilon 4.0. The choice does not.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_app.governance.gate import Gate
+from client_app.governance.ledger import Ledger
+from client_app.governance.policy import Policy
+from client_app.governance.release import entry
+from client_app.methods.task import Made
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import BudgetError
+from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
+from common.privacy.claims import make_claim, released_in
+from tests.attacks.privacy.adaptive import adaptive_delta, adaptive_epsilon
+
+DELTA = 1e-5
+# Given, where finding it would take long.
+NOISE = {"dpcvae.noise-multiplier": 30.0, "dpcvae.rounds": 3}
+
+
+def gaussian(noise: float) -> RunConfig:
+    """A run of one Gaussian release."""
+    return parse_run_config({"epsilon": gaussian_epsilon(noise, DELTA), "delta": DELTA, "classes": "0,1"})
+
+
+def sampled(noise: float, rate: float, **more: Any) -> RunConfig:
+    """A run that looks once at a Poisson sample of the records."""
+    flat: dict[str, Any] = {"method": "fedlap", "epsilon": 4.0, "delta": DELTA, "classes": "0,1"} | more
+    return parse_run_config(flat | {"fedlap.rounds": 1, "fedlap.noise-multiplier": noise, "fedlap.sample-rate": rate})
+
+
+def event(run: RunConfig) -> GaussianEvent:
+    """What a site adds up for one round of a run."""
+    if run.method != "fedpft":
+        return released_in(run, 2)
+    claim = make_claim(run, "record")
+    assert claim is not None
+    return GaussianEvent(claim.noise_multiplier)
+
+
+def gate(folder: Path) -> Gate:
+    return Gate(Policy(epsilon_total=4.0, epsilon_per_run=4.0), Ledger(folder, "data"))
+
+
+def let_out(site: Gate, run: RunConfig, flower_run: str, round: int = 1, event_: GaussianEvent | None = None) -> float:
+    return site.let_out(entry(run, flower_run, Made(b"release", make_claim(run, "record"), (event_ or event(run),)), round))
+
+
+COUNTEREXAMPLES = {
+    "a Gaussian run, then a Gaussian or a sampled one": (gaussian(2.0), gaussian(1.2852), sampled(0.4682, 0.01), 4.16),
+    "a sampled run, then a Gaussian or a sampled one": (sampled(1.2, 0.3), gaussian(1.2148), sampled(0.3322, 0.001), 4.27),
+}
+
+
+@pytest.mark.parametrize("name", COUNTEREXAMPLES)
+def test_a_second_run_chosen_by_what_the_first_one_showed_stays_within_the_total(name: str, tmp_path: Path) -> None:
+    first, *choices, true_epsilon = COUNTEREXAMPLES[name]
+    # Each history composes to 4.0 as if it had been chosen beforehand, and the adversary who chooses afterwards has more.
+    assert all(epsilon_spent([event(first), event(second)], DELTA) <= 4.0 for second in choices)
+    seconds = [event(second) for second in choices]
+    assert adaptive_epsilon(event(first), seconds, DELTA) > true_epsilon
+    assert adaptive_delta(event(first), seconds, 4.0) > 1.55 * DELTA
+    allowed = []
+    for number, second in enumerate(choices):
+        site = gate(tmp_path / str(number))
+        let_out(site, first, "1")
+        with contextlib.suppress(BudgetError):
+            let_out(site, second, "2")
+            allowed.append(event(second))
+    # What rests is no choice: at most the Gaussian one, and that only after a Gaussian one.
+    assert allowed == ([seconds[0]] if event(first).sample_rate == 1 else [])
+
+
+def test_within_a_run_the_noise_cannot_be_chosen_by_what_an_earlier_round_showed(tmp_path: Path) -> None:
+    """The same attack on epsilon-per-run: another digest under the number of a run that has begun."""
+    first, second = sampled(1.2, 0.3), sampled(0.3322, 0.001)
+    site = gate(tmp_path)
+    let_out(site, first, "1")
+    with pytest.raises(BudgetError, match="the noise of a run is fixed when it begins"):
+        let_out(site, second, "1")
+    let_out(site, first, "1", 2)
+    # Not even where its events are the same: what a digest leads to was fixed by the first one.
+    with pytest.raises(BudgetError, match="fixed when it begins"):
+        let_out(site, sampled(1.2, 0.3, seed=1), "1", 3)
+
+
+def test_the_first_round_of_a_generative_run_is_released_only_once_and_only_first(tmp_path: Path) -> None:
+    """A coordinator who may repeat the first round, which costs other than the rest, chooses noise after all."""
+    run = parse_run_config(
+        {"method": "dpcvae", "epsilon": 1.0, "delta": DELTA, "classes": "0,1", "dpcvae.sample-rate": 0.1} | NOISE
+    )
+    again = gate(tmp_path / "again")
+    let_out(again, run, "1", 1, released_in(run, 1))
+    with pytest.raises(BudgetError, match="only once"):
+        let_out(again, run, "1", 1, released_in(run, 1))
+    let_out(again, run, "1", 2, released_in(run, 2))
+    late = gate(tmp_path / "late")
+    let_out(late, run, "1", 2, released_in(run, 2))
+    with pytest.raises(BudgetError, match="only once"):
+        let_out(late, run, "1", 1, released_in(run, 1))
+
+
+def test_a_whole_run_of_the_total_still_fits_and_is_exact(tmp_path: Path) -> None:
+    run = sampled(1.0, 0.3, epsilon=9.0)
+    total = epsilon_spent([GaussianEvent(1.0, 0.3, 3)], DELTA)
+    site = Gate(Policy(epsilon_total=total, epsilon_per_run=9.0), Ledger(tmp_path, "data"))
+    for number in (1, 2, 3):
+        spent = let_out(site, run, "1", number)
+    assert spent == total
+    with pytest.raises(BudgetError):
+        let_out(site, run, "1", 4)
+    with pytest.raises(BudgetError):
+        let_out(site, gaussian(100.0), "2")
+
+
+def test_a_generative_run_that_samples_does_not_borrow_the_gaussian_rule(tmp_path: Path) -> None:
+    """Its first round is Gaussian, and whether a Gaussian run or its own steps follow could be chosen by what it showed."""
+    run = parse_run_config(
+        {"method": "dpcvae", "epsilon": 2.0, "delta": DELTA, "classes": "0,1", "dpcvae.sample-rate": 0.1} | NOISE
+    )
+    opening = released_in(run, 1)
+    rest = (gaussian_precision(4.0) - opening.noise_multiplier**-2) ** -0.5 * 1.0001
+    site = gate(tmp_path)
+    let_out(site, run, "1", 1, opening)
+    with pytest.raises(BudgetError, match="epsilon-total"):
+        let_out(site, gaussian(rest), "2")
+
+
+def gaussian_precision(epsilon: float) -> float:
+    from common.privacy.accounting import gaussian_noise_multiplier
+
+    return gaussian_noise_multiplier(epsilon, DELTA) ** -2

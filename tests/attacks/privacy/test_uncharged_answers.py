@@ -1,0 +1,189 @@
+"""In a private run nothing that is not charged depends on records: neighbouring data sets give the same answers.
+
+Differential testing: two data sets that differ in one record or patient, each at a hospital of its own with a fresh ledger,
+are asked everything a coordinator can ask. What is not charged must be equal byte for byte, refusals and codes included; of
+what is charged, everything but the noisy numbers themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from client_app import requests as answers
+from client_app.features.site_features import load_site
+from client_app.governance import release
+from common.errors import DataError
+from common.wire.records import Info
+from tests.attacks.privacy.neighbours import KINDS, Data, Record, pairs
+from tests.attacks.privacy.visits import EXCEPTION, METHODS, Hospital, Visit, close_logs
+from tests.grid import Scalar
+
+Leak = Callable[[pytest.MonkeyPatch], None]
+# Pairs of each kind, 204 in all; those that are slow to write or read come less often.
+COUNTS = {"folder": 50, "table": 50, "features": 50, "parquet": 24, "dicom": 15, "dicom table": 15}
+# Data sets whose neighbour is as different as can be, to be sure of them.
+PLAIN, NONE = (Record(),), ()
+KNOWN: dict[str, tuple[str, Data, Data]] = {
+    "an empty folder": ("folder", NONE, PLAIN),
+    "the first of a class": ("folder", PLAIN, (*PLAIN, Record("x", "2"))),
+    "a single broken image": ("folder", NONE, (Record(fault="broken"),)),
+    "another size": ("folder", PLAIN, (*PLAIN, Record(size=7))),
+    "a record without a patient": ("table", PLAIN, (*PLAIN, Record(fault="no patient"))),
+    "a path that leaves the folder": ("table", PLAIN, (*PLAIN, Record(fault="outside"))),
+    "a quote that does not end": ("table", PLAIN, (Record(fault="quote"), *PLAIN)),
+    "a row that is not finite": ("features", PLAIN, (*PLAIN, Record(fault="nan"))),
+    "a label that is no class": ("features", NONE, (Record(fault="label"),)),
+    "a gap in a column": ("parquet", PLAIN, (*PLAIN, Record(fault="no label"))),
+    "a study without a patient": ("dicom", PLAIN, (*PLAIN, Record(fault="no patient"))),
+    "several frames": ("dicom table", PLAIN, (*PLAIN, Record(fault="several frames"))),
+}
+
+
+@pytest.fixture
+def visit(tmp_path: Path) -> Callable[..., Visit]:
+    """Everything asked of a fresh hospital, whose folder is gone afterwards."""
+    numbers = itertools.count()
+
+    def call(kind: str, records: Data, run: dict[str, Scalar], *, exception: bool = False, **node: Scalar) -> Visit:
+        home = tmp_path / str(next(numbers))
+        try:
+            return Hospital(home, kind, records, **node).visit(run, exception)
+        finally:
+            close_logs()
+            shutil.rmtree(home)
+
+    return call
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neighbours_answer_alike(kind: str, visit: Callable[..., Visit]) -> None:
+    @settings(
+        max_examples=COUNTS[kind],
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(pairs(kind), st.sampled_from(sorted(METHODS)), st.sampled_from(("patient", "record")))
+    def alike(pair: tuple[Data, Data], method: str, unit: str) -> None:
+        one, other = (visit(kind, data, METHODS[method], unit=unit) for data in pair)
+        assert one.differences(other) == []
+
+    alike()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_answers_a_site_without_records_as_it_answers_one_with_some(
+    method: str, visit: Callable[..., Visit]
+) -> None:
+    one, other = (visit("folder", data, METHODS[method]) for data in (NONE, (Record(), Record("b"))))
+    assert one.differences(other) == []
+    assert "train 1" in one.charged, "noise has left, and was charged"
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_is_known_to_have_told_of_records_tells_no_more(name: str, visit: Callable[..., Visit]) -> None:
+    kind, *pair = KNOWN[name]
+    one, other = (visit(kind, data, METHODS["sums spherical"]) for data in pair)
+    assert one.differences(other) == []
+    assert "train 1" in one.charged
+
+
+def test_a_coordinator_cannot_ask_for_free_whether_a_site_has_a_class(visit: Callable[..., Visit]) -> None:
+    """It picks the classes itself, and asks who the site is and how good a model is there."""
+    only = {"classes": "x"}
+    one, other = (visit("folder", data, only) for data in (PLAIN, (*PLAIN, Record("x"))))
+    assert one.differences(other) == []
+    assert one.uncharged["hello"] == other.uncharged["hello"]
+
+
+def test_the_one_exception_keeps_all_that_is_not_charged(visit: Callable[..., Visit]) -> None:
+    one, other = (visit("folder", data, EXCEPTION, exception=True) for data in (NONE, PLAIN))
+    assert one.differences(other) == []
+
+
+def _records(asked: Any) -> int:
+    return sum(1 for _ in Path(asked.node.data_dir).rglob("*.png"))
+
+
+def _in_the_introduction(change: Callable[[Any, Info], Info]) -> Leak:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        honest = answers.WORK["introduction"]
+
+        def leaking(asked: Any) -> Any:
+            payload, told = honest(asked)
+            return payload, change(asked, told)
+
+        patch.setitem(answers.WORK, "introduction", leaking)
+
+    return plant
+
+
+def _a_code(patch: pytest.MonkeyPatch) -> None:
+    honest = answers.WORK["evaluation"]
+
+    def leaking(asked: Any) -> Any:
+        if _records(asked) < 2:
+            raise DataError("too few records")
+        return honest(asked)
+
+    patch.setitem(answers.WORK, "evaluation", leaking)
+
+
+def _a_key_of_a_release(patch: pytest.MonkeyPatch) -> None:
+    honest = release.method_of
+
+    def leaking(run: Any) -> Any:
+        def make(task: Any) -> Any:
+            made = honest(run)(task)
+            return replace(made, answer={"rare": True} if len(task.found.train.labels) > 1 else {})
+
+        return make
+
+    patch.setattr(release, "method_of", leaking)
+
+
+def _longer(patch: pytest.MonkeyPatch) -> None:
+    honest = release.method_of
+
+    def leaking(run: Any) -> Any:
+        def make(task: Any) -> Any:
+            made = honest(run)(task)
+            return replace(made, payload=made.payload + bytes(len(task.found.train.labels)))
+
+        return make
+
+    patch.setattr(release, "method_of", leaking)
+
+
+LEAKS: dict[str, Leak] = {
+    "a count": _in_the_introduction(lambda asked, told: told | {"records": _records(asked)}),
+    "a dimension": _in_the_introduction(lambda asked, told: told | {"dimension": 16 + (_records(asked) > 1)}),
+    "an extra key": _in_the_introduction(lambda asked, told: told | ({"rare": True} if _records(asked) > 1 else {})),
+    "a code": _a_code,
+    "a key of a release": _a_key_of_a_release,
+    "a longer release": _longer,
+    "records looked at to say hello": lambda patch: patch.setattr(answers, "without_records", load_site),
+    "a failure that shows": lambda patch: patch.setattr(
+        release, "with_records", lambda run, node, work: (work(found := load_site(run, node), node), found, "")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_planted_leak_is_found(name: str, visit: Callable[..., Visit], monkeypatch: pytest.MonkeyPatch) -> None:
+    LEAKS[name](monkeypatch)
+    pair: tuple[Data, Data] = (PLAIN, (*PLAIN, Record("b", "2")))
+    if name in ("records looked at to say hello", "a failure that shows"):
+        pair = (NONE, PLAIN)
+    one, other = (visit("folder", data, METHODS["sums spherical"]) for data in pair)
+    assert one.differences(other)

@@ -1,0 +1,207 @@
+"""Everything a coordinator can ask of a hospital in a private run, through the site's real entry point."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+from client_app.governance.ledger import Ledger, dataset_id
+from common.config.run_config import RunConfig, parse_run_config, run_digest
+from common.models.backbones import load_backbone
+from common.models.classifiers import Head
+from common.security.receipts import parse_receipt
+from common.security.sealing import SEED_BYTES
+from common.surrogates.surrogates import Header
+from common.wire.model_proto import pack_classifier
+from common.wire.records import INFO, Info, to_record
+from strategies.base.training import Training
+from tests.attacks.privacy.neighbours import DIMENSION, FINGERPRINT, Data, write
+from tests.grid import FIRST_NODE, InProcessGrid, Scalar, default_run_config, open_new
+
+POLICY = "epsilon-per-run = 5.0\nepsilon-total = 50.0\ndelta = 0.001\nmechanisms = ['*']\n"
+DEFAULTS = default_run_config()
+PRIVATE: dict[str, Scalar] = {"epsilon": 1.0, "delta": 1e-5, "image-size": 4, "device": "cpu", "classes": "a,b"}
+ROUNDS: dict[str, Scalar] = {"fedavg.rounds": 1, "fedavg.sample-rate": 1.0, "fedavg.local-epochs": 1}
+GENERATED: dict[str, Scalar] = {"dpcvae.rounds": 2, "dpcvae.local-epochs": 1, "dpcvae.latent": 2, "dpcvae.synthetic": 4}
+# Every method that takes epsilon, with little work.
+METHODS: dict[str, dict[str, Scalar]] = {
+    **{f"sums {name}": {"fedpft.covariance": name} for name in ("spherical", "diag", "full", "lowrank")},
+    "dp-em": {"fedpft.components": 2},
+    "chain": {"fedpft.topology": "chain", "head.min-steps": 2, "head.epochs": 1},
+    "sealed chain": {"fedpft.topology": "chain", "fedpft.seal": True, "head.min-steps": 2, "head.epochs": 1},
+    "dp-fedavg": {"method": "dp-fedavg", **ROUNDS},
+    "dp-fedprox": {"method": "dp-fedprox", "fedavg.model": "mlp", "fedavg.width": 2, **ROUNDS},
+    "fedlap": {"method": "fedlap", "fedlap.model": "linear", "fedlap.rounds": 1, "fedlap.image-steps": 2},
+    "dpcvae": {"method": "dpcvae", **GENERATED},
+    "dpcgan": {"method": "dpcgan", **GENERATED},
+}
+# It protects neither class sizes nor which classes there are, and says so: only its uncharged answers are compared.
+EXCEPTION: dict[str, Scalar] = {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}
+
+
+@dataclass
+class Visit:
+    """All replies of a hospital, by what was asked. uncharged: whole replies, byte for byte. charged: all of a reply, and of
+    what it left in the ledger and on the disk, that must not depend on records.
+    """
+
+    uncharged: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    charged: dict[str, object] = field(default_factory=dict)
+
+    def differences(self, other: Visit) -> list[str]:
+        """What an observer who is promised privacy could tell the two by."""
+        pairs = ((self.uncharged, other.uncharged), (self.charged, other.charged))
+        return [name for one, two in pairs for name in sorted(one.keys() | two.keys()) if one.get(name) != two.get(name)]
+
+
+class Hospital:
+    """A site with data of its own in a fresh folder, and a coordinator that asks it anything."""
+
+    def __init__(self, home: Path, kind: str, records: Data, **settings: Scalar) -> None:
+        self.home, self.data = home, home / "data"
+        self.node = set_up(home) | write(kind, self.data, records) | settings
+        open_new(self.node)
+        self.run_id = 76
+        # Precomputed features bring their own backbone.
+        self.place = (FINGERPRINT, DIMENSION) if kind == "features" else _backbone()
+
+    def ask(self, kind: str, run: dict[str, Scalar], content: RecordDict) -> RecordDict:
+        """The reply to one message."""
+        grid = InProcessGrid([self.node], run_id=self.run_id)
+        grid.run_config = DEFAULTS | run
+        (reply,) = grid.pull_messages(grid.push_messages([Message(content, FIRST_NODE, kind)]))
+        assert not reply.has_error()
+        return reply.content
+
+    def entries(self) -> list[dict[str, Any]]:
+        """What its ledger says has left."""
+        ledger = Ledger(self.home / "state" / "ledgers", dataset_id(str(self.node["data"]), str(self.data)))
+        return [entry for entry in ledger.entries() if entry["kind"] == "release"]
+
+    def visit(self, settings: dict[str, Scalar], exception: bool = False) -> Visit:
+        """Ask for everything a run of these settings could ask for, and for what it should not."""
+        self.run_id += 1
+        run = PRIVATE | settings
+        config, visit = parse_run_config(run), Visit()
+        model = _head(config, *self.place)
+        bare = to_record(None, {"run": run_digest(config)})
+        judged = to_record(model, {"bytes": len(model)})
+        for name, kind, content in (
+            ("hello", "query.hello", bare),
+            ("compare", "query.compare", judged),
+            ("head", "query.head", bare),
+            ("another run", "train", to_record(None, {"run": "another"})),
+            ("evaluate", "evaluate", judged),
+            ("evaluate nothing", "evaluate", bare),
+        ):
+            visit.uncharged[name] = _bytes(self.ask(kind, run, content))
+        for name, more in (
+            ("hello without classes", {"classes": ""}),
+            ("hello for a rare class", {"classes": "x"}),
+            ("hello at the images' size", {"image-size": 0}),
+            ("hello for more than the policy allows", {"epsilon": 9.0}),
+        ):
+            visit.uncharged[name] = _bytes(self.ask("query.hello", run | more, bare))
+        if exception:
+            return visit
+        training = _training(config, *self.place)
+        last = 2 if config.method in ("dpcvae", "dpcgan") else 1
+        for number in range(1, last + 1):
+            self._train(visit, run, config, training, number)
+        if training is not None:
+            asked = training.question()
+            visit.uncharged["evaluate after"] = _bytes(self.ask("evaluate", run, to_record(asked, {"bytes": len(asked)})))
+        spent = {"epsilon": 5.0} | {key: value for key, value in run.items() if key != "epsilon"}
+        question = _question(parse_run_config(spent), _training(parse_run_config(spent), *self.place), 1)
+        _take_in(visit, "train beyond the budget", self.ask("train", spent, question), config)
+        visit.charged["ledger"] = [_facts(entry) for entry in self.entries()]
+        kept = [self.home / "state" / name for name in ("runs", "generators")]
+        visit.charged["files"] = sorted(str(p.relative_to(self.home)) for at in kept for p in at.rglob("*") if p.is_file())
+        return visit
+
+    def _train(self, visit: Visit, run: dict[str, Scalar], config: RunConfig, training: Training | None, at: int) -> None:
+        _take_in(visit, f"train {at}", self.ask("train", run, _question(config, training, at)), config)
+        if training is not None:
+            training.finish_round(["clinic"])
+
+
+def set_up(home: Path) -> dict[str, Scalar]:
+    """The folders and the policy of a hospital; every hospital of these tests begins here."""
+    (home / "state" / "keys").mkdir(parents=True)
+    (home / "policy.toml").write_text(POLICY)
+    # The same key everywhere: two hospitals may tell theirs, and it has nothing to do with records.
+    (home / "state" / "keys" / "clinic.key").write_bytes(bytes(range(SEED_BYTES)))
+    node: dict[str, Scalar] = {"site": "clinic", "policy": str(home / "policy.toml")}
+    return node | {"state-dir": str(home / "state"), "cache-dir": str(home / "cache")}
+
+
+def close_logs() -> None:
+    """One process plays all hospitals: none may write into the log of another's."""
+    log = logging.getLogger("fedsurrogate.site")
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        handler.close()
+
+
+@cache
+def _backbone() -> tuple[str, int]:
+    backbone = load_backbone("pixels", "", int(PRIVATE["image-size"]), "cpu")
+    return backbone.fingerprint, backbone.dim
+
+
+def _training(config: RunConfig, fingerprint: str, dimension: int) -> Training | None:
+    if config.method == "fedpft":
+        return None
+    training = Training.begin(config, config.classes, fingerprint, dimension)
+    training.lineage = "abc"
+    return training
+
+
+def _question(config: RunConfig, training: Training | None, number: int) -> RecordDict:
+    question = None if training is None else training.question()
+    told: Info = {"run": run_digest(config), "round": number, "lineage": "abc", "hop": 1, "confirmed": number - 1}
+    told |= {"keys": "{}", "readers": ""} | ({} if question is None else {"bytes": len(question)})
+    return to_record(question, told)
+
+
+def _head(config: RunConfig, fingerprint: str, dimension: int) -> bytes:
+    """A model of this run that a coordinator might take to its sites."""
+    header = Header(config.method, run_digest(config), "coordinator", fingerprint, config.classes)
+    return pack_classifier(Head(header, torch.zeros(len(config.classes), dimension), torch.zeros(len(config.classes)), 0.0))
+
+
+def _take_in(visit: Visit, name: str, reply: RecordDict, config: RunConfig) -> None:
+    info = dict(reply.config_records[INFO])
+    if info["status"] != "ok":
+        visit.uncharged[name] = _bytes(reply)
+        return
+    if _shaped_by_noise(config.mechanism, config.method):
+        info["bytes"] = 0
+    if "receipt" in info:
+        # Its name, its time and its tag are random or of the moment; how many entries it tells of is not.
+        info["receipt"] = str(parse_receipt(info["receipt"]).length)
+    visit.charged[name] = (info, sorted(reply))
+
+
+def _bytes(record: RecordDict) -> dict[str, bytes]:
+    """A reply as it crosses the wire."""
+    return {name: each.deflate() for name, each in get_all_nested_objects(record).items()}
+
+
+def _facts(entry: dict[str, Any]) -> dict[str, Any]:
+    """What a ledger's entry says of a release, but for its time, what noise has shaped, and facts that stay at the site."""
+    shaped = {"time", "hash", "previous", "sha256", "facts"}
+    shaped |= {"bytes"} if _shaped_by_noise(entry["mechanism"], entry["method"]) else set()
+    return {key: value for key, value in entry.items() if key not in shaped}
+
+
+def _shaped_by_noise(mechanism: str, method: str) -> bool:
+    """Whether the size of a release is paid for with it: components that stand out from noise, entries that are not zero."""
+    return mechanism == "dp-em" or method == "dpcgan"

@@ -1,0 +1,157 @@
+"""Single components of a hostile hospital, however few records they claim and whoever else has their class, do no harm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.config.run_config import parse_run_config
+from common.surrogates.covariances import Diagonal
+from common.surrogates.mixtures import Mixtures
+from common.surrogates.surrogates import AnySurrogate, Surrogate
+from strategies.fedpft.learn import Learned, learn
+from strategies.robustness.class_points import class_points
+from strategies.robustness.screening import screen
+from tests.hostile_sites import claiming_each, digits_of, surrogate_of
+
+CLASSES = tuple(map(str, range(10)))
+QUICK: dict[str, Any] = {"head.min-steps": 60, "head.epochs": 1, "fedpft.covariance": "diag"}
+Lie = Callable[[Surrogate], Surrogate]
+
+
+@cache
+def honest(components: int = 1) -> tuple[list[AnySurrogate], tuple[Tensor, Tensor]]:
+    parts, test = digits_of(10, seed=0)
+    run = parse_run_config(QUICK | {"fedpft.components": components})
+    return [surrogate_of(part, CLASSES, "f" * 16, str(site), run) for site, part in enumerate(parts)], test
+
+
+def learned(sent: Sequence[AnySurrogate], components: int = 1, **settings: Any) -> tuple[Learned, float]:
+    """What the coordinator learns of these, and how good it is at the ten classes there are."""
+    run = parse_run_config(QUICK | {"fedpft.components": components} | settings)
+    found = learn(sent, run, "cpu")
+    features, labels = honest(components)[1]
+    return found, found.head.accuracy(features, CLASSES, labels)[0] / len(labels)
+
+
+def attacked(lie: Lie, hostile: int = 2, components: int = 1, **settings: Any) -> tuple[Learned, float, float]:
+    good, _ = honest(components)
+    bad = [lie(each) for each in good[:hostile] if isinstance(each, Surrogate)]
+    found, accuracy = learned([*bad, *good[hostile:]], components, **settings)
+    return found, accuracy, learned(good[hostile:], components, **settings)[1]
+
+
+def far_with_few_records(sent: Surrogate) -> Surrogate:
+    """Every class has four records, and its mean is a hundred long."""
+    table = sent.mixtures
+    direction = torch.randn(table.means.shape, generator=torch.Generator().manual_seed(1))
+    means = 100 * direction / direction.norm(dim=1, keepdim=True)
+    return replace(sent, mixtures=replace(table, counts=torch.full_like(table.counts, 4), means=means))
+
+
+def with_class(sent: Surrogate, mean: Tensor, count: int, name: str = "zz") -> Surrogate:
+    """One class more, of one component."""
+    table = sent.mixtures
+    assert isinstance(table.covariance, Diagonal)
+    variances = torch.cat([table.covariance.variances, table.covariance.variances[:1]])
+    label = torch.tensor([len(table.counts)])
+    counts, labels = torch.cat([table.counts, torch.tensor([count])]), torch.cat([table.labels, label])
+    wide = Mixtures(
+        counts, labels, torch.cat([table.weights, torch.ones(1)]), torch.cat([table.means, mean]), Diagonal(variances)
+    )
+    return replace(sent, header=replace(sent.header, classes=(*sent.header.classes, name)), mixtures=wide)
+
+
+def invented(length: float, count: int = 4) -> Lie:
+    """A class that no other site has, whose mean is so long."""
+    return lambda sent: with_class(sent, torch.full((1, sent.dimension), length / sent.dimension**0.5), count)
+
+
+@pytest.mark.parametrize("defence", ["screen", "median", "trimmed"])
+@pytest.mark.parametrize(
+    "lie", [far_with_few_records, invented(1e3), invented(1e6), invented(1e6, 100)], ids=["few", "1e3", "1e6", "1e6 of 100"]
+)
+def test_no_mean_reaches_training_from_beyond_what_the_others_data_reach(lie: Lie, defence: str) -> None:
+    found, accuracy, alone = attacked(lie, defence=defence)
+    assert accuracy > alone - 0.03
+    if defence == "screen":
+        assert {suspect.site for suspect in found.defended.suspects} == {"0", "1"}
+
+
+def test_a_class_of_its_own_that_is_anothers_is_found() -> None:
+    centre = torch.stack([each.mixtures.means[3] for each in honest()[0] if isinstance(each, Surrogate)]).mean(
+        0, keepdim=True
+    )
+    found, accuracy, alone = attacked(lambda sent: with_class(sent, centre, 1000, f"z{sent.header.site}"))
+    assert accuracy > alone - 0.03
+    assert {suspect.site for suspect in found.defended.suspects} == {"0", "1"}
+    assert "class '3'" in found.defended.suspects[0].reason
+
+
+def test_a_class_that_one_honest_site_alone_has_stays() -> None:
+    good = [with_classes(each, {"9"} if site else set()) for site, each in enumerate(honest()[0])]
+    found, _ = learned(good)
+    assert found.defended.suspects == []
+    assert "9" in found.head.header.classes
+
+
+def with_classes(sent: AnySurrogate, dropped: set[str]) -> AnySurrogate:
+    from common.surrogates.surrogates import without_classes
+
+    kept = without_classes(sent, [name for name in sent.header.classes if name not in dropped])
+    assert kept is not None
+    return kept
+
+
+def preserving(sent: Surrogate) -> Surrogate:
+    """Two components a class: one where the next class is, one mirrored at the mean, which stays as it is."""
+    table = sent.mixtures
+    weights = table.weights[:, None]
+    own = torch.zeros(len(table.counts), sent.dimension).index_add_(0, table.labels, weights * table.means)
+    means = torch.stack([own.roll(-1, 0), 2 * own - own.roll(-1, 0)], 1).flatten(0, 1)
+    labels = torch.arange(len(own)).repeat_interleave(2)
+    assert isinstance(table.covariance, Diagonal)
+    first = (table.components.cumsum(0) - table.components)[labels]
+    made = Mixtures(
+        3 * table.counts, labels, torch.full((len(labels),), 0.5), means, Diagonal(table.covariance.variances[first])
+    )
+    return replace(sent, mixtures=made)
+
+
+def test_components_that_keep_a_classs_mean_do_not_shift_labels() -> None:
+    found, accuracy, alone = attacked(preserving, components=2)
+    assert accuracy > alone - 0.03
+    assert {suspect.site for suspect in found.defended.suspects} == {"0", "1"}
+    assert "a component of its class" in found.defended.suspects[0].reason
+
+
+def test_honest_components_are_not_suspected() -> None:
+    assert screen(class_points(honest(3)[0], CLASSES)) == []
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5])
+def test_who_knows_the_thresholds_and_stays_below_them_does_bounded_harm(share: float) -> None:
+    """Every class mean moves toward the next by a share of the way that no threshold sees, within the cap."""
+
+    def lie(sent: Surrogate) -> Surrogate:
+        table = sent.mixtures
+        means = table.means + 0.45 * share * (table.means.roll(-1, 0) - table.means)
+        return replace(sent, mixtures=replace(table, means=means, counts=3 * table.counts))
+
+    found, accuracy, alone = attacked(lie)
+    assert accuracy > alone - 0.10
+    assert {suspect.site for suspect in found.defended.suspects} <= {"0", "1"}
+
+
+def test_one_of_two_sites_is_heard_whatever_the_other_claims() -> None:
+    good, _ = honest()
+    run = parse_run_config(QUICK)
+    tiny = claiming_each(good[0], 1)
+    found = learn([tiny, good[1]], run, "cpu")
+    assert found.defended.capped == {}

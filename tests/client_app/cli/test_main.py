@@ -1,0 +1,195 @@
+"""The `site` command as a hospital types it: one line on stderr and exit code 1 when something is wrong."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from client_app.cli import main as cli
+from client_app.governance.gate import open_gate, open_ledger
+from client_app.node_config import parse_node_config
+from common.config.flat_settings import parse_overrides
+from common.config.run_config import parse_run_config
+from tests.client_app.governance.ledger_processes import release
+
+Captured = pytest.CaptureFixture[str]
+BUDGET = 'epsilon=1.0 delta=1e-5 classes="a,b" fedpft.covariance="spherical"'
+
+
+def site(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["site", *arguments])
+    try:
+        cli.main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> str:
+    """A site with features of two classes, and one release in its ledger."""
+    labels = torch.arange(400) % 2
+    features = torch.randn(400, 4, generator=torch.Generator().manual_seed(0)) + 3 * labels[:, None]
+    content = {"x": features, "y": labels, "patient": torch.arange(400) // 4}
+    save_file(content, tmp_path / "all.safetensors", {"classes": "a,b", "fingerprint": "f" * 16})
+    text = f'data="safetensors" data-dir="{tmp_path}" state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
+    text += f' witness-dir="{tmp_path}/witness"'
+    open_ledger(parse_node_config(parse_overrides([text])))
+    gate = open_gate(parse_node_config(parse_overrides([text])), parse_run_config({}), "7")
+    gate.let_out(release(10.0, run="7"))
+    return text
+
+
+def test_the_ledger_tells_what_left_and_what_is_left(node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    assert site(monkeypatch, "ledger", "--json", "--node-config", node) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["epsilon"] + shown["epsilon_left"] == pytest.approx(4.0)
+    assert shown["without_privacy"] == 0
+    assert [entry["flower_run"] for entry in shown["entries"]] == ["7"]
+    monkeypatch.setattr(cli.console, "width", 200)
+    assert site(monkeypatch, "ledger", "--node-config", node) == 0
+    assert f"of 4 at delta 1e-05, {shown['epsilon_left']:.4g} left" in capsys.readouterr().out
+
+
+def test_ledgers_of_public_data_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    node = f'data="digits" state-dir="{tmp_path}"'
+    config = parse_node_config(parse_overrides([node]))
+    for run in ("7", "8"):
+        open_gate(config, parse_run_config({}), run).let_out(release(10.0, run=run))
+    monkeypatch.setattr(cli.console, "width", 200)
+    assert site(monkeypatch, "ledger", "--node-config", node) == 0
+    said = capsys.readouterr().out
+    assert "public data" in said
+    assert [line.split("/")[-2] for line in said.splitlines()[-2:]] == ["7", "8"]
+
+
+def test_the_policy_of_the_node_config_is_the_one_that_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    (tmp_path / "policy.toml").write_text("epsilon-total = 2.5\n")
+    monkeypatch.setenv("FEDSURROGATE_NODE_CONFIG", f'data="digits" policy="{tmp_path}/policy.toml"')
+    assert site(monkeypatch, "policy", "check", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["epsilon-total"] == 2.5
+
+
+def test_a_damaged_ledger_is_one_line_until_a_person_decides(
+    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    (ledger,) = (tmp_path / "state" / "ledgers").glob("*.jsonl")
+    ledger.write_text("edited\n")
+    assert site(monkeypatch, "ledger", "--node-config", node) == 1
+    assert "site reopen-ledger" in capsys.readouterr().err
+    decision = ("--reason", "restored from a backup", "--epsilon-spent", "2.5")
+    assert site(monkeypatch, "reopen-ledger", "--node-config", node, *decision) == 0
+    capsys.readouterr()
+    assert site(monkeypatch, "ledger", "--json", "--node-config", node) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["epsilon"] == pytest.approx(2.5)
+    assert shown["entries"][0]["reason"] == "restored from a backup"
+
+
+def test_a_policy_is_checked_and_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text("epsilon-total = 8.0\n")
+    assert site(monkeypatch, "policy", "check", str(file), "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["epsilon-total"], shown["without-dp"], shown["smallest-class"]) == (8.0, False, 10)
+    assert site(monkeypatch, "policy", "check") == 0
+    assert "names no policy file" in capsys.readouterr().out
+    file.write_text("epsilon-total = 'much'\n")
+    assert site(monkeypatch, "policy", "check", str(file)) == 1
+    assert "epsilon-total = 'much': must be a number" in capsys.readouterr().err
+
+
+def test_what_people_wrote_is_shown_as_they_wrote_it(
+    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(cli.console, "width", 250)
+    file = tmp_path / "policy.toml"
+    file.write_text('backbones = ["timm:resnet[a-z]*", "open_clip:cat:x"]\n')
+    assert site(monkeypatch, "policy", "check", str(file)) == 0
+    assert "timm:resnet[a-z]*, open_clip:cat:x" in capsys.readouterr().out
+    decision = ("--reason", "see [/7] :cat:", "--epsilon-spent", "0")
+    assert site(monkeypatch, "reopen-ledger", "--node-config", node, *decision) == 0
+    assert site(monkeypatch, "ledger", "--node-config", node) == 0
+    assert "see [/7] :cat:" in capsys.readouterr().out
+
+
+def test_what_was_spent_must_be_said_as_a_number(
+    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    decision = ("--reason", "mistyped", "--epsilon-spent", "nan")
+    assert site(monkeypatch, "reopen-ledger", "--node-config", node, *decision) == 1
+    assert "epsilon = nan: must be a positive number" in capsys.readouterr().err
+    assert len(list((tmp_path / "state" / "ledgers").glob("*.jsonl*"))) == 1
+
+
+def test_a_dry_run_shows_the_noise_and_charges_nothing(node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    assert site(monkeypatch, "dry-run", "--json", "--node-config", node, "-c", BUDGET) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["may_leave"] is True
+    assert shown["records"] == 400, "a split that would be drawn depends on all records, so all of them train"
+    assert shown["epsilon_before"] < 1 < shown["epsilon_after"] < 1.2
+    assert shown["sigmas"]["sums"] == pytest.approx(3.7306 / 0.93**0.5, rel=1e-4)
+    assert set(shown["facts"]) == {"clip-fraction", "signal-to-noise-counts", "signal-to-noise-sums"}
+    assert site(monkeypatch, "ledger", "--json", "--node-config", node) == 0
+    assert json.loads(capsys.readouterr().out)["epsilon"] == shown["epsilon_before"]
+
+
+def test_a_dry_run_protects_patients_where_the_site_knows_them(
+    node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    # In a ledger of its own: the other one has promised something to single records only.
+    with_patients = f'{node.replace("/state", "/another").replace("/witness", "/other")} patient-column="patient"'
+    assert site(monkeypatch, "ledger", "--open", "--node-config", with_patients) == 0
+    capsys.readouterr()
+    assert site(monkeypatch, "dry-run", "--json", "--node-config", with_patients, "-c", BUDGET) == 0
+    assert json.loads(capsys.readouterr().out)["unit"] == "patient"
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ("", "without-dp = false"),
+        ("epsilon=1.0 delta=1e-5", "classes is empty"),
+        ("epsilon=2.0 delta=1e-5", "epsilon-per-run = 1"),
+    ],
+)
+def test_what_may_not_leave_is_one_line_and_exit_code_1(
+    node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured, run: str, said: str
+) -> None:
+    assert site(monkeypatch, "dry-run", "--node-config", node, "-c", run) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert said in error
+
+
+def test_features_can_be_written_for_a_public_centre(
+    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    out = tmp_path / "public.safetensors"
+    assert site(monkeypatch, "features", "--node-config", 'data="digits"', "--out", str(out)) == 0
+    content = load_file(out)
+    assert content["x"].shape == (len(content["y"]), 64)
+
+
+def test_the_key_of_a_site_is_shown_as_peers_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    named = f'site="north" state-dir="{tmp_path}"'
+    assert site(monkeypatch, "key", "--node-config", named) == 0
+    line = capsys.readouterr().out
+    assert re.fullmatch(r'north = "[0-9a-f]{128}"\n', line)
+    assert site(monkeypatch, "key", "--node-config", named) == 0
+    assert capsys.readouterr().out == line
+    assert site(monkeypatch, "key", "--node-config", f'state-dir="{tmp_path}"') == 1
+    assert "names no site" in capsys.readouterr().err
+
+
+def test_a_dry_run_of_rounds_says_what_to_do_instead(node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    assert site(monkeypatch, "dry-run", "--node-config", node, "-c", 'method="fedavg"') == 1
+    assert "`coordinator plan` tells its bytes" in capsys.readouterr().err

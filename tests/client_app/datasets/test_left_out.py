@@ -1,0 +1,191 @@
+"""What becomes of records that cannot be used in a private run: left out, or none is used; only the hospital sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_app.cli import main as cli
+from client_app.datasets.dataset import Source, load
+from client_app.diagnostics.site_checks import check_site
+from client_app.features.site_features import LabelledFeatures, SiteFeatures, load_site
+from client_app.governance import uncharged
+from client_app.governance.uncharged import FALLBACK, with_records, without_records
+from client_app.node_config import NodeConfig, parse_node_config
+from client_app.offline.bundle_writer import release_to
+from client_app.offline.dry_run import dry_run
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import ConfigError, DataError
+from common.security.sealing import new_key, public_key
+from common.security.signed_requests import Request
+from tests.attacks.privacy.neighbours import FAULTS, Data, Record
+from tests.attacks.privacy.visits import METHODS, PRIVATE, Hospital, close_logs
+
+RUN = parse_run_config(PRIVATE | METHODS["sums spherical"])
+# Faults that take the whole record along; an image with several frames may be used where the site says how.
+BAD = [(kind, fault) for kind, faults in FAULTS.items() for fault in faults if fault]
+
+
+@pytest.fixture(autouse=True)
+def _logs() -> Any:
+    yield
+    close_logs()
+
+
+def hospital(folder: Path, kind: str, records: Data, **node: Any) -> NodeConfig:
+    return parse_node_config(Hospital(folder, kind, records, **node).node)
+
+
+@pytest.mark.parametrize(("kind", "fault"), BAD)
+def test_a_record_that_cannot_be_used_is_left_out_alone(tmp_path: Path, kind: str, fault: str) -> None:
+    node = hospital(tmp_path / "h", kind, (Record(), Record("b", "2"), Record("a", "3", fault=fault), Record("b", "4")))
+    found = load_site(RUN, node)
+    assert sorted(found.train.labels.tolist()) == [0, 1, 1]
+    assert found.train.units is None or len(set(found.train.units)) == 3
+
+
+@pytest.mark.parametrize("kind", ["table", "features", "parquet", "dicom"])
+def test_without_privacy_the_same_record_is_an_error_that_a_person_sees(tmp_path: Path, kind: str) -> None:
+    fault = "nan" if kind == "features" else "no patient"
+    node = hospital(tmp_path / "h", kind, (Record(), Record("b", fault=fault)))
+    with pytest.raises(DataError):
+        load_site(parse_run_config({"image-size": 4, "device": "cpu"}), node)
+
+
+def test_what_is_left_out_changes_the_key_of_cached_features(tmp_path: Path) -> None:
+    node = hospital(tmp_path / "h", "table", (Record(), Record("b", "2"), Record(fault="no patient")))
+    named, unnamed = (
+        load(Source.of_node(node.model_copy(update={"patient_column": column}), RUN), 0) for column in ("who", "")
+    )
+    assert (len(named), len(unnamed)) == (2, 3)
+    assert named.key != unnamed.key
+
+
+def test_in_a_private_run_an_id_is_one_patient_whoever_issued_it(tmp_path: Path) -> None:
+    """Otherwise another patient's file would decide whose a file without an issuer is, or whether it counts."""
+    from pydicom import dcmread
+
+    records = tuple(Record("a", "7", grey=grey) for grey in (1, 2, 3))
+    node = hospital(tmp_path / "h", "dicom", records)
+    for file, issuer in zip(sorted(Path(node.data_dir).rglob("*.dcm")), ("", "east", "west"), strict=True):
+        dataset = dcmread(file)
+        dataset.IssuerOfPatientID = issuer
+        dataset.save_as(file)
+    assert load(Source.of_node(node, RUN), 0).patients == ("0", "0", "0")
+
+
+@pytest.mark.parametrize("kind", ["folder", "table", "features", "dicom"])
+@pytest.mark.parametrize("unit", ["patient", "record"])
+def test_whom_privacy_protects_follows_from_the_settings_alone(tmp_path: Path, kind: str, unit: str) -> None:
+    told = []
+    for name, records in (("none", ()), ("some", (Record(), Record("b")))):
+        node = hospital(tmp_path / name, kind, records, unit=unit)
+        told.append((dry_run(RUN, node).facts["unit"], without_records(RUN, node).train.units is None))
+    expected = "patient" if unit == "patient" and kind != "folder" else "record"
+    assert told == [(expected, expected == "record")] * 2
+
+
+def test_images_of_any_size_need_a_size_in_a_private_run(tmp_path: Path) -> None:
+    settings = {key: value for key, value in PRIVATE.items() if key != "image-size"}
+    node = hospital(tmp_path / "h", "folder", (Record(),))
+    for backbone in ("pixels", "pixels:rgb"):
+        run = parse_run_config(settings | {"backbone": backbone})
+        with pytest.raises(ConfigError, match="set image-size"):
+            without_records(run, node)
+        for kind in ("imagefolder", "dicom", "parquet"):
+            with pytest.raises(ConfigError, match="set image-size"):
+                parse_run_config(settings | {"backbone": backbone, "data": kind})
+    states = {each.what: each.state for each in check_site(parse_run_config(settings), node)}
+    assert states["backbone"] == "FAIL"
+
+
+def broken(*_: object, **__: object) -> Any:
+    raise ValueError("a decoder gave up")
+
+
+def test_what_failed_is_shown_to_the_hospital_and_in_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Hospital(tmp_path / "h", "folder", (Record(), Record("b")))
+    node = parse_node_config(site.node)
+    assert dry_run(RUN, node).refusal == ""
+    assert site.visit(METHODS["sums spherical"]).charged
+    assert not [each for each in check_site(RUN, node) if each.what == "ledger" and each.state != "PASS"]
+    monkeypatch.setattr(uncharged, "load_site", broken)
+    found = dry_run(RUN, node)
+    assert "THE RECORDS CANNOT BE USED" in found.refusal
+    assert found.facts["failure"] == "ValueError: a decoder gave up"
+    assert not found.facts["may_leave"]
+    coordinator, request = new_key(), tmp_path / "request.json"
+    request.write_bytes(Request.fresh(PRIVATE | METHODS["sums spherical"], None).signed(coordinator))
+    node = node.model_copy(update={"coordinator_key": public_key(coordinator).hex()})
+    with pytest.raises(DataError, match="nothing was charged"):
+        release_to(tmp_path / "out.bundle", request, node)
+    before = len(site.entries())
+    assert site.visit(METHODS["chain"]).charged
+    assert [FALLBACK in entry["facts"] for entry in site.entries()] == [False] * before + [True]
+    assert "a decoder gave up" in (tmp_path / "h" / "state" / "site.log").read_text()
+    (ledger,) = (each for each in check_site(RUN, node) if each.what == "ledger")
+    assert (ledger.state, "1 of them WITHOUT ANY RECORD" in ledger.found) == ("WARN", True)
+
+
+def test_a_dry_run_without_records_ends_with_an_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = Hospital(tmp_path / "h", "folder", ())
+    given = " ".join(f'{key}="{value}"' for key, value in site.node.items())
+    wanted = " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in PRIVATE.items())
+    monkeypatch.setattr("sys.argv", ["site", "dry-run", "--node-config", given, "-c", wanted])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert "no record of the classes a, b" in capsys.readouterr().err
+    data = next(each for each in check_site(RUN, parse_node_config(site.node)) if each.what == "data")
+    assert data.state == "FAIL"
+
+
+def test_the_doctor_warns_of_records_that_are_left_out(tmp_path: Path) -> None:
+    node = hospital(tmp_path / "h", "table", (Record(), Record("b", "2"), Record(fault="no patient")))
+    data = next(each for each in check_site(RUN, node) if each.what == "data")
+    assert data.state == "WARN"
+    assert "1 of 3 records name no patient" in data.found
+
+
+def test_a_failure_that_a_site_without_records_has_as_well_is_told(tmp_path: Path) -> None:
+    node = hospital(tmp_path / "h", "folder", (Record(),))
+
+    def work(found: SiteFeatures, _: NodeConfig) -> None:
+        raise ConfigError(f"{len(found.train.labels)} records")
+
+    with pytest.raises(ConfigError, match="0 records"):
+        with_records(RUN, node, work)
+
+
+def test_a_site_that_is_told_to_end_ends_and_releases_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower ends an app on a signal by an exit within the app's work; a library that exits is a failure like another."""
+    node = hospital(tmp_path / "h", "folder", (Record(),))
+    made: list[int] = []
+
+    def ending(module: str) -> Any:
+        names: dict[str, Any] = {"__name__": module}
+        exec("def end(*_):\n    raise SystemExit(0)\n", names)
+        return names["end"]
+
+    def work(found: SiteFeatures, _: NodeConfig) -> LabelledFeatures:
+        made.append(len(found.train.labels))
+        return found.train
+
+    monkeypatch.setattr(uncharged, "load_site", ending("flwr.supercore.exit.exit"))
+    with pytest.raises(SystemExit):
+        with_records(RUN, node, work)
+    assert made == []
+    monkeypatch.setattr(uncharged, "load_site", ending("a_decoder"))
+    assert with_records(RUN, node, work)[2] == "SystemExit: 0"
+    assert made == [0]
+
+
+def test_data_that_are_public_anyway_may_fail_as_they_do(tmp_path: Path) -> None:
+    run = RunConfig(epsilon=1.0, delta=1e-5, classes=("none",), device="cpu")
+    node = NodeConfig(data="digits", state_dir=str(tmp_path), cache_dir=str(tmp_path))
+    with pytest.raises(DataError, match="no record of the classes"):
+        load_site(run, node)

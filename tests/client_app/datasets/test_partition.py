@@ -1,0 +1,154 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from client_app.datasets.partition import partition, share, split_test, whole
+from client_app.node_config import NodeConfig
+from common.config.run_config import RunConfig
+from common.errors import ConfigError, DataError
+
+LABELS = torch.arange(10).repeat_interleave(40)
+ORIGIN = ["north" if i % 3 else "south" for i in range(400)]
+
+
+def run(**settings: object) -> RunConfig:
+    return RunConfig(**settings)  # type: ignore[arg-type]
+
+
+def of_kind(kind: str, **settings: object) -> RunConfig:
+    return run(partition=kind, site_column="hospital" if kind == "column" else "", **settings)
+
+
+@pytest.mark.parametrize(("kind", "sites"), [("iid", 7), ("dirichlet", 7), ("classes", 5), ("column", 2)])
+def test_parts_are_disjoint_and_complete(kind: str, sites: int) -> None:
+    parts = partition(LABELS, ORIGIN, of_kind(kind), sites)
+    assert len(parts) == sites
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(400))
+
+
+@pytest.mark.parametrize(("kind", "sites"), [("iid", 4), ("dirichlet", 4), ("classes", 5)])
+def test_parts_follow_the_seed(kind: str, sites: int) -> None:
+    first, again, other = (partition(LABELS, None, of_kind(kind, seed=s), sites) for s in (3, 3, 4))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_parts_are_the_same_in_every_process() -> None:
+    program = (
+        "import torch; from client_app.datasets.partition import partition; from common.config.run_config import RunConfig\n"
+        "print([p.tolist() for p in partition(torch.arange(10).repeat_interleave(40), None, RunConfig(seed=5), 3)])"
+    )
+    folder = Path(__file__).parents[3]
+    outcome = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
+    assert outcome.stdout.strip() == str([p.tolist() for p in partition(LABELS, None, run(seed=5), 3)])
+
+
+def test_iid_sites_are_of_one_size_and_mix_all_classes() -> None:
+    parts = partition(LABELS, None, of_kind("iid"), 4)
+    assert [len(part) for part in parts] == [100] * 4
+    assert all(len(LABELS[part].unique()) == 10 for part in parts)
+
+
+def test_dirichlet_sites_have_ten_records_where_that_can_be() -> None:
+    assert min(len(part) for part in partition(LABELS, None, run(alpha=0.5), 8)) >= 10
+
+
+@pytest.mark.parametrize(("alpha", "sites"), [(0.01, 50), (0.001, 20), (0.1, 400)])
+def test_dirichlet_never_fails_or_leaves_a_site_empty(alpha: float, sites: int) -> None:
+    parts = partition(LABELS, None, run(alpha=alpha), sites)
+    assert min(len(part) for part in parts) >= 1
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(400))
+
+
+@pytest.mark.parametrize(("sites", "each"), [(5, 2), (10, 3), (3, 10), (2, 3), (20, 1)])
+def test_every_site_holds_exactly_its_number_of_classes(sites: int, each: int) -> None:
+    parts = partition(LABELS, None, of_kind("classes", classes_per_site=each), sites)
+    assert [len(LABELS[part].unique()) for part in parts] == [each] * sites
+    held = len(LABELS[torch.cat(parts)].unique())
+    assert held == min(10, sites * each)
+
+
+def test_a_site_of_a_column_holds_one_value() -> None:
+    parts = partition(LABELS, ORIGIN, of_kind("column"), 2)
+    assert [{ORIGIN[i] for i in part.tolist()} for part in parts] == [{"north"}, {"south"}]
+
+
+def test_what_cannot_be_partitioned_says_both_numbers() -> None:
+    with pytest.raises(DataError, match="401 sites cannot share 400 training records"):
+        partition(LABELS, None, run(), 401)
+    with pytest.raises(ConfigError, match=r"classes-per-site = 11.*10 classes"):
+        partition(LABELS, None, of_kind("classes", classes_per_site=11), 3)
+    with pytest.raises(DataError, match=r"has 40 training records for 50 sites"):
+        partition(LABELS, None, of_kind("classes", classes_per_site=10), 50)
+    for sites in (1, 3):
+        with pytest.raises(ConfigError, match=rf"'hospital' has 2 values \(north, south\).*{sites} sites"):
+            partition(LABELS, ORIGIN, of_kind("column"), sites)
+    with pytest.raises(DataError, match="no site column"):
+        partition(LABELS, None, of_kind("column"), 2)
+
+
+def test_test_records_follow_the_training_shares_of_their_class() -> None:
+    labels = torch.tensor([0] * 8 + [1] * 4 + [0] * 7 + [1] * 3 + [2])
+    parts = [torch.tensor([0, 1, 2, 3, 4, 5]), torch.tensor([6, 7, 8, 9, 10, 11])]
+    first, second = split_test(parts, labels, torch.arange(12, 23))
+    assert [int((labels[part] == 0).sum()) for part in (first, second)] == [5, 2]
+    assert labels[first].tolist() == [0] * 5
+    assert torch.equal(torch.cat([first, second]).sort().values, torch.arange(12, 22))
+
+
+def test_test_records_of_a_column_stay_with_their_site() -> None:
+    origin = ["n", "s", "n", "s", "other"]
+    tests = split_test(
+        [torch.tensor([0]), torch.tensor([1])], torch.zeros(5, dtype=torch.int64), torch.tensor([2, 3, 4]), origin
+    )
+    assert [test.tolist() for test in tests] == [[2], [3]]
+
+
+def test_shares_of_the_digits_make_up_the_digits() -> None:
+    settings = run(alpha=0.3)
+    shares = [share(settings, NodeConfig(partition_id=k, num_partitions=4)) for k in range(4)]
+    assert all(each.simulated for each in shares)
+    records = torch.cat([torch.cat([each.train, each.test]) for each in shares])
+    assert torch.equal(records.sort().values, torch.arange(1797))
+    [(dataset, parts)] = whole(settings, 4)
+    assert torch.equal(dataset.labels, shares[0].dataset.labels)
+    assert all(torch.equal(part, each.train) for part, each in zip(parts, shares, strict=True))
+
+
+def features(folder: Path, *names: str) -> Path:
+    for name in names:
+        content = {"x": torch.randn(20, 3), "y": torch.arange(20) % 2}
+        save_file(content, folder / f"{name}.safetensors")
+    return folder
+
+
+def test_a_run_cannot_point_a_site_at_a_folder(tmp_path: Path) -> None:
+    settings = run(data="safetensors", data_dir=str(features(tmp_path, "x")))
+    with pytest.raises(DataError, match="set data and data-dir in the node-config"):
+        share(settings, NodeConfig())
+    assert share(settings, NodeConfig(), in_simulation=True).simulated
+
+
+def test_a_site_uses_its_own_data_whatever_the_run_says(tmp_path: Path) -> None:
+    folder = features(tmp_path, "own")
+    settings = run(data="safetensors", data_dir="/nowhere", dataset="theirs", label_column="other")
+    node = NodeConfig(data="safetensors", data_dir=str(folder))
+    own = share(settings, node, in_simulation=True)
+    assert not own.simulated
+    assert (own.dataset.name, len(own.train), len(own.test)) == ("safetensors", 16, 4)
+    half = share(settings, node.model_copy(update={"num_partitions": 2}))
+    assert 0 < len(half.train) < 16
+
+
+def test_each_of_several_datasets_is_a_site(tmp_path: Path) -> None:
+    settings = run(data="safetensors", data_dir=str(features(tmp_path, "a", "b")), dataset="b, a")
+    second = share(settings, NodeConfig(partition_id=1, num_partitions=2), in_simulation=True)
+    assert second.dataset.name == "a"
+    assert len(second.train) + len(second.test) == 20
+    assert [dataset.name for dataset, _ in whole(settings, 2)] == ["b", "a"]
+    with pytest.raises(DataError, match=r"names 2 data sets \(b, a\).*3 sites"):
+        share(settings, NodeConfig(num_partitions=3), in_simulation=True)

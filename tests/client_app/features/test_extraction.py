@@ -1,0 +1,240 @@
+import io
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from client_app.datasets.dataset import Dataset, Source, load
+from client_app.features.extraction import extract
+from common.errors import BackboneError, DataError
+from common.models.backbones import Backbone, load_backbone
+
+
+def png(level: int, size: int = 4) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (size, size), level).save(file, "PNG")
+    return file.getvalue()
+
+
+def dataset_of(folder: Path, images: list[bytes]) -> Dataset:
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"image": images, "label": [0] * len(images)}), folder / "x.parquet")
+    return load(Source("parquet", str(folder)), seed=0)
+
+
+@pytest.fixture
+def pixels() -> Backbone:
+    return load_backbone("pixels", device="cpu")
+
+
+def shared(name: str) -> Path:
+    path = Path(__file__).parents[3].parent / "shared" / name
+    if not path.exists():
+        pytest.skip(f"needs the real data in {path}")
+    return path
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 32, 64, 1000])
+def test_features_stand_in_the_order_of_the_records(tmp_path: Path, pixels: Backbone, batch_size: int) -> None:
+    found = extract(dataset_of(tmp_path / "d", [png(i) for i in range(150)]), pixels, tmp_path, batch_size)
+    assert found.x.dtype == torch.float16
+    assert torch.equal((found.x[:, 0].float() * 255).round(), torch.arange(150.0))
+    assert found.ok.all()
+    assert found.fingerprint == pixels.fingerprint
+
+
+def test_a_second_call_reads_the_cache(tmp_path: Path, pixels: Backbone) -> None:
+    dataset = dataset_of(tmp_path / "d", [png(i) for i in range(9)])
+    first, second = extract(dataset, pixels, tmp_path), extract(dataset, lambda: pixels, tmp_path)
+    assert (first.cached, second.cached) == (False, True)
+    assert torch.equal(first.x, second.x)
+    assert not extract(dataset, load_backbone("pixels:rgb", device="cpu"), tmp_path).cached
+
+
+def test_changed_images_are_computed_again(tmp_path: Path, pixels: Backbone) -> None:
+    extract(dataset_of(tmp_path / "d", [png(1)] * 3), pixels, tmp_path)
+    found = extract(dataset_of(tmp_path / "d", [png(200)] * 3), pixels, tmp_path)
+    assert not found.cached
+    assert found.x.float().mean() > 0.7
+
+
+@pytest.mark.parametrize("name", ["x.npy", "ok.npy", "digests.json"])
+@pytest.mark.parametrize("harm", [lambda old: b"", lambda old: old[:-1], lambda old: old[:-1] + b"\x07"])
+def test_a_damaged_entry_is_computed_again(
+    tmp_path: Path, pixels: Backbone, name: str, harm: Callable[[bytes], bytes]
+) -> None:
+    dataset = dataset_of(tmp_path / "d", [png(i) for i in range(9)])
+    extract(dataset, pixels, tmp_path)
+    [file] = (tmp_path / "features").glob(f"*/{name}")
+    file.write_bytes(harm(file.read_bytes()))
+    found = extract(dataset, pixels, tmp_path)
+    assert not found.cached
+    assert torch.equal((found.x[:, 0].float() * 255).round(), torch.arange(9.0))
+    assert extract(dataset, pixels, tmp_path).cached
+
+
+def test_a_failed_computation_leaves_no_entry(tmp_path: Path, pixels: Backbone) -> None:
+    dataset = dataset_of(tmp_path / "d", [png(i) for i in range(9)])
+
+    def fail(batch: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(dataset, replace(pixels, forward=fail), tmp_path)
+    assert not [path for path in (tmp_path / "features").iterdir() if path.is_dir()]
+    assert not extract(dataset, pixels, tmp_path).cached
+
+
+def test_broken_images_are_skipped_and_named(tmp_path: Path, pixels: Backbone, caplog: pytest.LogCaptureFixture) -> None:
+    images = [png(i) for i in range(70)]
+    images[3], images[40] = b"no image", images[40][:-30]
+    found = extract(dataset_of(tmp_path / "d", images), pixels, tmp_path)
+    assert (~found.ok).nonzero().flatten().tolist() == [3, 40]
+    assert found.x[3].abs().sum() == 0
+    assert "image 3 is broken" in caplog.text
+    assert (found.x[69, 0].float() * 255).round() == 69
+
+
+def test_no_usable_image_is_an_error(tmp_path: Path, pixels: Backbone) -> None:
+    with pytest.raises(DataError, match="none of the 2 images"):
+        extract(dataset_of(tmp_path / "d", [b"a", b"b"]), pixels, tmp_path)
+
+
+@pytest.mark.parametrize(("odd", "batch_size"), [(5, 8), (40, 8), (5, 1), (49, 64)])
+def test_images_of_several_sizes_need_an_image_size(tmp_path: Path, pixels: Backbone, odd: int, batch_size: int) -> None:
+    dataset = dataset_of(tmp_path / "d", [png(i, size=6 if i == odd else 4) for i in range(50)])
+    with pytest.raises(BackboneError, match=r"of (4x4 and of 6x6|6x6 and of 4x4) px.*image-size"):
+        extract(dataset, pixels, tmp_path, batch_size)
+    assert extract(dataset, load_backbone("pixels", image_size=4, device="cpu"), tmp_path).ok.all()
+
+
+@pytest.mark.parametrize("factor", [float("nan"), 1e6])
+def test_features_beyond_half_precision_are_refused(tmp_path: Path, pixels: Backbone, factor: float) -> None:
+    dataset = dataset_of(tmp_path / "d", [png(200)] * 3)
+    with pytest.raises(BackboneError, match="NaN or beyond"):
+        extract(dataset, replace(pixels, forward=lambda batch: batch.flatten(1) * factor), tmp_path)
+
+
+def test_precomputed_features_need_no_backbone_and_no_cache(tmp_path: Path) -> None:
+    def never() -> Backbone:
+        raise BackboneError("no backbone is needed")
+
+    x = torch.randn(4, 3)
+    labels = torch.zeros(4, dtype=torch.int64)
+    dataset = Dataset("x", labels, ("a",), labels == 0, "key", features=x)
+    found = extract(dataset, never, tmp_path)
+    assert found.x is x
+    assert found.fingerprint == "features-3"
+    assert not list(tmp_path.iterdir())
+
+
+def _extract_in_process(folder: Path, queue: "multiprocessing.Queue[bool]") -> None:
+    dataset = load(Source("parquet", str(folder / "d")), seed=0)
+    queue.put(extract(dataset, load_backbone("pixels", device="cpu"), folder).cached)
+
+
+def test_processes_compute_an_entry_once(tmp_path: Path) -> None:
+    dataset_of(tmp_path / "d", [png(i % 256, size=64) for i in range(500)])
+    context = multiprocessing.get_context("spawn")
+    queue: multiprocessing.Queue[bool] = context.Queue()
+    workers = [context.Process(target=_extract_in_process, args=(tmp_path, queue)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    assert sorted(queue.get(timeout=50) for _ in workers) == [False, True, True]
+    for worker in workers:
+        worker.join()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, pixels: Backbone) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cache-dir"):
+        extract(dataset_of(tmp_path / "d", [png(1)]), pixels, tmp_path / "file")
+
+
+def test_bits_do_not_depend_on_cores_threads_or_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = shared("weights/mobilenet_v2-imagenet.safetensors")
+    noise = torch.randint(0, 256, (37, 64, 64, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    files = [io.BytesIO() for _ in noise]
+    for file, pixels in zip(files, noise.numpy(), strict=True):
+        Image.fromarray(pixels).save(file, "PNG")
+    images = [file.getvalue() for file in files]
+    images[5] = b"broken"
+    dataset = dataset_of(tmp_path / "d", images)
+    backbone = load_backbone("torchvision:mobilenet_v2", str(weights), 64, "cpu")
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for cores, used, batch_size in ((1, 1, 64), (2, 2, 64), (5, 3, 7), (3, 2, 1)):
+            monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
+            torch.set_num_threads(used)
+            found.append(extract(dataset, backbone, tmp_path / f"{cores}", batch_size).x)
+            assert torch.get_num_threads() == used
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(x, found[0]) for x in found)
+    assert found[0][36].abs().sum() > 0
+
+
+def test_threads_started_afterwards_use_as_many_cores_as_before(tmp_path: Path, pixels: Backbone) -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        dataset = dataset_of(tmp_path / "d", [png(200)] * 30)
+        with pytest.raises(BackboneError):
+            extract(dataset, replace(pixels, forward=lambda batch: batch.flatten(1) * 1e6), tmp_path)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_real_images_give_the_published_features(tmp_path: Path) -> None:
+    weights = shared("weights/mobilenet_v2-imagenet.safetensors")
+    table = pq.read_table(shared("data/pacs/photo-test.parquet")).slice(0, 32)
+    pq.write_table(table, tmp_path / "photo.parquet")
+    dataset = load(Source("parquet", str(tmp_path)), seed=0)
+    found = extract(dataset, load_backbone("torchvision:mobilenet_v2", str(weights), 224, "cpu"), tmp_path)
+    published = load_file(shared("features/pacs-photo-test.safetensors"))
+    assert torch.equal(dataset.labels, published["y"][:32])
+    for ours, theirs in zip(found.x.float().numpy(), published["x"][:32].float().numpy(), strict=True):
+        assert np.corrcoef(ours, theirs)[0, 1] > 0.99
+
+
+def test_a_decoder_that_panics_spoils_one_image_alone(
+    tmp_path: Path, pixels: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):
+        """What a panic in a library written in Rust becomes: no Exception."""
+
+    opened = Dataset.open_image
+
+    def panics(self: Dataset, index: int, size: int) -> Image.Image:
+        if index == 2:
+            raise PanicException("index out of bounds")
+        return opened(self, index, size)
+
+    monkeypatch.setattr(Dataset, "open_image", panics)
+    found = extract(dataset_of(tmp_path / "d", [png(i) for i in range(9)]), pixels, tmp_path)
+    assert found.ok.tolist() == [index != 2 for index in range(9)]
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_process_is_no_broken_image(
+    tmp_path: Path, pixels: Backbone, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
+) -> None:
+    def ends(self: Dataset, index: int, size: int) -> Image.Image:
+        raise end
+
+    monkeypatch.setattr(Dataset, "open_image", ends)
+    with pytest.raises(end):
+        extract(dataset_of(tmp_path / "d", [png(1)]), pixels, tmp_path)

@@ -1,0 +1,65 @@
+"""Processes that charge a ledger: to be killed, raced, or left without room on the disk."""
+
+import resource
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from client_app.governance.budget import Budget
+from client_app.governance.ledger import Ledger, Release
+from common.errors import BudgetError, LedgerError
+from common.privacy.accounting import GaussianEvent
+
+TOTAL = Budget(epsilon_total=4.0, delta=1e-5, epsilon_per_run=4.0)
+
+
+def release(noise_multiplier: float = 1000.0, run: str = "1", number: int = 1) -> Release:
+    """A private release; without noise one that nothing protects."""
+    events = (GaussianEvent(noise_multiplier),) if noise_multiplier else ()
+    facts = {"signal-to-noise-sums": 1.5}
+    return Release(
+        "digest",
+        run,
+        "fedpft",
+        number,
+        "sums",
+        events,
+        "record",
+        1.0,
+        1e-5,
+        {"sums": 2.0},
+        {"sums": 1.0},
+        facts,
+        10,
+        "0" * 64,
+    )
+
+
+def charge_for_ever(folder: Path, left: Path) -> None:
+    """Charge until killed; write a byte to `left` only after a charge has returned."""
+    ledger = Ledger(folder, "data")
+    while True:
+        ledger.charge(release(), TOTAL)
+        with left.open("ab", buffering=0) as file:
+            file.write(b".")
+
+
+def race(pipe: Connection) -> None:
+    """For each folder that comes in, try a charge of more than half the budget, and say whether it went through."""
+    while folder := pipe.recv():
+        try:
+            Ledger(folder, "data").charge(release(1.4), TOTAL)
+            pipe.send("left")
+        except BudgetError:
+            pipe.send("refused")
+
+
+def fill_the_disk(folder: Path, size: int, pipe: Connection) -> None:
+    """Charge with a limit on the size of files, as on a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    try:
+        Ledger(folder, "data").charge(release(), TOTAL)
+        pipe.send("left")
+    except LedgerError as error:
+        pipe.send(str(error))

@@ -1,0 +1,115 @@
+"""The gate: what may leave is the site's decision, and the coordinator learns nothing of it but a code."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_app.governance.gate import Gate, open_gate
+from client_app.governance.ledger import Ledger
+from client_app.governance.policy import DEFAULT, PUBLIC_DATA, Policy
+from client_app.node_config import NodeConfig
+from common.config.run_config import parse_run_config
+from common.errors import BudgetError, PolicyError
+from common.privacy.accounting import gaussian_noise_multiplier
+from tests.client_app.governance.ledger_processes import release
+
+PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5}
+
+
+def gate(folder: Path, **policy: Any) -> Gate:
+    return Gate(Policy(**policy), Ledger(folder, "data"))
+
+
+def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path: Path) -> None:
+    node = NodeConfig(data="parquet", data_dir=str(tmp_path), policy=str(tmp_path / "gone.toml"), state_dir=str(tmp_path))
+    with pytest.raises(PolicyError, match="nothing leaves without it"):
+        open_gate(node, parse_run_config({}), "1")
+
+
+@pytest.mark.parametrize(
+    ("asked", "policy", "key"),
+    [
+        ({}, {}, "without-dp = false"),
+        (PRIVATE | {"epsilon": 1.01}, {}, "epsilon-per-run = 1"),
+        (PRIVATE | {"delta": 2e-5}, {}, "delta = 1e-05"),
+        (PRIVATE | {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}, {}, "mechanisms = sums, dp-em"),
+        (PRIVATE, {"methods": ("dpcvae",)}, "methods = dpcvae"),
+        (PRIVATE, {"backbones": ("torchvision:*",)}, "backbones = torchvision:*"),
+    ],
+)
+def test_what_a_policy_forbids_is_refused_before_any_work(tmp_path: Path, asked: Any, policy: Any, key: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        gate(tmp_path, **policy).check_request(parse_run_config(asked))
+    assert key in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_default_allows_a_private_run_and_public_data_anything(tmp_path: Path) -> None:
+    Gate(DEFAULT, Ledger(tmp_path, "data")).check_request(parse_run_config(PRIVATE))
+    public = Gate(PUBLIC_DATA, Ledger(tmp_path, "data"))
+    for asked in ({}, PRIVATE | {"epsilon": 50.0, "fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}):
+        public.check_request(parse_run_config(asked))
+
+
+def test_a_release_too_large_or_without_privacy_stays(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="largest-payload-mib = 1e-06: the release has 10 bytes"):
+        gate(tmp_path, largest_payload_mib=1e-6).let_out(release())
+    with pytest.raises(PolicyError, match="without-dp = false"):
+        gate(tmp_path).let_out(release(0.0))
+    assert gate(tmp_path).ledger.entries() == []
+
+
+@pytest.mark.parametrize("mechanism", ["dp-em", "dp-sgd"])
+def test_a_size_that_noise_has_shaped_decides_only_once_it_is_paid_for(tmp_path: Path, mechanism: str) -> None:
+    """Else how many components stand out, or entries are zero, would be a release that costs nothing."""
+    strict = gate(tmp_path, largest_payload_mib=1e-6)
+    with pytest.raises(PolicyError, match="largest-payload-mib = 1e-06: the release has 10 bytes"):
+        strict.let_out(replace(release(), mechanism=mechanism))
+    assert len(strict.ledger.entries()) == 1
+
+
+def test_runs_share_the_total_of_a_data_set(tmp_path: Path) -> None:
+    noise = gaussian_noise_multiplier(1.0, 1e-5)
+    # Eleven runs of epsilon 1 come to 3.83 at the same delta, not to 11.
+    for number in range(11):
+        spent = gate(tmp_path).let_out(release(noise, run=str(number)))
+    assert 3.8 < spent < 3.9
+    with pytest.raises(BudgetError, match="epsilon-total = 4"):
+        gate(tmp_path).let_out(release(noise, run="11"))
+
+
+def test_small_classes_stay_unless_noise_hides_them(tmp_path: Path) -> None:
+    assert [gate(tmp_path).smallest_class(name) for name in ("none", "theorem-4.1", "sums", "dp-em")] == [10, 10, 1, 1]
+
+
+def test_exact_numbers_never_leave_beside_a_promise(tmp_path: Path) -> None:
+    lenient = gate(tmp_path, without_dp=True)
+    assert lenient.exact_numbers_may_leave(parse_run_config({}))
+    assert not lenient.exact_numbers_may_leave(parse_run_config(PRIVATE))
+    assert not gate(tmp_path).exact_numbers_may_leave(parse_run_config({}))
+
+
+def test_every_simulation_begins_with_a_budget_of_its_own_and_hospital_data_never_does(tmp_path: Path) -> None:
+    run = parse_run_config(PRIVATE)
+    share = NodeConfig(partition_id=1, num_partitions=3, state_dir=str(tmp_path))
+    own = NodeConfig(data="parquet", data_dir=str(tmp_path), state_dir=str(tmp_path))
+    assert open_gate(share, run, "1").ledger.path != open_gate(share, run, "2").ledger.path
+    assert open_gate(own, run, "1").ledger.path == open_gate(own, run, "2").ledger.path
+    assert open_gate(own, run, "1").policy == DEFAULT
+    assert not (tmp_path / "ledgers").exists()
+
+
+def test_a_release_of_exactly_the_largest_size_may_leave(tmp_path: Path) -> None:
+    small = gate(tmp_path, largest_payload_mib=1.0)
+    small.let_out(replace(release(), bytes=2**20))
+    with pytest.raises(PolicyError, match="largest-payload-mib"):
+        small.let_out(replace(release(), bytes=2**20 + 1))
+    assert len(small.ledger.entries()) == 1
+
+
+def test_one_pattern_of_many_allows_a_run(tmp_path: Path) -> None:
+    gate(tmp_path, methods=("dpcvae", "fed*")).check_request(parse_run_config(PRIVATE))
+    with pytest.raises(PolicyError, match="methods"):
+        gate(tmp_path, methods=("dpcvae", "fedlap")).check_request(parse_run_config(PRIVATE))

@@ -1,0 +1,298 @@
+"""The ledger is never behind what left, never over budget, and never trusted once something in it has changed."""
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from client_app.governance.budget import Budget
+from client_app.governance.ledger import Ledger, dataset_id
+from common.errors import BudgetError, ConfigError, LedgerError
+from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_noise_multiplier
+from tests.client_app.governance.ledger_processes import TOTAL, release
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """A ledger with three releases."""
+    found = Ledger(tmp_path, "data")
+    for number in range(3):
+        found.charge(release(run=str(number)), TOTAL)
+    return found
+
+
+def refused(ledger: Ledger, path: Path | None = None) -> str:
+    """What the ledger says when it must refuse both to be read and to be charged; it changes nothing then."""
+    before = {file: file.read_bytes() for file in ledger.path.parent.iterdir() if file.suffix != ".lock"}
+    with pytest.raises(LedgerError) as reading:
+        ledger.entries()
+    with pytest.raises(LedgerError):
+        ledger.charge(release(), TOTAL)
+    assert before == {file: file.read_bytes() for file in ledger.path.parent.iterdir() if file.suffix != ".lock"}
+    return str(reading.value)
+
+
+def test_what_is_recorded_comes_back_and_an_unused_ledger_has_no_file(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "state", "data")
+    assert ledger.entries() == []
+    assert ledger.spent(1e-5) == 0
+    assert not ledger.path.parent.exists()
+    ledger.charge(release(), TOTAL)
+    (entry,) = ledger.entries()
+    assert {
+        "mechanism": "sums",
+        "sigmas": {"sums": 2.0},
+        "unit": "record",
+        "bytes": 10,
+        "sha256": "0" * 64,
+    }.items() <= entry.items()
+    assert entry["events"] == [{"noise_multiplier": 1000.0, "sample_rate": 1.0, "count": 1}]
+
+
+def test_budgets_compose_over_releases_rounds_and_runs(tmp_path: Path) -> None:
+    ledger, noises = Ledger(tmp_path, "data"), [3.0, 3.0, 2.5, 2.5]
+    for number, noise in enumerate(noises):
+        spent = ledger.charge(release(noise, run=str(number // 2), number=number), TOTAL)
+    assert spent == ledger.spent(1e-5) == epsilon_spent(map(GaussianEvent, noises), 1e-5)
+    assert ledger.spent(1e-5, "1") == epsilon_spent(map(GaussianEvent, noises[2:]), 1e-5)
+
+
+def test_exactly_the_budget_may_be_spent_and_not_a_hair_more(tmp_path: Path) -> None:
+    whole = gaussian_noise_multiplier(4.0, 1e-5)
+    ledger = Ledger(tmp_path, "data")
+    with pytest.raises(
+        BudgetError, match=r"epsilon-total = 4 at delta 1e-05: 0 is spent, with this release it would be 4.0"
+    ):
+        ledger.charge(release(whole * 0.999), TOTAL)
+    assert ledger.entries() == []
+    assert ledger.charge(release(whole), TOTAL) == pytest.approx(4.0)
+    with pytest.raises(BudgetError):
+        ledger.charge(release(1e4), TOTAL)
+
+
+def test_a_run_has_its_own_limit_over_its_rounds(tmp_path: Path) -> None:
+    ledger, budget = Ledger(tmp_path, "data"), Budget(100.0, 1e-5, epsilon_per_run=1.0)
+    noise = gaussian_noise_multiplier(1.0, 1e-5) * 2**0.5
+    ledger.charge(release(noise), budget)
+    ledger.charge(release(noise, number=2), budget)
+    with pytest.raises(BudgetError, match="epsilon-per-run = 1"):
+        ledger.charge(release(noise, number=3), budget)
+    ledger.charge(release(noise, run="2"), budget)
+
+
+def test_after_a_release_without_privacy_no_total_is_promised(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, "data")
+    ledger.charge(release(0.0), TOTAL)
+    assert ledger.open_releases() == 1
+    with pytest.raises(BudgetError, match="1 releases left without privacy before"):
+        ledger.charge(release(), TOTAL)
+    ledger.charge(release(), Budget(4.0, 1e-5, 4.0, after_open=True))
+
+
+def test_what_protected_records_promised_nothing_to_patients(tmp_path: Path) -> None:
+    patients = replace(release(), unit="patient")
+    ledger = Ledger(tmp_path, "data")
+    ledger.charge(patients, TOTAL)
+    ledger.charge(release(), TOTAL)
+    with pytest.raises(BudgetError, match="1 releases protected single records before"):
+        ledger.charge(patients, TOTAL)
+
+
+def test_one_folder_is_one_data_set_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").mkdir()
+    assert dataset_id("parquet", "x") == dataset_id("parquet", f"{tmp_path}/y/../x")
+    assert dataset_id("parquet", "x") != dataset_id("imagefolder", "x")
+
+
+def test_every_changed_byte_is_noticed(ledger: Ledger) -> None:
+    content = ledger.path.read_bytes()
+    for position in range(len(content)):
+        changed = bytearray(content)
+        changed[position] ^= 1
+        ledger.path.write_bytes(bytes(changed))
+        refused(ledger)
+    ledger.path.write_bytes(content)
+    assert len(ledger.entries()) == 3
+
+
+Damage = Callable[[list[str]], list[str]]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda lines: lines[:-1],
+        lambda lines: lines[:1],
+        lambda lines: [],
+        lambda lines: lines[1:],
+        lambda lines: [lines[0], *lines[2:]],
+        lambda lines: [lines[0], lines[2], lines[1], lines[3]],
+        lambda lines: [*lines, lines[-1]],
+        lambda lines: [*lines[:2], lines[2].replace("1000.0", "9000.0"), lines[3]],
+        lambda lines: [*lines, "not a line\n"],
+    ],
+)
+def test_lines_removed_moved_or_edited_stop_everything(ledger: Ledger, damage: Damage) -> None:
+    lines = ledger.path.read_text().splitlines(keepends=True)
+    ledger.path.write_text("".join(damage(lines)))
+    assert "nothing leaves until a person has looked at it" in refused(ledger)
+
+
+def test_cut_anywhere_no_recorded_release_is_ever_forgotten(ledger: Ledger) -> None:
+    content = ledger.path.read_bytes()
+    for size in range(len(content)):
+        ledger.path.write_bytes(content[:size])
+        refused(ledger)
+
+
+@pytest.mark.parametrize("part", ["path", "head"])
+def test_one_file_without_the_other_is_refused(ledger: Ledger, part: str) -> None:
+    getattr(ledger, part).unlink()
+    assert "entries where" in refused(ledger)
+
+
+def test_a_ledger_of_other_data_is_refused(ledger: Ledger) -> None:
+    foreign = Ledger(ledger.path.parent, "other")
+    ledger.path.rename(foreign.path)
+    ledger.head.rename(foreign.head)
+    assert "is that of data set 'data'" in refused(foreign)
+
+
+def test_a_torn_last_line_stands_for_nothing_that_left(ledger: Ledger) -> None:
+    whole = ledger.path.read_bytes()
+    ledger.path.write_bytes(whole + b'{"kind":"release","run"')
+    assert len(ledger.entries()) == 3
+    assert ledger.path.read_bytes() == whole
+
+
+def test_killed_between_line_and_head_the_release_counts(ledger: Ledger) -> None:
+    head = ledger.head.read_bytes()
+    ledger.charge(release(run="4"), TOTAL)
+    ledger.head.write_bytes(head)
+    assert len(ledger.entries()) == 4
+    assert ledger.head.read_bytes() != head
+    ledger.charge(release(run="5"), TOTAL)
+    assert len(ledger.entries()) == 5
+
+
+def test_a_folder_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be")
+    with pytest.raises(LedgerError, match="cannot be locked"):
+        Ledger(tmp_path / "state", "data").charge(release(), TOTAL)
+
+
+def test_read_only_it_refuses(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*arguments: object, **more: object) -> int:
+        raise PermissionError(30, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("client_app.governance.ledger.os.open", denied)
+        with pytest.raises(LedgerError, match="Read-only file system"):
+            ledger.charge(release(), TOTAL)
+    assert len(ledger.entries()) == 3
+
+
+def test_where_only_the_head_finds_no_room_the_release_stays_and_counts_once(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("client_app.governance.ledger.put_file", full)
+        for _ in range(3):
+            with pytest.raises(LedgerError, match="No space left on device"):
+                ledger.charge(release(run="4"), TOTAL)
+    assert len(ledger.entries()) == 4
+
+
+def test_a_person_can_begin_again_and_what_was_spent_stays_spent(ledger: Ledger) -> None:
+    ledger.path.write_text("damaged")
+    refused(ledger)
+    ledger.reopen("disk failure, see ticket 7", 3.0, 1e-5)
+    (decision,) = ledger.entries()
+    assert decision["reason"] == "disk failure, see ticket 7"
+    assert ledger.spent(1e-5) == pytest.approx(3.0)
+    kept = {ledger.path.parent / name for name in decision["aside"]}
+    assert any(file.read_text() == "damaged" for file in kept)
+    with pytest.raises(BudgetError):
+        ledger.charge(release(1.5), TOTAL)
+    ledger.charge(release(), TOTAL)
+
+
+@pytest.mark.parametrize("damage", ["edited", "no ledger", "no head", "none"])
+def test_a_new_beginning_that_fails_half_way_never_brings_a_fresh_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    flush, large = os.fsync, release(1.4)
+    # Every file is flushed, put in its place, and its folder flushed: a stop at each flush is one before and one after.
+    for stop in range(20):
+        ledger, flushes = Ledger(tmp_path / str(stop), "data"), itertools.count()
+        ledger.charge(large, TOTAL)
+        if damage == "edited":
+            ledger.path.write_text("damaged")
+        elif damage != "none":
+            (ledger.path if damage == "no ledger" else ledger.head).unlink()
+
+        def full(descriptor: int, flushes: Iterator[int] = flushes, stop: int = stop) -> None:
+            if next(flushes) == stop:
+                raise OSError(28, "No space left on device")
+            flush(descriptor)
+
+        monkeypatch.setattr("client_app.governance.ledger.os.fsync", full)
+        try:
+            ledger.reopen("disk failure", 3.0, 1e-5)
+        except LedgerError:
+            monkeypatch.undo()
+            with pytest.raises((LedgerError, BudgetError)):
+                ledger.charge(large, TOTAL)
+            ledger.reopen("disk failure, again", 3.0, 1e-5)
+            assert ledger.spent(1e-5) == pytest.approx(3.0)
+        else:
+            break
+    monkeypatch.undo()
+    assert 4 <= stop < 19, "every flush was tried"
+
+
+@pytest.mark.parametrize("epsilon", [float("nan"), float("inf"), -1.0])
+def test_what_a_person_says_was_spent_must_be_a_number(ledger: Ledger, epsilon: float) -> None:
+    before = {file: file.read_bytes() for file in ledger.path.parent.iterdir()}
+    with pytest.raises(ConfigError, match="must be a positive number"):
+        ledger.reopen("mistyped", epsilon, 1e-5)
+    assert before == {file: file.read_bytes() for file in ledger.path.parent.iterdir()}
+
+
+def test_whatever_stands_in_the_files_is_refused_in_words(ledger: Ledger) -> None:
+    whole = ledger.path.read_bytes()
+    for content in (b"\0" * 100 + b"\n", b"[" * 100_000 + b"\n", b"\xff\n", b"null\n", b"{}\n", b"[1]\n", b"\n"):
+        ledger.path.write_bytes(content)
+        refused(ledger)
+    ledger.path.write_bytes(whole)
+    for content in (b"", b"4", b"four x", b"-1 x", b"0 x", b"\xff\xfe", b"4 " + b"0" * 64):
+        ledger.head.write_bytes(content)
+        refused(ledger)
+    ledger.path.write_bytes(b"")
+    ledger.head.write_bytes(b"-1 x")
+    refused(ledger)
+
+
+def test_lines_are_json_that_other_programs_can_check(ledger: Ledger) -> None:
+    import hashlib
+
+    previous = ""
+    for line in ledger.path.read_text().splitlines():
+        entry = json.loads(line)
+        stated = entry.pop("hash")
+        assert entry["previous"] == previous
+        assert hashlib.sha256(json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()).hexdigest() == stated
+        previous = stated
+
+
+def test_only_the_account_of_the_site_may_read_or_change_a_ledger(ledger: Ledger) -> None:
+    for file in (ledger.path, ledger.head):
+        assert file.stat().st_mode & 0o777 == 0o600

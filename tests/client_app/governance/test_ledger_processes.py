@@ -1,0 +1,72 @@
+"""Real processes on one ledger: killed, raced, or out of room, none of them ever lets more out than is recorded."""
+
+import multiprocessing
+import random
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from client_app.governance.ledger import Ledger
+from tests.client_app.governance.ledger_processes import TOTAL, charge_for_ever, fill_the_disk, race, release
+
+KILLS, RACES = 60, 1000
+# A fork has everything imported already.
+FORKS = multiprocessing.get_context("fork")
+
+
+@pytest.mark.parametrize("room", [0, 1, 100])
+def test_on_a_full_disk_it_refuses_and_takes_the_line_back(tmp_path: Path, room: int) -> None:
+    ledger = Ledger(tmp_path, "data")
+    for number in range(3):
+        ledger.charge(release(run=str(number)), TOTAL)
+    before = ledger.path.read_bytes()
+    here, there = FORKS.Pipe()
+    process = FORKS.Process(target=fill_the_disk, args=(tmp_path, len(before) + room, there))
+    process.start()
+    assert here.poll(60)
+    said = here.recv()
+    process.join(60)
+    assert said.startswith("ledger ")
+    assert "cannot be read or written" in said
+    assert ledger.path.read_bytes() == before
+    assert len(ledger.entries()) == 3
+
+
+def test_killed_at_any_point_it_is_never_behind_what_left(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    for attempt in range(KILLS):
+        folder, left = tmp_path / str(attempt), tmp_path / f"left-{attempt}"
+        process = FORKS.Process(target=charge_for_ever, args=(folder, left))
+        process.start()
+        while not left.exists():
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.05))
+        process.kill()
+        process.join()
+        recorded = len(Ledger(folder, "data").entries())
+        assert left.stat().st_size <= recorded <= left.stat().st_size + 1
+        Ledger(folder, "data").charge(release(), TOTAL)
+
+
+def test_two_processes_at_once_never_spend_more_than_there_is(tmp_path: Path) -> None:
+    # Flushing to memory takes no time, and the lock is what is tried here.
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as folder:
+        _race(Path(folder))
+
+
+def _race(folder: Path) -> None:
+    pipes = [FORKS.Pipe() for _ in range(2)]
+    racers = [FORKS.Process(target=race, args=(there,)) for _, there in pipes]
+    for racer in racers:
+        racer.start()
+    for attempt in range(RACES):
+        for here, _ in pipes:
+            here.send(folder / str(attempt))
+        assert all(here.poll(60) for here, _ in pipes)
+        assert sorted(here.recv() for here, _ in pipes) == ["left", "refused"], attempt
+    for (here, _), racer in zip(pipes, racers, strict=True):
+        here.send(None)
+        racer.join(60)

@@ -1,0 +1,154 @@
+"""A witness and receipts: which ledgers agree with them, and which do not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from client_app.governance.ledger import Ledger
+from client_app.governance.witness import Witness
+from common.errors import LedgerError, SurrogateError
+from common.security.receipts import MOST_RECEIPTS, Receipt, join_receipts, parse_receipt, parse_receipts
+from tests.client_app.governance.ledger_processes import TOTAL, release
+
+
+def ledger_of(home: Path, dataset: str = "data") -> Ledger:
+    found = Ledger(home / "state", dataset, Witness(home / "witness", dataset, home / "state"))
+    found.open()
+    return found
+
+
+def receipt_of(ledger: Ledger) -> Receipt:
+    assert ledger.witness is not None
+    found = ledger.witness.read()
+    assert found is not None
+    return found.receipt(found.length, found.last)
+
+
+def test_every_receipt_of_the_past_agrees_and_none_of_the_future(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path)
+    past = [receipt_of(ledger)]
+    for _ in range(3):
+        ledger.charge(release(), TOTAL)
+        past.append(receipt_of(ledger))
+    assert [each.length for each in past] == [1, 2, 3, 4]
+    ledger.check(past)
+    for wrong in (replace(past[1], length=3), replace(past[3], length=5), replace(past[2], tag=past[1].tag)):
+        with pytest.raises(LedgerError, match="the coordinator has seen"):
+            ledger.check([*past, wrong])
+
+
+def test_data_sets_of_one_site_do_not_disturb_each_other_and_show_no_relation(tmp_path: Path) -> None:
+    one, other = ledger_of(tmp_path), ledger_of(tmp_path, "other")
+    one.charge(release(), TOTAL)
+    receipts = [receipt_of(one), receipt_of(other)]
+    assert len({each.ledger for each in receipts} | {each.tag for each in receipts}) == 4
+    one.check(receipts)
+    other.check(receipts)
+    assert other.witness is not None
+    other.witness.file.unlink()
+    with pytest.raises(LedgerError, match="it was lost, or it is of other data"):
+        one.check(receipts)
+
+
+def test_two_entries_ahead_is_another_history_one_is_a_kill(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path)
+    assert ledger.witness is not None
+    old = []
+    for _ in range(3):
+        old.append(ledger.witness.file.read_bytes())
+        ledger.charge(release(), TOTAL)
+    newest = ledger.witness.file.read_bytes()
+    ledger.witness.file.write_bytes(old[2])
+    assert len(ledger.entries()) == 3
+    assert ledger.witness.file.read_bytes() == newest
+    ledger.witness.file.write_bytes(old[1])
+    with pytest.raises(LedgerError, match="not the one that"):
+        ledger.charge(release(), TOTAL)
+
+
+def test_every_changed_byte_of_a_witness_is_refused_or_says_the_same(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path)
+    ledger.charge(release(), TOTAL)
+    assert ledger.witness is not None
+    receipt, whole = receipt_of(ledger), ledger.witness.file.read_bytes()
+    for position in range(len(whole)):
+        changed = bytearray(whole)
+        changed[position] ^= 1
+        ledger.witness.file.write_bytes(bytes(changed))
+        try:
+            # Only the time of the opening, which orders ledgers of one site, is not held against the ledger itself.
+            ledger.check([receipt])
+        except LedgerError:
+            continue
+        opened = len("witness 1 data ")
+        assert opened <= position < opened + 10, chr(whole[position])
+
+
+def test_a_witness_tells_a_reader_of_other_users_nothing(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path)
+    assert ledger.witness is not None
+    assert ledger.witness.file.stat().st_mode & 0o77 == 0
+    assert ledger.witness.file.parent.stat().st_mode & 0o77 == 0
+
+
+def test_a_witness_folder_that_cannot_be_written_is_refused_before_the_charge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = ledger_of(tmp_path)
+    before = ledger.path.read_bytes()
+    # A process of root may write everywhere, and the tests may run as root.
+    monkeypatch.setattr("client_app.governance.witness.os.access", lambda path, mode: False)
+    with pytest.raises(LedgerError, match="set witness-dir in the node-config"):
+        ledger.charge(release(), TOTAL)
+    assert ledger.path.read_bytes() == before
+
+
+def test_where_only_the_witness_finds_no_room_nothing_leaves_and_the_entry_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = ledger_of(tmp_path)
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("client_app.governance.witness.put_file", full)
+        for _ in range(3):
+            with pytest.raises(LedgerError, match="No space left on device"):
+                ledger.charge(release(), TOTAL)
+    assert len(ledger.entries()) == 1
+    ledger.charge(release(), TOTAL)
+    ledger.check([receipt_of(ledger)])
+
+
+def test_the_witness_is_written_before_a_charge_returns_and_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = ledger_of(tmp_path)
+    written: list[str] = []
+    real = __import__("os").fsync
+
+    def fsync(descriptor: int) -> None:
+        written.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    ledger.charge(release(), TOTAL)
+    assert written == ["data.jsonl", "data.head.new", "state", "data.witness.new", "witness"]
+
+
+@pytest.mark.parametrize(
+    "text", ["x", None, 7, "a" * 10**6, "f" * 32 + ":1:1:" + "0" * 63, "F" * 32 + ":1:1:" + "0" * 64, "g:1:1:0", ","]
+)
+def test_what_is_no_receipt_is_refused(text: object) -> None:
+    with pytest.raises(SurrogateError):
+        parse_receipt(text)
+    with pytest.raises(SurrogateError):
+        parse_receipts(text)
+
+
+def test_receipts_come_back_as_they_went(tmp_path: Path) -> None:
+    receipts = [Receipt("a" * 32, 1_700_000_000, number, "0" * 64) for number in range(MOST_RECEIPTS)]
+    assert parse_receipts(join_receipts(receipts)) == receipts
+    assert parse_receipts("") == []
+    with pytest.raises(SurrogateError, match="more than"):
+        parse_receipts(join_receipts([*receipts, receipts[0]]))

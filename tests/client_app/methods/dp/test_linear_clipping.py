@@ -1,0 +1,128 @@
+"""Clipping without per-record gradients gives what clipping one record after another gives."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from client_app.methods.dp.linear_clipping import clipped_sums
+from client_app.methods.dp.record_gradients import add_clipped, norms_of, sums_like
+from client_app.methods.dpcvae.training_steps import trainer_of
+from common.config.run_config import parse_run_config
+from common.models.generators import fresh_companion, fresh_generator
+
+
+def one_by_one(modules: nn.ModuleList, losses: Any, count: int, clip: float) -> tuple[dict[str, Tensor], Tensor]:
+    """The oracle: every record's gradient by itself."""
+    names, parameters = zip(*modules.named_parameters(), strict=True)
+    each = losses()
+    total = {name: torch.zeros_like(parameter) for name, parameter in zip(names, parameters, strict=True)}
+    norms = []
+    for index in range(count):
+        gradient = torch.autograd.grad(each[index], parameters, retain_graph=True)
+        norm = torch.cat([part.flatten() for part in gradient]).norm()
+        norms.append(norm)
+        for name, part in zip(names, gradient, strict=True):
+            total[name] += part * min(1.0, clip / float(norm))
+    return total, torch.stack(norms)
+
+
+@pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
+@pytest.mark.parametrize("hidden", [0, 16])
+@pytest.mark.parametrize("clip", [1e-3, 0.05, 1e3])
+def test_the_sum_is_that_of_records_clipped_one_by_one(method: str, hidden: int, clip: float) -> None:
+    run = parse_run_config({"method": method, "dpcvae.hidden": hidden, "dpcvae.latent": 4})
+    shared, companion = (make(run, 3, 20).double() for make in (fresh_generator, fresh_companion))
+    x, labels = torch.randn(9, 20).double(), torch.arange(9) % 3
+
+    def fresh_trainer() -> Any:
+        return trainer_of(shared, companion, run.dpcvae, 3, torch.ones(3), False, torch.Generator().manual_seed(5))
+
+    trainer = fresh_trainer()
+    noise = trainer.noise(9).double()
+    sums, cut = clipped_sums(trainer.modules, trainer.losses, (x, labels, noise), clip)
+    again = fresh_trainer()
+    expected, norms = one_by_one(again.modules, lambda: again.losses(x, labels, noise), 9, clip)
+    assert sums.keys() == expected.keys()
+    for name, tensor in sums.items():
+        # Factors of a product lie on a grid of 2^-22 of the clip: of nine records, half a step each.
+        assert torch.allclose(tensor, expected[name], rtol=3e-6, atol=9 * 2.0**-22 * clip), name
+    assert cut == int((norms > clip).sum())
+
+
+def test_the_sum_is_that_of_opacus() -> None:
+    from opacus import GradSampleModule
+
+    modules = nn.ModuleList([nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))])
+    x, y = torch.randn(8, 6), torch.arange(8) % 2
+
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(modules[0](x), y, reduction="none")
+
+    sums, _ = clipped_sums(modules, losses, (x, y), 0.3)
+    sampled = GradSampleModule(modules[0], loss_reduction="sum")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nn.functional.cross_entropy(sampled(x), y, reduction="sum").backward()
+    each = [parameter.grad_sample for parameter in modules[0].parameters()]
+    norms = torch.cat([part.flatten(1) for part in each], 1).norm(dim=1)
+    factors = (0.3 / norms).clamp_max(1.0)
+    for found, part in zip(sums.values(), each, strict=True):
+        assert torch.allclose(found.float(), torch.einsum("n,n...->...", factors, part), rtol=3e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38, 3e22])
+def test_no_record_moves_the_sum_by_more_than_the_clip_whatever_it_holds(bad: float) -> None:
+    torch.manual_seed(1)
+    modules = nn.ModuleList([nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))])
+    x, y = torch.randn(8, 6), torch.arange(8) % 2
+    x[3, 2] = bad
+
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(modules[0](x), y, reduction="none")
+
+    def total(rows: Tensor) -> Tensor:
+        sums, _ = clipped_sums(modules, losses, (x[rows], y[rows]), 0.01)
+        return torch.cat([part.flatten().double() for part in sums.values()])
+
+    everyone = torch.arange(8)
+    whole = total(everyone)
+    assert whole.isfinite().all()
+    for row in range(8):
+        assert float((whole - total(everyone[everyone != row])).norm()) <= 0.01
+
+
+def test_parameters_that_the_rule_does_not_cover_are_refused() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.scale = nn.Linear(3, 2), nn.Parameter(torch.ones(2))
+
+    odd = Odd()
+    modules, x = nn.ModuleList([odd]), torch.randn(4, 3)
+    with pytest.raises(ValueError, match=r"0\.scale"):
+        clipped_sums(modules, lambda x: (odd.linear(x) * odd.scale).sum(1), (x,), 1.0)
+    twice = nn.ModuleList([nn.Linear(3, 3)])
+    with pytest.raises(ValueError, match="used twice"):
+        clipped_sums(twice, lambda x: twice[0](twice[0](x)).sum(1), (x,), 1.0)
+
+
+def test_an_empty_sample_adds_nothing() -> None:
+    modules = nn.ModuleList([nn.Linear(3, 1)])
+    sums, cut = clipped_sums(modules, lambda x: modules[0](x).squeeze(1), (torch.zeros(0, 3),), 1.0)
+    assert cut == 0
+    assert all(not bool(tensor.any()) for tensor in sums.values())
+
+
+@pytest.mark.parametrize("length", [1e20, 1e24, 1e30, 1e37, 1e38, 2e38])
+def test_no_gradient_is_too_long_to_be_shortened(length: float) -> None:
+    # A factor below the normal numbers of single precision loses its digits, up to a factor of two.
+    for clip in (0.01, 0.1, 1.0):
+        each = [torch.tensor([[length, 0.0]])]
+        total = sums_like([torch.zeros(2)], clip)
+        add_clipped(total, each, norms_of(each), clip)
+        assert float(total[0].value.norm()) <= clip

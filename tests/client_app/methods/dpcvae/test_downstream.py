@@ -1,0 +1,203 @@
+"""What a site does with synthetic embeddings, held against scikit-learn, scipy and cases made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from client_app.cli.main import app
+from client_app.methods.dpcvae.downstream import Records, fidelity, grouped, head_on, mix, ranks_above, score, strangeness
+from client_app.node_config import NodeConfig
+from common.config.run_config import parse_run_config
+from common.config.sections import HeadConfig
+from common.errors import ConfigError, DataError
+from common.models.classifiers import Head
+from common.models.generators import COUNTS, MEANS, Generator, fresh_generator, tensors_of
+from common.surrogates.surrogates import Header
+from common.wire.generator_files import pack_generator
+
+HEADER = Header("dpcvae", "run", "s", "f", ("a", "b", "c"))
+QUICK = HeadConfig(min_steps=200, epochs=1, learning_rate=0.05)
+
+
+def clouds(count: int, seed: int = 0, spread: float = 0.3, dimension: int = 6) -> Records:
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 3
+    x = torch.eye(3, dimension)[labels] + spread * torch.randn(count, dimension, generator=random)
+    return Records(torch.nn.functional.normalize(x, dim=1), labels)
+
+
+def fixed(scores: torch.Tensor) -> Head:
+    """A head that says the same of every record."""
+    return Head(HEADER, torch.zeros(3, 6), scores, clip=0.0)
+
+
+def test_balanced_accuracy_is_that_of_scikit_learn() -> None:
+    from sklearn.metrics import accuracy_score, balanced_accuracy_score
+
+    random = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(200, 4, generator=random).softmax(1)
+    labels = torch.multinomial(torch.tensor([0.7, 0.2, 0.1, 0.0]), 200, True, generator=random)
+    found, said = score(probabilities, labels), probabilities.argmax(1)
+    assert found.accuracy == pytest.approx(accuracy_score(labels, said))
+    with pytest.warns(UserWarning, match="not in y_true"):
+        assert found.balanced == pytest.approx(balanced_accuracy_score(labels, said))
+    with pytest.raises(DataError, match="no test record"):
+        score(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+
+
+def test_a_tie_gives_half_and_a_useless_partner_gets_nothing() -> None:
+    own = clouds(150, spread=0.05)
+    same = head_on(own, HEADER, QUICK, 0)
+    assert mix(own, same, QUICK, 0, 0.2).share == pytest.approx(0.5)
+    wrong = Head(HEADER, -same.weight * 50, -same.bias, clip=0.0)
+    assert mix(own, wrong, QUICK, 0, 0.2).share > 0.5
+    few = own.take(torch.cat([torch.arange(0, 150, 3)[:6], torch.tensor([1])]))
+    helped = mix(few, same, QUICK, 1, 0.5)
+    assert helped.scores(clouds(90, 5))["mixed"].accuracy >= helped.scores(clouds(90, 5))["local"].accuracy
+
+
+def test_the_own_head_never_sees_the_validation_records() -> None:
+    own = clouds(60)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(7))
+    flipped = own.labels.clone()
+    flipped[order[:12]] = (flipped[order[:12]] + 1) % 3
+    shared = fixed(torch.tensor([1.0, 0.0, 0.0]))
+    one, other = (mix(Records(own.features, labels), shared, QUICK, 7, 0.2) for labels in (own.labels, flipped))
+    assert torch.equal(one.local.weight, other.local.weight)
+
+
+def test_too_few_records_to_split_are_refused() -> None:
+    with pytest.raises(DataError, match="cannot be split"):
+        mix(clouds(2), fixed(torch.zeros(3)), QUICK, 0, 0.2)
+
+
+def test_coarser_labels_take_every_class_once() -> None:
+    names, group = grouped("animal=cat, dog; vehicle=car", ("car", "cat", "dog"))
+    assert names == ("animal", "vehicle")
+    assert group.tolist() == [1, 0, 0]
+    for wrong, said in (
+        ("animal=cat", "in no group"),
+        ("animal=cat,dog; vehicle=car,cat", "'cat' is unknown or in two groups"),
+        ("animal=cat,dog; vehicle=bus", "'bus' is unknown"),
+        ("animal", "name=class,class"),
+        ("animal=cat,dog; animal=car", "name=class,class"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            grouped(wrong, ("car", "cat", "dog"))
+
+
+def test_strangeness_is_the_distance_of_mahalanobis_to_the_nearest_class() -> None:
+    from scipy.spatial.distance import mahalanobis
+    from sklearn.covariance import LedoitWolf
+
+    known, asked = clouds(300), clouds(9, 4).features
+    means = [known.features[known.labels == k].mean(0).double().numpy() for k in range(3)]
+    around = np.stack([x - means[k] for x, k in zip(known.features.double().numpy(), known.labels.tolist(), strict=True)])
+    precision = LedoitWolf(assume_centered=True).fit(around).precision_
+    expected = [min(mahalanobis(x, m, precision) ** 2 for m in means) for x in asked.double().numpy()]
+    assert torch.allclose(strangeness(known, asked), torch.tensor(expected), rtol=1e-4)
+    far = torch.zeros(5, 6)
+    far[:, 5] = -1
+    assert ranks_above(strangeness(known, asked), strangeness(known, far)) == 1.0
+
+
+def test_distances_are_zero_between_equals_and_grow_as_sets_part() -> None:
+    here = clouds(400).features
+    again = fidelity(here, clouds(400, 1).features, 0)
+    assert fidelity(here, here, 0)["sinkhorn"] < 0.3 * again["sinkhorn"]
+    moved = torch.nn.functional.normalize(here + 0.5 * torch.eye(6)[3], dim=1)
+    apart = fidelity(here, moved, 0)
+    assert apart["sliced"] > 2 * again["sliced"]
+    assert apart["sinkhorn"] > again["sinkhorn"]
+    # One point against another: both distances are known.
+    one, other = torch.tensor([[1.0, 0, 0, 0]] * 3), torch.tensor([[0, 1.0, 0, 0]] * 3)
+    found = fidelity(one, other, 0)
+    assert found["sinkhorn"] == pytest.approx(2**0.5, rel=1e-3)
+    assert found["sliced"] == pytest.approx((2 / 4) ** 0.5, rel=0.15)
+
+
+@pytest.fixture
+def generator_file(tmp_path: Path) -> Path:
+    """A generator whose class means are the digits' own."""
+    from client_app.datasets.partition import share
+    from client_app.features.site_features import dataset_features
+    from common.models.generators import scaled
+
+    run, node = parse_run_config({"method": "dpcvae", "dpcvae.hidden": 0}), NodeConfig(cache_dir=str(tmp_path / "cache"))
+    dataset = share(run, node).dataset
+    found = dataset_features(dataset, run, node)
+    x, labels = scaled(torch.as_tensor(found.x).float()), dataset.labels
+    tensors = tensors_of(fresh_generator(run, 10, 64))
+    tensors[MEANS] = torch.stack([x[labels == k].mean(0) for k in range(10)])
+    tensors[COUNTS] = torch.tensor([1.0] * 9 + [11.0])
+    header = Header("dpcvae", "run", "coordinator", found.fingerprint, tuple(map(str, range(10))))
+    (tmp_path / "generator.safetensors").write_bytes(pack_generator(Generator(header, run, tensors)))
+    return tmp_path / "generator.safetensors"
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_from_a_generator_to_a_classifier_one_command_each(tmp_path: Path, generator_file: Path) -> None:
+    out, node = str(tmp_path / "set.safetensors"), f"cache-dir='{tmp_path}/cache' partition-id=0 num-partitions=3"
+    made = call("synthesize", str(generator_file), "--per-class", "150", "--out", out)
+    assert made.exit_code == 0, made.output
+    assert "no differential privacy" in made.output
+    assert load_file(out)["x"].shape == (1500, 64)
+    heads = str(tmp_path / "heads.safetensors")
+    told = json.loads(call("classify", out, "--node-config", node, "--out", heads, "--json").output)
+    assert told["scores"]["synthetic"]["accuracy"] > 0.6
+    assert told["scores"]["mixed"]["accuracy"] > 0.8
+    assert set(load_file(heads)) == {"local.weight", "local.bias", "synthetic.weight", "synthetic.bias"}
+    coarse = json.loads(
+        call("classify", out, "--node-config", node, "--groups", "low=0,1,2,3,4; high=5,6,7,8,9", "--json").output
+    )
+    assert coarse["classes"] == ["low", "high"]
+    csv = tmp_path / "scores.csv"
+    strange = json.loads(call("ood", out, "--node-config", node, "--unknown", "0", "--out", str(csv), "--json").output)
+    assert strange["area"]["both"] > 0.6
+    assert len(csv.read_text().splitlines()) == strange["tested"] + 1
+    for shown in (call("classify", out, "--node-config", node), call("ood", out, "--node-config", node)):
+        assert shown.exit_code == 0
+        assert "test records" in shown.output
+
+
+def test_a_set_can_have_the_federations_own_mix_of_classes(tmp_path: Path, generator_file: Path) -> None:
+    told = call("synthesize", str(tmp_path), "--total", "40", "--out", str(tmp_path / "s"), "--json")
+    assert json.loads(told.output)["records"] == 40
+    assert torch.bincount(load_file(tmp_path / "s")["y"]).tolist() == [2] * 9 + [22]
+    assert generator_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("synthesize", "{g}", "--out", "x"), "either --per-class"),
+        (("synthesize", "{g}", "--per-class", "1", "--total", "2", "--out", "x"), "either --per-class"),
+        (("synthesize", "nowhere", "--per-class", "1", "--out", "x"), "no run folder and no file"),
+        (("synthesize", "latest", "--per-class", "1", "--out", "x", "--node-config", "state-dir='{d}'"), "there are: none"),
+        (("synthesize", "{d}/cache", "--per-class", "1", "--out", "x"), "holds no generator.safetensors"),
+        (("classify", "{g}", "--node-config", "data='digits'"), "not a synthetic embeddings"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tmp_path: Path, generator_file: Path, arguments: tuple[str, ...], said: str) -> None:
+    filled = [part.format(g=generator_file, d=tmp_path) for part in arguments]
+    found = call(*filled)
+    assert found.exit_code == 1
+    assert said in str(found.exception)
+
+
+def test_embeddings_of_another_backbone_are_refused(tmp_path: Path, generator_file: Path) -> None:
+    out = str(tmp_path / "set.safetensors")
+    assert call("synthesize", str(generator_file), "--per-class", "5", "--out", out).exit_code == 0
+    found = call("classify", out, "--node-config", f"data='digits' cache-dir='{tmp_path}/cache'", "-c", "image-size=16")
+    assert "give the run's backbone" in str(found.exception)

@@ -1,0 +1,86 @@
+"""What a site mixes in of its own, and its keys."""
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from client_app.features.site_features import LabelledFeatures, SiteFeatures
+from client_app.methods.fedavg.personalization import _share, personal_accuracy
+from client_app.methods.task import Task
+from client_app.node_config import NodeConfig
+from client_app.offline.keys import private_key, told_keys
+from common.config.run_config import parse_run_config
+from common.errors import ConfigError, SealError
+from common.models.classifiers import Head
+from common.security.sealing import public_key, read_keys
+from common.surrogates.surrogates import Header
+
+
+def site(method: str, flip: bool) -> tuple[Task, Head]:
+    """A site and a federated head that is right for it, or (`flip`) wrong."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(300) % 2
+    features = torch.randn(300, 4, generator=generator) + 4 * (2 * labels - 1)[:, None] * torch.eye(1, 4)
+    train, test = LabelledFeatures(features[:200], labels[:200]), LabelledFeatures(features[200:], labels[200:])
+    found = SiteFeatures(train, test, ("a", "b"), "f", 0.0, simulated=False)
+    run = parse_run_config({"method": method, "head.min-steps": 100, "head.learning-rate": 0.05})
+    weight = torch.eye(2, 4) * 0
+    weight[:, 0] = torch.tensor([1.0, -1.0]) if flip else torch.tensor([-1.0, 1.0])
+    return Task(run, NodeConfig(), "s", found), Head(
+        Header(method, "r", "coordinator", "f", ("a", "b")), weight, torch.zeros(2)
+    )
+
+
+@pytest.mark.parametrize("method", ["fedlambda", "knn-per"])
+@pytest.mark.parametrize("flip", [True, False])
+def test_a_site_is_right_whether_the_federated_head_is_or_not(method: str, flip: bool) -> None:
+    right, tested = personal_accuracy(*site(method, flip))
+    assert tested == 100
+    assert right > 95
+
+
+def test_the_share_is_zero_or_one_where_only_one_part_is_right() -> None:
+    sure, wrong, labels = torch.eye(2)[[0, 1, 0]], 1 - torch.eye(2)[[0, 1, 0]], torch.tensor([0, 1, 0])
+    assert _share(sure, wrong, labels) == 1
+    assert _share(wrong, sure, labels) == 0
+
+
+def test_too_few_records_to_choose_by_leave_the_federated_head(tmp_path: Path) -> None:
+    task, head = site("fedlambda", flip=False)
+    one = LabelledFeatures(task.found.train.features[:1], task.found.train.labels[:1])
+    right, _ = personal_accuracy(replace(task, found=replace(task.found, train=one)), head)
+    assert right > 95
+
+
+def test_a_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
+    node = NodeConfig(state_dir=str(tmp_path))
+    key = private_key(node, "north")
+    assert private_key(node, "north") == key != private_key(node, "south")
+    file = tmp_path / "keys" / "north.key"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert not list(tmp_path.rglob(".north*"))
+    file.write_bytes(b"short")
+    with pytest.raises(SealError, match="is damaged"):
+        private_key(node, "north")
+
+
+def test_told_keys_must_be_those_in_peers_where_there_are_any(tmp_path: Path) -> None:
+    north = public_key(private_key(NodeConfig(state_dir=str(tmp_path)), "north")).hex()
+    told = f'{{"north": "{north}"}}'
+    assert told_keys(NodeConfig(), told) == {"north": bytes.fromhex(north)}
+    peers = tmp_path / "peers.toml"
+    pinned = NodeConfig(peers=str(peers))
+    peers.write_text(f'north = "{north}"\n')
+    assert told_keys(pinned, told) == {"north": bytes.fromhex(north)}
+    peers.write_text(f'south = "{"00" * 64}"\n')
+    assert told_keys(pinned, told) == {}
+    assert told_keys(NodeConfig(), '{"north": 3, "south": "00"}') == {}
+    for bad in ("", "[1]", f'{{"north": "{"xy" * 64}"}}', "null"):
+        with pytest.raises(SealError, match="cannot be read"):
+            told_keys(NodeConfig(), bad)
+    peers.write_text("north = 3\n")
+    with pytest.raises(ConfigError, match="write lines such as"):
+        read_keys(peers)

@@ -1,0 +1,281 @@
+"""A site's part in a round, against plain training, micro-batches and each other."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from opacus import GradSampleModule
+from torch import Tensor
+
+from client_app.features.site_features import LabelledFeatures, SiteFeatures
+from client_app.governance.release import method_of
+from client_app.methods.dp import dp_sgd as private_training
+from client_app.methods.dp.dp_sgd import train_privately
+from client_app.methods.fedavg import scaffold
+from client_app.methods.fedavg.local_training import network, step_length, train
+from client_app.methods.task import Task
+from client_app.node_config import NodeConfig
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import ConfigError, SurrogateError
+from common.models.networks import convnet, linear, parameters_of
+from common.models.parameters import CONTROL, Parameters, split_control
+from common.privacy.accounting import epsilon_spent
+from common.privacy.claims import Claim, make_claim
+from common.randomness import stream
+from common.wire.model_proto import pack_parameters, unpack_parameters
+from strategies.base.training import Training
+from strategies.fedavg.aggregation import aggregate
+
+CLASSES = ("a", "b", "c")
+
+
+def data(count: int = 120, dimension: int = 16) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(count) % 3
+    return torch.rand(count, dimension, generator=generator) + torch.eye(3, dimension)[labels], labels
+
+
+def task(folder: Path, run: RunConfig, training: Training) -> Task:
+    features, labels = data()
+    records = LabelledFeatures(features, labels)
+    node = NodeConfig(state_dir=str(folder))
+    found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
+    told = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
+    return Task(run, node, "s", found, question=training.question(), told=told)
+
+
+def run(method: str, **settings: Any) -> RunConfig:
+    return parse_run_config({"method": method, "fedavg.local-epochs": 2, "fedavg.batch-size": 32} | settings)
+
+
+def moved(folder: Path, config: RunConfig) -> dict[str, Tensor]:
+    training = Training.begin(config, CLASSES, "f", 16)
+    asked = task(folder, config, training)
+    return dict(unpack_parameters(method_of(config)(asked).payload).tensors)
+
+
+@pytest.mark.parametrize("kind", ["linear", "convnet"])
+def test_fedavg_with_one_site_is_plain_training(kind: Any) -> None:
+    config = run("fedavg", **{"fedavg.model": kind, "fedavg.width": 4})
+    features, labels = data()
+    training = Training.begin(config, CLASSES, "f", 16)
+    plain = network(kind, 16, 3, training.model)
+    rate = step_length(kind, config.fedavg, features)
+    for number in range(3):
+        train(plain, features, labels, config.fedavg, rate, torch.Generator().manual_seed(number))
+        module = network(kind, 16, 3, training.model)
+        train(module, features, labels, config.fedavg, rate, torch.Generator().manual_seed(number))
+        change = {name: parameter.detach() - training.model[name] for name, parameter in module.named_parameters()}
+        training.model, _ = aggregate(config, training.model, [Parameters(training.header(), 1, change, 120)], {}, 1)
+    for name, parameter in plain.named_parameters():
+        assert torch.allclose(training.model[name], parameter, atol=1e-6)
+
+
+def test_over_the_wire_one_site_stays_within_half_precision_of_plain_training(tmp_path: Path) -> None:
+    config = run("fedavg")
+    training = Training.begin(config, CLASSES, "f", 16)
+    plain = network("linear", 16, 3, training.model)
+    rate = step_length("linear", config.fedavg, data()[0])
+    for _ in range(3):
+        asked = task(tmp_path, config, training)
+        train(plain, *data(), config.fedavg, rate, stream(config.seed, asked.site, asked.round))
+        training.absorb([unpack_parameters(method_of(config)(asked).payload)], 1)
+    for name, parameter in plain.named_parameters():
+        assert torch.allclose(training.model[name], parameter, atol=5e-3 * float(parameter.abs().max()))
+
+
+def test_fedprox_without_mu_is_fedavg_and_with_it_stays_closer(tmp_path: Path) -> None:
+    rate = {"fedavg.learning-rate": 1.0}
+    plain = moved(tmp_path, run("fedavg", **rate))
+    none, some = (moved(tmp_path, run("fedprox", **{"fedavg.mu": mu}, **rate)) for mu in (0.0, 0.5))
+    for name, tensor in plain.items():
+        assert torch.equal(none[name], tensor)
+    assert float(some["weight"].norm()) < float(plain["weight"].norm())
+
+
+def test_the_proximal_gradient_is_that_of_half_mu_times_the_squared_distance() -> None:
+    config = run("fedprox", **{"fedavg.batch-size": 200, "fedavg.local-epochs": 2})
+    features, labels = data()
+    module, mu, rate = linear(16, 3), 0.7, 0.1
+    weight = [parameter.detach().clone() for parameter in module.parameters()]
+    train(module, features, labels, config.fedavg, rate, torch.Generator().manual_seed(0), mu=mu)
+    copy = linear(16, 3)
+    for _ in range(2):
+        loss = torch.nn.functional.cross_entropy(copy(features), labels)
+        loss = loss + mu / 2 * sum((p - w).square().sum() for p, w in zip(copy.parameters(), weight, strict=True))
+        gradients = torch.autograd.grad(loss, list(copy.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(copy.parameters(), gradients, strict=True):
+                parameter -= rate * gradient
+    assert torch.allclose(module.weight, copy.weight, atol=1e-6)
+
+
+def test_scaffold_with_zero_control_variates_is_fedavg(tmp_path: Path) -> None:
+    plain, with_control = moved(tmp_path, run("fedavg")), moved(tmp_path, run("scaffold"))
+    own, control = split_control(with_control)
+    assert own.keys() == plain.keys() == control.keys()
+    for name, tensor in plain.items():
+        assert torch.equal(own[name], tensor)
+
+
+def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_disk(tmp_path: Path) -> None:
+    config = run("scaffold", **{"fedavg.local-epochs": 1, "fedavg.batch-size": 200})
+    training = Training.begin(config, CLASSES, "f", 16)
+    first = task(tmp_path, config, training)
+    answer = unpack_parameters(method_of(config)(first).payload)
+    module = linear(16, 3)
+    torch.nn.functional.cross_entropy(module(data()[0]), data()[1]).backward()  # type: ignore[no-untyped-call]
+    _, control = split_control(answer.tensors)
+    assert module.weight.grad is not None
+    assert torch.allclose(control["weight"], module.weight.grad, atol=1e-3)
+    kept = scaffold.read_control(first.state, 1, training.model)
+    assert torch.allclose(kept["weight"], module.weight.grad, atol=1e-5)
+    training.absorb([answer], 1)
+    # With one site c equals c_i: the correction vanishes, and the second round is FedAvg's again.
+    second = unpack_parameters(method_of(config)(task(tmp_path, config, training)).payload)
+    own, _ = split_control(second.tensors)
+    moving = network("linear", 16, 3, training.model)
+    train(moving, *data(), config.fedavg, step_length("linear", config.fedavg, data()[0]), torch.Generator().manual_seed(0))
+    assert torch.allclose(own["weight"], moving.weight.detach() - training.model["weight"], atol=5e-3)
+
+
+def test_scaffold_steps_along_the_gradient_plus_the_common_variate_less_its_own(tmp_path: Path) -> None:
+    """Karimireddy et al. 2020, algorithm 1: y - x = -rate (g + c - c_i), and c_i+ = c_i - c + (x - y) / rate = g."""
+    config = run("scaffold", **{"fedavg.local-epochs": 1, "fedavg.batch-size": 200})
+    training = Training.begin(config, CLASSES, "f", 16)
+    training.absorb([unpack_parameters(method_of(config)(task(tmp_path, config, training)).payload)], 1)
+    generator, shape = torch.Generator().manual_seed(7), training.model["weight"].shape
+    own, common = (
+        {"weight": torch.randn(shape, generator=generator), "bias": torch.randn(3, generator=generator)} for _ in range(2)
+    )
+    asked = task(tmp_path, config, training)
+    scaffold.write_control(asked.state, 1, own)
+    model = unpack_parameters(training.question())
+    tensors = {**training.model, **{CONTROL + name: tensor for name, tensor in common.items()}}
+    answer = method_of(config)(replace(asked, question=pack_parameters(replace(model, tensors=tensors))))
+    moved, control = split_control(unpack_parameters(answer.payload).tensors)
+    module = network("linear", 16, 3, training.model)
+    torch.nn.functional.cross_entropy(module(data()[0]), data()[1]).backward()  # type: ignore[no-untyped-call]
+    rate = step_length("linear", config.fedavg, data()[0])
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None
+        assert torch.allclose(moved[name], -rate * (parameter.grad + common[name] - own[name]), atol=0.02 * rate)
+        assert torch.allclose(control[name], parameter.grad - own[name], atol=0.02)
+
+
+def test_fedsgd_takes_one_step_and_dsfl_sends_the_largest_half(tmp_path: Path) -> None:
+    assert float(moved(tmp_path, run("fedsgd"))["weight"].norm()) < float(moved(tmp_path, run("fedavg"))["weight"].norm())
+    sparse = moved(tmp_path, run("dsfl", **{"fedavg.keep": 0.25}))
+    assert sum(int((tensor != 0).sum()) for tensor in sparse.values()) == round(0.25 * (16 * 3 + 3))
+
+
+def test_a_model_of_another_run_or_backbone_is_refused(tmp_path: Path) -> None:
+    config = run("fedavg")
+    training = Training.begin(config, CLASSES, "f", 16)
+    asked = task(tmp_path, config, training)
+    other = unpack_parameters(training.question())
+    for changed in (replace(other.header, run="x"), replace(other.header, fingerprint="g")):
+        with pytest.raises(SurrogateError, match="a model of run"):
+            method_of(config)(replace(asked, question=pack_parameters(replace(other, header=changed))))
+    with pytest.raises(SurrogateError, match="a round without a model"):
+        method_of(config)(replace(asked, question=None))
+
+
+def private(**settings: Any) -> tuple[RunConfig, Claim]:
+    config = run("dp-fedavg", epsilon=2.0, delta=1e-5, **({"fedavg.rounds": 2, "fedavg.sample-rate": 0.2} | settings))
+    claim = make_claim(config, "record")
+    assert claim is not None
+    return config, claim
+
+
+@pytest.mark.parametrize("kind", ["linear", "convnet"])
+def test_every_records_gradient_is_clipped_as_one_by_one(kind: str) -> None:
+    features, labels = data(40)
+    module = linear(16, 3) if kind == "linear" else convnet(16, 3, 4)
+    total, cut = private_training._clipped_sum(GradSampleModule(module, loss_reduction="sum"), features, labels, 0.5)
+    expected = [torch.zeros_like(parameter) for parameter in module.parameters()]
+    longer = 0
+    for row in range(40):
+        loss = torch.nn.functional.cross_entropy(module(features[row : row + 1]), labels[row : row + 1])
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        longer += bool(norm > 0.5)
+        for sum_, gradient in zip(expected, gradients, strict=True):
+            sum_ += gradient * min(1.0, 0.5 / float(norm))
+    assert cut == longer
+    for found, wanted in zip(total, expected, strict=True):
+        assert torch.allclose(found.float(), wanted, atol=1e-5)
+
+
+def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_added_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, claim = private(**{"fedavg.local-epochs": 1, "fedavg.sample-rate": 0.5})
+    features, labels = data()
+    monkeypatch.setattr(
+        "common.privacy.gaussian_mechanism.system_normals", lambda shape: torch.ones(tuple(shape), dtype=torch.float64)
+    )
+    monkeypatch.setattr("client_app.methods.dp.record_gradients.system_uniforms", torch.zeros)
+    sigma, _ = claim.noise["gradients"]
+    for mu in (0.0, 5.0):
+        module = linear(16, 3)
+        facts = train_privately(module, features, labels, config.fedavg, claim, 0.1, mu)
+        copy, rate = linear(16, 3), 0.1
+        start = copy.weight.detach().clone()
+        assert config.fedavg.private_steps == 2
+        sampled = GradSampleModule(copy, loss_reduction="sum")
+        for _ in range(2):
+            total, _ = private_training._clipped_sum(sampled, features, labels, claim.clip)
+            with torch.no_grad():
+                for parameter, gradient, before in zip(copy.parameters(), total, (start, torch.zeros(3)), strict=True):
+                    parameter -= rate * ((gradient + sigma) / 32 + mu * (parameter - before))
+        assert torch.allclose(module.weight, copy.weight, atol=1e-5)
+        assert facts["clip-fraction"] <= 1
+
+
+def test_the_budget_is_that_of_all_rounds_together(tmp_path: Path) -> None:
+    config, claim = private()
+    training = Training.begin(config, CLASSES, "f", 16)
+    made = method_of(config)(task(tmp_path, config, training))
+    assert made.claim == claim
+    everything = [event for _ in range(config.fedavg.rounds) for event in made.events]
+    assert epsilon_spent(everything, 1e-5) == pytest.approx(2.0, rel=2e-3)
+    assert epsilon_spent(everything, 1e-5) <= 2.0
+    assert unpack_parameters(made.payload).records == 0
+
+
+def test_two_private_rounds_from_one_seed_differ(tmp_path: Path) -> None:
+    config, _ = private()
+    assert not torch.equal(moved(tmp_path, config)["weight"], moved(tmp_path, config)["weight"])
+
+
+def test_patients_are_not_promised_what_protects_records(tmp_path: Path) -> None:
+    config, _ = private()
+    asked = task(tmp_path, config, Training.begin(config, CLASSES, "f", 16))
+    records = replace(asked.found.train, units=tuple(map(str, range(120))))
+    with pytest.raises(ConfigError, match="protects single records"):
+        method_of(config)(replace(asked, found=replace(asked.found, train=records)))
+
+
+def test_a_gradient_that_is_not_finite_does_not_poison_the_sum() -> None:
+    features, labels = data(3)
+    features[1] = torch.inf
+    total, _ = private_training._clipped_sum(GradSampleModule(linear(16, 3), loss_reduction="sum"), features, labels, 1.0)
+    assert all(bool(tensor.isfinite().all()) for tensor in total)
+    assert parameters_of(linear(16, 3)).keys() == {"weight", "bias"}
+
+
+def test_augmentation_trains_the_same_network_on_changed_images(tmp_path: Path) -> None:
+    small = {"fedavg.model": "convnet", "fedavg.width": 4}
+    plain, same, changed = (
+        moved(tmp_path, run("fedavg", **small, **{"fedavg.augment": names})) for names in ("", "", "crop,flip,colour")
+    )
+    assert plain.keys() == changed.keys()
+    assert all(torch.equal(plain[name], same[name]) for name in plain)
+    assert any(not torch.allclose(plain[name], changed[name], atol=1e-3) for name in plain)
+    with pytest.raises(ConfigError, match="set model = 'convnet'"):
+        run("fedavg", **{"fedavg.augment": "flip"})
+    with pytest.raises(ConfigError, match="dp-fedavg"):
+        run("dp-fedavg", epsilon=1.0, delta=1e-5, **small, **{"fedavg.augment": "flip"})

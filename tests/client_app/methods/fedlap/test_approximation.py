@@ -1,0 +1,342 @@
+"""A FedLAP site: synthesis, effective radius, private gradients, and what it keeps from round to round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from client_app.features.site_features import LabelledFeatures, SiteFeatures
+from client_app.governance.release import keep_file
+from client_app.methods.dp import record_chunks
+from client_app.methods.dp.record_gradients import (
+    PrivateGradient,
+    add_clipped,
+    clipped_sum,
+    norms_of,
+    poisson_sample,
+    sums_like,
+)
+from client_app.methods.fedlap import approximation as fedlap
+from client_app.methods.fedlap.approximation import approximate
+from client_app.methods.fedlap.image_synthesis import synthesise
+from client_app.methods.fedlap.trust_region import SHARE, Search, effective_radius
+from client_app.methods.task import Made, Task
+from client_app.node_config import NodeConfig
+from common.config.run_config import RunConfig, parse_run_config
+from common.config.sections import FedLAPConfig
+from common.errors import ConfigError, SurrogateError
+from common.models.augmentation import draws
+from common.models.loss_landscape import Records, distance, gradient, total_loss, walk
+from common.models.networks import convnet, parameters_of, split_input
+from common.privacy.accounting import GaussianEvent
+from common.privacy.claims import make_claim, private_rounds, spent_after
+from common.surrogates.synthetic import Synthetic, check_synthetic
+from common.wire.model_proto import unpack_synthetic
+from strategies.base.training import Training
+
+CLASSES = ("a", "b", "c", "d")
+PRIVATE: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-5, "classes": ",".join(CLASSES)}
+
+
+def unchanged() -> Any:
+    return draws((), torch.Generator())
+
+
+def body_and_model() -> tuple[nn.Module, dict[str, Tensor]]:
+    module = convnet(64, 4, 4, 0)
+    return split_input(module, torch.zeros(1, 64))[0], parameters_of(module)
+
+
+def real(count: int = 90) -> Records:
+    """Two of four classes, of which one has a bright upper half."""
+    labels = torch.arange(count) % 2
+    values = torch.randn(count, 1, 8, 8, generator=torch.Generator().manual_seed(5))
+    values[labels == 1, :, :4] += 2
+    return Records.evenly(values, labels)
+
+
+def run(**settings: Any) -> RunConfig:
+    small = {"fedlap.width": 4, "fedlap.images-per-class": 3, "fedlap.image-steps": 12, "fedlap.rounds": 3}
+    return parse_run_config({"method": "fedlap"} | small | settings)
+
+
+def task(folder: Path, config: RunConfig, *, round: int = 1, confirmed: int = 0, units: bool = False) -> Task:
+    values, labels = real().values.flatten(1) * 0.25 + 0.5, real().labels
+    records = LabelledFeatures(values, labels, ("p",) * len(labels) if units else None)
+    found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
+    training = Training.begin(config, CLASSES, "f", 64)
+    training.round = round - 1
+    told = {"round": round, "lineage": "abc", "confirmed": confirmed}
+    return Task(config, NodeConfig(state_dir=str(folder)), "s", found, question=training.question(), told=told)
+
+
+def sent(made: Made) -> Synthetic:
+    return unpack_synthetic(made.payload)
+
+
+class Looks:
+    """Gradients without noise, from a function of the place alone."""
+
+    noise = 0.0
+
+    def __init__(self, at: Any) -> None:
+        self.at = at
+
+    def __call__(self, parameters: Any, change: Any) -> dict[str, Tensor]:
+        return self.at(parameters)
+
+
+def test_synthesis_brings_the_synthetic_gradient_to_the_real_one() -> None:
+    body, model = body_and_model()
+    begin = Records.evenly(torch.randn(20, 1, 8, 8), torch.arange(20) % 2)
+    target = gradient(body, model, real())
+    settings = FedLAPConfig(image_steps=300, image_learning_rate=5.0)
+    made, story = synthesise(body, model, begin, Looks(lambda here: target), settings, 0.1, 0.1, unchanged())
+
+    def cosine(records: Records) -> float:
+        mine = torch.cat([part.flatten() for part in gradient(body, model, records).values()])
+        return float(torch.cosine_similarity(mine, torch.cat([part.flatten() for part in target.values()]), dim=0))
+
+    assert story.last < 0.6 * story.first
+    assert 1 - cosine(made) < (1 - cosine(begin)) / 2
+    assert torch.equal(made.labels, begin.labels)
+
+
+def test_a_synthesis_looks_as_often_as_it_says_and_walks_only_between_loops() -> None:
+    body, model = body_and_model()
+    begin = Records.evenly(torch.randn(4, 1, 8, 8), torch.arange(4) % 2)
+    looked: list[float] = []
+
+    def look(here: Any) -> dict[str, Tensor]:
+        looked.append(distance(here, model))
+        return gradient(body, here, real())
+
+    settings = FedLAPConfig(trajectories=2, loops=3, batches=2, image_steps=1, model_steps=2, trust_radius=100.0)
+    _, story = synthesise(body, model, begin, Looks(look), settings, 0.1, 0.1, unchanged())
+    assert story.looks == len(looked) == settings.private_steps == 12
+    assert looked[0] == looked[1] == looked[6] == looked[7] == 0, "every trajectory begins at the model"
+    assert 0 < looked[2] == looked[3] < looked[4] == looked[5]
+    looked.clear()
+    synthesise(body, model, begin, Looks(look), settings.model_copy(update={"trust_radius": 1e-6}), 0.1, 0.1, unchanged())
+    assert len(looked) == 4, "a trajectory that has left the trust region is over"
+
+
+def turning_point(seed: int) -> tuple[nn.Module, dict[str, Tensor], Records, Records]:
+    """Noise, nearly all of it called the first class: first a model learns which classes there are at all, then it errs."""
+    body, model = body_and_model()
+    synthetic = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+    return body, model, Records.evenly(synthetic, torch.tensor([0, 0, 0, 0, 0, 1])), real()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_radius_equals_a_brute_force_search(seed: int) -> None:
+    body, model, synthetic, true = turning_point(seed)
+    path = [here for here, _ in walk(body, model, synthetic, 0.1, 40, 50.0, unchanged())]
+    losses = [total_loss(body, here, true) for here in path]
+    best = losses.index(min(losses))
+    # The real loss turns within the walk, and on the way there it does not rise for four steps; the synthetic one falls on.
+    assert 0 < best < len(path) - 5
+    assert all(min(losses[step + 1 : step + 4]) < min(losses[: step + 1]) for step in range(best))
+    own = [total_loss(body, here, synthetic) for here in path]
+    assert own.index(min(own)) > best + 4
+    for every in (1, 3):
+        search = Search(40, every)
+        found = effective_radius(body, model, synthetic, true, 0.1, 40, 50.0, search, unchanged(), torch.Generator())
+        seen = range(every - 1, 40, every)
+        nearest = min(seen, key=lambda step: losses[step])
+        assert found == pytest.approx(distance(path[nearest], model), rel=1e-5)
+    close = effective_radius(body, model, synthetic, true, 0.1, 40, 1e-3, Search(40, 1), unchanged(), torch.Generator())
+    assert close <= 1e-3
+
+
+def test_a_sites_radius_is_that_of_its_real_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which records the walk follows, and whose loss it is stopped by, through a whole round."""
+    seen: list[tuple[Records, Records]] = []
+    whole = effective_radius
+
+    def spy(*arguments: Any) -> float:
+        seen.append(arguments[2:4])
+        return whole(*arguments)
+
+    monkeypatch.setattr(fedlap, "effective_radius", spy)
+    made = sent(approximate(task(tmp_path, run())))
+    ((walked, judged),) = seen
+    assert torch.allclose(walked.values.flatten(1), made.values, atol=2e-3 * float(made.values.abs().max()))
+    assert torch.allclose(judged.values, real().values, atol=1e-5)
+    assert torch.equal(judged.labels, real().labels)
+
+
+def test_a_loss_that_still_falls_at_the_end_gives_the_trust_radius() -> None:
+    body, model = body_and_model()
+    args = (body, model, real(), real(), 0.01, 10, 7.0, Search(10, 3), unchanged(), torch.Generator())
+    assert effective_radius(*args) == 7.0
+
+
+def test_a_search_costs_no_more_than_its_share() -> None:
+    work = 1000 * 9 * 100 + 200 * 3 * 256
+    search = Search.within(work, 100, 10_000, 100)
+    evaluations = math.ceil(search.steps / search.every)
+    assert search.steps * 3 * 100 + evaluations * 128 <= SHARE * work
+    assert search == Search(100, 1)
+    tiny = Search.within(100.0, 100, 10_000, 100)
+    assert (tiny.steps, tiny.every) == (4, 1), "however little there is, something is looked at"
+
+
+@pytest.mark.parametrize("clip", [0.05, 1.0, 100.0])
+def test_clipped_sums_equal_micro_batches_of_one(clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    body, model = body_and_model()
+    records = real(20)
+    change = next(draws((), torch.Generator()))
+    monkeypatch.setattr(record_chunks, "TOGETHER", 7)
+    total, cut = clipped_sum(body, model, records, clip, change)
+    wanted = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
+    longer = 0
+    for index in range(20):
+        each = gradient(body, model, records.take(torch.tensor([index])))
+        norm = math.sqrt(sum(float(part.double().square().sum()) for part in each.values()))
+        longer += norm > clip
+        for name, part in each.items():
+            wanted[name] += part.double() * min(1, clip / norm)
+    assert cut == longer
+    for mine, theirs in zip(total, wanted.values(), strict=True):
+        assert torch.allclose(mine.double(), theirs, rtol=1e-3, atol=1e-5 * clip)
+
+
+def test_no_record_moves_a_clipped_sum_by_more_than_the_clip() -> None:
+    body, model = body_and_model()
+    change = next(draws((), torch.Generator()))
+    values = torch.stack(
+        [torch.full((1, 8, 8), 1e6), torch.full((1, 8, 8), torch.nan), torch.zeros(1, 8, 8), real().values[0]]
+    )
+    for index in range(4):
+        one = Records.evenly(values[index : index + 1], torch.tensor([1]))
+        total, _ = clipped_sum(body, model, one, 0.5, change)
+        assert math.sqrt(sum(float(part.double().square().sum()) for part in total)) <= 0.5
+
+
+def test_noise_is_added_once_and_divided_by_the_public_size() -> None:
+    body, model = body_and_model()
+    looks = PrivateGradient(body, real(4), 2.0, 3.0, 1e-9, 50)
+    change = next(draws((), torch.Generator()))
+    flat = torch.cat([torch.cat([part.flatten() for part in looks(model, change).values()]) for _ in range(20)])
+    # Nobody is drawn: what is left is noise of standard deviation 3 x 2 / 50.
+    assert float(flat.std()) == pytest.approx(0.12, rel=0.02)
+    assert looks.facts()["clip-fraction"] == 0
+
+
+def test_private_gradients_never_repeat_whatever_the_seeds(tmp_path: Path) -> None:
+    config = run(**PRIVATE)
+    torch.manual_seed(0)
+    one = approximate(task(tmp_path, config))
+    torch.manual_seed(0)
+    assert one.payload != approximate(task(tmp_path, config)).payload
+
+
+def test_without_privacy_a_round_repeats_to_the_last_bit_and_spends_nothing(tmp_path: Path) -> None:
+    config = run()
+    one, other = (approximate(task(tmp_path, config)) for _ in range(2))
+    assert one.payload == other.payload
+    assert (one.claim, one.events) == (None, ())
+    answer = sent(one)
+    check_synthetic(answer, config.fedlap, CLASSES, 64, 1, private=False)
+    assert answer.header.classes == ("a", "b"), "images of the classes the site has"
+    assert answer.records == 90
+    assert {"real-gradients-seconds", "image-steps-seconds", "radius-search-seconds"} == one.answer.keys()
+
+
+def test_a_private_round_names_all_classes_tells_no_numbers_and_has_one_event(tmp_path: Path) -> None:
+    config = run(**PRIVATE, **{"fedlap.loops": 2, "fedlap.batches": 3, "fedlap.sample-rate": 0.3})
+    made = approximate(task(tmp_path, config))
+    answer, claim = sent(made), make_claim(config, "record")
+    check_synthetic(answer, config.fedlap, CLASSES, 64, 1, private=True)
+    assert claim is not None
+    assert answer.header.classes == CLASSES
+    assert (answer.records, answer.radius, made.answer) == (0, config.fedlap.trust_radius, {})
+    assert made.events == (GaussianEvent(claim.noise_multiplier, 0.3, 6),)
+    assert spent_after(config, 3) <= 4.0 < spent_after(config, 4)
+    assert spent_after(config, 3) > 3.95
+
+
+def test_images_of_a_round_begin_where_those_of_the_confirmed_round_ended(tmp_path: Path) -> None:
+    config = run(**{"fedlap.image-learning-rate": 1e-6})
+    first = approximate(task(tmp_path, config))
+    assert not list(tmp_path.rglob("*.safetensors")), "nothing is kept before it may leave"
+    assert first.keep is not None
+    keep_file(*first.keep)
+    for confirmed, same in ((1, True), (0, False)):
+        second = sent(
+            approximate(task(tmp_path, run(**{"fedlap.image-learning-rate": 1e-6, "seed": 1}), confirmed=confirmed))
+        )
+        assert torch.allclose(second.values, sent(first).values, atol=0.01) is same
+    keep_file(first.keep[0], b"half a fi")
+    again = sent(approximate(task(tmp_path, config, confirmed=1)))
+    assert torch.allclose(again.values, sent(first).values, atol=0.01), "noise again, of the same seed"
+
+
+def test_patients_are_refused_because_records_are_what_is_protected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="protects single records"):
+        approximate(task(tmp_path, run(**PRIVATE), units=True))
+
+
+def test_a_given_noise_affords_so_many_rounds() -> None:
+    noise = {"fedlap.noise-multiplier": 3.0, "fedlap.rounds": 20}
+    config = run(**PRIVATE, **noise)
+    affordable = private_rounds(config)
+    assert 1 < affordable < 20
+    assert spent_after(config, affordable) <= 4.0 < spent_after(config, affordable + 1)
+    claim = make_claim(config, "record")
+    assert claim is not None
+    assert claim.epsilon == pytest.approx(spent_after(config, affordable))
+    with pytest.raises(ConfigError, match="one round spends"):
+        private_rounds(run(**PRIVATE, **{"fedlap.noise-multiplier": 0.1}))
+    assert private_rounds(run(**PRIVATE)) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (PRIVATE | {"fedlap.labels": "present"}, "which classes"),
+        (PRIVATE | {"fedlap.mse-weight": 0.1}, "batch-size"),
+        ({"fedlap.noise-multiplier": 1.0}, "without epsilon"),
+        ({"fedlap.augment": "flip", "fedlap.model": "mlp"}, "images"),
+        ({"fedlap.augment": "blur"}, "no augmentation 'blur'"),
+        ({"fedlap.trust-radius": 0.0}, "greater than 0"),
+        ({"fedlap.trust-radius": math.nan}, "trust-radius"),
+        ({"fedlap.image-learning-rate": math.inf}, "image-learning-rate"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(**settings)
+
+
+def test_a_tiny_sample_rate_takes_nobody_more_often_than_accounted_for() -> None:
+    drawn = sum(len(poisson_sample(10_000_000, 1e-9)) for _ in range(20))
+    assert drawn <= 3, "0.2 are expected; single precision would draw a dozen"
+    with pytest.raises(ConfigError, match="sample-rate"):
+        run(**PRIVATE, **{"fedlap.sample-rate": 1e-9})
+
+
+def test_the_clip_holds_for_gradients_of_many_entries() -> None:
+    each = [torch.full((1, 400, 1000), 0.37), torch.full((1, 320_010), 0.011)]
+    total = sums_like([torch.zeros(400, 1000), torch.zeros(320_010)], 1.0)
+    assert add_clipped(total, each, norms_of(each), 1.0) == 1
+    assert math.sqrt(sum(float(part.value.square().sum()) for part in total)) <= 1.0
+
+
+def test_a_site_without_records_of_a_class_answers_like_one_that_has_some(tmp_path: Path) -> None:
+    config = run(**PRIVATE)
+    asked = task(tmp_path, config)
+    empty = LabelledFeatures(asked.found.train.features, torch.zeros(90, dtype=torch.int64))
+    without = replace(asked, found=replace(asked.found, train=empty, classes=("e", "f", "g", "h")))
+    assert sent(approximate(without)).header.classes == CLASSES
+    # And nobody can ask about one class at a time.
+    single = Training.begin(config, ("c",), "f", 64)
+    with pytest.raises(SurrogateError, match="not this run's"):
+        approximate(replace(asked, question=single.question()))

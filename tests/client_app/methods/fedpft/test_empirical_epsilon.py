@@ -1,0 +1,120 @@
+"""The real release code, run 100,000 times on a worst-case pair of data sets: what an attacker can prove about epsilon.
+
+A lower bound on epsilon from counting (Clopper-Pearson, both rates at 97.5 %, so 95 % together): an attack that says "the
+record is there" with rate a where it is and b where it is not shows epsilon >= ln((a - delta) / b). Gaussian noise spends
+its budget where a is a few times delta. At (1, 1e-5) so few runs end there that an attack proves 0.4 on average and no
+fault stands out; at (3, 0.01) it proves about three quarters of the claim, and with half the noise well above it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import beta
+from torch import Tensor
+
+from client_app.methods.fedpft import private_surrogate as fedpft_private
+from client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
+from common.config.run_config import parse_run_config
+from common.privacy.claims import Claim, make_claim
+from common.privacy.gaussian_mechanism import Noisy, Statistic
+from common.surrogates.class_sums import statistics
+
+EPSILON, DELTA = 3.0, 0.01
+RUNS = {"spherical": 60_000, "lowrank": 40_000}
+FAULTY_RUNS = 20_000
+# Long features along the axes: the record that comes and goes has a count, a sum and a square of exactly norm one.
+FEATURES, LABELS = torch.tensor([[0.0, 5.0], [-7.0, 0.0]]), torch.tensor([1, 0])
+
+
+def promised(family: str) -> Claim:
+    claim = make_claim(parse_run_config({"epsilon": EPSILON, "delta": DELTA, "fedpft.covariance": family}), "record")
+    assert claim is not None
+    return claim
+
+
+def outputs(family: str, runs: int) -> tuple[Tensor, Tensor]:
+    """What left in `runs` releases, half of data with one record more: counts, sums (and squares), flat, over sigma."""
+    claim, found = promised(family), []
+    for records in (1, 2):
+        data = Clipped.of(FEATURES[:records], LABELS[:records])
+        rows = []
+        for _ in range(runs // 2):
+            sums, _ = noisy_sums(data, 2, family, claim)
+            tables = [sums.counts.flatten(), sums.sums.flatten(), *([] if sums.squares is None else [sums.squares])]
+            rows.append(torch.cat(tables))
+        sigmas = [torch.full((len(part),), sigma) for part, sigma in zip(tables, noise(claim), strict=True)]
+        found.append(torch.stack(rows) / torch.cat(sigmas))
+    return found[0], found[1]
+
+
+def noise(claim: Claim) -> list[float]:
+    return [claim.noise[name][0] for name in ("counts", "sums", "squares") if name in claim.noise]
+
+
+def directions(family: str) -> list[Tensor]:
+    """Along which the releases differ: the log-likelihood ratio of all statistics, and that of each alone."""
+    claim, found = promised(family), []
+    less, more = (Clipped.of(FEATURES[:records], LABELS[:records]) for records in (1, 2))
+    without, with_record = (
+        statistics(each.features, each.labels, each.weights, 2, family, claim.noise_multiplier) for each in (less, more)
+    )
+    tables = zip(without, with_record, noise(claim), strict=True)
+    shifts = [(there.value - absent.value).flatten().float() / sigma for absent, there, sigma in tables]
+    for alone in range(-1, len(shifts)):
+        found.append(torch.cat([shift * (alone in (-1, place)) for place, shift in enumerate(shifts)]))
+    return found
+
+
+def lower_bound(without: Tensor, with_record: Tensor, attacks: list[Tensor]) -> float:
+    """Epsilon that an attacker proves. The direction and the threshold are chosen on one half of the runs."""
+    half = len(without) // 2
+    best = (-math.inf, attacks[0], 0.0)
+    for direction in attacks:
+        there, absent = with_record[:half] @ direction, without[:half] @ direction
+        # Further out there are too few runs to choose by.
+        for share in (2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2):
+            threshold = float(absent.sort(descending=True).values[int(share * half)])
+            score = _bound(int((there > threshold).sum()), int((absent > threshold).sum()), half)
+            best = max(best, (score, direction, threshold), key=lambda each: each[0])
+    _, direction, threshold = best
+    there, absent = with_record[half:] @ direction, without[half:] @ direction
+    return _bound(int((there > threshold).sum()), int((absent > threshold).sum()), len(there))
+
+
+def _bound(hits: int, alarms: int, runs: int) -> float:
+    least = float(beta.ppf(0.025, hits, runs - hits + 1)) if hits else 0.0
+    most = float(beta.ppf(0.975, alarms + 1, runs - alarms)) if alarms < runs else 1.0
+    return math.log((least - DELTA) / most) if least > DELTA else 0.0
+
+
+@pytest.mark.parametrize("family", RUNS)
+def test_no_attack_proves_more_than_the_claim_and_one_proves_over_half(family: str) -> None:
+    proven = lower_bound(*outputs(family, RUNS[family]), directions(family))
+    assert EPSILON / 2 < proven <= EPSILON
+
+
+Real = Callable[..., list[Noisy]]
+
+
+def halved_noise(real: Real, parts: list[Statistic], noise_multiplier: float) -> list[Noisy]:
+    return real(parts, noise_multiplier / 2)
+
+
+def halved_sensitivity(real: Real, parts: list[Statistic], noise_multiplier: float) -> list[Noisy]:
+    return real([replace(each, bound=each.bound / 2) if each.name == "sums" else each for each in parts], noise_multiplier)
+
+
+def exact_counts(real: Real, parts: list[Statistic], noise_multiplier: float) -> list[Noisy]:
+    counts, *others = real(parts, noise_multiplier)
+    return [replace(counts, value=parts[0].value), *others]
+
+
+@pytest.mark.parametrize("fault", [halved_noise, halved_sensitivity, exact_counts])
+def test_the_same_attack_finds_a_planted_fault(monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Any]) -> None:
+    real = fedpft_private.release
+    monkeypatch.setattr(fedpft_private, "release", lambda *arguments: fault(real, *arguments))
+    assert lower_bound(*outputs("spherical", FAULTY_RUNS), directions("spherical")) > EPSILON

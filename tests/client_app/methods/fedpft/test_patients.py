@@ -1,0 +1,209 @@
+"""Patients as privacy units: read from the data, kept on one side of a split and at one site, and weighing one each."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from client_app.datasets.dataset import Source, load, stratified_split
+from client_app.datasets.partition import share
+from client_app.features.extraction import Features
+from client_app.features.site_features import load_site, usable
+from client_app.methods.task import Task
+from client_app.node_config import NodeConfig
+from common.config.flat_settings import Scalar
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import ConfigError, DataError
+
+BUDGET: dict[str, Scalar] = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1"}
+
+
+def safetensors(folder: Path, patients: torch.Tensor, name: str = "f") -> Path:
+    n = len(patients)
+    content = {"x": torch.randn(n, 3), "y": torch.arange(n) % 2, "patient": patients}
+    save_file(content, folder / f"{name}.safetensors")
+    return folder
+
+
+def images(folder: Path, patients: list[str]) -> Path:
+    lines = ["path,label,who"]
+    for number, patient in enumerate(patients):
+        Image.new("L", (4, 4), number).save(folder / f"{number}.png")
+        lines.append(f"{number}.png,{number % 2},{patient}")
+    (folder / "table.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def parquet(folder: Path, patients: list[object]) -> Path:
+    file = io.BytesIO()
+    Image.new("L", (4, 4)).save(file, "PNG")
+    n = len(patients)
+    table = pa.table({"image": [file.getvalue()] * n, "label": [str(i % 2) for i in range(n)], "who": patients})
+    pq.write_table(table, folder / "x.parquet")
+    return folder
+
+
+def sites_of_patients(run: RunConfig, num_sites: int) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for site in range(num_sites):
+        part = share(run, NodeConfig(partition_id=site, num_partitions=num_sites), in_simulation=True)
+        assert part.dataset.patients is not None
+        for row in torch.cat([part.train, part.test]).tolist():
+            found.setdefault(part.dataset.patients[row], set()).add(site)
+    return found
+
+
+def test_patients_are_read_as_they_are_written(tmp_path: Path) -> None:
+    source = Source("imagefolder", str(images(tmp_path, ["007", "7", "007", "8"])), patient_column="who")
+    assert load(source, 0).patients == ("007", "7", "007", "8")
+
+
+def test_a_record_of_nobody_is_refused(tmp_path: Path) -> None:
+    source = Source("imagefolder", str(images(tmp_path, ["1", "", "3", ""])), patient_column="who")
+    with pytest.raises(DataError, match="2 of 4 records name no patient"):
+        load(source, 0)
+
+
+@pytest.mark.parametrize("gap", [[1, None, 2], [1.0, float("nan"), 2.0], ["a", "", "b"], ["a", " ", "b"]])
+def test_a_gap_is_a_gap_however_it_is_written(tmp_path: Path, gap: list[object]) -> None:
+    with pytest.raises(DataError, match="patient-column = 'who': 1 of 3 records name no patient; fill them in"):
+        load(Source("parquet", str(parquet(tmp_path, gap)), patient_column="who"), 0)
+
+
+def test_patients_may_be_numbers_and_change_nothing_about_the_cache_key(tmp_path: Path) -> None:
+    for source, column in (
+        (Source("parquet", str(parquet(tmp_path, [12, 7, 12]))), "who"),
+        (Source("safetensors", str(safetensors(tmp_path, torch.tensor([12, 7, 12])))), "patient"),
+    ):
+        told, untold = load(replace(source, patient_column=column), 0), load(source, 0)
+        assert (told.patients, untold.patients) == (("12", "7", "12"), None)
+        assert told.key == untold.key
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(4, 1, dtype=torch.int64)])
+def test_patients_of_features_are_whole_numbers_one_a_row(tmp_path: Path, wrong: torch.Tensor) -> None:
+    source = Source("safetensors", str(safetensors(tmp_path, wrong)), patient_column="patient")
+    with pytest.raises(DataError, match=r"patient in .* must be integers of shape"):
+        load(source, 0)
+
+
+def test_patients_stay_with_their_records_where_some_are_left_out(tmp_path: Path) -> None:
+    folder = safetensors(tmp_path, torch.tensor([10, 11, 12, 13]))
+    dataset = load(Source("safetensors", str(folder), classes=("1",), patient_column="patient"), 0)
+    assert dataset.patients == ("11", "13")
+    broken = Features(torch.zeros(2, 3), torch.tensor([False, True]), "f", 0.0, False)
+    assert usable(dataset, broken, torch.tensor([0, 1])).units == ("13",)
+
+
+def test_a_hospital_names_its_own_patient_column_and_a_simulation_the_runs(tmp_path: Path) -> None:
+    folder = str(safetensors(tmp_path, torch.arange(40)))
+    run = parse_run_config({"data": "safetensors", "data-dir": folder, "patient-column": "patient"})
+    hospital = NodeConfig(data="safetensors", data_dir=folder)
+    assert share(run, hospital).dataset.patients is None
+    assert share(RunConfig(), hospital.model_copy(update={"patient_column": "patient"})).dataset.patients is not None
+    assert share(run, NodeConfig(patient_column="nowhere"), in_simulation=True).dataset.patients is not None
+
+
+def test_data_without_columns_has_no_patients(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="patient-column = 'who': the digits have no columns"):
+        load(Source("digits", patient_column="who"), 0)
+    (tmp_path / "0").mkdir()
+    with pytest.raises(DataError, match="patient-column = 'who'"):
+        load(Source("imagefolder", str(tmp_path), patient_column="who"), 0)
+    save_file({"x": torch.zeros(2, 2), "y": torch.zeros(2, dtype=torch.int64)}, tmp_path / "f.safetensors")
+    with pytest.raises(DataError, match="lacks the tensors \\['who'\\]"):
+        load(Source("safetensors", str(tmp_path), patient_column="who"), 0)
+
+
+def test_a_drawn_split_keeps_patients_whole_and_is_unchanged_without_them() -> None:
+    labels = torch.arange(300) % 3
+    patients = [str(number // 4) for number in range(300)]
+    is_train = stratified_split(labels, 0.25, 0, patients)
+    for patient in set(patients):
+        own = is_train[torch.tensor([name == patient for name in patients])]
+        assert own.all() or not own.any()
+    assert 0.15 < float((~is_train).float().mean()) < 0.35
+    alone = [str(number) for number in range(300)]
+    assert torch.equal(stratified_split(labels, 0.25, 0, alone), stratified_split(labels, 0.25, 0))
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "classes"])
+def test_in_a_simulation_nobody_is_at_two_sites(tmp_path: Path, kind: str) -> None:
+    folder = safetensors(tmp_path, torch.arange(400) // 5)
+    run = parse_run_config(
+        {
+            "data": "safetensors",
+            "data-dir": str(folder),
+            "partition": kind,
+            "patient-column": "patient",
+            "classes-per-site": 1,
+        }
+    )
+    sites = sites_of_patients(run, 2)
+    assert len(sites) == 80
+    assert all(len(own) == 1 for own in sites.values())
+    assert set.union(*sites.values()) == {0, 1}
+
+
+def test_where_files_split_a_patient_the_test_records_follow_the_training_records(tmp_path: Path) -> None:
+    safetensors(tmp_path, torch.arange(200) // 5, "f-train")
+    safetensors(tmp_path, torch.arange(100, 300) // 5, "f-test")
+    run = parse_run_config(
+        {"data": "safetensors", "data-dir": str(tmp_path), "dataset": "f", "partition": "iid", "patient-column": "patient"}
+    )
+    sites = sites_of_patients(run, 3)
+    assert len(sites) == 60
+    assert all(len(own) == 1 for own in sites.values())
+
+
+def test_more_sites_than_patients_says_both_numbers(tmp_path: Path) -> None:
+    folder = str(safetensors(tmp_path, torch.arange(40) // 10))
+    run = parse_run_config({"data": "safetensors", "data-dir": folder, "patient-column": "patient"})
+    with pytest.raises(DataError, match="9 sites cannot share 3 patients"):
+        share(run, NodeConfig(num_partitions=9), in_simulation=True)
+
+
+def test_a_simulated_site_keeps_its_split_under_privacy_and_need_not_be_told_the_classes() -> None:
+    private, plain = (share(parse_run_config(run), NodeConfig()) for run in (BUDGET | {"classes": ""}, {}))
+    assert torch.equal(private.train, plain.train)
+    assert torch.equal(private.test, plain.test)
+
+
+def test_under_privacy_no_split_is_drawn_from_a_hospitals_data(tmp_path: Path) -> None:
+    node = NodeConfig(data="safetensors", data_dir=str(safetensors(tmp_path, torch.arange(40))))
+    private, plain = (share(parse_run_config(run), node) for run in (BUDGET, {}))
+    assert (len(private.train), len(private.test)) == (40, 0)
+    assert (len(plain.train), len(plain.test)) == (32, 8)
+    save_file({"x": torch.zeros(6, 3), "y": torch.arange(6) % 2}, tmp_path / "g-train.safetensors")
+    save_file({"x": torch.zeros(4, 3), "y": torch.arange(4) % 2}, tmp_path / "g-test.safetensors")
+    made_by_files = share(parse_run_config(BUDGET), node.model_copy(update={"dataset": ("g",)}))
+    assert (len(made_by_files.train), len(made_by_files.test)) == (6, 4)
+
+
+def test_under_privacy_a_hospital_is_told_the_classes_and_has_its_folder_for_itself(tmp_path: Path) -> None:
+    node = NodeConfig(data="safetensors", data_dir=str(safetensors(tmp_path, torch.arange(40))))
+    with pytest.raises(ConfigError, match="classes is empty"):
+        share(parse_run_config(BUDGET | {"classes": ""}), node)
+    with pytest.raises(ConfigError, match="give each site a folder of its own"):
+        share(parse_run_config(BUDGET), node.model_copy(update={"num_partitions": 2}))
+
+
+@pytest.mark.parametrize("method", ["dp-fedavg", "fedlap", "dpcvae"])
+def test_what_protects_single_records_asks_a_site_of_patients_whether_that_is_enough(tmp_path: Path, method: str) -> None:
+    run = parse_run_config(BUDGET | {"method": method, "data": "safetensors"})
+    folder = str(safetensors(tmp_path, torch.arange(40) // 2))
+    node = NodeConfig(
+        data="safetensors", data_dir=folder, patient_column="patient", cache_dir=str(tmp_path), state_dir=str(tmp_path)
+    )
+    with pytest.raises(ConfigError, match=r'this site patients; set unit = "record" in the node-config'):
+        Task(run, node, "a", load_site(run, node)).records_alone(method)
+    alone = node.model_copy(update={"unit": "record"})
+    Task(run, alone, "a", load_site(run, alone)).records_alone(method)
+    # Still nobody is on both sides of a split.
+    assert load_site(run, node).train.features.equal(load_site(run, alone).train.features)

@@ -1,0 +1,255 @@
+"""What a private site releases: neighbouring data move it by no more than its noise is for, and no seed repeats it."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from client_app.methods.fedpft import private_surrogate as fedpft_private
+from client_app.methods.fedpft.private_surrogate import Clipped, dp_em, theorem_4_1
+from client_app.methods.fedpft.surrogate import make_surrogate
+from common.config.flat_settings import Scalar
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import ConfigError
+from common.privacy.accounting import GaussianEvent, epsilon_spent
+from common.privacy.claims import EM_STEPS, Claim, make_claim
+from common.privacy.gaussian_mechanism import Noisy, Statistic, clip
+from common.surrogates.class_sums import budget_shares
+from common.surrogates.covariances import Diagonal, Full, Spherical
+from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+
+CLASSES = ("a", "b", "c")
+PLENTY = 1e9
+MECHANISMS: dict[str, dict[str, Scalar]] = {
+    "sums": {"fedpft.covariance": "lowrank"},
+    "dp-em": {"fedpft.components": 2},
+    "theorem-4.1": {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "full"},
+}
+
+
+def run(epsilon: float = 2.0, **settings: Scalar) -> RunConfig:
+    return parse_run_config({"epsilon": epsilon, "delta": 1e-5} | settings)
+
+
+def promised(config: RunConfig, unit: str = "record") -> Claim:
+    claim = make_claim(config, unit)  # type: ignore[arg-type]
+    assert claim is not None
+    return claim
+
+
+def records(count: int = 900) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(count) % 3
+    return torch.randn(count, 4, generator=generator) + 3 * torch.eye(3, 4)[labels], labels
+
+
+def tables(surrogate: AnySurrogate) -> dict[str, Tensor]:
+    """Every number that noise is in."""
+    if isinstance(surrogate, SumsSurrogate):
+        found = {"counts": surrogate.sums.counts, "sums": surrogate.sums.sums, "squares": surrogate.sums.squares}
+        return {name: table for name, table in found.items() if table is not None}
+    (spread,) = vars(surrogate.mixtures.covariance).values()
+    # Of a Cholesky factor the upper triangle is zero.
+    return {"means": surrogate.mixtures.means, "spread": spread[spread != 0]}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_one_seed_twice_gives_the_same_but_for_the_noise_which_differs_everywhere(mechanism: str) -> None:
+    config, made = run(8.0, **MECHANISMS[mechanism]), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        made.append(make_surrogate(*records(), CLASSES, "f" * 16, "s", config).surrogate)
+    first, second = made
+    assert (first.header, first.claim) == (second.header, second.claim)
+    assert first.claim is not None
+    assert first.claim.mechanism == mechanism
+    for (name, one), other in zip(tables(first).items(), tables(second).values(), strict=True):
+        assert one.shape == other.shape, name
+        assert not (one == other).any(), name
+
+
+@pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
+def test_without_a_budget_one_seed_twice_gives_the_same(family: str) -> None:
+    config = parse_run_config({"fedpft.covariance": family, "fedpft.components": 2})
+    first, second = (make_surrogate(*records(), CLASSES, "f" * 16, "s", config).surrogate for _ in range(2))
+    assert first.header == second.header
+    assert first.claim is second.claim is None
+    assert torch.equal(first.mixtures.means, second.mixtures.means)  # type: ignore[union-attr]
+    for one, other in zip(*(vars(each.mixtures.covariance).values() for each in (first, second)), strict=True):  # type: ignore[union-attr]
+        assert torch.equal(one, other)
+
+
+def test_which_classes_a_site_has_does_not_show_in_the_shape_of_noisy_sums() -> None:
+    features, labels = records()
+    for keep in (labels >= 0, labels == 1, labels < 0):
+        surrogate = make_surrogate(features[keep], labels[keep], CLASSES, "f", "s", run(**MECHANISMS["sums"])).surrogate
+        assert surrogate.header.classes == CLASSES
+        assert [tuple(table.shape) for table in tables(surrogate).values()] == [(3,), (3, 4), (10,)]
+        assert all((table != 0).all() for table in tables(surrogate).values())
+
+
+class Recorder:
+    """In place of `release`: keeps the statistics and answers the same whatever they are, as an adaptive proof assumes."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.seen: list[dict[str, Tensor]] = []
+
+    def __call__(self, statistics: Sequence[Statistic], noise_multiplier: float) -> list[Noisy]:
+        assert {each.bound for each in statistics} == {1.0}
+        self.seen.append({each.name: each.value for each in statistics})
+        answers = []
+        for each in statistics:
+            draw = torch.randn(each.value.shape, generator=self.generator, dtype=torch.float64)
+            answers.append(Noisy(each.name, 30 + 5 * draw if each.name == "counts" else 20 * draw, 1.0, 1.0))
+        return answers
+
+
+@pytest.mark.parametrize("patients", [False, True])
+def test_every_step_of_dp_em_moves_by_at_most_its_bound_and_comes_close(
+    monkeypatch: pytest.MonkeyPatch, patients: bool
+) -> None:
+    config = run(**MECHANISMS["dp-em"])
+    claim = promised(config, "patient" if patients else "record")
+    shares = budget_shares("spherical", claim.noise_multiplier * math.sqrt(EM_STEPS))
+    generator = torch.Generator().manual_seed(3)
+    worst = [dict.fromkeys(("counts", "sums", "together"), 0.0) for _ in range(EM_STEPS)]
+    for attempt in range(150):
+        n, own = 6, 1 + attempt % 3 if patients else 1
+        scale = 10.0 ** torch.randint(-200, 200, (n + own, 1), generator=generator).double()
+        features = torch.randn(n + own, 3, generator=generator).double() * scale
+        labels = torch.randint(0, 3, (n + own,), generator=generator)
+        if attempt % 2:
+            features[n:], labels[n:] = features[n : n + 1], labels[n]
+        units = [*"abcdef", *("p" * own)] if patients else None
+        seen = []
+        for rows in (n, n + own):
+            recorder = Recorder(attempt)
+            monkeypatch.setattr(fedpft_private, "release", recorder)
+            data = Clipped.of(features[:rows], labels[:rows], units[:rows] if units else None)
+            dp_em(data, 3, 2, claim, torch.Generator().manual_seed(attempt))
+            seen.append(recorder.seen)
+        for step, (less, more) in enumerate(zip(*seen, strict=True)):
+            moved = {name: float((more[name] - less[name]).norm()) for name in more}
+            moved["together"] = math.sqrt(sum(shares[name] * moved[name] ** 2 for name in shares))
+            worst[step] = {name: max(moved[name], worst[step][name]) for name in moved}
+    for step, name in itertools.product(range(EM_STEPS), worst[0]):
+        assert 0.95 < worst[step][name] <= 1 + 1e-9, (step, name)
+
+
+@pytest.mark.parametrize("mechanism", ["sums", "dp-em"])
+def test_what_a_site_releases_composes_to_its_claim_and_has_the_noise_that_the_claim_names(
+    monkeypatch: pytest.MonkeyPatch, mechanism: str
+) -> None:
+    config = run(3.0, **MECHANISMS[mechanism])
+    released: list[tuple[float, list[Noisy]]] = []
+    real = fedpft_private.release
+
+    def spy(statistics: Sequence[Statistic], noise_multiplier: float) -> list[Noisy]:
+        released.append((noise_multiplier, real(statistics, noise_multiplier)))
+        return released[-1][1]
+
+    monkeypatch.setattr(fedpft_private, "release", spy)
+    made = make_surrogate(torch.zeros(0, 40), torch.zeros(0, dtype=torch.int64), CLASSES, "f", "s", config).surrogate
+    assert made.claim is not None
+    events = [GaussianEvent(multiplier) for multiplier, _ in released]
+    assert epsilon_spent(events, 1e-5) == pytest.approx(3.0, rel=1e-6)
+    assert epsilon_spent([GaussianEvent(made.claim.noise_multiplier)], 1e-5) == pytest.approx(3.0, rel=1e-6)
+    for _, statistics in released:
+        # Of no records a sum is noise alone, and shows how much of it there is.
+        for noisy in statistics:
+            sigma, sensitivity = made.claim.noise[noisy.name]
+            assert (noisy.sigma, noisy.sensitivity) == (pytest.approx(sigma, rel=1e-9), sensitivity)
+            if noisy.value.numel() > 100:
+                assert float(noisy.value.square().mean().sqrt()) == pytest.approx(sigma, rel=0.3)
+
+
+def test_with_plenty_of_budget_dp_em_finds_what_is_there() -> None:
+    directions = torch.nn.functional.normalize(torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(1)), dim=2)
+    labels, blob = torch.arange(3000) % 3, torch.arange(3000) // 3 % 2
+    noise = 0.05 * torch.randn(3000, 16, generator=torch.Generator().manual_seed(2))
+    data = Clipped.of(directions[labels, blob] + noise, labels)
+    mixtures, facts = dp_em(data, 3, 2, promised(run(PLENTY, **MECHANISMS["dp-em"])), torch.Generator().manual_seed(0))
+    assert mixtures.counts.tolist() == [1000, 1000, 1000]
+    assert facts["signal-to-noise-sums"] > 1e3
+    for label in range(3):
+        rows = mixtures.labels == label
+        # EM leaves the mean of a class where it was, whatever the components.
+        pooled = mixtures.weights[rows] @ mixtures.means[rows]
+        assert torch.allclose(pooled, data.features[labels == label].mean(0).float(), atol=1e-4)
+        found = torch.nn.functional.normalize(mixtures.means[rows], dim=1) @ directions[label].T
+        assert float(found.amax(0).min()) > 0.95, "a component near each blob"
+
+
+def test_dp_em_of_no_records_at_all_is_noise_that_can_be_sent() -> None:
+    for _ in range(20):
+        nobody = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
+        surrogate = make_surrogate(*nobody, CLASSES, "f", "s", run(0.1, **MECHANISMS["dp-em"])).surrogate
+        assert 1 <= len(surrogate.header.classes) <= 3
+        assert min(surrogate.counts) >= 1
+        assert all(table.isfinite().all() for table in tables(surrogate).values())
+
+
+@pytest.mark.parametrize("family", ["spherical", "diag", "full"])
+def test_theorem_4_1_adds_the_published_noise_to_every_entry(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    monkeypatch.setattr(fedpft_private, "system_normals", lambda shape: torch.ones(shape, dtype=torch.float64))
+    features, labels = records(40)
+    claim = promised(run(3.0, **{"fedpft.privacy": "theorem-4.1", "fedpft.covariance": family}))
+    mixtures, _ = theorem_4_1(Clipped.of(features, labels), 3, family, claim)
+    for label, count in enumerate((14, 13, 13)):
+        points = clip(features.double(), 0.0)[0][labels == label]
+        noise = 4 / (count * 3.0) * math.sqrt(5 * math.log(4 / 1e-5))
+        assert noise == pytest.approx(claim.noise_multiplier * 2 * math.sqrt(5) / count)
+        assert torch.allclose(mixtures.means[label].double(), points.mean(0) + noise, atol=1e-5)
+        # One in every entry is positive semi-definite, so nothing is projected away.
+        expected = torch.cov(points.T, correction=0)
+        match mixtures.covariance:
+            case Full(cholesky):
+                found, wanted = (cholesky @ cholesky.mT)[label], expected + noise
+            case Diagonal(variances):
+                found, wanted = variances[label], expected.diagonal() + noise
+            case Spherical(variances):
+                found, wanted = variances[label], expected.diagonal().mean() + noise
+        assert torch.allclose(found.double(), wanted, atol=1e-4)
+
+
+def test_under_theorem_4_1_a_full_covariance_stays_symmetric_and_positive() -> None:
+    surrogate = make_surrogate(*records(), CLASSES, "f", "s", run(**MECHANISMS["theorem-4.1"])).surrogate
+    cholesky = surrogate.mixtures.covariance.cholesky  # type: ignore[union-attr]
+    assert torch.equal(cholesky, cholesky.tril())
+    assert float(torch.linalg.eigvalsh((cholesky @ cholesky.mT).double()).min()) > -1e-6
+
+
+def test_theorem_4_1_bounds_the_exchange_of_a_record_and_a_search_comes_close() -> None:
+    """Class sizes are public there, so records are exchanged: means by 2 / n, covariances by 4 / n, both 2 sqrt(5) / n."""
+    n, generator = 60, torch.Generator().manual_seed(0)
+    bounds = {"mean": 2 / n, "covariance": 4 / n, "together": 2 * math.sqrt(5) / n}
+    for name, bound in bounds.items():
+        # The last two records of each of 8 tries take turns.
+        raw = torch.randn(8, n + 1, 3, generator=generator, dtype=torch.float64)
+        raw[:, :-1] += 3 * raw[:, :1]
+        raw.requires_grad_()
+        optimiser, reached = torch.optim.Adam([raw], lr=0.3), 0.0
+        for _ in range(150):
+            every = clip(raw.flatten(0, 1), 0.0)[0].reshape(raw.shape)
+            one, other = every[:, :-1], torch.cat([every[:, :-2], every[:, -1:]], 1)
+            means = one.mean(1) - other.mean(1)
+            centred = [each - each.mean(1, keepdim=True) for each in (one, other)]
+            covariances = (centred[0].mT @ centred[0] - centred[1].mT @ centred[1]).flatten(1) / n
+            parts = {"mean": [means], "covariance": [covariances], "together": [means, covariances]}
+            moved = torch.cat(parts[name], 1).norm(dim=1)
+            reached = max(reached, float(moved.detach().max()))
+            optimiser.zero_grad()
+            (-moved.sum()).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        assert 0.95 * bound < reached <= bound * (1 + 1e-9), name
+
+
+def test_theorem_4_1_is_refused_for_patients() -> None:
+    with pytest.raises(ConfigError, match="protects single records"):
+        make_surrogate(*records(4), CLASSES, "f", "s", run(**MECHANISMS["theorem-4.1"]), units=["p", "p", "q", "r"])
+    with pytest.raises(ConfigError, match="protects single records"):
+        make_surrogate(*records(4), CLASSES, "f", "s", run(**MECHANISMS["theorem-4.1"]), units=["p", "o", "q", "r"])

@@ -1,0 +1,312 @@
+"""What `site join` starts, keeps alive and ends; stand-ins that live for seconds take the place of Flower's processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode_arguments
+
+from client_app.cli.join import check_settings
+from client_app.node_config import parse_node_config
+from client_app.processes.child_process import Child
+from client_app.processes.supervisor import site_commands
+from common.config.flat_settings import parse_overrides
+from common.errors import ConfigError, FedSurrogateError
+from server_app.deployment.submit import APP_FOLDER
+from tests.e2e.processes import heed_signals, until
+
+# The SuperNode: reports what Flower's does, and sends an answer once the app has given it. The app has a process of its own
+# below it, as a task has, and gives its answer when it is ended.
+NODE = """
+import pathlib, signal, sys, time
+home, words = pathlib.Path(sys.argv[1]), sys.argv[3:]
+def end(*_):
+    print("node ended", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+for word in words:
+    print(word, flush=True)
+    if word.startswith("exit"):
+        sys.exit(7)
+while True:
+    time.sleep(0.05)
+    if (home / "answer").exists():
+        (home / "answer").unlink()
+        time.sleep(0.5)
+        print("Sent successfully", flush=True)
+"""
+TASK = """
+import pathlib, signal, sys, time
+def end(*_):
+    time.sleep(0.3)
+    pathlib.Path(sys.argv[1], "answer").touch()
+    print("task answered", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("task begun", flush=True)
+time.sleep(60)
+"""
+APP = f"""
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {TASK!r}, sys.argv[1]])
+time.sleep(60)
+"""
+SITE = """
+import json, pathlib, sys
+from client_app.processes import child_process as child
+from client_app.processes import supervisor as join
+from client_app.diagnostics.connection_checks import Finding
+from common.errors import RunError
+home, words, findings, port = pathlib.Path(sys.argv[1]), *json.loads(sys.argv[2])
+child.FIRST_PAUSE = 0.1
+node, task_app = json.loads(sys.argv[3])
+def look():
+    rows = findings.pop(0) if len(findings) > 1 else findings[0]
+    return [Finding(*row) for row in rows]
+commands = join.Commands(
+    lambda port: [sys.executable, "-c", node, str(home), str(port), *words],
+    lambda port: [sys.executable, "-c", task_app, str(home), str(port)],
+    look,
+)
+try:
+    join.Supervisor(commands, lambda name, line: print(f"{name}: {line}", flush=True), port).run()
+except RunError as error:
+    print(f"error: {error}", flush=True)
+    sys.exit(1)
+"""
+CONNECTS = ["Starting Runtime API on 127.0.0.1", "SuperNode ID: 1"]
+WELL = [["name", "PASS", "found"]]
+
+
+class Site:
+    """A supervisor with stand-ins below it, in a process of its own."""
+
+    def __init__(self, home: Path, words: list[str], findings: list[list[list[str]]], port: int = 0) -> None:
+        self._log = home / "log.txt"
+        command = [sys.executable, "-c", SITE, str(home), json.dumps([words, findings, port]), json.dumps([NODE, APP])]
+        settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=settings, preexec_fn=heed_signals
+            )
+
+    @property
+    def written(self) -> str:
+        """Everything the supervisor has printed."""
+        return self._log.read_text()
+
+    def await_text(self, text: str, times: int = 1) -> None:
+        until(lambda: self.written.count(text) >= times or self.process.poll() is not None, 200)
+        assert self.written.count(text) >= times, self.written
+
+    def below(self) -> list[psutil.Process]:
+        """The processes that were started."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def started(self, code: str) -> psutil.Process:
+        """The process that runs this code."""
+        (found,) = (process for process in self.below() if code in process.cmdline())
+        return found
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs; one that has ended may wait for its parent to take note."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+Start = Callable[..., Site]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    sites: list[Site] = []
+
+    def begin(words: list[str], findings: list[list[list[str]]] | None = None, port: int = 0) -> Site:
+        sites.append(Site(tmp_path, words, findings or [WELL], port))
+        return sites[-1]
+
+    yield begin
+    for site in sites:
+        site.process.terminate()
+    for site in sites:
+        site.process.wait(200)
+
+
+def test_a_supernode_is_never_started_without_process_isolation(tmp_path: Path) -> None:
+    config = 'site="north" data="digits"'
+    plain = site_commands("127.0.0.1:9092", config, None, None)
+    secured = site_commands("fl.example.org:9092", config, tmp_path / "ca.crt", tmp_path / "site.key")
+    for commands, insecure in ((plain, True), (secured, False)):
+        program, *arguments = commands.node(4321)
+        parsed = supernode_arguments().parse_args(arguments)
+        assert Path(program).name == "flower-supernode"
+        assert (parsed.isolation, parsed.runtime_api_address) == ("process", "127.0.0.1:4321")
+        assert (parsed.insecure, parsed.node_config) == (insecure, config)
+        assert commands.app(4321)[1:] == ["app", "--runtime", "127.0.0.1:4321"]
+    assert (parsed.root_certificates, parsed.auth_supernode_private_key) == (
+        str(tmp_path / "ca.crt"),
+        str(tmp_path / "site.key"),
+    )
+
+
+def test_a_process_that_dies_is_started_again_at_the_same_port(start: Start) -> None:
+    site = start(CONNECTS)
+    site.await_text("task begun")
+    first, app = site.started(NODE), site.started(APP)
+    port = first.cmdline()[4]
+    first.kill()
+    site.await_text("SuperNode ID", 2)
+    assert site.started(NODE).cmdline()[4] == port
+    assert site.started(APP).pid == app.pid, "the app waits for its SuperNode"
+    app.kill()
+    site.await_text("task begun", 2)
+    assert site.started(APP).cmdline()[4] == port
+    assert "the app has ended with exit code -9" in site.written
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_app_then_the_supernode_and_leaves_nothing(start: Start, number: signal.Signals) -> None:
+    site = start([*CONNECTS, "Receiving: train message"])
+    site.await_text("task begun")
+    started = site.below()
+    assert len(started) == 3
+    site.process.send_signal(number)
+    assert site.process.wait(200) == 0, site.written
+    events = ("task answered", "Sent successfully", "node ended")
+    assert [line.split(": ")[1] for line in site.written.splitlines() if line.endswith(events)] == list(events)
+    assert not any(map(alive, started))
+
+
+def test_a_task_whose_starter_died_is_ended_too(start: Start) -> None:
+    site = start(CONNECTS)
+    site.await_text("task begun")
+    orphan = site.started(TASK)
+    site.started(APP).kill()
+    site.await_text("task begun", 2)
+    assert alive(orphan), "it may finish its work"
+    site.process.terminate()
+    assert site.process.wait(200) == 0
+    assert site.written.count("task answered") == 2
+    assert not alive(orphan)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with the one that started it")
+def test_a_killed_supervisor_leaves_no_supernode_and_no_app(start: Start) -> None:
+    site = start(CONNECTS)
+    site.await_text("task begun")
+    direct = [site.started(NODE), site.started(APP)]
+    task = site.started(TASK)
+    site.process.kill()
+    until(lambda: not any(map(alive, direct)), 200)
+    task.terminate()
+
+
+def test_a_site_that_is_refused_is_not_started_and_the_remedy_is_named(start: Start) -> None:
+    refused = ["key", "FAIL", "the coordinator does not know this site's key", "ask for `coordinator register`"]
+    site = start(CONNECTS, [[*WELL, refused]])
+    assert site.process.wait(200) == 1
+    assert f"error: this site cannot join: key: {refused[2]}; {refused[3]}" in site.written
+    assert "SuperNode ID" not in site.written
+
+
+def test_a_coordinator_that_is_not_there_yet_is_waited_for(start: Start) -> None:
+    away = [["port", "FAIL", "refused", "is it running?"]]
+    site = start(CONNECTS, [away, away, WELL])
+    site.await_text("connected")
+    assert site.written.index("is it running?") < site.written.index("SuperNode ID")
+
+
+def test_a_supernode_that_cannot_start_ends_it_with_what_it_wrote(start: Start) -> None:
+    doubt = ["key", "WARN", "no key of this site is named", "give --auth-supernode-private-key"]
+    site = start(["Starting Runtime API", "some reason", "exit"], [[doubt]])
+    assert site.process.wait(200) == 1
+    _, _, error = site.written.partition("error: ")
+    assert "some reason" in error
+    assert "key: no key of this site is named; give --auth-supernode-private-key" in error
+    assert site.written.count("node: some reason") == 3
+
+
+def test_a_chosen_port_that_is_in_use_is_named_and_a_free_one_is_taken_otherwise(start: Start) -> None:
+    words = ["Port in server address 127.0.0.1:4321 is already in use.", "exit"]
+    site = start(words, port=4321)
+    assert site.process.wait(200) == 1
+    assert "port 4321 is in use on this machine; leave --runtime-port out" in site.written
+    site = start(words)
+    assert site.process.wait(200) == 1
+    assert "leave --runtime-port out" not in site.written
+
+
+def test_what_a_process_writes_cannot_steer_the_terminal() -> None:
+    child = Child("x")
+    child.start([sys.executable, "-c", r"print('\x1b[31mred\x1b[0m \x1b]0;title\x07 a\rb\n\ncaf\xe9')"], os.environ)
+    until(lambda: child.ended() is not None, 200)
+    time.sleep(0.1)
+    assert child.lines() == ["red ]0;title ab", "café"]
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ('site="north"', "data is not set"),
+        ('data="imagefolder" data-dir="{tmp}/nowhere"', "data-dir = "),
+        ('data="imagefolder" data-dir="{tmp}" witness-dir="{tmp}/witness"', "site ledger --open"),
+        ('data="digits" policy="{tmp}/none.toml"', "none.toml"),
+        ('data="digits" policy="{tmp}/wrong.toml"', "epsilon-totl"),
+        ('data="digits" peers="{tmp}/none.toml"', "peers = "),
+        ('data="digits" weights-path="{tmp}/none.safetensors"', "weights-path = "),
+        ('data="digits" state-dir="{tmp}/wrong.toml/below"', "state-dir = "),
+        ('data="digits" cache-dir="{tmp}/wrong.toml"', "cache-dir = "),
+    ],
+)
+def test_a_node_config_that_cannot_work_is_refused_by_name(tmp_path: Path, config: str, named: str) -> None:
+    (tmp_path / "wrong.toml").write_text("epsilon-totl = 1.0")
+    folders = f'state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
+    check_settings(parse_node_config(parse_overrides([f'data="digits" {folders}'])))
+    given = parse_overrides([folders]) | parse_overrides([config.format(tmp=tmp_path)])
+    with pytest.raises(FedSurrogateError, match=named):
+        check_settings(parse_node_config(given))
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ([], "--root-certificates is missing"),
+        (["--insecure", "--root-certificates", "ca.crt"], "--insecure excludes"),
+        (["--root-certificates", "nowhere.crt"], "nowhere.crt"),
+        (["--insecure", "--superlink", "https://x"], "HOST:PORT"),
+    ],
+)
+def test_flags_that_cannot_work_are_refused_before_any_process_starts(
+    flags: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from client_app.cli.join import join as command
+    from client_app.processes import supervisor as join
+
+    monkeypatch.setattr(join, "Supervisor", lambda *_: pytest.fail("a process would have been started"))
+    named_flags = {flag: index for index, flag in enumerate(flags) if flag.startswith("--")}
+    value = lambda flag, default: flags[named_flags[flag] + 1] if flag in named_flags else default  # noqa: E731
+    authority = value("--root-certificates", None)
+    node = f'data="digits" state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
+    with pytest.raises(ConfigError, match=named):
+        command(
+            [node],
+            value("--superlink", "127.0.0.1:9092"),
+            Path(authority) if authority else None,
+            insecure="--insecure" in flags,
+        )
+
+
+def test_several_sites_of_one_machine_get_ports_of_their_own(start: Start) -> None:
+    ports = set()
+    for _ in range(3):
+        site = start(CONNECTS)
+        site.await_text("task begun")
+        ports.add(site.started(NODE).cmdline()[4])
+    assert len(ports) == 3

@@ -1,0 +1,244 @@
+"""The run configuration: one truth for the defaults, and one line for every mistake."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from common.config.flat_settings import Scalar, known_keys, parse_overrides
+from common.config.run_config import FedPFTConfig, HeadConfig, RunConfig, parse_run_config, pick_device, run_digest
+from common.errors import ConfigError
+
+PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
+
+
+def flatten(table: dict[str, object], section: str = "") -> dict[str, object]:
+    """Dotted keys, as Flower flattens [tool.flwr.app.config]."""
+    flat: dict[str, object] = {}
+    for key, value in table.items():
+        flat |= flatten(value, f"{section}{key}.") if isinstance(value, dict) else {section + key: value}
+    return flat
+
+
+def published() -> dict[str, object]:
+    return flatten(tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"])
+
+
+def message(flat: dict[str, Scalar]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_run_config(flat)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_pyproject_publishes_every_key_with_its_default() -> None:
+    defaults = {
+        key: ",".join(value) if isinstance(value, tuple) else value
+        for key, value in flatten(RunConfig().model_dump(by_alias=True)).items()
+    }
+    assert published() == defaults
+    assert {key: type(value) for key, value in published().items()} == {k: type(v) for k, v in defaults.items()}
+
+
+def test_known_keys_are_the_published_ones() -> None:
+    assert sorted(known_keys(RunConfig)) == sorted(published())
+
+
+def test_the_published_configuration_is_valid_and_the_default() -> None:
+    assert parse_run_config(published()) == RunConfig() == parse_run_config({})
+
+
+def test_dotted_keys_reach_their_section() -> None:
+    config = parse_run_config({"fedpft.rank": 64, "fedpft.covariance": "full", "head.epochs": 3, "classes": " cat, dog ,"})
+    assert config.fedpft == FedPFTConfig(rank=64, covariance="full")
+    assert config.head == HeadConfig(epochs=3)
+    assert config.classes == ("cat", "dog")
+    assert config.seed == RunConfig().seed
+
+
+def test_whole_numbers_may_stand_for_fractions() -> None:
+    assert parse_run_config({"quorum": 1}).quorum == 1.0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("method", "fedfpt", "must be 'fedpft'"),
+        ("fedpft.components", 0, "greater than or equal to 1"),
+        ("fedpft.components", 1001, "less than or equal to 1000"),
+        ("fedpft.components", "3", "whole number"),
+        ("fedpft.components", 2.0, "whole number"),
+        ("fedpft.components", True, "whole number"),
+        ("fedpft.covariance", "tied", "'full', 'diag', 'spherical' or 'lowrank'"),
+        ("fedpft.rank", 0, "greater than or equal to 1"),
+        ("fedpft.samples-per-component", 0, "greater than or equal to 1"),
+        ("fedpft.privacy", "dp", "'none'"),
+        ("head.learning-rate", 0.0, "greater than 0"),
+        ("head.learning-rate", float("nan"), "less than or equal to 10"),
+        ("seed", -1, "greater than or equal to 0"),
+        ("seed", 2**31, "less than 2147483648"),
+        ("alpha", -0.5, "greater than 0"),
+        ("alpha", float("inf"), "less than or equal to 1000000"),
+        ("quorum", 1.5, "less than or equal to 1"),
+        ("deadline", float("nan"), "greater than 0"),
+        ("compare", 1, "true or false"),
+        ("compare", "true", "true or false"),
+        ("device", "gpu", "'auto', 'cpu', 'cuda'"),
+        ("data", "jpeg", "'digits', 'imagefolder', 'dicom', 'parquet' or 'safetensors'"),
+        ("partition", "random", "'iid', 'dirichlet', 'classes' or 'column'"),
+        ("partition", "column", "needs site-column"),
+        ("classes", ",", "empty list ','"),
+        ("classes", "cat, cat", "twice"),
+        ("output-dir", "", "at least 1 character"),
+        ("test-fraction", 1.0, "less than 1"),
+        ("max-payload-mib", 0, "greater than or equal to 1"),
+    ],
+)
+def test_a_refusal_names_key_value_and_what_is_allowed(key: str, value: Scalar, allowed: str) -> None:
+    line = message({key: value})
+    assert line.startswith(f"{key} = {value!r}")
+    assert allowed in line
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("metod", "method"), ("fedpft.rnk", "fedpft.rank"), ("output_directory", "output-dir"), ("head.epoch", "head.epochs")],
+)
+def test_a_misspelt_key_is_named_with_the_one_that_was_meant(wrong: str, meant: str) -> None:
+    assert message({wrong: 1}) == f"unknown key {wrong!r}; did you mean {meant!r}?"
+
+
+def test_a_key_like_no_other_is_named() -> None:
+    assert message({"zzzzzz": 1}) == "unknown key 'zzzzzz'"
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    line = message({"seed": -1, "fedpft.rank": 0, "metod": "fedpft"})
+    assert all(key in line for key in ("seed = -1", "fedpft.rank = 0", "unknown key 'metod'"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"epsilon": 1.0}, "set both"),
+        ({"delta": 1e-5}, "set both"),
+        ({"epsilon": 1.0, "delta": 0.5}, "delta = 0.5: must be less than or equal to 0.01"),
+        ({"epsilon": 1.0, "delta": 1e-5, "fedpft.privacy": "none"}, "fedpft.privacy = 'none'"),
+        ({"fedpft.privacy": "sums"}, "needs a budget"),
+        ({"fedpft.public": "x.safetensors"}, "set epsilon and delta"),
+        ({"epsilon": 1.0, "delta": 1e-5, "fedpft.privacy": "theorem-4.1"}, "'full', 'diag' or 'spherical'"),
+    ],
+)
+def test_a_privacy_budget_that_makes_no_sense_is_refused(settings: dict[str, Scalar], said: str) -> None:
+    assert said in message(settings)
+
+
+def test_a_budget_turns_privacy_on() -> None:
+    assert parse_run_config({}).mechanism == "none"
+    budget: dict[str, Scalar] = {"epsilon": 1.0, "delta": 1e-5}
+    assert parse_run_config(budget).mechanism == "sums"
+    assert parse_run_config(budget | {"fedpft.components": 2}).mechanism == "dp-em"
+
+
+def test_a_parsed_configuration_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        RunConfig().seed = 1  # type: ignore[misc]
+
+
+def test_few_batches_get_more_passes_and_never_fewer_than_asked() -> None:
+    settings = HeadConfig(epochs=20, min_steps=1000)
+    assert [settings.passes(batches) for batches in (1, 3, 50, 51, 10_000)] == [1000, 334, 20, 20, 20]
+    assert HeadConfig(epochs=2, min_steps=0).passes(1) == 2
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (['method="fedpft" seed=3'], {"method": "fedpft", "seed": 3}),
+        (["fedpft.rank=64", "compare=true"], {"fedpft.rank": 64, "compare": True}),
+        (["alpha=1e-1  classes='cat, dog'"], {"alpha": 0.1, "classes": "cat, dog"}),
+        (['data-dir="/a b/x=y" output-dir=""'], {"data-dir": "/a b/x=y", "output-dir": ""}),
+        (["seed=1", "seed=2"], {"seed": 2}),
+        ([""], {}),
+        ([], {}),
+    ],
+)
+def test_overrides_are_read_as_flower_writes_them(texts: list[str], expected: dict[str, Scalar]) -> None:
+    found = parse_overrides(texts)
+    assert found == expected
+    assert [type(value) for value in found.values()] == [type(value) for value in expected.values()]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("method=fedpft", 'a string needs quotes: method="fedpft"'),
+        ("seed", "cannot read 'seed'"),
+        ("seed = 1", "cannot read 'seed = 1'"),
+        ("seed=1 nonsense", "cannot read 'nonsense'"),
+        ("data-dir=/a/b", 'data-dir="/a/b"'),
+    ],
+)
+def test_an_override_that_cannot_be_read_is_named(text: str, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_overrides([text])
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        {"output-dir": "/else/where"},
+        {"device": "cpu"},
+        {"data-dir": "/hospital"},
+        {"data": "imagefolder", "dataset": "scans"},
+        {"weights-path": "/w.safetensors"},
+        {"quorum": 1.0, "deadline": 5.0, "sites": 3, "compare": True, "max-payload-mib": 1},
+        {"head.epochs": 1},
+    ],
+)
+def test_digest_does_not_depend_on_the_machine_or_the_coordinator(elsewhere: dict[str, Scalar]) -> None:
+    assert run_digest(parse_run_config(elsewhere)) == run_digest(RunConfig())
+
+
+def test_digest_changes_with_everything_a_surrogate_depends_on() -> None:
+    changed: list[dict[str, Scalar]] = [
+        {},
+        {"seed": 1},
+        {"classes": "cat,dog"},
+        {"classes": "dog,cat"},
+        {"backbone": "pixels:rgb"},
+        {"image-size": 32},
+        {"fedpft.rank": 17},
+        {"fedpft.components": 2},
+        {"fedpft.covariance": "full"},
+        {"fedpft.samples-per-component": 11},
+    ]
+    digests = [run_digest(parse_run_config(flat)) for flat in changed]
+    assert len(set(digests)) == len(changed)
+    assert all(len(digest) == 16 and int(digest, 16) >= 0 for digest in digests)
+
+
+def test_digest_does_not_depend_on_who_wrote_the_keys_down_and_how() -> None:
+    assert run_digest(parse_run_config(published())) == run_digest(RunConfig())
+    one, other = {"seed": 7, "classes": "a,b", "fedpft.rank": 4}, {"fedpft.rank": 4, "classes": " a, b", "seed": 7}
+    assert run_digest(parse_run_config(one)) == run_digest(parse_run_config(other))
+
+
+def test_device_is_one_this_machine_has() -> None:
+    assert pick_device("cpu") == "cpu"
+    assert pick_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
+    missing = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(ConfigError, match=f"device = '{missing}'"):
+        pick_device(missing)
+
+
+def test_a_misspelt_section_is_named_with_a_suggestion() -> None:
+    assert message({"fedptf.rank": 3}) == "unknown key 'fedptf.rank'; did you mean 'fedpft.rank'?"
+
+
+def test_keys_are_spelt_one_way_only() -> None:
+    assert message({"output_dir": "x"}) == "unknown key 'output_dir'; did you mean 'output-dir'?"
+    assert message({"fedpft": "x", "fedpft.rank": 3}).startswith("unknown key 'fedpft'")

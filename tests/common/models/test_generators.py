@@ -1,0 +1,158 @@
+"""Generators: the loss is the textbook's, the shapes are the paper's, and what is drawn is what was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributions import Normal, kl_divergence
+from torch.nn.functional import one_hot
+
+from common.config.run_config import parse_run_config
+from common.costs import numbers
+from common.errors import DataError, SurrogateError
+from common.models.generators import (
+    COUNTS,
+    MEANS,
+    Decoder,
+    Encoder,
+    Generator,
+    critic,
+    elbo,
+    fresh_companion,
+    fresh_generator,
+    labels_like,
+    scaled,
+    tensors_of,
+)
+from common.surrogates.surrogates import Header
+from common.wire.generator_files import pack_generator, read_generator, read_synthetic_set, write_synthetic_set
+
+HEADER = Header("dpcvae", "run", "coordinator", "print", ("a", "b", "c"))
+
+
+def run_of(**settings: Any) -> Any:
+    return parse_run_config({"method": "dpcvae"} | {f"dpcvae.{key}".replace("_", "-"): v for key, v in settings.items()})
+
+
+def count(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("variance", [False, True])
+@pytest.mark.parametrize("prior", [False, True])
+@pytest.mark.parametrize("hidden", [0, 16])
+def test_the_loss_is_the_likelihood_and_the_divergence_of_the_textbook(variance: bool, prior: bool, hidden: int) -> None:
+    encoder, decoder = Encoder(4, hidden, 3, 10).double(), Decoder(4, hidden, 3, 10, variance, prior).double()
+    for parameter in [*encoder.parameters(), *decoder.parameters()]:
+        torch.nn.init.normal_(parameter, 0, 0.3)
+    decoder.means.normal_()
+    x, noise = torch.randn(7, 10).double(), torch.randn(7, 4).double()
+    kinds = one_hot(torch.tensor([0, 1, 2, 0, 1, 2, 0]), 3).double()
+    missed, apart = elbo(encoder, decoder, x, kinds, noise)
+    mean, log_variance = encoder(x - kinds @ decoder.means, kinds)
+    posterior = Normal(mean, (log_variance / 2).exp())
+    at, log_width = decoder.prior_of(kinds)
+    assert torch.allclose(apart, kl_divergence(posterior, Normal(at, (log_width / 2).exp())).sum(1))
+    spread = decoder.log_variance(kinds)
+    deviation = torch.ones_like(x) if spread is None else (spread / 2).exp()
+    likelihood = Normal(decoder(mean + posterior.stddev * noise, kinds), deviation).log_prob(x).sum(1)
+    constant = 5 * torch.log(torch.tensor(2 * torch.pi))
+    assert torch.allclose(missed, -likelihood - constant)
+
+
+@pytest.mark.parametrize(
+    ("latent", "hidden", "classes", "dimension"), [(8, 0, 10, 64), (32, 256, 11, 768), (100, 256, 2, 384)]
+)
+def test_what_is_shared_has_as_many_parameters_as_the_formula_says(
+    latent: int, hidden: int, classes: int, dimension: int
+) -> None:
+    run = run_of(latent=latent, hidden=hidden)
+    assert count(fresh_generator(run, classes, dimension)) == numbers(run, dimension, classes, 0)
+
+
+def test_the_gan_has_the_papers_size() -> None:
+    run = parse_run_config({"method": "dpcgan", "dpcvae.latent": 100})
+    assert count(fresh_generator(run, 11, 768)) == numbers(run, 768, 11, 0) == 1_369_856
+    assert count(critic(11, 768)) == 1_324_033
+    assert isinstance(fresh_companion(run, 11, 768), torch.nn.Sequential)
+
+
+def test_both_sides_begin_with_the_same_generator_and_each_seed_with_another() -> None:
+    one, other = (tensors_of(fresh_generator(run_of(hidden=16), 3, 10)) for _ in range(2))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    third = tensors_of(fresh_generator(run_of(hidden=16).model_copy(update={"seed": 1}), 3, 10))
+    assert not torch.equal(one["linear.weight"], third["linear.weight"])
+
+
+def generator(**settings: Any) -> Generator:
+    run = run_of(**settings)
+    tensors = tensors_of(fresh_generator(run, 3, 10))
+    tensors[MEANS] = 5.0 * torch.eye(3, 10)
+    tensors[COUNTS] = torch.tensor([10.0, 30.0, -2.0])
+    return Generator(HEADER, run, tensors)
+
+
+def test_draws_have_the_means_and_the_variance_that_are_learned() -> None:
+    drawn_from = generator(hidden=0)
+    tensors = drawn_from.tensors | {"variance.weight": torch.full((10, 1), -2.0)}
+    weight = tensors["linear.weight"][:, :8]
+    drawn_from = replace(drawn_from, tensors=tensors)
+    x = drawn_from.draw(torch.zeros(40_000, dtype=torch.int64), torch.Generator().manual_seed(0)) * 10**0.5
+    assert torch.allclose(x.mean(0), tensors[MEANS][0], atol=0.02)
+    latents = tensors["linear.weight"][:, :32]
+    expected = latents @ latents.T + torch.eye(10) * float(torch.tensor(-2.0).exp())
+    assert torch.allclose(torch.cov(x.T), expected, atol=0.02)
+    assert weight.shape == (10, 8)
+
+
+def test_embeddings_of_any_length_become_of_mean_square_one() -> None:
+    x = torch.randn(5, 12) * torch.tensor([1e-3, 1.0, 1e3, 7.0, 2.0])[:, None]
+    assert torch.allclose(scaled(x).square().mean(1), torch.ones(5), atol=1e-4)
+
+
+def test_labels_in_shares_sum_up_to_what_was_asked_for() -> None:
+    labels = labels_like([3.0, 0.0, 1.0, -5.0], 7)
+    assert len(labels) == 7
+    assert torch.bincount(labels, minlength=4).tolist() == [5, 0, 2, 0]
+
+
+def test_a_generator_that_does_not_fit_is_refused() -> None:
+    whole = generator(hidden=16)
+    for tensors in (
+        {name: tensor for name, tensor in whole.tensors.items() if name != "variance.weight"},
+        whole.tensors | {"linear.weight": torch.zeros(10, 4)},
+        whole.tensors | {"more": torch.zeros(1)},
+    ):
+        with pytest.raises(SurrogateError, match="do not fit 3 classes"):
+            replace(whole, tensors=tensors).checked()
+
+
+def test_a_file_brings_back_the_same_generator_and_says_what_it_promises(tmp_path: Any) -> None:
+    run = parse_run_config({"method": "dpcvae", "epsilon": 3.0, "delta": 1e-5, "dpcvae.rounds": 4})
+    whole = Generator(HEADER, run, tensors_of(fresh_generator(run, 3, 10)))
+    (tmp_path / "g").write_bytes(pack_generator(whole, rounds=3))
+    back = read_generator(tmp_path / "g")
+    labels = torch.tensor([0, 1, 2, 2])
+    one, other = (each.draw(labels, torch.Generator().manual_seed(1)) for each in (whole, back))
+    assert torch.equal(one, other)
+    manifest = {"privacy": {"epsilon": 3.0}}
+    write_synthetic_set(tmp_path / "s", back, labels, 1, manifest | {"classes": list("abc"), "fingerprint": "print"})
+    read = read_synthetic_set(tmp_path / "s")
+    assert torch.equal(read.labels, labels)
+    assert torch.allclose(read.features, one, atol=1e-2)
+    assert read.manifest["records"] == {"a": 1, "b": 1, "c": 2}
+
+
+def test_files_of_something_else_are_refused(tmp_path: Any) -> None:
+    (tmp_path / "g").write_bytes(pack_generator(generator(hidden=0)))
+    with pytest.raises(DataError, match="not a synthetic embeddings"):
+        read_synthetic_set(tmp_path / "g")
+    (tmp_path / "n").write_bytes(b"nonsense")
+    for read in (read_generator, read_synthetic_set):
+        with pytest.raises(DataError, match="is no file of"):
+            read(tmp_path / "n")
+        with pytest.raises(DataError, match="is no file of"):
+            read(tmp_path / "missing")

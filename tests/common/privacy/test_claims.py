@@ -1,0 +1,144 @@
+"""A claim follows from the settings alone, and is what the noise really keeps."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import ConfigError, SurrogateError
+from common.privacy.accounting import GaussianEvent, epsilon_spent
+from common.privacy.claims import (
+    EM_STEPS,
+    check_claim,
+    make_claim,
+    opening_shares,
+    plan_of,
+    private_rounds,
+    released_in,
+    spent_after,
+)
+from common.wire.surrogate_proto import pack_claim, unpack_claim
+
+
+def run(**settings: object) -> RunConfig:
+    return parse_run_config({"epsilon": 2.0, "delta": 1e-6} | {k.replace("_", "."): v for k, v in settings.items()})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
+@pytest.mark.parametrize("components", [1, 3])
+def test_the_noise_of_all_statistics_together_keeps_the_budget(family: str, components: int) -> None:
+    config = run(fedpft_covariance=family, fedpft_components=components)
+    claim = make_claim(config, "record")
+    assert claim is not None
+    steps = EM_STEPS if components > 1 else 1
+    events = [GaussianEvent(sigma / sensitivity, count=steps) for sigma, sensitivity in claim.noise.values()]
+    assert epsilon_spent(events, 1e-6) == pytest.approx(2.0)
+    assert epsilon_spent([GaussianEvent(claim.noise_multiplier)], 1e-6) == pytest.approx(2.0)
+
+
+def test_claims_survive_the_wire_and_are_checked_there() -> None:
+    config = run()
+    claim = make_claim(config, "patient", "0123456789abcdef")
+    assert claim is not None
+    assert unpack_claim(pack_claim(claim)) == claim  # type: ignore[arg-type]
+    check_claim(claim, config, "0123456789abcdef")
+    with pytest.raises(SurrogateError, match="centre"):
+        check_claim(claim, config)
+    with pytest.raises(SurrogateError, match="noise_multiplier"):
+        check_claim(replace(claim, noise_multiplier=claim.noise_multiplier * 1.01), config, "0123456789abcdef")
+    with pytest.raises(SurrogateError, match="no privacy, this run asks for mechanism 'sums'"):
+        check_claim(None, config)
+    with pytest.raises(SurrogateError, match="this run asks for mechanism 'none'"):
+        check_claim(claim, RunConfig())
+    check_claim(None, RunConfig())
+
+
+def test_theorem_4_1_adds_more_noise_than_it_needs_until_it_adds_too_little() -> None:
+    theorem = {"fedpft_privacy": "theorem-4.1", "fedpft_covariance": "diag"}
+    claim = make_claim(run(**theorem), "record")
+    assert claim is not None
+    assert epsilon_spent([GaussianEvent(claim.noise_multiplier)], 1e-6) < 1.2
+    with pytest.raises(ConfigError, match=r"keeps only epsilon 69\.\d+ at delta 1e-05"):
+        make_claim(run(**theorem, epsilon=60.0, delta=1e-5), "record")
+
+
+# Whole batches, whose precisions add up: no accountant is needed.
+ROUNDS: dict[str, dict[str, Any]] = {
+    "fedavg": {"method": "dp-fedavg", "fedavg.sample-rate": 1.0, "fedavg.rounds": 4},
+    "fedlap": {"method": "fedlap", "fedlap.sample-rate": 1.0, "fedlap.rounds": 3, "fedlap.batch-size": 50},
+    "dpcvae": {"method": "dpcvae", "dpcvae.sample-rate": 1.0, "dpcvae.rounds": 4},
+    "sizes alone": {"method": "dpcgan", "dpcvae.sample-rate": 1.0, "dpcvae.rounds": 3, "dpcvae.opening": "counts"},
+}
+
+
+@pytest.mark.parametrize("settings", ROUNDS.values(), ids=ROUNDS)
+def test_the_plan_of_a_run_is_all_its_rounds_release_and_spends_what_was_asked_for(settings: dict[str, Any]) -> None:
+    config = parse_run_config({"epsilon": 3.0, "delta": 1e-5, "classes": "a,b"} | settings)
+    rounds = [released_in(config, number) for number in range(1, config.trained.rounds + 1)]
+    assert private_rounds(config) == len(rounds)
+    for events in (plan_of(config), rounds):
+        assert epsilon_spent(events, 1e-5) == pytest.approx(3.0, rel=1e-6)
+    for number in range(1, len(rounds) + 1):
+        assert spent_after(config, number) == pytest.approx(epsilon_spent(rounds[:number], 1e-5), rel=1e-6)
+    generative = config.method in ("dpcvae", "dpcgan")
+    assert (rounds[0] == rounds[1]) is not generative
+    assert all(later == rounds[1] for later in rounds[2:])
+    assert plan_of(RunConfig()) == ()
+
+
+@pytest.mark.parametrize("settings", ROUNDS.values(), ids=ROUNDS)
+def test_the_noise_that_a_claim_names_is_that_of_the_releases(settings: dict[str, Any]) -> None:
+    config = parse_run_config({"epsilon": 3.0, "delta": 1e-5, "classes": "a,b"} | settings)
+    claim = make_claim(config, "record")
+    assert claim is not None
+    step = released_in(config, 2).noise_multiplier
+    sigma, sensitivity = claim.noise["gradients"]
+    assert (claim.noise_multiplier, sigma / sensitivity) == pytest.approx((step, step))
+    opening = {name: noise for name, noise in claim.noise.items() if name != "gradients"}
+    if config.method not in ("dpcvae", "dpcgan"):
+        assert not opening
+        return
+    assert set(opening) == set(opening_shares(config)) == ({"counts", "sums"} if config.method == "dpcvae" else {"counts"})
+    together = epsilon_spent([GaussianEvent(sigma / sensitivity) for sigma, sensitivity in opening.values()], 1e-5)
+    assert together == pytest.approx(epsilon_spent([released_in(config, 1)], 1e-5), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"mechanism": "dp-em"},
+        {"epsilon": 1.9},
+        {"delta": 1e-5},
+        {"unit": "group"},
+        {"noise_multiplier": 1.0},
+        {"clip": 1.0},
+        {"centre": "f"},
+        *(
+            {"noise": noise}
+            for noise in (
+                {},
+                {"counts": (1.0, 1.0)},
+                {"sums": (1.0,)},
+                {"sums": (1.0, 1.0, 1.0)},
+                {"sums": 1.0},
+                {"x": (1.0, 1.0)},
+            )
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("unit", ["record", "patient"])
+def test_a_claim_that_differs_in_anything_is_refused(changed: dict[str, Any], unit: Any) -> None:
+    config = run()
+    claim = make_claim(config, unit)
+    assert claim is not None
+    check_claim(claim, config)
+    if changed.get("noise"):
+        changed = {"noise": dict(claim.noise) | changed["noise"]}
+    with pytest.raises(SurrogateError, match=f"a privacy claim with {next(iter(changed))} ="):
+        check_claim(replace(claim, **changed), config)
+    sigma, sensitivity = claim.noise["sums"]
+    for pair in ((sigma * 1.01, sensitivity), (sigma, sensitivity * 1.01), (sigma * 2, sensitivity * 2)):
+        with pytest.raises(SurrogateError, match="a privacy claim with noise ="):
+            check_claim(replace(claim, noise=dict(claim.noise) | {"sums": pair}), config)

@@ -1,0 +1,116 @@
+"""Sums under privacy: exact, so that neither order nor company changes what a record adds."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from common.privacy.exact_sums import COARSE, FINE, ExactSum, power_above, toward_zero
+
+
+def contributions(count: int, width: int, bound: float, seed: int = 0) -> Tensor:
+    """Of every size up to the bound, with digits down to the last bit, and all of one sign so that sums are large."""
+    generator = torch.Generator().manual_seed(seed)
+    small = 10.0 ** (-6 * torch.rand(count, width, generator=generator, dtype=torch.float64))
+    return torch.rand(count, width, generator=generator, dtype=torch.float64) * small * bound
+
+
+def exact(parts: Tensor) -> list[Fraction]:
+    return [sum(map(Fraction, column), Fraction(0)) for column in parts.T.tolist()]
+
+
+@given(bound=st.floats(1e-6, 1e6))
+def test_the_unit_is_the_next_power_of_two(bound: float) -> None:
+    unit = power_above(bound)
+    assert unit / 2 < bound <= unit
+    assert Fraction(unit).numerator & (Fraction(unit).numerator - 1) == 0
+    assert Fraction(unit).denominator & (Fraction(unit).denominator - 1) == 0
+    assert power_above(unit) == unit
+
+
+@given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9), power=st.integers(-40, 4))
+def test_rounding_is_toward_zero_by_less_than_a_step(values: list[float], power: int) -> None:
+    step, given_ = 2.0**power, torch.tensor(values, dtype=torch.float64)
+    rounded = toward_zero(given_, step)
+    for before, after in zip(given_.tolist(), rounded.tolist(), strict=True):
+        assert Fraction(after) % Fraction(step) == 0
+        assert abs(after) <= abs(before)
+        assert abs(Fraction(before) - Fraction(after)) < Fraction(step)
+        assert before * after >= 0
+
+
+@pytest.mark.parametrize("bound", [1e-6, 0.7, 1.0, 1e6])
+def test_a_sum_is_that_of_the_rounded_contributions_to_the_last_bit(bound: float) -> None:
+    parts = contributions(5000, 3, bound)
+    wanted = exact(toward_zero(parts, power_above(bound) * FINE))
+    order = torch.randperm(5000, generator=torch.Generator().manual_seed(1))
+    whole, pieces, at = (ExactSum((3,), bound) for _ in range(3))
+    whole.add(parts)
+    for piece in torch.split(parts[order], 7):
+        pieces.add(piece)
+    table = ExactSum((2, 3), bound)
+    table.add_at(torch.ones(5000, dtype=torch.int64), parts[order])
+    at.add_at(torch.arange(3), torch.zeros(3, dtype=torch.float64))
+    assert torch.equal(whole.value, pieces.value)
+    assert torch.equal(table.value[1], whole.value)
+    assert not table.value[0].any()
+    # The last addition of both parts rounds, and nothing else does.
+    assert whole.value.tolist() == [float(each) for each in wanted]
+    assert torch.allclose(whole.value, parts.sum(0), rtol=1e-12, atol=5000 * power_above(bound) * FINE)
+
+
+def test_a_sum_of_many_contributions_as_large_as_the_bound_is_exact() -> None:
+    """Of all bits of a double: 20,000 times nearly one take fifteen bits more than one does."""
+    fine = torch.randint(2**43, 2**44, (20_000,), generator=torch.Generator().manual_seed(0))
+    parts = fine.double()[:, None] * FINE
+    wanted = float(sum(fine.tolist()) * Fraction(FINE))
+    for piece in (20_000, 3):
+        total = ExactSum((1,), 1.0)
+        for some in torch.split(parts, piece):
+            total.add(some)
+        assert total.value.item() == wanted
+    table = ExactSum((1, 1), 1.0)
+    table.add_at(torch.zeros(20_000, dtype=torch.int64), parts)
+    assert table.value.item() == wanted
+
+
+@pytest.mark.parametrize("bound", [1e-6, 0.7, 1.0, 1e6])
+def test_products_add_up_to_the_last_bit_in_any_order_and_company(bound: float) -> None:
+    left, right = contributions(3000, 4, bound, 1), contributions(3000, 3, 1.0, 2)
+    order = torch.randperm(3000, generator=torch.Generator().manual_seed(3))
+    sums = [ExactSum((4, 3), bound) for _ in range(3)]
+    sums[0].add_products(left, right)
+    sums[1].add_products(left[order], right[order])
+    for piece in torch.split(order, 11):
+        sums[2].add_products(left[piece], right[piece])
+    assert torch.equal(sums[0].value, sums[1].value)
+    assert torch.equal(sums[0].value, sums[2].value)
+    unit = power_above(bound)
+    rounded = toward_zero(left, unit * COARSE)[:, :, None] * toward_zero(right, COARSE)[:, None, :]
+    assert sums[0].value.flatten().tolist() == [float(each) for each in exact(rounded.flatten(1))]
+    # As near to the real products as the grid: half a step a record and factor on average.
+    assert torch.allclose(sums[0].value, left.T @ right, rtol=0, atol=3000 * 2 * unit * COARSE)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), bound=st.floats(1e-6, 1e6))
+def test_a_record_moves_a_sum_by_itself_and_nothing_else(seed: int, bound: float) -> None:
+    parts = contributions(40, 2, bound, seed)
+    one, other = ExactSum((2,), bound), ExactSum((2,), bound)
+    one.add(parts)
+    other.add(parts[1:])
+    moved = [Fraction(a) - Fraction(b) for a, b in zip(one.value.tolist(), other.value.tolist(), strict=True)]
+    assert moved == exact(toward_zero(parts[:1], power_above(bound) * FINE))
+
+
+def test_nothing_adds_nothing() -> None:
+    empty = ExactSum((2, 3), 1.0)
+    empty.add(torch.zeros(0, 2, 3, dtype=torch.float64))
+    empty.add_products(torch.zeros(0, 2, dtype=torch.float64), torch.zeros(0, 3, dtype=torch.float64))
+    empty.add_at(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 3, dtype=torch.float64))
+    assert torch.equal(empty.value, torch.zeros(2, 3, dtype=torch.float64))

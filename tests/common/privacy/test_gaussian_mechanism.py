@@ -1,0 +1,168 @@
+"""The mechanism: its noise is normal, from the operating system alone, and on a grid; what one unit can move is bounded."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from client_app.methods.fedpft.private_surrogate import Clipped
+from common.errors import ConfigError
+from common.privacy.accounting import gaussian_noise_multiplier
+from common.privacy.gaussian_mechanism import GRID, Noisy, Statistic, clip, release, system_normals, unit_weights
+from common.surrogates.class_sums import budget_shares, fold, statistics, unfold
+
+FAMILIES = ("spherical", "diag", "full", "lowrank")
+
+
+def test_noise_is_standard_normal() -> None:
+    draws = system_normals((400_001,))
+    assert draws.dtype == torch.float64
+    assert stats.kstest(draws.numpy(), "norm").pvalue > 1e-4
+    assert float(draws.var()) == pytest.approx(1, abs=0.015)
+    pairs = draws[:400_000].reshape(-1, 2)
+    assert abs(float((pairs[:, 0] * pairs[:, 1]).mean())) < 0.012
+    assert [tuple(system_normals(shape).shape) for shape in ((), (0,), (3, 5))] == [(), (0,), (3, 5)]
+
+
+def test_no_seed_repeats_the_noise() -> None:
+    draws = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        draws.append(system_normals((50,)))
+    assert not (draws[0] == draws[1]).any()
+
+
+def test_releases_lie_on_a_grid_that_knows_nothing_of_the_data() -> None:
+    for offset in (0.0, 1 / 3, 1e6 * math.pi):
+        (noisy,) = release([Statistic("a", torch.full((200,), offset), 1.0, 1.0)], 2.0)
+        steps = noisy.value / (noisy.sigma * GRID)
+        assert torch.equal(steps, steps.round())
+        assert float((noisy.value - offset).std()) == pytest.approx(2.0, rel=0.3)
+
+
+def test_shares_divide_the_budget() -> None:
+    parts = [Statistic("a", torch.zeros(1), 2.0, 0.25), Statistic("b", torch.zeros(1), 1.0, 0.75)]
+    a, b = release(parts, 3.0)
+    assert (a.sigma, a.sensitivity) == (12.0, 2.0)
+    assert (a.sensitivity / a.sigma) ** 2 + (b.sensitivity / b.sigma) ** 2 == pytest.approx(1 / 3.0**2)
+    with pytest.raises(ConfigError, match="sum to one"):
+        release(parts[:1], 3.0)
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0, 3.7, 100.0])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shares_of_every_family_sum_to_one(family: str, noise: float) -> None:
+    shares = budget_shares(family, noise)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert min(shares.values()) > 0
+
+
+def test_second_moments_get_half_of_a_large_budget_little_of_a_small_one_and_counts_least() -> None:
+    for epsilon, low, high in ((0.5, 0.0, 0.05), (1.0, 0.05, 0.15), (8.0, 0.45, 0.55), (1e4, 0.5, 0.56)):
+        shares = budget_shares("full", gaussian_noise_multiplier(epsilon, 1e-5))
+        assert low < shares["squares"] < high
+        assert shares["counts"] < 0.1 * shares["sums"]
+    assert budget_shares("spherical", 1.0).keys() == {"counts", "sums"}
+
+
+def test_signal_to_noise_is_estimated_from_the_release_alone() -> None:
+    signal = torch.full((100_000,), 3.0)
+    (noisy,) = release([Statistic("a", signal, 1.0, 1.0)], 2.0)
+    assert noisy.signal_to_noise() == pytest.approx(1.5, rel=0.02)
+    assert Noisy("a", torch.zeros(5), 2.0, 1.0).signal_to_noise() == 0
+    for sigma in (0.5, 3.0):
+        exact = Noisy("a", torch.full((5,), 4.0), sigma, 1.0)
+        assert exact.signal_to_noise() == pytest.approx(math.sqrt((4.0 / sigma) ** 2 - 1))
+
+
+def test_a_symmetric_matrix_keeps_its_length_as_a_vector() -> None:
+    matrix = torch.randn(7, 7, dtype=torch.float64)
+    matrix = matrix + matrix.T
+    assert float(fold(matrix).norm()) == pytest.approx(float(matrix.norm()))
+    assert torch.allclose(unfold(fold(matrix), 7), matrix)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.floats(width=32), min_size=3, max_size=3), st.floats(0, 1e6))
+def test_whatever_the_features_clipped_ones_are_never_longer_than_one(values: list[float], norm: float) -> None:
+    for dtype in (torch.float32, torch.float64):
+        clipped, _ = clip(torch.tensor([values], dtype=dtype), norm)
+        assert float(clipped.double().norm()) <= 1
+        assert clipped.isfinite().all()
+
+
+def test_the_clip_tells_which_share_it_shortened() -> None:
+    features = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    clipped, fraction = clip(features, 1.0)
+    assert fraction == pytest.approx(1 / 3)
+    assert torch.allclose(clipped, torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]), atol=1e-5)
+    assert torch.allclose(clip(features, 0.0)[0].norm(dim=1), torch.tensor([1.0, 1.0, 0.0]), atol=1e-5)
+
+
+def test_a_patient_weighs_one_however_many_records_there_are() -> None:
+    weights = unit_weights(["a", "b", "a", "a"], 4)
+    assert torch.allclose(weights, torch.tensor([1 / 3, 1, 1 / 3, 1 / 3], dtype=torch.float64))
+    assert unit_weights(None, 2).tolist() == [1, 1]
+    assert unit_weights([], 0).tolist() == []
+
+
+def _sums(features: Tensor, labels: Tensor, units: Sequence[str] | None, family: str) -> dict[str, Tensor]:
+    data = Clipped.of(features, labels, units)
+    return {each.name: each.value for each in statistics(data.features, data.labels, data.weights, 3, family, 1.0)}
+
+
+def _worst(family: str, units: bool) -> dict[str, float]:
+    """The largest change that one unit more makes in each statistic and in all of them, over adversarial attempts."""
+    generator = torch.Generator().manual_seed(1)
+    worst: dict[str, float] = {}
+    for attempt in range(300):
+        n, own, d = 5, 1 + attempt % 4 if units else 1, 4
+        scale = 10.0 ** torch.randint(-6, 7, (n + own, 1), generator=generator)
+        features = torch.randn(n + own, d, generator=generator) * scale
+        labels = torch.randint(0, 3, (n + own,), generator=generator)
+        if attempt % 3 == 0:
+            # All records of the added unit alike, along one axis: the longest squares there are.
+            features[n:], labels[n:] = torch.eye(d)[attempt % d] * scale[n:], attempt % 3
+        if attempt % 7 == 0:
+            features[n:] = 0
+        names = [*"abcde", *("p" * own)] if units else None
+        more = _sums(features, labels, names, family)
+        less = _sums(features[:n], labels[:n], names[:n] if names else None, family)
+        moved = {name: float((more[name] - less[name]).norm()) for name in more}
+        shares = budget_shares(family, 1.0)
+        moved["together"] = math.sqrt(sum(shares[name] * moved[name] ** 2 for name in shares))
+        worst = {name: max(moved[name], worst.get(name, 0.0)) for name in moved}
+    return worst
+
+
+@pytest.mark.parametrize("units", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_unit_moves_each_sum_by_at_most_its_bound_and_comes_close(family: str, units: bool) -> None:
+    worst = _worst(family, units)
+    assert worst.keys() >= {"counts", "sums", "together"}
+    for name, moved in worst.items():
+        assert 0.95 < moved <= 1 + 1e-9, name
+
+
+@pytest.mark.parametrize("n", [20, 100])
+def test_theorem_4_1_moves_by_what_its_claim_is_reckoned_with(n: int) -> None:
+    """Mean by 2 / n, covariance by 4 / n, both together by 2 sqrt(5) / n (removing one of n records of a class)."""
+    generator = torch.Generator().manual_seed(0)
+    worst = dict.fromkeys(("mean", "covariance", "together"), 0.0)
+    for attempt in range(200):
+        others = clip(torch.randn(n - 1, 4, generator=generator, dtype=torch.float64), 0.0)[0]
+        one = others[:1] if attempt % 2 else clip(torch.randn(1, 4, generator=generator, dtype=torch.float64), 0.0)[0]
+        if attempt % 4 == 0:
+            others, one = torch.eye(4, dtype=torch.float64)[:1].expand(n - 1, 4), -torch.eye(4, dtype=torch.float64)[:1]
+        every = torch.cat([others, one])
+        mean = float((every.mean(0) - others.mean(0)).norm())
+        covariance = float((torch.cov(every.T, correction=0) - torch.cov(others.T, correction=0)).norm())
+        moved = {"mean": mean, "covariance": covariance, "together": math.hypot(mean, covariance)}
+        worst = {name: max(worst[name], moved[name]) for name in moved}
+    for name, bound in (("mean", 2 / n), ("covariance", 4 / n), ("together", 2 * 5**0.5 / n)):
+        assert 0.95 * bound * (n - 1) / n < worst[name] <= bound * (1 + 1e-9), name

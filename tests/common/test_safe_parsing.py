@@ -1,0 +1,168 @@
+"""Reading what others send costs memory in proportion to what they sent, and ends in a SurrogateError whatever it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from common.errors import RunError, SurrogateError
+from common.safe_parsing import MOST_FIELDS, read_message
+from common.surrogates.surrogates import Header
+from common.wire import surrogate_pb2 as pb
+from common.wire.model_proto import unpack_classifier, unpack_parameters, unpack_synthetic
+from common.wire.records import INFO, PAYLOAD, STORED_AS, check_form, from_record, to_record, unpack_surrogate
+from common.wire.validation import Expectation, check_header
+from strategies.base.introductions import Introduction, settle
+
+ROOT = Path(__file__).parents[2]
+# Sixteen mebibytes each: tensors, classes, tables, noise, masks, numbers in a row.
+BOMBS = """
+import resource, sys
+from common.errors import SurrogateError
+from common.wire.model_proto import unpack_classifier, unpack_parameters, unpack_relay, unpack_synthetic
+from common.wire.records import unpack_surrogate
+from common.wire import surrogate_pb2 as pb
+
+SIZE = 2**24
+def inside(number, body):
+    size = len(body)
+    return bytes([number << 3 | 2, *(size >> shift & 127 | 128 for shift in (0, 7, 14)), size >> 21]) + body
+def masked(bits):
+    tensor = pb.Tensor(name="w", kept=bytes(bits // 8), shape=[bits])
+    tensor.values.shape[:], tensor.values.scale = [0], 1.0
+    return pb.Parameters(header=pb.Header(schema=1), tensors=[tensor]).SerializeToString()
+bombs = [
+    (unpack_parameters, b"\\x22\\x00" * (SIZE // 2)),
+    (unpack_surrogate, inside(1, b"\\x32\\x00" * (SIZE // 2))),
+    (unpack_surrogate, inside(2, b"\\x32\\x00" * (SIZE // 2))),
+    (unpack_surrogate, inside(2, inside(2, b"\\x01" * SIZE))),
+    (unpack_surrogate, inside(4, b"\\x3a\\x00" * (SIZE // 2))),
+    (unpack_synthetic, inside(5, b"\\x01" * SIZE)),
+    (unpack_classifier, inside(2, b"\\x0a\\x00" * (SIZE // 2))),
+    (unpack_relay, b"\\x0a\\x00" * (SIZE // 2)),
+    (lambda payload: unpack_parameters(payload, most=10_000), masked(8 * SIZE)),
+]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for read, payload in bombs:
+    try:
+        read(payload)
+    except SurrogateError:
+        continue
+    sys.exit("read")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_payload_never_takes_more_than_four_times_its_size_in_memory() -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", BOMBS], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) / 2**10 < 4 * 16
+
+
+@pytest.mark.parametrize(
+    "more",
+    [b"\x7b" * 100, b"\x98\x06\x01", b"\x08\x01", b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x05", b"\xff" * 20, b"\x0b\x0c"],
+)
+def test_what_the_schema_does_not_know_is_refused(more: bytes) -> None:
+    good = pb.Parameters(header=pb.Header(schema=1, classes=["a"]), round=3).SerializeToString()
+    read_message(pb.Parameters(), good, "update")
+    with pytest.raises(SurrogateError, match="bytes that are no update"):
+        read_message(pb.Parameters(), good + more, "update")
+
+
+def test_numbers_may_stand_in_one_piece_or_alone() -> None:
+    found = pb.Halves()
+    read_message(found, b"\x0a\x02\x03\x04\x08\x05", "table")
+    assert list(found.shape) == [3, 4, 5]
+    read_message(pb.Header(), b"\x32\x01a" * MOST_FIELDS, "header")
+    with pytest.raises(SurrogateError, match=f"more than {MOST_FIELDS} fields"):
+        read_message(pb.Header(), b"\x32\x01a" * (MOST_FIELDS + 1), "header")
+
+
+@pytest.mark.parametrize("shape", [[2**32 - 1] * 3 + [0], [0] + [2**32 - 1] * 7, [2**31, 0]])
+def test_an_empty_table_with_huge_sides_is_refused(shape: list[int]) -> None:
+    """torch cannot even name such a shape, and said so with an error that ended the run."""
+    tensor = pb.Tensor(name="w", values=pb.Halves(shape=shape, scale=1.0))
+    with pytest.raises(SurrogateError, match="do not fill the shape"):
+        unpack_parameters(pb.Parameters(header=pb.Header(schema=1), tensors=[tensor]).SerializeToString())
+
+
+def test_more_numbers_than_asked_for_are_refused_before_there_is_memory_for_them() -> None:
+    tensor = pb.Tensor(name="w", values=pb.Halves(shape=[0], scale=1.0), kept=bytes(2), shape=[4, 4])
+    payload = pb.Parameters(header=pb.Header(schema=1), tensors=[tensor]).SerializeToString()
+    assert torch.equal(unpack_parameters(payload, most=16).tensors["w"], torch.zeros(4, 4))
+    with pytest.raises(SurrogateError, match="more numbers than were asked for"):
+        unpack_parameters(payload, most=15)
+
+
+@pytest.mark.parametrize("name", ["9" * 5000, "a\nb", "\x1b[31m", "\u202e", "x" * 201])
+def test_a_name_that_does_not_print_or_is_no_name_is_refused(name: str) -> None:
+    """A class of five thousand digits ended the run: Python turns no such text into a number to sort by."""
+    wanted = Expectation("fedpft", "run", "diag", 1, 1)
+    for header in (Header("fedpft", "run", "s", "f", (name,)), Header("fedpft", "run", "s", name, ("a",))):
+        with pytest.raises(SurrogateError, match="does not print"):
+            check_header(header, wanted)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        RecordDict({PAYLOAD: MetricRecord({"a": 1.0})}),
+        RecordDict({INFO: MetricRecord({"a": 1.0})}),
+        RecordDict({"more": ConfigRecord({"a": 1})}),
+        RecordDict({PAYLOAD: ArrayRecord({"other": Array("uint8", (1,), STORED_AS, b"x")})}),
+        RecordDict({PAYLOAD: ArrayRecord({PAYLOAD: Array("uint8", (2,), STORED_AS, b"x")})}),
+        RecordDict({PAYLOAD: ArrayRecord({PAYLOAD: Array("float32", (1,), STORED_AS, b"x")})}),
+        RecordDict({PAYLOAD: ArrayRecord({PAYLOAD: Array("uint8", (1,), "numpy.ndarray", b"x")})}),
+        RecordDict({INFO: ConfigRecord({str(i): 1 for i in range(300)})}),
+        RecordDict({INFO: ConfigRecord({"a": "x" * 2**22})}),
+        RecordDict({INFO: ConfigRecord({"a": [""] * 2**20, "b": [1] * 2**20})}),
+        RecordDict({INFO: ConfigRecord({"a": b""})}),
+    ],
+)
+def test_a_record_of_another_form_is_refused(record: RecordDict) -> None:
+    with pytest.raises(SurrogateError):
+        check_form(record)
+    with pytest.raises(SurrogateError):
+        from_record(record, 2**20)
+
+
+def test_many_tiny_arrays_are_not_even_looked_at() -> None:
+    tiny = Array("uint8", (1,), STORED_AS, b"x")
+    arrays = ArrayRecord({str(i): tiny for i in range(20_000)})
+    record = RecordDict({PAYLOAD: arrays})
+    # Would be walked over otherwise.
+    arrays.values = None  # type: ignore[method-assign, assignment]
+    with pytest.raises(SurrogateError, match="20000 arrays"):
+        check_form(record)
+
+
+def test_what_is_announced_is_a_number_and_no_text_of_it_is_told_in_full() -> None:
+    for announced in ("x" * 10_000, 3.0, [3]):
+        with pytest.raises(SurrogateError) as refused:
+            from_record(to_record(b"abc", {"bytes": announced}), 10)
+        assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("read", [unpack_surrogate, unpack_parameters, unpack_synthetic, unpack_classifier])
+def test_random_bytes_are_refused_by_every_reader(read: object) -> None:
+    for seed in range(200):
+        payload = torch.randint(256, (seed,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+        with pytest.raises(SurrogateError):
+            read(payload.numpy().tobytes())  # type: ignore[operator]
+
+
+def test_sites_cannot_name_more_classes_together_than_a_run_can_have() -> None:
+    from common.wire.validation import check_class_number
+
+    said = {i: Introduction(str(i), "f", 2, tuple(f"{i}-{n}" for n in range(6000)), "", False) for i in range(2)}
+    group, _ = settle(said, (), "")
+    with pytest.raises(RunError, match="set classes"):
+        check_class_number(group.classes)

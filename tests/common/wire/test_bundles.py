@@ -1,0 +1,63 @@
+"""A bundle is read only when its site signed it in this form for this request; anything else is refused with a reason."""
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from common.config.run_config import run_digest
+from common.errors import SurrogateError
+from common.security.sealing import new_key, public_key, sign
+from common.security.signed_requests import Request
+from common.wire.bundles import LARGEST_MANIFEST, PURPOSE, VERSION, pack_bundle, unpack_bundle
+from common.wire.surrogate_pb2 import Bundle
+
+SITE, PAYLOAD = new_key(), b"a surrogate"
+KEYS = {"north": public_key(SITE)}
+REQUEST = Request.fresh({}, None)
+MANIFEST: dict[str, Any] = {
+    "version": VERSION,
+    "request": REQUEST.id,
+    "request-sha256": REQUEST.digest(),
+    "run": run_digest(REQUEST.run()),
+    "site": "north",
+    "bytes": len(PAYLOAD),
+    "sha256": hashlib.sha256(PAYLOAD).hexdigest(),
+    "ledger": {},
+}
+
+
+def signed(manifest: object) -> bytes:
+    """A bundle that the site itself signs, whatever its manifest holds."""
+    text = json.dumps(manifest, sort_keys=True).encode()
+    content = len(text).to_bytes(8, "big") + text + PAYLOAD
+    return Bundle(manifest=text, payload=PAYLOAD, signature=sign(content, SITE, PURPOSE)).SerializeToString(
+        deterministic=True
+    )
+
+
+def test_what_a_site_packs_is_read_back_whole() -> None:
+    assert pack_bundle(REQUEST, "north", PAYLOAD, {}, SITE) == signed(MANIFEST)
+    found = unpack_bundle(signed(MANIFEST), REQUEST, KEYS)
+    assert (found.site, found.payload, dict(found.manifest)) == ("north", PAYLOAD, MANIFEST)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        *(MANIFEST | {"site": site} for site in (5, None, ["north"], {}, "", "../north", "n" * 65, "south")),
+        *(MANIFEST | {"version": version} for version in (VERSION - 1, VERSION + 1, str(VERSION), None)),
+        *(MANIFEST | {"request": other} for other in ("", None, Request.fresh({}, None).id)),
+        *(MANIFEST | {"request-sha256": other} for other in ("", None, "0" * 64)),
+        *({key: value for key, value in MANIFEST.items() if key != left_out} for left_out in ("site", "version", "request")),
+        MANIFEST | {"ledger": "x" * LARGEST_MANIFEST},
+        [],
+        None,
+        "north",
+    ],
+    ids=lambda manifest: json.dumps(manifest)[-30:],
+)
+def test_a_manifest_of_another_form_is_refused_although_its_site_signed_it(manifest: object) -> None:
+    with pytest.raises(SurrogateError):
+        unpack_bundle(signed(manifest), REQUEST, KEYS)

@@ -1,0 +1,146 @@
+"""Updates, networks and ensembles on the wire: the same back, at 16 bits, and nothing malformed gets in."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from common.errors import SurrogateError
+from common.models.classifiers import Ensemble, Head, Network
+from common.models.networks import convnet, parameters_of
+from common.models.parameters import Parameters, check_update, largest
+from common.surrogates.surrogates import Header
+from common.wire import surrogate_pb2 as pb
+from common.wire.model_proto import (
+    pack_classifier,
+    pack_parameters,
+    pack_relay,
+    unpack_classifier,
+    unpack_parameters,
+    unpack_relay,
+)
+
+CLASSES = ("a", "b", "c")
+HEADER = Header("fedavg", "0123456789abcdef", "s", "f" * 16, CLASSES)
+
+
+def update(**tensors: torch.Tensor) -> Parameters:
+    return Parameters(HEADER, 2, tensors, 5)
+
+
+def test_an_update_comes_back_within_half_precision() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sent = update(weight=1e-6 * torch.randn(3, 40, generator=generator), bias=1e6 * torch.randn(3, generator=generator))
+    back = unpack_parameters(pack_parameters(sent))
+    assert (back.header, back.round, back.records, back.claim) == (HEADER, 2, 5, None)
+    for name, tensor in sent.tensors.items():
+        assert torch.allclose(back.tensors[name], tensor, rtol=1e-3, atol=float(tensor.abs().max()) * 1e-7)
+    assert pack_parameters(sent) == pack_parameters(back) == pack_parameters(replace(sent, tensors=dict(sent.tensors)))
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.01, 0.5, 1.0])
+def test_zeros_do_not_travel(keep: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    dense = torch.randn(30, 40, generator=generator)
+    tensor = torch.where(torch.rand(30, 40, generator=generator) < keep, dense, 0.0)
+    payload = pack_parameters(update(weight=tensor))
+    assert len(payload) < 150 + 1200 // 8 + 2 * int((tensor != 0).sum()) + (0 if keep < 1 else 10)
+    assert torch.allclose(unpack_parameters(payload).tensors["weight"], tensor, rtol=1e-3)
+
+
+def test_the_largest_entries_are_chosen_over_all_tensors() -> None:
+    found = largest({"a": torch.tensor([1.0, -5.0, 2.0]), "b": torch.tensor([[4.0], [0.5], [3.0]])}, 0.5)
+    assert found["a"].tolist() == [0, -5, 0]
+    assert found["b"].tolist() == [[4], [0], [3]]
+    same = {"a": torch.tensor([1.0, 0.0])}
+    assert torch.equal(largest(same, 1.0)["a"], same["a"])
+
+
+def test_every_kind_of_model_predicts_the_same_after_the_journey() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.rand(50, 64, generator=generator)
+    heads = [Head(HEADER, torch.randn(3, 64, generator=generator), torch.randn(3, generator=generator)) for _ in range(3)]
+    models = [heads[0], Ensemble(tuple(heads)), Network(HEADER, "convnet", 64, parameters_of(convnet(64, 3, 4)))]
+    for model in models:
+        back = unpack_classifier(pack_classifier(model))
+        assert type(back) is type(model)
+        assert back.dimension == 64
+        assert torch.allclose(back.scores(features), model.scores(features), atol=0.05)
+
+
+def test_an_ensemble_averages_probabilities() -> None:
+    one, other = (Head(HEADER, torch.eye(3), torch.tensor(bias)) for bias in ([9.0, 0.0, 0.0], [0.0, 0.0, 1.0]))
+    probabilities = Ensemble((one, other)).scores(torch.zeros(1, 3)).exp()
+    expected = (torch.tensor([9.0, 0, 0]).softmax(0) + torch.tensor([0.0, 0, 1]).softmax(0)) / 2
+    assert torch.allclose(probabilities[0], expected)
+
+
+def test_malformed_updates_are_refused() -> None:
+    good = pb.Parameters()
+    good.ParseFromString(pack_parameters(update(weight=torch.tensor([0.0] * 30 + [1.0, 2.0]))))
+
+    def edited(**changes: object) -> bytes:
+        message = pb.Parameters()
+        message.CopyFrom(good)
+        for name, value in changes.items():
+            setattr(message.tensors[0], name, value)
+        return message.SerializeToString()
+
+    unpack_parameters(edited())
+    for payload in (b"\xff", edited(kept=b"1"), edited(kept=b"\xff" * 4), edited(name="x" * 300)):
+        with pytest.raises(SurrogateError):
+            unpack_parameters(payload)
+    huge = pb.Parameters()
+    huge.CopyFrom(good)
+    huge.tensors[0].shape[:] = [2**31, 2**31]
+    with pytest.raises(SurrogateError, match="do not mark"):
+        unpack_parameters(huge.SerializeToString())
+    for shape, kept in (([2**32 - 1] * 40, b"\xff"), ([2**31, 2**31, 4], b""), ([2**31, 2**31, 4], b"\xff")):
+        huge.tensors[0].CopyFrom(pb.Tensor(name="weight", kept=kept, shape=shape, values=pb.Halves(shape=shape, scale=1)))
+        with pytest.raises(SurrogateError):
+            unpack_parameters(huge.SerializeToString())
+    twice = pb.Parameters()
+    twice.CopyFrom(good)
+    twice.tensors.append(good.tensors[0])
+    with pytest.raises(SurrogateError, match="twice"):
+        unpack_parameters(twice.SerializeToString())
+
+
+def test_a_network_that_cannot_be_built_is_refused_before_memory_is_taken() -> None:
+    network = Network(HEADER, "convnet", 64, parameters_of(convnet(64, 3, 4)))
+    for broken in (
+        replace(network, inputs=65),
+        replace(network, tensors={}),
+        replace(network, tensors=dict(network.tensors) | {"convolution1.weight": torch.zeros(2000, 1, 3, 3)}),
+        replace(network, tensors=dict(network.tensors) | {"linear.bias": torch.zeros(4)}),
+        replace(network, tensors=dict(network.tensors) | {"more": torch.zeros(4)}),
+    ):
+        with pytest.raises(SurrogateError):
+            unpack_classifier(pack_classifier(broken))
+    for nothing in (b"", b"\xff\xff", pb.Classifier(heads=pb.Heads()).SerializeToString()):
+        with pytest.raises(SurrogateError):
+            unpack_classifier(nothing)
+
+
+def test_an_update_must_fit_the_model_and_the_round() -> None:
+    shapes = {"weight": (3, 4), "bias": (3,)}
+    good = update(weight=torch.zeros(3, 4), bias=torch.zeros(3))
+    check_update(good, shapes, 2, private=False)
+    for bad, private, said in (
+        (update(weight=torch.zeros(3, 4)), False, "tensors that are not this run's"),
+        (update(weight=torch.zeros(4, 3), bias=torch.zeros(3)), False, "tensors that are not this run's"),
+        (update(weight=torch.full((3, 4), torch.nan), bias=torch.zeros(3)), False, "not finite"),
+        (update(weight=torch.full((3, 4), 1e20), bias=torch.zeros(3)), False, "beyond"),
+        (replace(good, round=3), False, "round 3"),
+        (replace(good, records=0), False, "0 records"),
+        (replace(good, records=10**12), False, "records"),
+        (good, True, "5 records"),
+    ):
+        with pytest.raises(SurrogateError, match=said):
+            check_update(bad, shapes, 2, private)
+
+
+def test_a_relay_is_a_list_of_payloads() -> None:
+    assert unpack_relay(pack_relay([b"a", b"", b"ccc"])) == [b"a", b"", b"ccc"]
+    with pytest.raises(SurrogateError, match="no relay"):
+        unpack_relay(b"\xff")

@@ -1,0 +1,457 @@
+"""Canonical bytes: nothing is lost to the range of half precision, and nothing hostile gets through."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from common.errors import SurrogateError
+from common.models.classifiers import Head
+from common.surrogates.covariances import Diagonal, Full, LowRank, Spherical
+from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
+from common.surrogates.surrogates import Header, Surrogate, without_classes
+from common.wire import surrogate_pb2 as pb
+from common.wire.model_proto import pack_head, unpack_head
+from common.wire.records import (
+    from_record,
+    pack_surrogate,
+    record_bytes,
+    to_record,
+    unpack_surrogate,
+)
+from common.wire.validation import Expectation, check_surrogate
+
+FAMILIES = ("full", "diag", "spherical", "lowrank")
+CLASSES = ("cat", "dog", "red panda")
+HEADER = Header("fedpft", "0123456789abcdef", "site-3", "f" * 16, CLASSES)
+COMPONENTS, DIMENSION, RANK = 3, 8, 2
+
+Edit = Callable[[pb.Surrogate], None]
+
+
+def records(factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Correlated features (300, d) of three classes of three blobs each, in dimensions of unequal spread."""
+    rng = torch.Generator().manual_seed(1)
+    y, blob = torch.arange(300) % 3, torch.arange(300) % 9
+    mixing = torch.randn(DIMENSION, DIMENSION, generator=rng) / DIMENSION**0.5 + torch.eye(DIMENSION)
+    centres = 10 * torch.randn(9, DIMENSION, generator=rng)
+    x = torch.randn(300, DIMENSION, generator=rng) @ mixing + centres[blob]
+    return x * torch.logspace(-0.3, 0.3, DIMENSION) * factor, y
+
+
+@cache
+def surrogate(family: str, factor: float = 1.0) -> Surrogate:
+    x, y = records(factor)
+    chosen = MixtureSettings(family, COMPONENTS, RANK)
+    return Surrogate(HEADER, fit(x, y, 3, chosen, torch.Generator().manual_seed(0)))
+
+
+def expectation(family: str, **more: object) -> Expectation:
+    return replace(Expectation(HEADER.method, HEADER.run, family, COMPONENTS, RANK, CLASSES, HEADER.fingerprint), **more)
+
+
+def receive(payload: bytes, expected: Expectation) -> Surrogate:
+    """What the coordinator does with a payload."""
+    found = unpack_surrogate(payload)
+    check_surrogate(found, expected)
+    return found
+
+
+def tampered(family: str, edit: Edit) -> bytes:
+    message = pb.Surrogate.FromString(pack_surrogate(surrogate(family)))
+    edit(message)
+    return message.SerializeToString()
+
+
+def covariances(mixtures: Mixtures) -> Tensor:
+    """Covariance matrices (M, d, d) in double precision."""
+    count, dimension = mixtures.means.shape
+    match mixtures.covariance:
+        case Full(cholesky):
+            return cholesky.double() @ cholesky.double().mT
+        case Diagonal(variances):
+            return torch.diag_embed(variances.double())
+        case Spherical(variances):
+            return variances.double()[:, None, None] * torch.eye(dimension)
+        case LowRank(factor, variances):
+            return (factor.double() @ factor.double().T + variances.double().diag()).expand(count, -1, -1)
+
+
+def worst_entry(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference of two covariances, each entry relative to its dimensions' standard deviations."""
+    deviation = theirs.diagonal(dim1=1, dim2=2).sqrt()
+    return float(((ours - theirs) / deviation[:, :, None] / deviation[:, None, :]).abs().max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_round_trip_keeps_everything_within_half_precision(family: str) -> None:
+    sent = surrogate(family)
+    got = receive(pack_surrogate(sent), expectation(family))
+    ours, theirs = got.mixtures, sent.mixtures
+    assert got.header == sent.header
+    assert ours.family == family
+    assert torch.equal(ours.counts, theirs.counts)
+    assert torch.equal(ours.labels, theirs.labels)
+    assert ours.means.dtype == torch.float32
+    torch.testing.assert_close(ours.weights, theirs.weights, rtol=1e-3, atol=0)
+    assert (ours.means - theirs.means).abs().max() < 1e-3 * theirs.means.abs().max()
+    assert worst_entry(covariances(ours), covariances(theirs)) < 5e-3
+    x, y = records()
+    assert ours.log_likelihood(x, y) == pytest.approx(theirs.log_likelihood(x, y), abs=2e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_received_weights_sum_to_one(family: str) -> None:
+    mixtures = unpack_surrogate(pack_surrogate(surrogate(family))).mixtures
+    totals = torch.zeros(3).index_add_(0, mixtures.labels, mixtures.weights)
+    torch.testing.assert_close(totals, torch.ones(3), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_covariances_over_twelve_orders_of_magnitude_survive(family: str) -> None:
+    sent = surrogate(family).mixtures
+    deviations = torch.logspace(-3, 3, DIMENSION, dtype=torch.float64)
+    covariance = {
+        "full": lambda: Full(
+            deviations[:, None] * torch.linalg.cholesky(0.5 * torch.eye(8) + 0.5).double().expand(9, -1, -1)
+        ),
+        "diag": lambda: Diagonal(deviations.square().expand(9, -1)),
+        "spherical": lambda: Spherical(torch.logspace(-6, 6, 9)),
+        "lowrank": lambda: LowRank(deviations[:, None] * torch.tensor([[3.0, 0.1]]), 0.01 * deviations.square()),
+    }[family]()
+    wide = replace(sent, covariance=covariance)
+    got = receive(pack_surrogate(Surrogate(HEADER, wide)), expectation(family)).mixtures
+    wanted = covariances(wide).double()
+    assert worst_entry(covariances(got), wanted) < 0.01
+
+
+def test_a_dimension_without_noise_of_its_own_survives() -> None:
+    factor = torch.randn(DIMENSION, RANK, generator=torch.Generator().manual_seed(0)) * 1e3
+    sent = replace(surrogate("lowrank").mixtures, covariance=LowRank(factor, torch.full((DIMENSION,), 1e-9)))
+    got = receive(pack_surrogate(Surrogate(HEADER, sent)), expectation("lowrank")).mixtures
+    assert worst_entry(covariances(got), covariances(sent)) < 2e-3
+
+
+@pytest.mark.parametrize("factor", [1e-4, 1e4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_scale_of_features_costs_no_likelihood(family: str, factor: float) -> None:
+    x, y = records(factor)
+    sent = surrogate(family, factor)
+    got = unpack_surrogate(pack_surrogate(sent))
+    assert got.mixtures.log_likelihood(x, y) == pytest.approx(sent.mixtures.log_likelihood(x, y), abs=2e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_dimension_and_one_component_make_the_trip(family: str) -> None:
+    x, y = records()
+    mixtures = fit(x[:, :1], y, 3, MixtureSettings(family), torch.Generator())
+    got = receive(pack_surrogate(Surrogate(HEADER, mixtures)), expectation(family))
+    torch.testing.assert_close(covariances(got.mixtures), covariances(mixtures).double(), rtol=5e-3, atol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_surrogate_gives_the_same_bytes(family: str) -> None:
+    x, y = records()
+    chosen = MixtureSettings(family, COMPONENTS, RANK)
+    again = Surrogate(HEADER, fit(x, y, 3, chosen, torch.Generator().manual_seed(0)))
+    assert pack_surrogate(again) == pack_surrogate(surrogate(family))
+
+
+@pytest.mark.parametrize("components", [1, 10])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_payload_is_the_size_the_paper_counts(family: str, components: int) -> None:
+    d, classes, rank = 64, 10, 16
+    kc = components * classes
+    rng = torch.Generator().manual_seed(0)
+    # Equations 9 to 11 of FedPFT, with every component's weight; lowrank has one covariance for all.
+    numbers, covariance = {
+        "full": ((2 * d + (d * d - d) // 2 + 1) * kc, lambda: Full(torch.eye(d).expand(kc, -1, -1) + 0.1)),
+        "diag": ((2 * d + 1) * kc, lambda: Diagonal(torch.rand(kc, d, generator=rng) + 0.1)),
+        "spherical": ((d + 2) * kc, lambda: Spherical(torch.rand(kc, generator=rng) + 0.1)),
+        "lowrank": ((d + 1) * kc + d * (rank + 1), lambda: LowRank(torch.randn(d, rank, generator=rng), torch.ones(d))),
+    }[family]
+    mixtures = Mixtures(
+        counts=torch.full((classes,), 500),
+        labels=torch.arange(classes).repeat_interleave(components),
+        weights=torch.full((kc,), 1 / components),
+        means=torch.randn(kc, d, generator=rng),
+        covariance=covariance(),
+    )
+    header = replace(HEADER, classes=tuple(f"a class with a long name {c}" for c in range(classes)))
+    payload = pack_surrogate(Surrogate(header, mixtures))
+    assert 2 * numbers < len(payload) <= 1.01 * 2 * numbers + 4096
+    record = to_record(payload, {"bytes": len(payload), "site": "3"})
+    assert len(payload) < record_bytes(record) <= len(payload) + 4096
+
+
+def passes_or_is_refused(payload: bytes, family: str) -> None:
+    """Whatever comes in, there is no other error; and what is let through can be learned from."""
+    try:
+        mixtures = receive(payload, expectation(family, classes=(), fingerprint="")).mixtures
+    except SurrogateError:
+        return
+    streams = [torch.Generator().manual_seed(i) for i in range(len(mixtures.counts))]
+    drawn, _ = mixtures.draw([5] * len(streams), streams)
+    mean, variance = mixtures.moments()
+    assert drawn.isfinite().all()
+    assert mean.isfinite().all()
+    assert variance.isfinite().all()
+    assert (variance >= 0).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_truncation_is_refused(family: str) -> None:
+    payload = pack_surrogate(surrogate(family))
+    for length in range(len(payload)):
+        with pytest.raises(SurrogateError):
+            receive(payload[:length], expectation(family))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.binary(max_size=300), st.sampled_from(FAMILIES))
+def test_random_bytes_are_refused(payload: bytes, family: str) -> None:
+    with pytest.raises(SurrogateError):
+        receive(payload, expectation(family))
+    with pytest.raises(SurrogateError):
+        unpack_head(payload)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(st.data())
+def test_mutated_bytes_pass_or_are_refused(data: st.DataObject) -> None:
+    family = data.draw(st.sampled_from(FAMILIES))
+    payload = bytearray(pack_surrogate(surrogate(family)))
+    # Most of a payload is numbers; the structure lies in its first bytes, so these are hit half of the time.
+    anywhere = st.one_of(st.integers(0, 200), st.integers(0, len(payload) - 1))
+    for at, value in data.draw(st.lists(st.tuples(anywhere, st.integers(0, 255)), min_size=1, max_size=4)):
+        payload[at] = value
+    at = data.draw(anywhere)
+    match data.draw(st.sampled_from(["keep", "insert", "delete"])):
+        case "insert":
+            payload[at:at] = data.draw(st.binary(max_size=8))
+        case "delete":
+            del payload[at : at + data.draw(st.integers(1, 8))]
+    passes_or_is_refused(bytes(payload), family)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_numbers_pass_or_are_refused(data: st.DataObject) -> None:
+    family = data.draw(st.sampled_from(FAMILIES))
+
+    def edit(message: pb.Surrogate) -> None:
+        body = message.mixtures
+        tables = [body.weights, body.means, *body.spread]
+        table = tables[data.draw(st.integers(0, len(tables) - 1))]
+        match data.draw(st.sampled_from(["scale", "values", "logarithm", "shape", "counts", "components"])):
+            case "scale":
+                table.scale = data.draw(st.sampled_from([0.0, -1.0, 1e-45, 1e-30, 1e18, 1e30, 3e38, np.inf, np.nan]))
+            case "values":
+                half = data.draw(st.floats(width=16))
+                table.data = np.full(len(table.data) // 2, half, "<f2").tobytes()
+            case "logarithm":
+                table.logarithm = not table.logarithm
+            case "shape":
+                table.shape[:] = data.draw(st.lists(st.integers(0, 2**32 - 1), max_size=3))
+            case "counts":
+                body.counts[:] = data.draw(st.lists(st.integers(0, 2**64 - 1), max_size=4))
+            case "components":
+                body.components[:] = data.draw(st.lists(st.integers(0, 2**32 - 1), max_size=4))
+
+    passes_or_is_refused(tampered(family, edit), family)
+
+
+def numbers(table: pb.Halves, value: float, at: int = 0) -> None:
+    """Put one 16-bit number into a packed table."""
+    halves = np.frombuffer(table.data, "<f2").copy()
+    halves[at] = value
+    table.data = halves.tobytes()
+
+
+def components_of(message: pb.Surrogate, wanted: list[int]) -> None:
+    message.mixtures.components[:] = wanted
+
+
+def classes_of(message: pb.Surrogate, wanted: tuple[str, ...]) -> None:
+    message.header.classes[:] = wanted
+
+
+REFUSALS: dict[str, tuple[str, Edit, str]] = {
+    "NaN among means": ("diag", lambda m: numbers(m.mixtures.means, np.nan), "means hold a number that is not finite"),
+    "NaN among weights": ("diag", lambda m: numbers(m.mixtures.weights, np.nan), "weights hold a number that is not finite"),
+    "infinite mean": ("diag", lambda m: numbers(m.mixtures.means, np.inf), "means hold a number that is not finite"),
+    "infinite variance": (
+        "diag",
+        lambda m: numbers(m.mixtures.spread[0], 6e4),
+        "variances hold a number that is not finite",
+    ),
+    "infinite loading": ("lowrank", lambda m: numbers(m.mixtures.spread[1], np.inf), "factor hold a number that is not fin"),
+    "infinite ratio": ("full", lambda m: numbers(m.mixtures.spread[1], np.inf), "cholesky hold a number that is not finite"),
+    "enormous means": ("diag", lambda m: setattr(m.mixtures.means, "scale", 3e38), "too large"),
+    "enormous variances": ("diag", lambda m: setattr(m.mixtures.spread[0], "scale", 3e38), "too large|not finite"),
+    "no scale": ("diag", lambda m: setattr(m.mixtures.means, "scale", 0.0), "means with scale 0.0"),
+    "negative scale": ("diag", lambda m: setattr(m.mixtures.spread[0], "scale", -1.0), "variances with scale -1.0"),
+    "plain variances": ("diag", lambda m: setattr(m.mixtures.spread[0], "logarithm", False), "must travel as logarithms"),
+    "wrong shape": ("diag", lambda m: m.mixtures.means.shape.append(1), r"means of shape \(9, 8, 1\)"),
+    "means of fewer components": ("diag", lambda m: m.mixtures.means.shape.__setitem__(0, 8), r"means of shape \(8, 8\)"),
+    "variances of another dimension": (
+        "diag",
+        lambda m: m.mixtures.spread[0].shape.__setitem__(1, 7),
+        r"variances of shape",
+    ),
+    "loadings that are no matrix": ("lowrank", lambda m: m.mixtures.spread[1].shape.pop(), r"loadings of shape \(8,\)"),
+    "missing data": ("diag", lambda m: setattr(m.mixtures.means, "data", b""), "means of 0 bytes do not fill"),
+    "missing table": ("lowrank", lambda m: m.mixtures.spread.pop(), "with 1 tables, expected 2"),
+    "negative count": (
+        "diag",
+        lambda m: m.mixtures.counts.__setitem__(0, 2**64 - 1),
+        "a class of 18446744073709551615 records",
+    ),
+    "zero count": ("diag", lambda m: m.mixtures.counts.__setitem__(1, 0), "a class of 0 records"),
+    "huge count": ("diag", lambda m: m.mixtures.counts.__setitem__(2, 10**8 + 1), "a class of 100000001 records"),
+    "missing count": ("diag", lambda m: m.mixtures.counts.pop(), "3 classes with 2 counts"),
+    "class without component": ("diag", lambda m: components_of(m, [0, 3, 6]), "for 9 components"),
+    "weights not summing to one": ("diag", lambda m: setattr(m.mixtures.weights, "scale", 0.1), "sum to .*, not to one"),
+    "negative weight": ("diag", lambda m: numbers(m.mixtures.weights, -1.0), "not to one|negative"),
+    "unknown class": (
+        "diag",
+        lambda m: classes_of(m, ("cat", "dog", "yeti")),
+        "unknown class 'yeti'; this run has cat, dog",
+    ),
+    "no class": ("diag", lambda m: classes_of(m, ()), "0 classes"),
+    "nameless class": ("diag", lambda m: classes_of(m, ("cat", "", "dog")), "without a name"),
+    "class named twice": ("diag", lambda m: classes_of(m, ("cat", "dog", "cat")), "named twice"),
+    "another schema": ("diag", lambda m: setattr(m.header, "schema", 2), "schema version 2; this program reads version 1"),
+    "another run": ("diag", lambda m: setattr(m.header, "run", "0000"), "run '0000' is not this run's"),
+    "another method": (
+        "diag",
+        lambda m: setattr(m.header, "method", "fedavg"),
+        "method 'fedavg' is not this run's 'fedpft'",
+    ),
+    "another backbone": ("diag", lambda m: setattr(m.header, "fingerprint", "e" * 16), "backbone fingerprint 'eeee"),
+    "unknown family": ("diag", lambda m: setattr(m.mixtures, "covariance", "tied"), "unknown covariance 'tied'"),
+    "no site": ("diag", lambda m: setattr(m.header, "site", ""), "site name ''"),
+    "site name that is a path": ("diag", lambda m: setattr(m.header, "site", "../x"), r"site name '\.\./x'"),
+    "site name of two lines": ("diag", lambda m: setattr(m.header, "site", "a\n"), r"site name 'a\\n'"),
+    "site name too long": ("diag", lambda m: setattr(m.header, "site", "a" * 65), "site name 'aaa"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refused_with_the_reason(case: str) -> None:
+    family, edit, reason = REFUSALS[case]
+    receive(pack_surrogate(surrogate(family)), expectation(family))
+    with pytest.raises(SurrogateError, match=reason):
+        receive(tampered(family, edit), expectation(family))
+
+
+def test_a_surrogate_without_mixtures_is_refused() -> None:
+    for header in (pb.Header(schema=1), pb.Header(schema=1, classes=CLASSES)):
+        with pytest.raises(SurrogateError, match="classes with 0 counts"):
+            unpack_surrogate(pb.Surrogate(header=header).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("family", "expected", "reason"),
+    [
+        ("diag", expectation("full"), "covariance 'diag', asked for 'full'"),
+        ("diag", expectation("diag", components=2), "3 components in a class, asked for at most 2"),
+        ("lowrank", expectation("lowrank", rank=1), "rank 2, asked for at most 1"),
+        ("diag", expectation("diag", dimension=512), "dimension 8, the other sites have 512"),
+    ],
+)
+def test_another_shape_than_asked_for_is_refused(family: str, expected: Expectation, reason: str) -> None:
+    with pytest.raises(SurrogateError, match=reason):
+        receive(pack_surrogate(surrogate(family)), expected)
+
+
+def test_a_small_payload_cannot_ask_for_much_memory() -> None:
+    dimension = 1_000_000
+
+    def edit(message: pb.Surrogate) -> None:
+        halves = np.zeros(dimension, "<f2").tobytes()
+        table = pb.Halves(shape=[1, dimension], scale=1, data=halves)
+        message.header.classes[:] = ["cat"]
+        body = pb.Mixtures(covariance="full", counts=[1], components=[1], means=table, spread=[table, table])
+        body.weights.CopyFrom(pb.Halves(shape=[1], scale=1, data=np.ones(1, "<f2").tobytes()))
+        body.spread[0].logarithm = True
+        message.mixtures.CopyFrom(body)
+
+    with pytest.raises(SurrogateError, match="ratios of shape"):
+        receive(tampered("full", edit), expectation("full"))
+    for wanted in ([2**32 - 1] * 3, [2**31, 1, 1]):
+        with pytest.raises(SurrogateError, match="weights of shape"):
+            receive(tampered("full", lambda m, wanted=wanted: components_of(m, wanted)), expectation("full"))
+
+
+def test_payload_is_what_was_announced_and_within_the_limit() -> None:
+    payload = pack_surrogate(surrogate("diag"))
+    got, info = from_record(to_record(payload, {"bytes": len(payload), "site": "3", "note": ""}), len(payload))
+    assert got == payload
+    assert info == {"bytes": len(payload), "site": "3"}
+    with pytest.raises(SurrogateError, match=f"at most {len(payload) - 1} are allowed"):
+        from_record(to_record(payload, {"bytes": len(payload)}), len(payload) - 1)
+    with pytest.raises(SurrogateError, match=f"{len(payload) // 10} were announced"):
+        from_record(to_record(payload, {"bytes": len(payload) // 10}), 2**20)
+    with pytest.raises(SurrogateError, match="None were announced"):
+        from_record(to_record(payload, {}), 2**20)
+    assert from_record(to_record(None, {"status": "ok"}), 10) == (None, {"status": "ok"})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_left_out_classes_leave_the_others_as_they_are(family: str) -> None:
+    sent = surrogate(family)
+    kept = without_classes(sent, ["red panda", "cat", "yeti"])
+    assert kept is not None
+    check_surrogate(kept, expectation(family))
+    assert kept.header.classes == ("cat", "red panda")
+    assert kept.mixtures.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    x, y = records()
+    rows = y != 1
+    assert kept.mixtures.log_likelihood(x[rows], y[rows] // 2) == pytest.approx(
+        sent.mixtures.log_likelihood(x[rows], y[rows]), abs=1e-5
+    )
+    assert without_classes(sent, ["yeti"]) is None
+
+
+def head(factor: float = 1.0) -> Head:
+    rng = torch.Generator().manual_seed(0)
+    return Head(HEADER, torch.randn(3, DIMENSION, generator=rng) * factor, torch.randn(3, generator=rng))
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1.0, 1e6])
+def test_head_makes_the_round_trip(factor: float) -> None:
+    sent = head(factor)
+    got = unpack_head(pack_head(sent))
+    assert got.header == HEADER
+    assert pack_head(got) == pack_head(sent)
+    assert (got.weight - sent.weight).abs().max() < 1e-3 * sent.weight.abs().max()
+    assert (got.bias - sent.bias).abs().max() < 1e-3 * sent.bias.abs().max()
+    x = torch.randn(500, DIMENSION, generator=torch.Generator().manual_seed(1)) / factor
+    assert (got.predict(x) == sent.predict(x)).float().mean() > 0.99
+
+
+HEAD_REFUSALS: dict[str, tuple[Callable[[pb.Head], object], str]] = {
+    "NaN": (lambda m: numbers(m.weight, np.nan), "not finite"),
+    "infinite bias": (lambda m: numbers(m.bias, np.inf), "not finite"),
+    "no class": (lambda m: m.header.ClearField("classes"), "a head for 0 classes"),
+    "one class less": (lambda m: m.header.classes.pop(), "head weights of shape"),
+    "weights that are no matrix": (lambda m: m.weight.shape.pop(), "weights of shape"),
+    "bias of another size": (lambda m: m.bias.shape.append(1), "head bias of shape"),
+    "another schema": (lambda m: setattr(m.header, "schema", 9), "schema version 9"),
+}
+
+
+@pytest.mark.parametrize("case", HEAD_REFUSALS)
+def test_broken_head_is_refused(case: str) -> None:
+    edit, reason = HEAD_REFUSALS[case]
+    message = pb.Head.FromString(pack_head(head()))
+    edit(message)
+    with pytest.raises(SurrogateError, match=reason):
+        unpack_head(message.SerializeToString())

@@ -1,0 +1,176 @@
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from server_app.cli import main as cli
+from tests.commands import coordinator
+from tests.grid import run_federation, sites
+
+COMMANDS = ["simulate", "plan", "report", "relearn"]
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_federation(tmp_path_factory.mktemp("run"), sites(2), **{"head.min-steps": 20, "head.epochs": 1})
+
+
+@pytest.fixture
+def run(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / original.name))
+
+
+def test_the_command_without_anything_shows_what_there_is() -> None:
+    for arguments in ([], ["--help"]):
+        output = CliRunner().invoke(cli.app, arguments).output
+        assert all(command in output for command in COMMANDS)
+
+
+def test_the_installed_script_starts() -> None:
+    script = Path(sys.executable).parent / "coordinator"
+    if not script.exists():
+        pytest.skip("this environment was not installed from here; 'make setup' without VENV= does that")
+    done = subprocess.run([script, "plan", "-c", "fedpft.rank=0"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == "error: fedpft.rank = 0: must be greater than or equal to 1\n"
+
+
+WRONG = {
+    "fedpft.rnak=3": "unknown key 'fedpft.rnak'; did you mean 'fedpft.rank'?",
+    "seed=-1": "seed = -1",
+    "seed=1.5": "seed = 1.5",
+    "compare=1": "compare = 1",
+    'method="fedfoo"': "method = 'fedfoo'",
+    'fedpft.covariance="ful"': "fedpft.covariance = 'ful'",
+    "epsilon=1.0": "epsilon = 1",
+    "method=fedpft": 'a string needs quotes: method="fedpft"',
+    "seed 3": "cannot read 'seed 3'",
+    'partition="column"': "site-column",
+    'classes="a,a"': "classes = 'a,a'",
+    "fedpft=3": "fedpft",
+    "head.epochs=[1]": "head.epochs",
+    "a.b.c=1": "a.b",
+    "seed.x=1": "seed",
+}
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan"])
+@pytest.mark.parametrize("setting", WRONG)
+def test_a_wrong_setting_is_one_line_and_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, command: str, setting: str
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", never)
+    monkeypatch.chdir(tmp_path)
+    assert coordinator(monkeypatch, command, "-c", setting) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.count("\n") == 1
+    assert error.startswith("error: ")
+    assert WRONG[setting] in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("family", ["lowrank", "diag", "spherical", "full"])
+def test_a_plan_is_readable_by_programs(monkeypatch: pytest.MonkeyPatch, capsys: Captured, family: str) -> None:
+    assert coordinator(monkeypatch, "plan", "--json", "-c", f'fedpft.covariance="{family}"', "--records", 500) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == [f"fedpft {family}", "FedAvg of the head, 20 rounds", "raw features"]
+    assert all(set(row) == {"name", "up", "down", "rounds", "messages", "epsilon", "delta", "noise"} for row in rows)
+    assert all(type(row["up"]) is int and row["up"] > 0 for row in rows)
+
+
+def test_a_plan_is_readable_by_people(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    assert coordinator(monkeypatch, "plan", "-c", 'backbone="timm:unknown"', "--dimension", 512) == 0
+    out = capsys.readouterr().out
+    assert "fedpft lowrank" in out
+    assert "raw features" in out
+
+
+def test_a_plan_shows_budget_and_noise_beside_the_cost(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(cli.console, "_width", 160)
+    assert coordinator(monkeypatch, "plan", "-c", "epsilon=4.0 delta=1e-5", "--records", 1000) == 0
+    out = capsys.readouterr().out
+    for word in ("epsilon", "1e-05", "0.12 of its norm-1 features", "a class of 100", "1/sqrt(S)"):
+        assert word in out
+    assert coordinator(monkeypatch, "plan", "-c", "seed=1") == 0
+    assert "privacy none" in capsys.readouterr().out
+
+
+def test_a_plan_that_needs_a_dimension_asks_for_it(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    assert coordinator(monkeypatch, "plan", "-c", 'backbone="timm:unknown"') == 1
+    assert "give --dimension" in capsys.readouterr().err
+
+
+def test_a_report_is_written_again(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    (run / "report.html").unlink()
+    assert coordinator(monkeypatch, "report", run) == 0
+    assert capsys.readouterr().out.splitlines() == ["privacy none", str(run / "report.html")]
+    assert "<html" in (run / "report.html").read_text()
+
+
+def test_relearn_says_where_the_head_is(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    assert coordinator(monkeypatch, "relearn", run, "--without", "1", "--classes", "8, 3") == 0
+    described, folder = capsys.readouterr().out.strip().splitlines()
+    assert described == "2 classes: 3, 8"
+    assert (Path(folder) / "model.safetensors").exists()
+    assert json.loads((Path(folder) / "manifest.json").read_text())["without"] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--without", "clinic"], "site 'clinic'"),
+        (["--classes", "x"], "class 'x'"),
+        (["--classes", ","], "classes: an empty"),
+    ],
+)
+def test_relearn_refuses_in_one_line(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, arguments: list[str], word: str
+) -> None:
+    assert coordinator(monkeypatch, "relearn", run, *arguments) == 1
+    error = capsys.readouterr().err
+    assert word in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["report", "relearn"])
+def test_a_folder_that_is_no_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, command: str
+) -> None:
+    assert coordinator(monkeypatch, command, tmp_path / "nothing") == 2
+    assert "Invalid value" in capsys.readouterr().err
+    assert coordinator(monkeypatch, command, tmp_path) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_table_shows_accuracies_beside_bytes(run: Path) -> None:
+    metrics = json.loads((run / "metrics.json").read_text())
+    metrics["accuracy"] |= {"oracle": 0.9412, "ensemble": 0.5}
+    metrics["bytes"]["compare"] = {"oracle": 184064}
+    text = io.StringIO()
+    Console(file=text, width=100).print(cli.result_table(metrics))
+    for word in ("fedpft, 2 of 2 sites", "this run", "oracle", "94.12%", "at site 0", "at site 1"):
+        assert word in text.getvalue()
+
+
+def test_a_missing_data_folder_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert coordinator(monkeypatch, "simulate", "-c", f'data="imagefolder" data-dir="{tmp_path}/nothing"') == 1
+    assert capsys.readouterr().err.startswith(f"error: data-dir = '{tmp_path}/nothing'")
+    assert coordinator(monkeypatch, "simulate", "-c", 'data="parquet"') == 1
+    assert capsys.readouterr().err.startswith("error: data = 'parquet' needs data-dir")
+    assert list(tmp_path.iterdir()) == []

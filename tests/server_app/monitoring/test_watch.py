@@ -1,0 +1,181 @@
+import io
+import json
+import shutil
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from common.errors import RunError
+from server_app.cli import monitoring as monitor_cli
+from server_app.monitoring.watch import watch
+from server_app.monitoring.watch_view import sparkline, view
+from server_app.runs.event_tail import LiveRun
+from tests.commands import coordinator
+from tests.grid import events_of, metrics_of, run_federation, sites
+from tests.server_app.runs.test_event_tail import make_run
+
+ROUNDS = {"method": "fedavg", "fedavg.rounds": 3, "fedavg.local-epochs": 1}
+# A terminal would clear its screen, set its title, ring; rich would make it bold, or fail on an end without a beginning.
+EVIL = "x\x1b[2J\x1b]0;title\x07\r\n\x9b31m[bold]loud[/red] :smile: \u202egnp.exe"
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_federation(tmp_path_factory.mktemp("run"), sites(2), report=False, **ROUNDS)
+
+
+@pytest.fixture
+def run(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "runs" / original.name))
+
+
+def change(folder: Path, **metrics: object) -> None:
+    (folder / "metrics.json").write_text(json.dumps(metrics_of(folder) | metrics))
+
+
+class Witness(io.StringIO):
+    """Notes with every line how the only run below a folder stands at that moment."""
+
+    def __init__(self, output: Path) -> None:
+        super().__init__()
+        self.output = output
+        self.seen: list[str] = []
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            (metrics,) = self.output.glob("*/metrics.json")
+            self.seen.append(json.loads(metrics.read_text())["status"])
+        return super().write(text)
+
+
+def test_a_run_is_watched_from_before_it_begins_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[Path] = []
+    out = Witness(tmp_path / "runs")
+    thread = threading.Thread(target=lambda: folders.append(run_federation(tmp_path, sites(2), report=False, **ROUNDS)))
+    thread.start()
+    monkeypatch.setattr(sys, "stdout", out)
+    try:
+        assert coordinator(monkeypatch, "watch", tmp_path / "runs", "--json", "--timeout", 300) == 0
+    finally:
+        thread.join()
+    *events, metrics = (json.loads(line) for line in out.getvalue().splitlines())
+    assert events == events_of(folders[0])
+    assert metrics == metrics_of(folders[0])
+    assert (out.seen[0], out.seen[-1]) == ("running", "ok")
+
+
+@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("failed", 1)])
+@pytest.mark.parametrize("options", [(), ("--json",), ("--once",), ("--once", "--json")])
+def test_the_exit_code_is_the_run_s(
+    run: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: int, options: tuple[str, ...]
+) -> None:
+    change(run, status=status)
+    assert coordinator(monkeypatch, "watch", run, *options) == code
+
+
+def test_a_run_that_goes_on_is_shown_once(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    change(run, status="running")
+    assert coordinator(monkeypatch, "watch", run.parent, "--once") == 0
+    shown = capsys.readouterr().out
+    assert "fedavg: running for" in shown
+    assert "round 3 of 3 done" in shown
+    assert "sites: 2 used" in shown
+    assert coordinator(monkeypatch, "watch", run.parent, "--once", "--json") == 0
+    state = json.loads(capsys.readouterr().out)
+    assert (state["status"], state["done"], state["folder"]) == ("running", 3, str(run))
+    assert {name: site["doing"] for name, site in state["sites"].items()} == {"0": "evaluated", "1": "evaluated"}
+
+
+def test_nothing_to_watch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    for options, word in (
+        (("--once",), "there is no run in"),
+        (("--timeout", "0.1"), "no run has begun"),
+        (("--json", "--timeout", "0.1"), "no run has begun"),
+    ):
+        assert coordinator(monkeypatch, "watch", tmp_path, *options) == 1
+        out, error = capsys.readouterr()
+        assert (out, error.count("\n")) == ("", 1)
+        assert word in error
+
+
+def test_the_next_run_is_not_one_that_is_there(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    assert coordinator(monkeypatch, "watch", run.parent, "--next", "--timeout", "0.1") == 1
+    assert "no run has begun" in capsys.readouterr().err
+
+
+def test_without_a_terminal_there_are_lines_without_control_characters(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    assert coordinator(monkeypatch, "watch", run) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert len(lines) == len(events_of(run)) + 5
+    assert lines[-1] == str(run)
+
+
+def test_a_terminal_shows_rounds_and_sites(run: Path) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100, height=40, _environ={})
+    assert watch(run, screen)
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    for word in ("fedavg: ok", "round 3 of 3 done", "accuracy", "evaluated", "━━━"):
+        assert word in shown
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_site_can_speak_to_the_terminal(run: Path, terminal: bool) -> None:
+    lines = [{"event": "rejected", "site": EVIL, "reason": EVIL}, {"event": EVIL, EVIL: EVIL, "list": [EVIL]}]
+    with (run / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    up: dict[str, Any] = {"up_per_site": {EVIL: 10}}
+    change(run, status="failed", failure=EVIL, stopped=EVIL, method=EVIL, bytes=up)
+    screen = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=200)
+    assert not watch(run, screen)
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "[bold]loud[/red] :smile:" in shown
+    for bad in ("\x1b[2J\x1b]", "\x1b]0", "\x07", "\x9b", "\u202e"):
+        assert bad not in shown
+    if not terminal:
+        assert all(line.isprintable() for line in shown.splitlines())
+
+
+def test_a_small_terminal_shows_who_is_in_trouble(tmp_path: Path) -> None:
+    replies = [{"event": "replied", "site": str(number), "bytes": 10} for number in range(60)]
+    refused = {"event": "rejected", "site": "59", "reason": "too large"}
+    folder = make_run(tmp_path, "r", "running", {"event": "invited", "sites": 70}, *replies, refused)
+    run = LiveRun(folder)
+    run.refresh()
+    screen = Console(file=io.StringIO(), width=100)
+    screen.print(view(run, height=30))
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert len(shown.splitlines()) <= 30
+    assert "rejected: too large" in shown
+    assert "49 more used, 10 invited and not heard from" in shown
+
+
+def test_a_silent_run_is_said_to_be(tmp_path: Path) -> None:
+    run = LiveRun(make_run(tmp_path, "r", "running", {"time": "2026-01-01T00:00:00+00:00", "event": "invited", "sites": 1}))
+    run.refresh()
+    screen = Console(file=io.StringIO(), width=100)
+    screen.print(view(run))
+    assert "no event for" in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_spark_is_between_the_smallest_and_the_largest() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▄█"
+    assert sparkline([0.5, 0.5]) == "▁▁"
+    assert sparkline([0.5]) == ""
+
+
+def test_a_run_given_up_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    make_run(tmp_path / "runs", "r", "running", {"event": "invited", "sites": 1})
+    assert coordinator(monkeypatch, "watch", tmp_path / "runs", "--json", "--timeout", "0.4") == 1
+    out, error = capsys.readouterr()
+    assert json.loads(out)["event"] == "invited"
+    assert "its coordinator may have died" in error
+    with pytest.raises(RunError, match="died"):
+        watch(tmp_path / "runs", monitor_cli.console, 0.4)

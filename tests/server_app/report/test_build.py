@@ -1,0 +1,324 @@
+import json
+import random
+import re
+import time
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import RunError
+from server_app.report import format as units
+from server_app.report.build import write_report
+from server_app.report.plots import accuracy as plots
+from server_app.report.plots import svg
+
+DIGITS = [str(digit) for digit in range(10)]
+
+
+def make_run(
+    folder: Path,
+    names: list[str],
+    classes: list[str] = DIGITS,
+    bad: dict[str, tuple[str, str]] | None = None,
+    simulation: bool = True,
+    metrics: dict[str, Any] | None = None,
+) -> Path:
+    """Write a run folder as a finished run leaves it; `bad` maps a site to its event and reason."""
+    chance, bad = random.Random(0), bad or {}
+    accuracy = {name: chance.uniform(0.4, 0.9) for name in names if name not in bad}
+    up = {name: chance.randrange(50_000, 200_000) for name in accuracy}
+    events: list[dict[str, Any]] = [{"event": "invited", "site": name} for name in names]
+    for name in names:
+        if name in bad:
+            events.append({"event": bad[name][0], "site": name, "reason": bad[name][1]})
+        else:
+            counts = {c: chance.randrange(40) for c in classes}
+            events.append({"event": "replied", "site": name, "bytes": up[name], "seconds": 2.5, "counts": counts})
+    result: dict[str, Any] = {
+        "schema": 1,
+        "method": "fedpft",
+        "status": "ok",
+        "sites": {"invited": len(names), "used": len(up)},
+        "accuracy": {"per_site": accuracy},
+        "bytes": {"up": sum(up.values()), "down": 1000, "up_per_site": up},
+        "privacy": None,
+        "rounds": [],
+        "seconds": {"extract": 4.1, "fit": 2.0, "learn": 1.3, "total": 21.0},
+    }
+    if simulation:
+        result["accuracy"] |= {"model": 0.684, "oracle": 0.702, "ensemble": 0.553, "average": 0.571}
+        result["bytes"]["compare"] = {"oracle": 10_000_000, "ensemble": 300_000, "average": 300_000}
+        cloud = {"x": [0.0, 1.0, 2.0], "y": [1.0, 0.0, 3.0], "label": [0, 1, 1]}
+        projection = {"classes": classes, "real": cloud, "synthetic": cloud}
+        (folder / "projection.json").write_text(json.dumps(projection))
+    manifest = {
+        "config": {"method": "fedpft", "fedpft.rank": 64, "seed": 0},
+        "versions": {"torch": "2.7.0"},
+        "seed": 0,
+        "fingerprint": "abc123",
+        "git_commit": "deadbeef",
+        "run": "run-1",
+        "started": "2025-01-01T10:00:00Z",
+        "classes": classes,
+    }
+    (folder / "metrics.json").write_text(json.dumps(result | (metrics or {})))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return folder
+
+
+class Page(HTMLParser):
+    """What a browser would see: tags, attributes, text in order."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.handlers: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "action", "data"):
+                self.links.append(value or "")
+            if name.startswith("on"):
+                self.handlers.append(name)
+            if name == "id":
+                self.ids.append(value or "")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def report(folder: Path) -> tuple[str, Page]:
+    html = write_report(folder).read_text(encoding="utf-8")
+    return html, Page(html)
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("simulation", [True, False])
+@pytest.mark.parametrize("count", [1, 10, 300])
+def test_report_is_one_file_that_loads_nothing(tmp_path: Path, count: int, simulation: bool) -> None:
+    html, page = report(make_run(tmp_path, [str(i) for i in range(count)], simulation=simulation))
+    assert "script" not in page.tags
+    assert not {"link", "iframe", "object", "embed", "base"} & set(page.tags)
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in page.links)
+    assert not re.search(r"https?://|@import|url\((?!#)", html)
+    assert "nan" not in re.findall(r"[a-z]+", re.sub(r"base64,[^\"]*", "", html))
+
+
+def test_ids_are_unique_over_all_pictures_and_every_reference_resolves(tmp_path: Path) -> None:
+    html, page = report(make_run(tmp_path, DIGITS))
+    assert len(set(page.ids)) == len(page.ids)
+    used = re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', html)
+    assert {a or b for a, b in used} <= set(page.ids)
+
+
+def test_a_simulation_shows_all_pictures_and_says_that_real_points_stay_in_hospitals(tmp_path: Path) -> None:
+    _, page = report(make_run(tmp_path, DIGITS))
+    assert page.tags.count("svg") == 6
+    assert "real points never leave a hospital" in flat(page.text)
+    assert "FedPFT on the surrogates of 10 of 10 sites reaches 68.4% accuracy, against 70.2%" in flat(page.text)
+    assert 'role="alert"' not in report(tmp_path)[0]
+
+
+def test_a_deployment_has_no_model_accuracy_and_reports_the_mean_of_the_sites(tmp_path: Path) -> None:
+    make_run(tmp_path, ["Aachen", "Bern"], simulation=False)
+    values = json.loads((tmp_path / "metrics.json").read_text())["accuracy"]["per_site"].values()
+    _, page = report(tmp_path)
+    assert f"{100 * sum(values) / 2:.1f}% accuracy averaged over the sites' own test data" in flat(page.text)
+    assert "never leave a hospital" not in page.text
+    assert page.tags.count("svg") == 4
+
+
+def test_every_missing_site_is_named_with_its_reason(tmp_path: Path) -> None:
+    bad = {f"h{i}": ("dropped" if i % 2 else "rejected", f"reason number {i}") for i in range(0, 300, 7)}
+    _, page = report(make_run(tmp_path, [f"h{i}" for i in range(300)], bad=bad))
+    banner = flat(page.text).split("not in this result")[1].split("Duration")[0]
+    for name, (what, why) in bad.items():
+        assert f"{name}: {what}, {why}" in banner
+
+
+def test_sites_with_the_same_reason_share_a_line_and_all_stand_in_the_table(tmp_path: Path) -> None:
+    bad = {str(i): ("dropped", "no answer within 3600 s") for i in range(60)}
+    html, page = report(make_run(tmp_path, [str(i) for i in range(300)], bad=bad))
+    assert "and 36 more (see Sites): dropped, no answer within 3600 s" in flat(page.text)
+    for name in bad:
+        assert re.search(rf'<td class="name">{name}</td><td class="reason"><span class="bad">dropped</span>', html)
+
+
+def test_a_site_that_never_answered_is_named(tmp_path: Path) -> None:
+    make_run(tmp_path, ["a", "b"])
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"event": "invited", "site": "silent"}\n')
+    assert "silent: no reply, invited, but nothing came back" in flat(report(tmp_path)[1].text)
+
+
+def test_rejections_without_an_event_are_still_counted(tmp_path: Path) -> None:
+    make_run(tmp_path, ["a", "b"], metrics={"sites": {"invited": 5, "used": 2, "rejected": 3}})
+    text = flat(report(tmp_path)[1].text)
+    assert "3 of 5 sites are not in this result" in text
+    assert "3 more: rejected, events.jsonl does not say which or why" in text
+
+
+def test_names_and_reasons_are_text_and_never_markup(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    escape = "</svg></td>\"'><img src=x onerror=alert(2)>"
+    names = [evil, escape, "$x_{$", "back\u202ewards", "lone\ud800", "\x00null", "病院", "n" * 500]
+    bad = {evil: ("rejected", evil), "$x_{$": ("dropped", escape)}
+    html, page = report(make_run(tmp_path, names, classes=[evil, escape, "$\\frac{"], bad=bad))
+    assert not {"script", "img"} & set(page.tags)
+    assert page.handlers == []
+    assert "\u202e" not in html
+    assert "\x00" not in html
+    assert evil in unescape(html)
+
+
+def test_the_same_folder_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path, [str(i) for i in range(40)], classes=[f"c{i}" for i in range(120)])
+    first = write_report(tmp_path).read_bytes()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert write_report(tmp_path).read_bytes() == first
+
+
+def test_a_failed_run_says_why(tmp_path: Path) -> None:
+    events = [
+        {"event": "invited", "site": "0"},
+        {"event": "invited", "site": "1"},
+        {"event": "replied", "site": "0", "bytes": 1200, "counts": {"cat": 3}},
+        {"event": "failed", "reason": "1 of 2 sites replied, quorum needs 2"},
+    ]
+    (tmp_path / "events.jsonl").write_text("\n".join(map(json.dumps, events)) + '\n{"event": "tru')
+    _, page = report(tmp_path)
+    text = flat(page.text)
+    assert "This run did not finish: 1 of 2 sites had replied." in text
+    assert "The run failed 1 of 2 sites replied, quorum needs 2" in text
+    for note in ("metrics.json is missing", "manifest.json is missing", "events.jsonl has 1 unreadable line,"):
+        assert note in text
+    assert "Not drawn" in text
+
+
+def test_the_failure_in_the_metrics_wins(tmp_path: Path) -> None:
+    make_run(tmp_path, ["a"], metrics={"status": "failed", "failure": "the head diverged"})
+    text = flat(report(tmp_path)[1].text)
+    assert "FedPFT did not finish" in text
+    assert "The run failed the head diverged" in text
+
+
+@pytest.mark.parametrize("part", ["metrics.json", "manifest.json", "events.jsonl", "projection.json"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"accuracy": 3, "sites": [], "config": 1, "real": {"x": "a"}}'])
+def test_a_broken_part_never_stops_the_report(tmp_path: Path, part: str, content: str) -> None:
+    make_run(tmp_path, DIGITS)
+    (tmp_path / part).write_text(content)
+    assert "</html>" in report(tmp_path)[0]
+
+
+def test_numbers_that_are_none_are_treated_as_missing(tmp_path: Path) -> None:
+    accuracy = {"model": float("nan"), "oracle": None, "per_site": {"a": "high", "b": True}}
+    html, page = report(make_run(tmp_path, ["a", "b"], metrics={"accuracy": accuracy, "seconds": None}))
+    assert "its accuracy was not measured" in flat(page.text)
+    assert "nan%" not in html
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
+def test_a_folder_that_is_no_run_folder_is_refused(tmp_path: Path, make: Any) -> None:
+    make(tmp_path / "runs")
+    with pytest.raises(RunError, match=r"runs' is no run folder"):
+        write_report(tmp_path / "runs")
+
+
+def test_changed_settings_stand_beside_their_default(tmp_path: Path) -> None:
+    html, _ = report(make_run(tmp_path, ["a"]))
+    changed = re.findall(r'<tr class="changed">(.*?)</tr>', html)
+    assert [re.sub(r"<[^>]*>", " ", row).split() for row in changed] == [["fedpft.rank", "64", "16"]]
+
+
+def test_without_privacy_the_report_says_so(tmp_path: Path) -> None:
+    assert "Nothing protects single records in this run" in report(make_run(tmp_path, ["a"]))[1].text
+
+
+def test_privacy_is_listed_by_site_and_a_site_without_budget_is_named(tmp_path: Path) -> None:
+    privacy = {"epsilon": 1.5, "delta": 1e-05, "per_site": {"a": {"epsilon": 1.5, "delta": 1e-05}}}
+    _, page = report(make_run(tmp_path, ["a", "b"], metrics={"privacy": privacy}))
+    text = flat(page.text)
+    assert "Nothing protects single records in this run" not in text
+    assert "ε = 1.5" in text
+    assert "No budget is recorded for b:" in text
+
+
+def test_counts_never_reported_stay_empty_instead_of_zero() -> None:
+    counts = np.array([[1.0, 0.0], [np.nan, np.nan]])
+    drawn = re.findall(r">(\d+)</text>", plots.class_counts(["x", "y"], ["p", "q"], counts))
+    assert drawn == ["1", "0"]
+
+
+@pytest.mark.parametrize(("sites", "classes"), [(1, 2), (24, 24), (25, 2), (2, 1000), (1000, 1000)])
+def test_the_class_picture_stays_small_at_any_size(sites: int, classes: int) -> None:
+    counts = np.random.default_rng(0).integers(0, 50, (sites, classes)).astype(np.float64)
+    svg = plots.class_counts([str(i) for i in range(sites)], [str(i) for i in range(classes)], counts)
+    assert len(svg) < 400_000
+    assert svg.count("<text") < 700
+
+
+def test_labels_never_overlap_and_stay_in_the_picture() -> None:
+    size = (1.0, 0.4)
+    placed = np.array(svg.apart([(0.5, 0.5)] * 5, [size] * 5, (1.0, 3.0)))
+    assert np.diff(np.sort(placed[:, 1])).min() > 0.39
+    assert placed[:, 1].min() >= 0.2
+    assert placed[:, 1].max() <= 2.8
+
+
+@pytest.mark.parametrize("values", [[0.5], [0.98, 1.0], [0.0, 0.01], [0.68, 0.70, 0.55], [0.1, 0.9]])
+def test_the_accuracy_axis_holds_all_values_and_never_exaggerates(values: list[float]) -> None:
+    low, high = svg.accuracy_range(values)
+    assert 0 <= low <= min(values)
+    assert max(values) <= high <= 1.02
+    assert high - low >= 0.1
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (182_000, "182 kB"), (999_999, "1 MB"), (1.82e6, "1.82 MB")],
+)
+def test_bytes_are_said_in_decimal_units(count: float, text: str) -> None:
+    assert units.human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.02, "20 ms"), (3.21, "3.2 s"), (59.97, "1 min"), (125, "2 min 5 s"), (3599.9, "1 h"), (4320, "1 h 12 min")],
+)
+def test_durations_are_said_in_human_units(seconds: float, text: str) -> None:
+    assert units.human_seconds(seconds) == text
+
+
+@pytest.mark.parametrize("content", [b"", b"no safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00{}              "])
+def test_a_broken_sheet_of_images_is_left_out(tmp_path: Path, content: bytes) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.json").write_text('{"status": "ok", "method": "fedlap"}')
+    (folder / "synthetic-first.safetensors").write_bytes(content)
+    assert "What the sites sent" not in write_report(folder).read_text()
+
+
+def test_runs_are_drawn_beside_each_other_and_those_without_a_curve_refused(tmp_path: Path) -> None:
+    for name, rounds in (("a-111111", [0.2, 0.5]), ("b-222222", [0.3, 0.4]), ("c-333333", [])):
+        (tmp_path / name).mkdir()
+        told = [{"round": i + 1, "accuracy": a, "bytes_up": 1000 * (i + 1)} for i, a in enumerate(rounds)]
+        told = told or [{"round": 1, "accuracy": None}]
+        (tmp_path / name / "metrics.json").write_text(json.dumps({"status": "ok", "method": "fedavg", "rounds": told}))
+    page = write_report(tmp_path / "a-111111", [tmp_path / "b-222222"]).read_text()
+    assert "Beside other runs" in page
+    assert "FedAvg 222222" in page
+    with pytest.raises(RunError, match="c-333333"):
+        write_report(tmp_path / "a-111111", [tmp_path / "c-333333"])

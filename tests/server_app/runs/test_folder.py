@@ -1,0 +1,158 @@
+import json
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from common.config.run_config import RunConfig, parse_run_config, run_digest
+from common.errors import RunError
+from common.models.classifiers import Head
+from common.surrogates.surrogates import Header
+from common.wire.records import unpack_surrogate
+from server_app.runs.folder import RunFolder, flatten, read_json, read_payloads, save_model
+from strategies.base.outcome import Outcome, Points, Site
+from tests.grid import InProcessGrid, default_run_config, run_federation, sites
+
+HEADER = Header("fedpft", "r", "coordinator", "f" * 64, ("cat", "dog"))
+HEAD = Head(HEADER, torch.arange(6.0).reshape(2, 3), torch.tensor([0.5, -0.5]))
+
+
+def run_folder(tmp_path: Path, **settings: object) -> RunFolder:
+    return RunFolder(RunConfig(output_dir=str(tmp_path / "runs"), **settings), 42)  # type: ignore[arg-type]
+
+
+def test_a_run_just_started_can_be_read(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path).path
+    assert read_json(folder, "metrics.json")["status"] == "running"
+    assert read_json(folder, "manifest.json")["flower_run_id"] == "42"
+    assert list((folder / "surrogates").iterdir()) == []
+
+
+def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    assert len({run_folder(tmp_path).path for _ in range(10)}) == 10
+
+
+def test_the_manifest_is_enough_to_repeat_the_run(tmp_path: Path) -> None:
+    settings = {"classes": ("3", "1"), "alpha": 0.3, "seed": 9, "dataset": ("a", "b")}
+    folder = run_folder(tmp_path, **settings)
+    manifest = read_json(folder.path, "manifest.json")
+    assert parse_run_config(manifest["config"]) == folder.config
+    assert manifest["run"] == run_digest(folder.config)
+    assert set(manifest) >= {"config", "versions", "seed", "run", "git_commit", "started"}
+    assert {"flwr", "torch", "numpy"} <= set(manifest["versions"])
+
+
+def test_the_defaults_in_pyproject_are_the_defaults_of_the_code() -> None:
+    assert parse_run_config(default_run_config()) == RunConfig()
+    assert flatten(RunConfig().model_dump(by_alias=True, mode="json")) == default_run_config()
+
+
+def test_events_are_one_line_each_whatever_is_in_them(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    folder.event("rejected", site="a", reason="two\nlines \u2028 and \ud800", nothing=None)
+    folder.event("done")
+    text = (folder.path / "events.jsonl").read_text()
+    first, second = (json.loads(line) for line in text.splitlines())
+    assert first["reason"] == "two\nlines \u2028 and \ud800"
+    assert "nothing" not in first
+    assert second["event"] == "done"
+    assert first["time"] <= second["time"]
+
+
+def test_metrics_count_every_site_once(tmp_path: Path) -> None:
+    sites = {
+        1: Site("a", "used", "", 100, 10, 8, 6),
+        2: Site("b", "rejected", "nan", 30, 10),
+        3: Site("node 3", bytes_down=10),
+    }
+    folder = run_folder(tmp_path)
+    folder.finish(Outcome(sites, seconds={"fit": 1.23456}), "failed", "quorum missed")
+    metrics = read_json(folder.path, "metrics.json")
+    assert metrics["sites"] == {"invited": 3, "used": 1, "rejected": 1, "dropped": 1}
+    assert metrics["accuracy"] == {"per_site": {"a": 0.75}}
+    assert metrics["bytes"]["up_per_site"] == {"a": 100, "b": 30, "node 3": 0}
+    assert (metrics["bytes"]["up"], metrics["bytes"]["down"]) == (130, 30)
+    assert (metrics["status"], metrics["failure"], metrics["rounds"]) == ("failed", "quorum missed", [])
+    assert metrics["seconds"]["fit"] == 1.235
+    assert not (folder.path / "model.safetensors").exists()
+
+
+def test_a_learned_head_is_kept_with_its_picture(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    points = {"synthetic": Points([0.0], [1.0], [0]), "real": Points([], [], [])}
+    folder.finish(Outcome(model=HEAD, accuracy={"model": 0.5}, points=points), "ok")
+    assert read_json(folder.path, "manifest.json")["classes"] == ["cat", "dog"]
+    assert read_json(folder.path, "projection.json")["synthetic"] == {"x": [0.0], "y": [1.0], "label": [0]}
+    assert read_json(folder.path, "metrics.json")["rounds"][0]["accuracy"] == 0.5
+    assert not list(folder.path.glob(".*"))
+
+
+def test_a_head_is_written_in_32_bit_with_its_classes(tmp_path: Path) -> None:
+    save_model(Head(HEADER, HEAD.weight.T.contiguous().T, HEAD.bias), tmp_path / "m.safetensors")
+    with safe_open(tmp_path / "m.safetensors", "pt") as file:
+        assert file.get_tensor("weight").equal(HEAD.weight)
+        assert file.get_tensor("weight").dtype == torch.float32
+        assert json.loads(file.metadata()["classes"]) == ["cat", "dog"]
+        assert file.metadata()["fingerprint"] == "f" * 64
+
+
+def test_what_was_refused_is_not_kept(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    folder.surrogate("a", b"1")
+    folder.discard("a")
+    folder.discard("never-there")
+    assert list((folder.path / "surrogates").iterdir()) == []
+
+
+def test_a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"no run folder: manifest.json cannot be read \(FileNotFoundError\)"):
+        read_json(tmp_path, "manifest.json")
+    for content in ("{", "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), ""):
+        (tmp_path / "manifest.json").write_text(content)
+        with pytest.raises(RunError, match="is no run folder"):
+            read_json(tmp_path, "manifest.json")
+    (tmp_path / "manifest.json").write_text("[]")
+    with pytest.raises(RunError, match="does not hold a JSON object"):
+        read_json(tmp_path, "manifest.json")
+    with pytest.raises(RunError, match="holds no surrogates"):
+        read_payloads(tmp_path)
+
+
+def test_an_event_that_the_disk_takes_only_a_part_of_is_not_there_at_all(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    folder.event("configured", method="fedpft")
+    events = folder.path / "events.jsonl"
+    before = events.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
+    try:
+        with pytest.raises(OSError, match="only a part"):
+            folder.event("invited", sites=3)
+        with pytest.raises(OSError, match="too large"):
+            folder.keep("checkpoint", bytes(2 * len(before)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert events.read_bytes() == before
+    assert not [file for file in folder.path.iterdir() if file.name.startswith(".checkpoint")]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(0), MemoryError("out of it")])
+def test_a_run_that_is_stopped_leaves_a_complete_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise stop
+
+    monkeypatch.setattr("strategies.fedpft.strategy.learn", fail)
+    with pytest.raises(type(stop)):
+        run_federation(tmp_path, InProcessGrid(sites(2)))
+    (folder,) = (tmp_path / "runs").iterdir()
+    metrics = read_json(folder, "metrics.json")
+    assert metrics["status"] == "failed"
+    assert type(stop).__name__ in metrics["failure"]
+    assert metrics["sites"] == {"invited": 2, "used": 2, "rejected": 0, "dropped": 0}
+    assert {unpack_surrogate(each).header.site for each in read_payloads(folder)} == {"0", "1"}
+    assert type(stop).__name__ in (folder / "report.html").read_text()
+    assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["event"] == "failed"

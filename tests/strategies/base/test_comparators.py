@@ -1,0 +1,163 @@
+"""Every method as a run: finishes, learns, survives a site that fails, and resumes where rounds are many."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from common.errors import ConfigError, RunError
+from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_federation, sites
+
+quick = partial(run_federation, report=False)
+SMALL: dict[str, Any] = {"head.min-steps": 60, "head.epochs": 2, "fedavg.local-epochs": 2, "fedavg.rounds": 2, "alpha": 1.0}
+PRIVATE: dict[str, Any] = {
+    "epsilon": 8.0,
+    "delta": 1e-5,
+    "fedavg.sample-rate": 1.0,
+    "fedavg.local-epochs": 3,
+    "fedavg.batch-size": 512,
+}
+# Least accuracy on the digits, far above the tenth of a guess, and how often sites answer with an update.
+METHODS: dict[str, tuple[dict[str, Any], float]] = {
+    "local": ({}, 0.4),
+    "ensemble": ({}, 0.7),
+    "average": ({}, 0.7),
+    "fedbe": ({}, 0.6),
+    "fedkt": ({}, 0.4),
+    "kd": ({}, 0.6),
+    "fedavg": ({}, 0.75),
+    "fedprox": ({}, 0.75),
+    "fedyogi": ({"fedavg.server-learning-rate": 0.1}, 0.5),
+    "fedsgd": ({}, 0.2),
+    "scaffold": ({}, 0.7),
+    "dsfl": ({}, 0.7),
+    "fedlambda": ({}, 0.75),
+    "knn-per": ({}, 0.75),
+    "dp-fedavg": (PRIVATE, 0.3),
+    "dp-fedprox": (PRIVATE, 0.3),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+
+
+def used(folder: Path) -> Json:
+    metrics = metrics_of(folder)
+    assert metrics["status"] == "ok"
+    return metrics
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_from_three_sites(tmp_path: Path, method: str) -> None:
+    settings, least = METHODS[method]
+    metrics = used(quick(tmp_path, sites(3), method=method, **SMALL | settings))
+    assert metrics["sites"] == {"invited": 3, "used": 3, "rejected": 0, "dropped": 0}
+    assert metrics["accuracy"]["model"] > least
+    assert set(metrics["accuracy"]["per_site"]) == {"0", "1", "2"}
+    assert (metrics["privacy"] is None) == (not method.startswith("dp-"))
+
+
+def test_what_a_site_keeps_of_its_own_makes_it_better_there(tmp_path: Path) -> None:
+    own = {}
+    for method in ("fedavg", "fedlambda", "knn-per"):
+        per_site = used(quick(tmp_path / method, sites(3), method=method, **SMALL | {"alpha": 0.3}))["accuracy"]["per_site"]
+        own[method] = sum(per_site.values()) / 3
+    assert min(own["fedlambda"], own["knn-per"]) > own["fedavg"]
+
+
+def test_privacy_of_many_rounds_is_one_promise(tmp_path: Path) -> None:
+    metrics = used(quick(tmp_path, sites(2), method="dp-fedavg", **SMALL | PRIVATE))
+    card = metrics["privacy"]
+    assert (card["mechanism"], card["epsilon"], card["relation"]) == ("dp-sgd", 8.0, "add or remove one record")
+    assert "all rounds together" in card["covers"]
+    ledgers = list((tmp_path / "site-state").rglob("*.jsonl"))
+    releases = [json.loads(line) for file in ledgers for line in file.read_text().splitlines()]
+    rounds = [(entry["round"], entry["events"][0]["count"]) for entry in releases if entry["kind"] == "release"]
+    assert sorted(rounds) == [(1, 3), (1, 3), (2, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "scaffold"}])
+def test_the_convnet_is_trained_in_rounds_as_well(tmp_path: Path, settings: dict[str, Any]) -> None:
+    convnet = {"method": "fedavg", "fedavg.model": "convnet", "fedavg.width": 8, "fedavg.batch-size": 16, "partition": "iid"}
+    folder = quick(tmp_path, sites(2), **SMALL | convnet | settings)
+    assert used(folder)["accuracy"]["model"] > 0.3
+    with safe_open(folder / "model.safetensors", "pt") as model:
+        assert model.metadata()["kind"] == "convnet"
+        assert "convolution1.weight" in model.keys()  # noqa: SIM118 - it has no other
+
+
+def test_a_convnet_that_cannot_be_built_is_refused_in_one_line(tmp_path: Path) -> None:
+    odd = {"fedavg.model": "convnet", "backbone": "pixels:rgb", "image-size": 5}
+    with pytest.raises(ConfigError, match="set image-size to 6"):
+        quick(tmp_path, sites(2), method="fedavg", **SMALL | odd)
+
+
+def test_rounds_are_recorded_one_by_one(tmp_path: Path) -> None:
+    metrics = used(quick(tmp_path, sites(2), method="fedavg", **SMALL))
+    assert [entry["round"] for entry in metrics["rounds"]] == [1, 2]
+    assert metrics["rounds"][0]["bytes_up"] < metrics["rounds"][1]["bytes_up"] <= metrics["bytes"]["up"]
+    assert metrics["rounds"][1]["accuracy"] == pytest.approx(metrics["accuracy"]["model"])
+
+
+def test_a_site_that_fails_a_round_is_named_and_asked_again(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
+    folder = quick(tmp_path, grid, method="fedavg", **SMALL | {"deadline": 0.3})
+    dropped = [event for event in events_of(folder) if event["event"] == "dropped"]
+    assert [event.get("round") for event in dropped] == [1, 2]
+    assert used(folder)["sites"] == {"invited": 3, "used": 2, "rejected": 0, "dropped": 1}
+
+
+def test_nonsense_from_one_site_moves_nothing(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(3), {1: Fault(payload=lambda payload: payload[:-3])})
+    metrics = used(quick(tmp_path, grid, method="fedavg", **SMALL))
+    assert metrics["sites"]["rejected"] == 1
+    grid = InProcessGrid(sites(3), {1: Fault(payload=lambda payload: payload[:-3])})
+    assert used(quick(tmp_path, grid, method="average", **SMALL))["sites"]["rejected"] == 1
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedyogi", "scaffold"])
+def test_a_run_resumes_from_its_last_round_and_ends_where_it_would_have(tmp_path: Path, method: str) -> None:
+    settings = SMALL | {"method": method, "fedavg.rounds": 3}
+    whole = quick(tmp_path / "whole", sites(2), **settings)
+    grid = InProcessGrid(sites(2))
+    asked = grid.push_messages
+
+    def dies(messages: Any) -> Any:
+        chosen = list(messages)
+        if any(m.metadata.message_type == "train" for m in chosen) and len(list(rounds_done())) == 2:
+            raise ConnectionError("the SuperLink is gone")
+        return asked(chosen)
+
+    def rounds_done() -> Any:
+        return [e for f in (tmp_path / "half" / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+
+    grid.push_messages = dies  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        quick(tmp_path / "half", grid, **settings)
+    (half,) = (tmp_path / "half" / "runs").iterdir()
+    assert metrics_of(half)["status"] == "failed"
+    resumed = quick(tmp_path / "half", sites(2), **settings, resume=str(half))
+    assert [entry["round"] for entry in metrics_of(resumed)["rounds"]] == [1, 2, 3]
+    with safe_open(whole / "model.safetensors", "pt") as one, safe_open(resumed / "model.safetensors", "pt") as other:
+        assert bool((one.get_tensor("weight") == other.get_tensor("weight")).all())
+
+
+def test_only_a_run_with_the_same_settings_can_be_resumed(tmp_path: Path) -> None:
+    folder = quick(tmp_path, sites(2), method="fedavg", **SMALL)
+    with pytest.raises(RunError, match="other settings"):
+        quick(tmp_path, sites(2), method="fedavg", **SMALL | {"fedavg.local-epochs": 3}, resume=str(folder))
+    with pytest.raises(RunError, match="cannot be read"):
+        quick(tmp_path, sites(2), method="fedavg", **SMALL, resume=str(tmp_path))
+
+
+def test_a_missed_quorum_leaves_a_checkpoint_and_says_so(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(2), {0: Fault(offline=True)})
+    with pytest.raises(RunError, match=r"round 1: quorum missed.*resume"):
+        quick(tmp_path, grid, method="fedavg", **SMALL | {"deadline": 0.3, "quorum": 1.0})

@@ -1,0 +1,249 @@
+"""What a site sends is checked before anything is learned from it: a wrong reply is refused with the reason, and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from common.errors import RunError
+from common.wire import surrogate_pb2 as pb
+from common.wire.float16 import pack, unpack
+from common.wire.records import INFO, PAYLOAD
+from tests.grid import (
+    FAST,
+    SECRET,
+    Fault,
+    InProcessGrid,
+    events_of,
+    files_with,
+    metrics_of,
+    outcome,
+    replace_payload,
+    run_federation,
+    sites,
+    surrogates_of,
+)
+
+quick = partial(run_federation, report=False)
+Change = Callable[[pb.Surrogate], None]
+SHORT = {"deadline": 0.15}
+DIAG = FAST | {"fedpft.covariance": "diag", "fedpft.components": 2, "partition": "iid"}
+DIGITS = ",".join(map(str, range(10)))
+
+
+@pytest.fixture(autouse=True)
+def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+
+
+def edit(change: Change) -> Fault:
+    """A site that changes its surrogate before it sends it."""
+
+    def rewrite(payload: bytes) -> bytes:
+        message = pb.Surrogate.FromString(payload)
+        change(message)
+        return message.SerializeToString(deterministic=True)
+
+    return Fault(payload=rewrite)
+
+
+def info(**fields: Any) -> Fault:
+    """A site that changes what it says beside its surrogate."""
+
+    def rewrite(record: RecordDict) -> None:
+        record[INFO] = ConfigRecord(dict(record.config_records[INFO]) | {k.replace("_", "-"): v for k, v in fields.items()})
+
+    return Fault(reply=rewrite)
+
+
+def halves(field: str, *values: float) -> Change:
+    """Overwrite the first numbers of a table."""
+
+    def change(message: pb.Surrogate) -> None:
+        mixtures = message.mixtures
+        table = mixtures.spread[0] if field == "spread" else getattr(mixtures, field)
+        table.data = np.array(values, dtype="<f2").tobytes() + table.data[2 * len(values) :]
+
+    return change
+
+
+def narrow(message: pb.Surrogate) -> None:
+    """A consistent surrogate of one dimension fewer."""
+    for name, table in (("means", message.mixtures.means), ("variances", message.mixtures.spread[0])):
+        values = unpack(table, name, tuple(table.shape))
+        table.CopyFrom(pack(values[:, :-1], logarithm=table.logarithm))
+
+
+def ragged(message: pb.Surrogate) -> None:
+    message.mixtures.means.shape[1] = 32
+
+
+def counts(value: int) -> Change:
+    def change(message: pb.Surrogate) -> None:
+        message.mixtures.counts[3] = value
+
+    return change
+
+
+def header(**fields: str) -> Change:
+    def change(message: pb.Surrogate) -> None:
+        for name, value in fields.items():
+            setattr(message.header, name, value)
+
+    return change
+
+
+def classes(*names: str) -> Change:
+    def change(message: pb.Surrogate) -> None:
+        message.header.classes[: len(names)] = names
+
+    return change
+
+
+def scaled_weights(message: pb.Surrogate) -> None:
+    message.mixtures.weights.scale *= 2
+
+
+def negative_weight(message: pb.Surrogate) -> None:
+    weights = message.mixtures.weights
+    values = unpack(weights, "weights", tuple(weights.shape))
+    values[0], values[1] = -0.5, 1.5
+    weights.CopyFrom(pack(values))
+
+
+def other_family(message: pb.Surrogate) -> None:
+    total = sum(message.mixtures.components)
+    message.mixtures.covariance = "spherical"
+    variances = unpack(message.mixtures.spread[0], "variances", (total, 64))
+    message.mixtures.spread[0].CopyFrom(pack(variances.mean(1), logarithm=True))
+
+
+TAMPERED: dict[str, tuple[Fault, str]] = {
+    "nan": (edit(halves("means", np.nan)), "means hold a number that is not finite"),
+    "infinity": (edit(halves("means", np.inf)), "means hold a number that is not finite"),
+    "infinite variance": (edit(halves("spread", 6e4)), "variances hold a number that is not finite"),
+    "scale": (edit(lambda m: setattr(m.mixtures.means, "scale", float("nan"))), "means with scale nan"),
+    "overflow": (edit(lambda m: setattr(m.mixtures.means, "scale", 1e30)), "too large"),
+    "dimension": (edit(narrow), "features of dimension 63; the other sites have 64"),
+    "ragged": (edit(ragged), "fill the shape"),
+    "huge count": (edit(counts(10**12)), "a class of 1000000000000 records"),
+    "negative count": (edit(counts(2**64 - 1)), "a class of 18446744073709551615 records"),
+    "no records": (edit(counts(0)), "1 to 100000000 are allowed"),
+    "unknown class": (edit(classes("plague")), "unknown class 'plague'"),
+    "class twice": (edit(classes("1")), "a class is named twice"),
+    "nameless class": (edit(classes("")), "a class without a name"),
+    "heavy weights": (edit(scaled_weights), "sum to 2, not to one"),
+    "negative weight": (edit(negative_weight), "mixture weights"),
+    "fingerprint": (edit(header(fingerprint="f" * 64)), "backbone fingerprint"),
+    "run": (edit(header(run="0123456789abcdef")), "run '0123456789abcdef' is not this run's"),
+    "method": (edit(header(method="fedlap")), "method 'fedlap' is not this run's 'fedpft'"),
+    "family": (edit(other_family), "covariance 'spherical', asked for 'diag'"),
+    "schema": (edit(lambda m: setattr(m.header, "schema", 9)), "schema version 9"),
+    "another site": (edit(header(site="0")), "which is another site"),
+    "no body": (edit(lambda m: m.ClearField("mixtures")), "0 counts"),
+    "empty": (Fault(payload=lambda payload: b""), "schema version 0"),
+    "noise": (Fault(payload=lambda payload: b"\xff" * 500), "500 bytes that are no surrogate"),
+    "cut off": (Fault(payload=lambda payload: payload[:-1]), "bytes that are no surrogate"),
+    "no payload": (Fault(reply=lambda record: record.pop(PAYLOAD)), "a reply without a surrogate"),
+    "no array": (Fault(reply=lambda record: record.update({PAYLOAD: ArrayRecord()})), "a reply without a surrogate"),
+    "no info": (Fault(reply=lambda record: record.pop(INFO)), "announced"),
+    "unknown code": (info(status="see /mnt/" + SECRET), "the site failed; its own log says why"),
+    "uncountable": (info(extra=[]), "cannot be counted"),
+    "traversal": (info(site="../../" + SECRET), "which is another site"),
+}
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_a_tampered_reply_is_refused_with_the_reason(tmp_path: Path, case: str) -> None:
+    fault, reason = TAMPERED[case]
+    grid = InProcessGrid(sites(3), {1: fault})
+    folder = run_federation(tmp_path, grid, report=case in ("unknown code", "traversal"), classes=DIGITS, **DIAG)
+    nameless = case in ("no info", "uncountable", "traversal")
+    found = outcome(folder, "node 1002" if nameless else "1", "rejected")
+    assert reason in found
+    assert "\n" not in found
+    assert set(surrogates_of(folder)) == {"0.pb", "2.pb"}, "relearn would learn from what was refused"
+    assert not files_with(SECRET, folder)
+    assert 1 not in grid.asked("evaluate")
+
+
+def test_a_payload_larger_than_announced_is_refused_unread(tmp_path: Path) -> None:
+    def swell(record: RecordDict) -> None:
+        payload = record.array_records[PAYLOAD][PAYLOAD].data
+        replace_payload(record, payload * 10, announced=len(payload))
+
+    folder = quick(tmp_path, InProcessGrid(sites(3), {1: Fault(reply=swell)}), **DIAG)
+    assert "were announced" in outcome(folder, "node 1002", "rejected")
+
+
+def test_a_payload_larger_than_the_run_allows_is_refused_unread(tmp_path: Path) -> None:
+    fault = Fault(payload=lambda payload: b"\0" * (2**20 + 1))
+    folder = quick(tmp_path, InProcessGrid(sites(3), {1: fault}), max_payload_mib=1, **DIAG)
+    assert "at most 1048576 are allowed" in outcome(folder, "node 1002", "rejected")
+
+
+def test_more_than_was_asked_for_is_refused(tmp_path: Path) -> None:
+    def more_rank(message: pb.Surrogate) -> None:
+        table = message.mixtures.spread[1]
+        loadings = unpack(table, "loadings", tuple(table.shape))
+        table.CopyFrom(pack(loadings.repeat(1, 2)))
+
+    settings = FAST | {"partition": "iid", "fedpft.rank": 4}
+    folder = quick(tmp_path / "rank", InProcessGrid(sites(3), {1: edit(more_rank)}), **settings)
+    assert "rank 8, asked for at most 4" in outcome(folder, "1", "rejected")
+    with_two = settings | {"fedpft.components": 2}
+    fault = edit(lambda message: message.mixtures.components.__setitem__(slice(0, 2), [3, 1]))
+    folder = quick(tmp_path / "components", InProcessGrid(sites(3), {1: fault}), **with_two)
+    assert "3 components in a class, asked for at most 2" in outcome(folder, "1", "rejected")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, "/mnt/" + SECRET, [1.0, 2.0]])
+def test_what_a_site_says_of_its_time_cannot_spoil_the_metrics(tmp_path: Path, value: Any) -> None:
+    folder = quick(tmp_path, InProcessGrid(sites(3), {1: info(fit_seconds=value)}), **FAST)
+    metrics = metrics_of(folder)
+    assert metrics["sites"]["used"] == 3
+    assert 0 <= metrics["seconds"]["fit"] < 100
+    assert not files_with(SECRET, folder)
+    assert "NaN" not in (folder / "events.jsonl").read_text()
+
+
+def test_a_site_cannot_claim_more_right_answers_than_records(tmp_path: Path) -> None:
+    def boast(record: RecordDict) -> None:
+        record.config_records[INFO]["correct"] = 10**6
+
+    folder = quick(tmp_path, InProcessGrid(sites(3), {1: Fault(reply=boast, kind="evaluate")}), **FAST)
+    assert set(metrics_of(folder)["accuracy"]["per_site"]) == {"0", "2"}
+    (failed,) = (event for event in events_of(folder) if event["event"] == "evaluation-failed")
+    assert failed["site"] == "1"
+
+
+@pytest.mark.parametrize("change", [narrow, header(fingerprint="f" * 64), header(site="2"), halves("means", np.nan)])
+def test_a_late_surrogate_passes_the_same_checks(tmp_path: Path, change: Change) -> None:
+    fault = Fault(late="evaluate", payload=edit(change).payload)
+    folder = quick(tmp_path, InProcessGrid(sites(3), {1: fault}), **DIAG, **SHORT)
+    assert set(surrogates_of(folder)) == {"0.pb", "2.pb"}
+    assert metrics_of(folder)["sites"] == {"invited": 3, "used": 2, "rejected": 1, "dropped": 0}
+
+
+def test_a_refused_site_does_not_block_its_name(tmp_path: Path) -> None:
+    nodes = sites(3, site="clinic")
+    nodes[0]["site"], nodes[2]["site"] = "north", "clinic"
+    grid = InProcessGrid(nodes, {1: edit(halves("means", np.nan)), 2: Fault(pulls=3)})
+    folder = quick(tmp_path, grid, **FAST)
+    assert set(surrogates_of(folder)) == {"north.pb", "clinic.pb"}
+    assert set(metrics_of(folder)["bytes"]["up_per_site"]) == {"north", "clinic", "node 1002"}
+
+
+def test_most_sites_decide_which_backbone_it_is_unless_the_run_says(tmp_path: Path) -> None:
+    other = "f" * 64
+    folder = quick(tmp_path / "most", InProcessGrid(sites(3), {1: edit(header(fingerprint=other))}), **DIAG)
+    assert "differs from the other sites'" in outcome(folder, "1", "rejected")
+    grid = InProcessGrid(sites(3), {1: edit(header(fingerprint=other))})
+    with pytest.raises(RunError, match="1 of 3 sites can be used"):
+        quick(tmp_path / "told", grid, fingerprint=other, **DIAG)

@@ -1,0 +1,111 @@
+"""What a coordinator makes of class sums and of decoders' updates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import RunError
+from common.models.generators import COUNTS, MEANS, SUMS
+from common.models.parameters import Parameters
+from common.privacy.claims import make_claim, opening_noise
+from common.surrogates.surrogates import Header
+from strategies.base.training import Training
+from strategies.dpcvae.generating import SIZES, class_means, expected_shapes, head_of, take_in
+
+CLASSES = ("a", "b", "c")
+PRIVATE: dict[str, Any] = {"epsilon": 6.0, "delta": 1e-5}
+
+
+def run(**settings: Any) -> RunConfig:
+    return parse_run_config({"method": "dpcvae", "dpcvae.latent": 2, "dpcvae.hidden": 0} | settings)
+
+
+def told(site: str, counts: list[float], sums: torch.Tensor, config: RunConfig) -> Parameters:
+    header = Header("dpcvae", "run", site, "f", CLASSES)
+    return Parameters(header, 1, {COUNTS: torch.tensor(counts), SUMS: sums}, 0, make_claim(config, "record"))
+
+
+def moved(site: str, by: float, training: Training) -> Parameters:
+    tensors = {name: torch.full(shape, by) for name, shape in expected_shapes(training).items()}
+    return Parameters(Header("dpcvae", "run", site, "f", CLASSES), training.round + 1, tensors, 0)
+
+
+def begun(config: RunConfig) -> Training:
+    training = Training.begin(config, CLASSES, "f", 4)
+    one = torch.tensor([[3.0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    other = torch.tensor([[0, 1.0, 0, 0], [0, 2.0, 0, 0], [0, 0, 0, 0]])
+    take_in(training, [told("one", [3, 0, 0], one, config), told("other", [1, 4, 0], other, config)])
+    return training
+
+
+def test_class_means_are_those_of_all_records_of_all_sites() -> None:
+    training = begun(run())
+    assert training.model[COUNTS].tolist() == [4, 4, 0]
+    means = training.model[MEANS] / 2
+    assert means[0].tolist() == [0.75, 0.25, 0, 0]
+    assert means[1].tolist() == [0, 0.5, 0, 0]
+    # A class nobody has stands where all are.
+    assert torch.allclose(means[2], torch.tensor([3.0, 3.0, 0, 0]) / 8)
+    assert training.round == 1
+    assert training.confirmed == {"one": 1, "other": 1}
+
+
+def test_decoders_are_averaged_by_the_sizes_told_in_single_precision() -> None:
+    training = begun(run())
+    before = training.model["linear.weight"]
+    take_in(training, [moved("one", 1.0, training), moved("other", 5.0, training)])
+    # Three records against five.
+    assert torch.allclose(training.model["linear.weight"] - before, torch.tensor(3.5))
+    assert training.model["linear.weight"].dtype == torch.float32
+    equal = begun(run(**{"dpcvae.weights": "equal"}))
+    before = equal.model["linear.weight"]
+    take_in(equal, [moved("one", 1.0, equal), moved("other", 5.0, equal)])
+    assert torch.allclose(equal.model["linear.weight"] - before, torch.tensor(3.0))
+
+
+def test_a_site_that_came_too_late_to_tell_its_size_weighs_as_the_median_one() -> None:
+    training = begun(run())
+    before = training.model["linear.weight"]
+    assert {key for key in training.memory if key.startswith(SIZES)} == {SIZES + "one", SIZES + "other"}
+    take_in(training, [moved("late", 2.0, training), moved("other", 0.0, training)])
+    assert torch.allclose(training.model["linear.weight"] - before, torch.tensor(2.0 * 3 / 8))
+
+
+def test_means_lost_in_noise_are_drawn_to_the_mean_of_all() -> None:
+    config = run(**PRIVATE)
+    noise = opening_noise(config)
+    assert noise is not None
+    random = torch.Generator().manual_seed(0)
+    d, sigma = 400, noise / 0.93**0.5
+    true = torch.nn.functional.normalize(torch.randn(3, d, generator=random), dim=1)
+    counts = torch.tensor([4000.0, 150.0, 0.0])
+    sums = counts[:, None] * true + sigma * torch.randn(3, d, generator=random)
+    replies = [told("one", counts.tolist(), sums, config)]
+    means = class_means(replies, config) / d**0.5
+    raw = sums / counts.clamp_min(1)[:, None]
+    assert float((means[0] - true[0]).norm()) < 0.05
+    assert float((means[1] - true[1]).norm()) < float((raw[1] - true[1]).norm())
+    assert float((means[2] - means[:1].mean(0)).norm()) < 0.2
+    with pytest.raises(RunError, match="no class stands out"):
+        class_means([told("one", [0, 0, 0], sums, config)], config)
+
+
+def test_a_checkpoint_keeps_the_sizes_and_the_means() -> None:
+    training = begun(run())
+    back = Training.load(training.config, training.save(), "file")
+    assert all(torch.equal(back.model[name], tensor) for name, tensor in training.model.items())
+    assert all(torch.equal(back.memory[name], tensor) for name, tensor in training.memory.items())
+
+
+def test_a_head_of_what_is_drawn_tells_the_classes_apart() -> None:
+    from common.models.generators import Generator
+
+    training = begun(run(**{"dpcvae.synthetic": 200}))
+    model = training.model | {MEANS: 20 * torch.eye(3, 4)}
+    head = head_of(Generator(training.header(), training.config, model), training.config)
+    assert head.scores(torch.eye(3, 4)).argmax(1).tolist() == [0, 1, 2]
+    assert head.clip == 0.0

@@ -1,0 +1,312 @@
+"""DP-CVAE as a run: learns, composes its budget, resumes, keeps encoders at home, and no site can stop it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord
+from safetensors.torch import load_file
+
+from common.costs import numbers
+from common.errors import PUBLIC_SENTENCES, RunError
+from common.models.generators import COUNTS
+from common.models.parameters import Parameters
+from common.privacy.accounting import GaussianEvent, epsilon_spent
+from common.wire.generator_files import read_generator, read_manifest
+from common.wire.model_proto import pack_parameters, unpack_parameters
+from common.wire.records import INFO, PAYLOAD
+from server_app.report.build import write_report
+from server_app.runs.plan import plan
+from tests.grid import FIRST_NODE, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+
+quick = partial(run_federation, report=False)
+SMALL: dict[str, Any] = {
+    "method": "dpcvae",
+    "dpcvae.rounds": 4,
+    "dpcvae.hidden": 0,
+    "dpcvae.synthetic": 100,
+    "head.min-steps": 100,
+    "head.epochs": 1,
+}
+PRIVATE: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-5, "classes": "0,1,2,3,4,5,6,7,8,9"}
+
+
+@pytest.fixture(autouse=True)
+def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+
+
+def tampered(change: Callable[[Parameters], Parameters]) -> Fault:
+    return Fault(payload=lambda payload: pack_parameters(change(unpack_parameters(payload))))
+
+
+def ledgers(folder: Path) -> list[list[dict[str, Any]]]:
+    """What each site has released, by site."""
+    files = sorted((folder / "site-state").rglob("*.jsonl"))
+    entries = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    return [[entry for entry in each if entry["kind"] == "release"] for each in entries]
+
+
+@pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
+@pytest.mark.parametrize("private", [False, True])
+def test_a_run_learns_and_the_sites_ledgers_hold_all_of_it(tmp_path: Path, method: str, private: bool) -> None:
+    settings = {"method": method, "dpcvae.local-epochs": 2} | (PRIVATE if private else {})
+    folder = quick(tmp_path, sites(3), **SMALL | settings)
+    metrics = metrics_of(folder)
+    assert metrics["accuracy"]["model"] > 0.6
+    assert len(metrics["rounds"]) == 4
+    assert set(metrics["downstream"]) == {"0", "1", "2"}
+    assert 0 < metrics["fidelity"]["sliced"] < metrics["fidelity"]["sinkhorn"] < 2
+    for name, row in metrics["downstream"].items():
+        assert row["accuracy-mixed"] == pytest.approx(metrics["accuracy"]["per_site"][name], abs=1e-6)
+        assert row["accuracy-local"] > 0.5
+    read_generator(folder / "generator.safetensors")
+    assert (metrics["privacy"] is None) is not private
+    if private:
+        assert metrics["rounds"][-1]["epsilon"] == pytest.approx(20.0, rel=1e-3)
+        for entries in ledgers(tmp_path):
+            assert [entry["round"] for entry in entries] == [1, 2, 3, 4]
+            spent = epsilon_spent([GaussianEvent(**event) for entry in entries for event in entry["events"]], 1e-5)
+            assert spent == pytest.approx(metrics["privacy"]["epsilon"], rel=1e-3)
+            assert spent <= 20.0 * (1 + 1e-9)
+        assert read_manifest(folder / "generator.safetensors")["privacy"]["epsilon"] == pytest.approx(20.0, rel=1e-3)
+    page = write_report(folder).read_text()
+    assert "What the synthetic embeddings are worth at each site" in page
+    assert "Real against synthetic features" in page
+    assert "Which classes each site has" in page
+    told = [event.get("counts") for event in events_of(folder) if event["event"] == "replied"]
+    assert sum(sum(counts.values()) for counts in told[:3]) == pytest.approx(1797 * 0.8, rel=0.2)
+    assert told[3:] == [None] * (len(told) - 3)
+
+
+def test_bytes_follow_the_formula_and_no_encoder_is_in_any_message(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(2))
+    settings = SMALL | {"dpcvae.hidden": 16, "dpcvae.latent": 4}
+    folder = quick(tmp_path, grid, **settings)
+    kept = [load_file(file) for file in (tmp_path / "site-state").rglob("kept-4.safetensors")]
+    assert len(kept) == 2
+    payloads = [m.content.array_records[PAYLOAD][PAYLOAD].data for m in grid.received if PAYLOAD in m.content.array_records]
+    config = json.loads((folder / "manifest.json").read_text())["config"]
+    assert config["dpcvae.hidden"] == 16
+    from common.config.run_config import parse_run_config
+
+    size = numbers(parse_run_config(settings), 64, 10, 0)
+    # A name, a scale and a shape go with each tensor.
+    for replies in (grid.replies(0), grid.replies(1)):
+        lengths = [len(m.content.array_records[PAYLOAD][PAYLOAD].data) for m in replies]
+        assert lengths[0] == pytest.approx(2 * 10 * 65, abs=260)
+        assert all(length == pytest.approx(2 * size, abs=600) for length in lengths[1:])
+    assert metrics_of(folder)["parameters"] == size
+    planned = plan(parse_run_config(settings), 64, 10, 700, 10)[0]
+    assert planned.up == pytest.approx(metrics_of(folder)["bytes"]["up"] / 2, rel=0.1)
+    for tensors in kept:
+        for name, tensor in tensors.items():
+            if name == COUNTS:
+                continue
+            for bits in (tensor.half(), tensor):
+                assert not any(bits.numpy().tobytes()[:32] in payload for payload in payloads), name
+
+
+@pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
+def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(tmp_path: Path, method: str) -> None:
+    settings = SMALL | {"method": method, "dpcvae.local-epochs": 1}
+    whole = quick(tmp_path / "whole", sites(2), **settings)
+    (half,) = interrupted(tmp_path / "half", settings, after=2)
+    resumed = quick(tmp_path / "half", sites(2), **settings, resume=str(half))
+    assert [entry["round"] for entry in metrics_of(resumed)["rounds"]] == [1, 2, 3, 4]
+    one, other = (load_file(folder / "generator.safetensors") for folder in (whole, resumed))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def interrupted(folder: Path, settings: dict[str, Any], after: int) -> list[Path]:
+    """A run whose coordinator dies when it asks for the round after `after`; its folder."""
+    grid = InProcessGrid(sites(2))
+    push = grid.push_messages
+
+    def dies(messages: Any) -> Any:
+        chosen = list(messages)
+        done = [e for f in (folder / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        if any(m.metadata.message_type == "train" for m in chosen) and len(done) == after:
+            raise ConnectionError("the SuperLink is gone")
+        return push(chosen)
+
+    grid.push_messages = dies  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        quick(folder, grid, **settings)
+    return list((folder / "runs").iterdir())
+
+
+def test_a_private_run_that_was_interrupted_pays_for_the_round_that_was_lost(tmp_path: Path) -> None:
+    settings = SMALL | PRIVATE
+    (half,) = interrupted(tmp_path, settings, after=2)
+    resumed = metrics_of(quick(tmp_path, sites(2), **settings, resume=str(half)))
+    assert "4 are paid for" in resumed["stopped"]
+    assert len(resumed["rounds"]) == 3
+    for entries in ledgers(tmp_path):
+        assert epsilon_spent([GaussianEvent(**event) for entry in entries for event in entry["events"]], 1e-5) <= 20.0 * (
+            1 + 1e-9
+        )
+
+
+def test_a_private_first_round_that_failed_is_not_asked_for_twice(tmp_path: Path) -> None:
+    settings = SMALL | PRIVATE
+    (half,) = interrupted(tmp_path, settings, after=0)
+    with pytest.raises(RunError, match="is paid for; begin a new run"):
+        quick(tmp_path, sites(2), **settings, resume=str(half))
+
+
+def test_a_site_without_its_state_is_refused_by_name_and_the_others_go_on(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(3))
+    push = grid.push_messages
+
+    def forgets(messages: Any) -> Any:
+        for file in (tmp_path / "site-state").rglob("kept-2.safetensors"):
+            if file.parent.name.endswith("-1"):
+                file.unlink()
+        return push(messages)
+
+    grid.push_messages = forgets  # type: ignore[method-assign]
+    folder = quick(tmp_path, grid, **SMALL | PRIVATE)
+    refused = [event for event in events_of(folder) if event["event"] == "rejected"]
+    assert {(event["site"], event["round"]) for event in refused} == {("1", 3), ("1", 4)}
+    assert {event["reason"] for event in refused} == {PUBLIC_SENTENCES["state"]}
+    assert metrics_of(folder)["status"] == "ok"
+    log = (tmp_path / "site-state" / "site.log").read_text()
+    assert "its encoder would begin anew and its budget with it" in log
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda p: replace(p, tensors={**p.tensors, "counts": torch.full((10,), float("nan"))}), "scale nan"),
+        (lambda p: replace(p, tensors={**p.tensors, "counts": torch.full((10,), -1.0)}), "of -1 to -1 records"),
+        (lambda p: replace(p, tensors={**p.tensors, "counts": torch.full((10,), 1e9)}), "of 1e+09 to 1e+09 records"),
+        (lambda p: replace(p, tensors={**p.tensors, "sums": torch.full((10, 64), 1e3)}), "embeddings of norm one is"),
+        (lambda p: replace(p, tensors={"counts": torch.ones(10)}), "sums"),
+        (lambda p: replace(p, tensors={**p.tensors, "sums": torch.zeros(10, 3)}), "sums"),
+        (lambda p: replace(p, header=replace(p.header, classes=p.header.classes[::-1])), "not the run's in the run's order"),
+        (lambda p: replace(p, header=replace(p.header, site="0")), "another site"),
+        (lambda p: replace(p, round=3), "round 3"),
+        (lambda p: replace(p, records=0), "0 records"),
+    ],
+)  # fmt: skip
+def test_what_a_bad_site_sends_is_refused_by_name_and_the_others_go_on(tmp_path: Path, change: Any, said: str) -> None:
+    folder = quick(tmp_path, InProcessGrid(sites(3), {1: tampered(change)}), **SMALL | {"dpcvae.rounds": 2})
+    assert metrics_of(folder)["sites"]["used"] >= 2
+    refused = [event for event in events_of(folder) if event["event"] == "rejected" and event["round"] == 1]
+    assert [event["site"] for event in refused] == ["1"]
+    assert said in refused[0]["reason"]
+
+
+def test_a_site_under_privacy_tells_nothing_of_its_own_and_keeps_the_generator(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("epsilon-per-run = 20\nepsilon-total = 20\n")
+    nodes = [{**node, "data": "digits", "policy": str(policy), "site": f"h{i}"} for i, node in enumerate(sites(2))]
+    grid = InProcessGrid(nodes)
+    folder = quick(tmp_path, grid, **SMALL | PRIVATE)
+    metrics = metrics_of(folder)
+    assert "downstream" not in metrics
+    assert metrics["accuracy"] == {"per_site": {}}
+    for index in range(2):
+        (reply,) = grid.replies(index, "evaluate")
+        assert set(reply.content.config_records["info"]) == {"status", "site"}
+    kept = list((tmp_path / "site-state" / "generators").glob("*.safetensors"))
+    assert sorted(file.stem for file in kept) == ["77-h0", "77-h1"]
+    assert metrics["sites"]["used"] == 2
+    assert FIRST_NODE in grid.node_configs
+
+
+def test_a_site_that_comes_back_under_another_number_goes_on_with_its_encoder(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(3))
+    push, new = grid.push_messages, FIRST_NODE + 50
+
+    def restarted(messages: Any) -> Any:
+        chosen = list(messages)
+        done = [e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        if len(done) == 2 and FIRST_NODE + 1 in grid.node_configs:
+            grid.node_configs[new] = grid.node_configs.pop(FIRST_NODE + 1)
+            grid._states[new] = grid._states[FIRST_NODE]
+            chosen = [m for m in chosen if m.metadata.dst_node_id != FIRST_NODE + 1]
+        return push(chosen)
+
+    grid.push_messages = restarted  # type: ignore[method-assign]
+    folder = quick(tmp_path, grid, **SMALL | PRIVATE | {"dpcvae.rounds": 5, "deadline": 1.0})
+    assert [(e["site"], e["round"]) for e in events_of(folder) if e["event"] == "joined"] == [("1", 4)]
+    asked = [m for m in grid.sent if m.metadata.dst_node_id == new and m.metadata.message_type == "train"]
+    # Round two is the last in which it counted: from there it goes on, and not from the beginning.
+    told = [m.content.config_records["info"] for m in asked]
+    assert [(info["round"], info["confirmed"]) for info in told] == [(4, 2), (5, 4)]
+    assert [e["round"] for e in events_of(folder) if e["event"] == "replied" and e["site"] == "1"] == [1, 2, 4, 5]
+    assert metrics_of(folder)["sites"] == {"invited": 3, "used": 3, "rejected": 0, "dropped": 0}
+
+
+def test_nobody_is_dropped_for_quorum_when_a_site_comes_back_under_another_number(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(2))
+    nodes, new = grid.get_node_ids, FIRST_NODE + 50
+
+    def renumbered() -> Any:
+        done = [e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        if len(done) == 1 and FIRST_NODE + 1 in grid.node_configs:
+            grid.node_configs[new] = grid.node_configs.pop(FIRST_NODE + 1)
+            grid._states[new] = grid._states[FIRST_NODE]
+        return nodes()
+
+    grid.get_node_ids = renumbered  # type: ignore[method-assign]
+    metrics = metrics_of(quick(tmp_path, grid, **SMALL | {"quorum": 1.0}))
+    assert [entry["used"] for entry in metrics["rounds"]] == [2, 2, 2, 2]
+    assert metrics["sites"]["invited"] == 2
+
+
+def test_a_site_that_takes_anothers_name_during_the_run_is_refused_by_name(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(2))
+    nodes, new = grid.get_node_ids, FIRST_NODE + 50
+
+    def joined() -> Any:
+        done = [e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        if len(done) == 1 and new not in grid.node_configs:
+            grid.node_configs[new] = dict(grid.node_configs[FIRST_NODE])
+            grid._states[new] = grid._states[FIRST_NODE]
+        return nodes()
+
+    grid.get_node_ids = joined  # type: ignore[method-assign]
+    folder = quick(tmp_path, grid, **SMALL)
+    refused = [e for e in events_of(folder) if e["event"] == "rejected"]
+    assert {e["reason"] for e in refused} == {"a site that calls itself '0', which is another site"}
+    assert metrics_of(folder)["sites"]["used"] == 2
+
+
+def test_a_full_disk_costs_a_site_the_round_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, failed = sys.modules["client_app.requests"].stage_file, []
+
+    def full(file: Path, content: bytes) -> Path:
+        if file.name == "kept-2.safetensors" and file.parent.name.endswith("-1") and not failed:
+            failed.append(file)
+            raise OSError("no space left on device")
+        return stage(file, content)
+
+    monkeypatch.setattr(sys.modules["client_app.requests"], "stage_file", full)
+    folder = quick(tmp_path, sites(2), **SMALL | PRIVATE)
+    assert [e["round"] for e in events_of(folder) if e["event"] == "rejected"] == [2]
+    assert [e["round"] for e in events_of(folder) if e["event"] == "replied" and e["site"] == "1"] == [1, 3, 4]
+    rounds = sorted([entry["round"] for entry in entries] for entries in ledgers(tmp_path))
+    assert rounds == [[1, 2, 3, 4], [1, 3, 4]]
+
+
+def test_numbers_a_site_makes_up_about_the_generator_are_left_out(tmp_path: Path) -> None:
+    def boasts(record: Any) -> None:
+        info = dict(record.config_records[INFO])
+        info |= {"downstream.accuracy-local": 1e308, "downstream.sliced": -1.0, "downstream.other": 0.5}
+        record[INFO] = ConfigRecord(info)
+
+    folder = quick(tmp_path, InProcessGrid(sites(2), {1: Fault(reply=boasts, kind="evaluate")}), **SMALL)
+    row = metrics_of(folder)["downstream"]["1"]
+    assert not {"accuracy-local", "sliced", "other"} & row.keys()
+    assert "What the synthetic embeddings are worth" in write_report(folder).read_text()

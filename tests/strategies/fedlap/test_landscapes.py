@@ -1,0 +1,175 @@
+"""FedLAP's coordinator: radius rules by hand, one site equals training on its own synthetic set, hostile sets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from common.config.run_config import parse_run_config
+from common.config.sections import FedLAPConfig
+from common.errors import SurrogateError
+from common.models.loss_landscape import Records, distance
+from common.models.networks import convnet, parameters_of, split_input
+from common.surrogates.surrogates import Header
+from common.surrogates.synthetic import Synthetic, check_synthetic
+from common.wire import surrogate_pb2 as pb
+from common.wire.model_proto import pack_synthetic, unpack_synthetic
+from strategies.base.training import Training
+from strategies.fedlap.landscapes import common_radius, has_finite_gradient, heeded, optimise
+
+CLASSES = ("a", "b", "c")
+SETTINGS = FedLAPConfig(width=4, images_per_class=2, server_steps=10, trust_radius=5.0, rule="min")
+
+
+def model() -> dict[str, torch.Tensor]:
+    return parameters_of(convnet(64, 3, 4))
+
+
+def synthetic(
+    site: str = "s", *, classes: tuple[str, ...] = ("a", "c"), radius: float = 5.0, records: int = 10
+) -> Synthetic:
+    values = torch.randn(2 * len(classes), 64, generator=torch.Generator().manual_seed(sum(map(ord, site))))
+    labels = torch.arange(len(classes)).repeat_interleave(2)
+    return Synthetic(Header("fedlap", "r", site, "f", classes), 1, values, labels, radius, records)
+
+
+def walked(*sets: Synthetic, **changes: Any) -> Any:
+    return optimise(model(), 64, CLASSES, sets, SETTINGS.model_copy(update=changes), 0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "radii", "wanted"),
+    [
+        ("min", [3.0, 1.0, 2.0], 1.0),
+        ("max", [3.0, 1.0, 2.0], 3.0),
+        ("median", [3.0, 1.0, 2.0], 2.0),
+        ("median", [4.0, 1.0, 2.0, 3.0], 2.5),
+        ("fixed", [3.0, 1.0, 2.0], 7.0),
+        ("min", [4.0], 4.0),
+    ],
+)
+def test_the_radius_of_a_rule(rule: str, radii: list[float], wanted: float) -> None:
+    assert common_radius(rule, radii, 7.0) == wanted
+
+
+def test_a_radius_far_below_the_median_does_not_stop_the_others() -> None:
+    assert heeded({"a": 2.0, "b": 1e-9, "c": 3.0}) == {"a": 2.0, "b": 0.2, "c": 3.0}
+    assert heeded({"a": 2.0, "b": 0.3, "c": 3.0}) == {"a": 2.0, "b": 0.3, "c": 3.0}
+    assert walked(synthetic("a"), synthetic("b", radius=1e-9), synthetic("c")).moved > 0.1
+
+
+def test_one_site_equals_training_on_its_synthetic_set() -> None:
+    ours = walked(synthetic())
+    module = convnet(64, 3, 4)
+    body, _ = split_input(module, torch.zeros(1, 64))
+    optimiser = torch.optim.SGD(module.parameters(), lr=SETTINGS.learning_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 10)
+    truth = torch.tensor([0, 0, 2, 2])  # class indices of the run, not of the site
+    for _ in range(10):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(body(synthetic().values.reshape(-1, 1, 8, 8)), truth).backward()
+        optimiser.step()
+        schedule.step()
+    for name, parameter in module.named_parameters():
+        assert torch.allclose(ours.model[name], parameter, atol=1e-6)
+    assert (ours.steps, ours.at_edge) == (10, 0)
+    assert ours.moved == pytest.approx(distance(ours.model, model()))
+
+
+def test_a_site_weighs_as_many_records_as_it_has() -> None:
+    one, other = synthetic("a"), synthetic("b")
+    twice = walked(one, replace(other, records=20))
+    assert all(torch.allclose(twice.model[n], t, atol=1e-5) for n, t in walked(one, other, replace(other)).model.items())
+    assert any(not torch.allclose(twice.model[n], t, atol=1e-4) for n, t in walked(one, other).model.items())
+
+
+def test_the_model_ends_inside_the_radius_the_rule_gives() -> None:
+    free = walked(synthetic("a"), synthetic("b")).moved
+    held = walked(synthetic("a", radius=free / 4), synthetic("b", radius=free / 2))
+    assert held.moved == pytest.approx(free / 4, rel=1e-4)
+    assert held.at_edge > 0
+    assert walked(synthetic("a", radius=free / 4), synthetic("b", radius=free / 2), rule="max").moved > free / 4
+
+
+def test_the_wire_keeps_what_half_precision_keeps() -> None:
+    before = synthetic()
+    after = unpack_synthetic(pack_synthetic(before))
+    assert torch.allclose(after.values, before.values, rtol=1e-3, atol=1e-3)
+    assert torch.equal(after.labels, before.labels)
+    assert (after.header, after.round, after.radius, after.records) == (before.header, 1, 5.0, 10)
+    assert pack_synthetic(after) == pack_synthetic(unpack_synthetic(pack_synthetic(after)))
+    assert len(pack_synthetic(before)) <= 2 * 4 * 64 + 120
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"radius": 0.0}, "radius of 0"),
+        ({"radius": -1.0}, "radius of -1"),
+        ({"radius": math.nan}, "radius of nan"),
+        ({"radius": math.inf}, "radius of inf"),
+        ({"radius": 5.1}, "trust-radius 5"),
+        ({"values": torch.zeros(4, 81)}, "dimension 81"),
+        ({"values": torch.full((4, 64), 1e5)}, "not finite, or beyond"),
+        ({"values": torch.full((4, 64), math.nan)}, "not finite"),
+        ({"values": torch.zeros(5, 64), "labels": torch.tensor([0, 0, 1, 1, 1])}, "3 synthetic records of a class"),
+        ({"labels": torch.tensor([0, 0, 0, 1])}, "images-per-class = 2"),
+        ({"round": 2}, "round 2, this is round 1"),
+        ({"records": 0}, "stand for 0"),
+        ({"records": 10**12}, "stand for"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(SurrogateError, match=said):
+        check_synthetic(replace(synthetic(), **change), SETTINGS, CLASSES, 64, 1, private=False)
+
+
+def test_private_sets_must_hide_what_privacy_hides() -> None:
+    full = synthetic(classes=CLASSES, records=0)
+    check_synthetic(full, SETTINGS, CLASSES, 64, 1, private=True)
+    for bad, said in (
+        (synthetic(records=0), "other classes"),
+        (replace(full, records=7), "stand for 7"),
+        (replace(full, radius=3.0), "under privacy"),
+    ):
+        with pytest.raises(SurrogateError, match=said):
+            check_synthetic(bad, SETTINGS, CLASSES, 64, 1, private=True)
+
+
+def test_labels_that_are_no_classes_are_refused() -> None:
+    for labels in ([0, 0, 2, 2], [1, 1, 0, 0]):
+        with pytest.raises(SurrogateError, match="labels"):
+            unpack_synthetic(pack_synthetic(replace(synthetic(), labels=torch.tensor(labels))))
+    many = pb.Synthetic()
+    many.ParseFromString(pack_synthetic(synthetic()))
+    for refused in ("1048580 labels", "bytes of packed numbers"):
+        many.labels.extend([0] * 2**20)
+        with pytest.raises(SurrogateError, match=refused):
+            unpack_synthetic(many.SerializeToString())
+    with pytest.raises(SurrogateError, match="shape"):
+        unpack_synthetic(pack_synthetic(replace(synthetic(), values=torch.zeros(256))))
+
+
+def test_a_set_without_a_finite_gradient_is_told_from_a_good_one() -> None:
+    assert has_finite_gradient(model(), 64, CLASSES, synthetic(), SETTINGS)
+    bad = replace(synthetic(), values=torch.full((4, 64), torch.inf))
+    assert not has_finite_gradient(model(), 64, CLASSES, bad, SETTINGS)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "convnet"])
+def test_what_is_learned_is_what_the_sites_get(kind: str) -> None:
+    config = parse_run_config({"method": "fedlap", "fedlap.model": kind, "fedlap.width": 4, "fedlap.images-per-class": 2})
+    training = Training.begin(config, CLASSES, "f", 64)
+    sets = [synthetic("a"), synthetic("b", classes=CLASSES)]
+    training.model = optimise(training.model, 64, CLASSES, sets, config.fedlap, 0).model
+    module_input = torch.rand(7, 64)
+    from common.models.networks import build
+
+    body, values = split_input(build(kind, 64, 3, training.model), module_input)  # type: ignore[arg-type]
+    wanted = torch.func.functional_call(body, dict(training.model), (values,))
+    assert torch.allclose(training.classifier().scores(module_input), wanted, atol=1e-5)
+    assert Records.evenly(values, torch.zeros(7)).weights.sum() == pytest.approx(1)

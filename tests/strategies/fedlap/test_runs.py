@@ -1,0 +1,235 @@
+"""FedLAP as a run: learns, resumes, stops when the budget is spent, and no site can stop it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from common.config.run_config import parse_run_config
+from common.errors import ConfigError, RunError
+from common.privacy.accounting import GaussianEvent, epsilon_spent
+from common.surrogates.synthetic import Synthetic
+from common.wire.model_proto import pack_synthetic, unpack_synthetic
+from common.wire.records import INFO
+from server_app.report.build import write_report
+from server_app.runs.presets import preset_settings, presets
+from tests.grid import FIRST_NODE, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+
+quick = partial(run_federation, report=False)
+SMALL: dict[str, Any] = {
+    "method": "fedlap",
+    "image-size": 16,
+    "partition": "classes",
+    "classes-per-site": 5,
+    "fedlap.width": 8,
+    "fedlap.images-per-class": 2,
+    "fedlap.image-steps": 40,
+    "fedlap.server-steps": 40,
+    "fedlap.rounds": 2,
+}
+PRIVATE: dict[str, Any] = {"epsilon": 50.0, "delta": 1e-5, "classes": "0,1,2,3,4,5,6,7,8,9"}
+
+
+@pytest.fixture(autouse=True)
+def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+
+
+def tampered(change: Callable[[Synthetic], Synthetic]) -> Fault:
+    return Fault(payload=lambda payload: pack_synthetic(change(unpack_synthetic(payload))))
+
+
+def ledger_of(folder: Path) -> list[dict[str, Any]]:
+    lines = [line for file in (folder / "site-state").rglob("*.jsonl") for line in file.read_text().splitlines()]
+    return [entry for entry in map(json.loads, lines) if entry["kind"] == "release"]
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_run_learns_and_tells_its_radii_its_budget_and_its_images(tmp_path: Path, private: bool) -> None:
+    folder = quick(tmp_path, sites(3), **SMALL | (PRIVATE if private else {}))
+    metrics = metrics_of(folder)
+    assert metrics["status"] == "ok"
+    assert metrics["accuracy"]["model"] > 0.25
+    first, second = metrics["rounds"]
+    assert set(first["radii"]) == {"0", "1", "2"}
+    assert 0 < first["moved"] <= first["radius"] * (1 + 1e-5)
+    assert (metrics["privacy"] is None) is not private
+    if private:
+        assert first["epsilon"] < second["epsilon"] <= 50.0
+        assert second["epsilon"] == pytest.approx(50.0, rel=1e-3)
+        spent = [GaussianEvent(**event) for entry in ledger_of(tmp_path)[:2] for event in entry["events"]]
+        assert len(ledger_of(tmp_path)) == 6
+        assert epsilon_spent(spent, 1e-5) == pytest.approx(50.0, rel=1e-3)
+    page = write_report(folder).read_text()
+    assert "What the sites sent" in page
+    assert "How far the landscapes were trusted" in page
+    assert ("Privacy spent, round by round" in page) is private
+    assert "Not drawn" not in page or "sheets" not in page
+
+
+@pytest.mark.parametrize("model", ["mlp", "linear"])
+def test_features_go_the_same_way_as_images(tmp_path: Path, model: str) -> None:
+    folder = quick(tmp_path, sites(2), **SMALL | {"fedlap.model": model, "fedlap.images-per-class": 4})
+    assert metrics_of(folder)["accuracy"]["model"] > 0.3
+    assert "What the sites sent" not in write_report(folder).read_text()
+
+
+def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(tmp_path: Path) -> None:
+    settings = SMALL | {"fedlap.rounds": 3}
+    whole = quick(tmp_path / "whole", sites(2), **settings)
+    grid = InProcessGrid(sites(2))
+    push = grid.push_messages
+
+    def dies(messages: Any) -> Any:
+        chosen = list(messages)
+        done = [e for f in (tmp_path / "half" / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        if any(m.metadata.message_type == "train" for m in chosen) and len(done) == 2:
+            raise ConnectionError("the SuperLink is gone")
+        return push(chosen)
+
+    grid.push_messages = dies  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        quick(tmp_path / "half", grid, **settings)
+    (half,) = (tmp_path / "half" / "runs").iterdir()
+    resumed = quick(tmp_path / "half", sites(2), **settings, resume=str(half))
+    assert [entry["round"] for entry in metrics_of(resumed)["rounds"]] == [1, 2, 3]
+    # The sites went on from the images of round two, which they had kept: to the last bit.
+    one, other = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
+    assert all(bool((one[name] == other[name]).all()) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: replace(s, radius=0.0), "a radius of 0"),
+        (lambda s: replace(s, radius=float("nan")), "a radius of nan"),
+        (lambda s: replace(s, values=torch.zeros(len(s.labels), 81)), "dimension 81"),
+        (lambda s: replace(s, values=torch.cat([s.values, s.values[-1:]]), labels=torch.cat([s.labels, s.labels[-1:]])),
+         "3 synthetic records of a class"),
+        (lambda s: replace(s, header=replace(s.header, classes=(*s.header.classes[:-1], "zebra"))), "unknown class 'zebra'"),
+        (lambda s: replace(s, values=torch.full_like(s.values, 1e9)), "beyond 10000"),
+        (lambda s: replace(s, header=replace(s.header, site="0")), "another site"),
+        (lambda s: replace(s, round=7), "round 7"),
+    ],
+)  # fmt: skip
+def test_what_a_bad_site_sends_is_refused_by_name_and_the_others_go_on(tmp_path: Path, change: Any, said: str) -> None:
+    folder = quick(tmp_path, InProcessGrid(sites(3), {1: tampered(change)}), **SMALL | {"fedlap.rounds": 1})
+    metrics = metrics_of(folder)
+    assert metrics["sites"] == {"invited": 3, "used": 2, "rejected": 1, "dropped": 0}
+    (refused,) = (event for event in events_of(folder) if event["event"] == "rejected")
+    assert refused["site"] == "1"
+    assert said in refused["reason"]
+
+
+def test_a_lie_about_the_radius_does_not_stop_the_run(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(3), {1: tampered(lambda s: replace(s, radius=1e-12))})
+    folder = quick(tmp_path, grid, **SMALL | {"fedlap.rule": "min"})
+    for entry in metrics_of(folder)["rounds"]:
+        assert entry["radii"]["1"] == pytest.approx(1e-12)
+        assert entry["radius"] == pytest.approx(statistics.median(entry["radii"].values()) / 10)
+        assert entry["moved"] > entry["radius"] / 2
+    assert [event["sites"] for event in events_of(folder) if event["event"] == "radius-raised"] == [["1"], ["1"]]
+
+
+def test_a_site_that_comes_late_to_every_round_is_named_and_asked_again(tmp_path: Path) -> None:
+    folder = quick(tmp_path, InProcessGrid(sites(3), {2: Fault(offline=True)}), **SMALL | {"deadline": 0.3})
+    assert [e.get("round") for e in events_of(folder) if e["event"] == "dropped"] == [1, 2]
+    assert metrics_of(folder)["status"] == "ok"
+
+
+def test_a_given_noise_stops_at_the_last_affordable_round_and_says_so(tmp_path: Path) -> None:
+    noise = {"epsilon": 9.0, "fedlap.noise-multiplier": 1.0, "fedlap.rounds": 9}
+    folder = quick(tmp_path, sites(2), **SMALL | PRIVATE | noise)
+    metrics = metrics_of(folder)
+    done = len(metrics["rounds"])
+    assert 1 < done < 9
+    assert metrics["status"] == "ok"
+    assert metrics["rounds"][-1]["epsilon"] <= 9.0
+    assert metrics["privacy"]["epsilon"] == pytest.approx(metrics["rounds"][-1]["epsilon"], rel=1e-6)
+    assert f"affords {done} of 9 rounds" in metrics["stopped"]
+    assert "stopped early" in write_report(folder).read_text()
+    with pytest.raises(ConfigError, match="one round spends"):
+        quick(tmp_path, sites(2), **SMALL | PRIVATE | noise | {"epsilon": 0.5})
+
+
+def test_sites_whose_own_budget_ends_in_the_middle_leave_the_model_of_the_last_round(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    # Four rounds of one noise, of which a site's own limit affords two.
+    noise = {"epsilon": 20.0, "fedlap.noise-multiplier": 1.0, "fedlap.rounds": 3}
+    two = epsilon_spent([GaussianEvent(1.0, 1.0, 2)], 1e-5)
+    policy.write_text(f"epsilon-per-run = 20.0\nepsilon-total = {two + 0.01}\n")
+    folder = quick(tmp_path, sites(2, policy=str(policy)), **SMALL | PRIVATE | noise)
+    metrics = metrics_of(folder)
+    assert [entry["round"] for entry in metrics["rounds"]] == [1, 2]
+    assert metrics["status"] == "ok"
+    assert "privacy budgets do not allow more" in metrics["stopped"]
+    assert metrics["sites"] == {"invited": 2, "used": 2, "rejected": 0, "dropped": 0}
+    assert metrics["accuracy"]["model"] == pytest.approx(metrics["rounds"][-1]["accuracy"])
+    assert metrics["privacy"]["epsilon"] == pytest.approx(two)
+    assert (folder / "model.safetensors").exists()
+    assert len(ledger_of(tmp_path)) == 4, "what was refused was never charged"
+
+
+def test_a_word_about_budgets_does_not_end_a_run_that_has_none(tmp_path: Path) -> None:
+    def lies(record: Any) -> None:
+        record[INFO]["status"] = "budget"
+
+    def quiet(messages: Any) -> Any:
+        chosen = list(messages)
+        if any(e["event"] == "round" for f in (tmp_path / "runs").glob("*") for e in events_of(f)):
+            grid.faults |= {FIRST_NODE + 1: Fault(reply=lies), FIRST_NODE + 2: Fault(offline=True)}
+        return push(chosen)
+
+    grid = InProcessGrid(sites(3))
+    push, grid.push_messages = grid.push_messages, quiet  # type: ignore[method-assign]
+    with pytest.raises(RunError, match="round 2: quorum missed"):
+        quick(tmp_path, grid, **SMALL | {"deadline": 0.5, "quorum": 0.6})
+
+
+def test_a_private_round_that_failed_is_paid_for_when_the_run_goes_on(tmp_path: Path) -> None:
+    settings = SMALL | PRIVATE | {"fedlap.rounds": 3, "deadline": 0.5, "quorum": 1.0}
+    grid = InProcessGrid(sites(2))
+    push = grid.push_messages
+
+    def quiet(messages: Any) -> Any:
+        chosen = list(messages)
+        if any(e["event"] == "round" for f in (tmp_path / "runs").glob("*") for e in events_of(f)):
+            grid.faults |= {FIRST_NODE + 1: Fault(offline=True)}
+        return push(chosen)
+
+    grid.push_messages = quiet  # type: ignore[method-assign]
+    with pytest.raises(RunError, match="round 2: quorum missed"):
+        quick(tmp_path, grid, **settings)
+    (half,) = (tmp_path / "runs").iterdir()
+    metrics = metrics_of(quick(tmp_path, sites(2), **settings, resume=str(half)))
+    assert [entry["round"] for entry in metrics["rounds"]] == [1, 2]
+    assert "2 are done, 3 are paid for" in metrics["stopped"]
+    assert metrics["rounds"][-1]["epsilon"] == pytest.approx(50.0, rel=1e-3)
+    assert len(ledger_of(tmp_path)) == 5
+
+
+def test_a_budget_that_affords_no_round_is_a_failure(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("epsilon-per-run = 20.0\nepsilon-total = 0.1\n")
+    with pytest.raises(RunError, match="quorum missed"):
+        quick(tmp_path, sites(2, policy=str(policy)), **SMALL | PRIVATE | {"epsilon": 20.0})
+
+
+@pytest.mark.parametrize("name", presets())
+def test_presets_are_settings_a_run_accepts(name: str) -> None:
+    config = parse_run_config(preset_settings(name))
+    assert name.startswith(config.method)
+
+
+def test_a_preset_there_is_not_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="fedlap-cifar10"):
+        preset_settings("fedlab")

@@ -1,0 +1,262 @@
+"""Chains of sites: each adds to what came; who fails is skipped; sealed relays cannot be read or changed on their way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.errors import RunError
+from common.wire.model_proto import pack_parameters, pack_relay, unpack_parameters, unpack_relay
+from common.wire.records import unpack_surrogate
+from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_federation, sites
+
+quick = partial(run_federation, report=False)
+CHAIN: dict[str, Any] = {"fedpft.topology": "chain", "head.min-steps": 100, "head.epochs": 2, "alpha": 0.5}
+ORDER = {"fedpft.order": "0,1,2"}
+
+
+@pytest.fixture(autouse=True)
+def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+
+
+def hops(folder: Path) -> list[Json]:
+    return list(metrics_of(folder)["hops"])
+
+
+def relay(folder: Path) -> Any:
+    return [unpack_surrogate(payload) for payload in unpack_relay((folder / "relay.bin").read_bytes())]
+
+
+def test_heads_get_better_along_the_chain_and_counts_add_up(tmp_path: Path) -> None:
+    folder = quick(tmp_path, sites(3), **CHAIN | ORDER)
+    accuracies = [hop["accuracy"] for hop in hops(folder)]
+    assert [hop["site"] for hop in hops(folder)] == ["0", "1", "2"]
+    assert accuracies[2] > accuracies[0]
+    assert metrics_of(folder)["accuracy"]["model"] == pytest.approx(accuracies[2], abs=0.01)
+    (last,) = relay(folder)
+    assert last.header.site == "2"
+    # All training records of the digits, four fifths of 1,797.
+    assert sum(last.counts) == pytest.approx(1438, abs=3)
+
+
+def test_the_order_is_the_runs_or_the_seeds(tmp_path: Path) -> None:
+    named = quick(tmp_path, sites(3), **CHAIN, **{"fedpft.order": "2,0,1"})
+    assert [hop["site"] for hop in hops(named)] == ["2", "0", "1"]
+    orders = {tuple(hop["site"] for hop in hops(quick(tmp_path, sites(3), **CHAIN, seed=seed))) for seed in range(3)}
+    assert len(orders) > 1
+    with pytest.raises(RunError, match="none of the connected sites; these are: 0, 1, 2"):
+        quick(tmp_path, sites(3), **CHAIN, **{"fedpft.order": "north,south"})
+
+
+def test_a_site_of_the_order_that_is_not_there_is_skipped_and_named(tmp_path: Path) -> None:
+    folder = quick(tmp_path, sites(2), **CHAIN, **{"fedpft.order": "0,north,1"})
+    assert [hop["site"] for hop in hops(folder)] == ["0", "1"]
+    (dropped,) = [event for event in events_of(folder) if event["event"] == "dropped"]
+    assert (dropped["site"], dropped["reason"]) == ("north", "skipped in the chain: not connected")
+
+
+def test_a_site_that_is_not_in_the_order_takes_no_part(tmp_path: Path) -> None:
+    folder = quick(tmp_path, sites(3), **CHAIN, **{"fedpft.order": "0,2"})
+    assert [hop["site"] for hop in hops(folder)] == ["0", "2"]
+
+
+@pytest.mark.parametrize("seal", [False, True])
+def test_a_dead_site_is_skipped_and_named(tmp_path: Path, seal: bool) -> None:
+    grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
+    folder = quick(tmp_path, grid, **CHAIN | ORDER, deadline=1.0, **{"fedpft.seal": seal})
+    assert [hop["site"] for hop in hops(folder)] == ["0", "2"]
+    (dropped,) = [event for event in events_of(folder) if event["event"] == "dropped"]
+    assert (dropped["site"], dropped["reason"]) == ("1", "skipped in the chain: no reply before the deadline")
+    assert hops(folder)[1]["accuracy"] > hops(folder)[0]["accuracy"]
+
+
+def test_a_site_that_passes_on_nonsense_is_skipped_and_the_relay_before_it_used(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(3), {1: Fault(payload=lambda payload: payload[: len(payload) // 2])})
+    folder = quick(tmp_path, grid, **CHAIN | ORDER)
+    assert [hop["site"] for hop in hops(folder)] == ["0", "2"]
+    assert [event["site"] for event in events_of(folder) if event["event"] == "rejected"] == ["1"]
+
+
+def test_under_privacy_every_sites_promise_is_its_own(tmp_path: Path) -> None:
+    folder = quick(tmp_path, sites(3), **CHAIN | ORDER, epsilon=4.0, delta=1e-5, **{"fedpft.covariance": "spherical"})
+    passed = relay(folder)
+    assert [surrogate.header.site for surrogate in passed] == ["0", "1", "2"]
+    metrics = metrics_of(folder)
+    assert {site: card["epsilon"] for site, card in metrics["privacy"]["per_site"].items()} == dict.fromkeys("012", 4.0)
+    assert metrics["accuracy"]["model"] > 0.7
+
+
+def test_kd_goes_along_the_same_chain(tmp_path: Path) -> None:
+    folder = quick(
+        tmp_path, sites(2), method="kd", **{"head.min-steps": 100}, partition="classes", **{"classes-per-site": 5}
+    )
+    first, second = (hop["accuracy"] for hop in hops(folder))
+    # The first knows half of the classes; the second is taught those it has never seen.
+    assert first < 0.5 < second
+
+
+def test_a_chain_resumes_after_its_last_hop(tmp_path: Path) -> None:
+    whole = quick(tmp_path / "whole", sites(3), **CHAIN | ORDER)
+    grid = InProcessGrid(sites(3))
+    push, pushed = grid.push_messages, []
+
+    def dies(messages: Any) -> Any:
+        chosen = list(messages)
+        pushed.extend(m for m in chosen if m.metadata.message_type == "train")
+        if len(pushed) == 3:
+            raise ConnectionError("the SuperLink is gone")
+        return push(chosen)
+
+    grid.push_messages = dies  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        quick(tmp_path / "half", grid, **CHAIN | ORDER)
+    (half,) = (tmp_path / "half" / "runs").iterdir()
+    resumed = quick(tmp_path / "half", sites(3), **CHAIN | ORDER, resume=str(half))
+    assert [hop["site"] for hop in hops(resumed)] == ["0", "1", "2"]
+    assert (whole / "relay.bin").read_bytes() == (resumed / "relay.bin").read_bytes()
+
+
+def parameters(folder: Path) -> list[bytes]:
+    """What an unsealed chain sends, as the coordinator would find it: runs of bytes from its packed tensors."""
+    payload = (folder / "relay.bin").read_bytes()
+    return [payload[at : at + 24] for at in range(200, len(payload) - 24, 24)]
+
+
+def test_a_sealed_chain_gives_the_same_heads_and_shows_the_coordinator_nothing(tmp_path: Path) -> None:
+    opened = quick(tmp_path / "open", sites(3), **CHAIN | ORDER)
+    grid = InProcessGrid(sites(3))
+    sealed = quick(tmp_path / "sealed", grid, **CHAIN | ORDER, **{"fedpft.seal": True})
+    assert [hop["accuracy"] for hop in hops(sealed)] == [hop["accuracy"] for hop in hops(opened)]
+    assert not (sealed / "model.safetensors").exists()
+    assert "0" not in [path.stem for path in (sealed / "surrogates").iterdir()]
+    stored = b"".join(path.read_bytes() for path in sealed.rglob("*") if path.is_file())
+    carried = b"".join(
+        array.data
+        for message in (*grid.sent, *grid.received)
+        if message.has_content()
+        for record in message.content.array_records.values()
+        for array in record.values()
+    )
+    assert (sealed / "relay.bin").read_bytes() in carried
+    for piece in parameters(opened):
+        assert piece not in stored
+        assert piece not in carried
+    # The check is able to fail: unsealed, the same pieces are there.
+    assert all(piece in (opened / "relay.bin").read_bytes() for piece in parameters(opened))
+
+
+@pytest.mark.parametrize("place", [30, 1000, -40])
+def test_a_relay_that_changes_one_byte_is_noticed_and_named(tmp_path: Path, place: int) -> None:
+    def flip(payload: bytes) -> bytes:
+        changed = bytearray(payload)
+        changed[place] ^= 1
+        return bytes(changed)
+
+    # Between the first and the second site.
+    grid = InProcessGrid(sites(3), {0: Fault(payload=flip)})
+    folder = quick(tmp_path, grid, **CHAIN | ORDER, quorum=0.3, **{"fedpft.seal": True})
+    rejected = {event["site"]: event["reason"] for event in events_of(folder) if event["event"] == "rejected"}
+    # Both that follow notice; then the first one's part is left out, and they go on.
+    assert rejected.keys() == {"1", "0"}
+    assert all("what was relayed to the site was changed on its way" in reason for reason in rejected.values())
+    assert sorted(hop["site"] for hop in hops(folder)) == ["1", "2"]
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_site_that_passes_on_nonsense_in_a_sealed_chain_stops_nobody_else(tmp_path: Path, bad: int) -> None:
+    grid = InProcessGrid(sites(4), {bad: Fault(payload=lambda payload: b"nonsense" * 100)})
+    folder = quick(tmp_path, grid, **CHAIN, **{"fedpft.order": "0,1,2,3", "fedpft.seal": True})
+    assert sorted(hop["site"] for hop in hops(folder)) == [str(site) for site in range(4) if site != bad]
+    first, second = (event for event in events_of(folder) if event["event"] == "rejected")
+    # The next site fails first, is asked again without the bad one's part, and is used.
+    assert (first["site"], second["site"]) == (str(bad + 1), str(bad))
+    assert "others cannot use what it passed on" in second["reason"]
+    assert metrics_of(folder)["sites"] == {"invited": 4, "used": 3, "rejected": 1, "dropped": 0}
+
+
+def test_pinned_keys_are_believed_rather_than_the_coordinators(tmp_path: Path) -> None:
+    peers = tmp_path / "peers.toml"
+    peers.write_text(f'0 = "{"ab" * 64}"\n2 = "{"cd" * 64}"\n')
+    nodes = sites(3)
+    nodes[1]["peers"] = str(peers)
+    folder = quick(tmp_path, nodes, **CHAIN | ORDER, **{"fedpft.seal": True})
+    # It opens nothing from a site it does not know.
+    assert "1" in [event["site"] for event in events_of(folder) if event["event"] == "rejected"]
+    assert "is not the one in peers" in (tmp_path / "site-state" / "site.log").read_text()
+
+
+def test_several_samples_a_record_are_worth_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On features where a class is far from round, one draw a record loses more at every hop."""
+    found = {}
+    for draws in (1, 10):
+        monkeypatch.setattr("client_app.methods.fedpft.chain.MOST_DRAWS", draws)
+        runs = [quick(tmp_path / f"{draws}-{seed}", sites(8), **CHAIN, seed=seed, partition="iid") for seed in range(2)]
+        found[draws] = sum(hops(folder)[-1]["accuracy"] for folder in runs) / 2
+    assert found[10] > found[1]
+    assert torch.tensor(list(found.values())).min() > 0.8
+
+
+def test_what_was_learned_from_sealed_relays_is_not_given_out_later(tmp_path: Path) -> None:
+    quick(tmp_path, sites(2), **CHAIN, **{"fedpft.seal": True})
+    kept = [path.name for path in (tmp_path / "site-state" / "runs").rglob("*.pb")]
+    assert kept == ["confidential-head.pb"] * 2
+
+
+def test_the_surrogates_of_others_cannot_be_changed_in_a_private_chain(tmp_path: Path) -> None:
+    def forge(payload: bytes) -> bytes:
+        parts = unpack_relay(payload)
+        return pack_relay([*parts[:-2], parts[-1]])
+
+    private = {"epsilon": 4.0, "delta": 1e-5, "fedpft.covariance": "spherical"}
+    folder = quick(tmp_path, InProcessGrid(sites(3), {1: Fault(payload=forge)}), **CHAIN | ORDER | private)
+    (rejected,) = [event for event in events_of(folder) if event["event"] == "rejected"]
+    assert rejected["site"] == "1"
+    assert "are not as they were" in rejected["reason"]
+    assert [surrogate.header.site for surrogate in relay(folder)] == ["0", "2"]
+
+
+def test_a_head_of_the_wrong_shape_goes_no_further(tmp_path: Path) -> None:
+    def flat(payload: bytes) -> bytes:
+        head = unpack_parameters(payload)
+        return pack_parameters(replace(head, tensors={"weight": torch.ones(1, 1, 5), "bias": torch.ones(7)}))
+
+    grid = InProcessGrid(sites(2), {1: Fault(payload=flat)})
+    folder = quick(tmp_path, grid, method="kd", **{"head.min-steps": 20}, **{"fedpft.order": "0,1"})
+    (rejected,) = [event for event in events_of(folder) if event["event"] == "rejected"]
+    assert "tensors that are not this run's" in rejected["reason"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "average", "fedpft"])
+def test_a_name_cannot_be_taken_from_a_site_that_is_there(tmp_path: Path, method: str) -> None:
+    nodes = sites(3)
+    nodes[2]["site"] = "0"
+    settings: dict[str, Any] = CHAIN if method == "fedpft" else {"method": method, "head.min-steps": 20, "fedavg.rounds": 1}
+    folder = quick(tmp_path, nodes, **settings)
+    metrics = metrics_of(folder)
+    assert metrics["status"] == "ok"
+    assert metrics["sites"]["used"] == 2
+    (rejected,) = {event["reason"] for event in events_of(folder) if event["event"] == "rejected"}
+    assert "which is another site" in rejected
+
+
+def test_names_of_small_classes_stay_at_home(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    labels = torch.tensor([0] * 50 + [1] * 50 + [2])
+    features = torch.randn(101, 4, generator=torch.Generator().manual_seed(0)) + 3 * torch.eye(3, 4)[labels]
+    for part in ("train", "test"):
+        content = {"x": features, "y": labels}
+        save_file(content, tmp_path / f"f-{part}.safetensors", {"classes": "cat,dog,rare-disease", "fingerprint": "f" * 16})
+    (tmp_path / "policy.toml").write_text("without-dp = true\nsmallest-class = 10\n")
+    node: dict[str, Any] = {"site": "north", "data": "safetensors", "data-dir": str(tmp_path), "dataset": "f"}
+    node |= {"policy": str(tmp_path / "policy.toml"), "state-dir": str(tmp_path / "state")}
+    for settings in ({"method": "average"}, CHAIN, {"method": "fedavg", "fedavg.rounds": 1}):
+        folder = quick(tmp_path / str(settings)[:20], [dict(node)], **settings)
+        assert metrics_of(folder)["status"] == "ok"
+        assert not [path for path in folder.rglob("*") if path.is_file() and b"rare-disease" in path.read_bytes()]

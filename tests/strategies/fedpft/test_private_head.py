@@ -1,0 +1,402 @@
+"""A head from noisy sums: the textbook's without noise, unbiased with it, and deaf to what does not stand out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import Tensor
+
+from client_app.methods.fedpft.surrogate import make_surrogate
+from common.config.run_config import parse_run_config
+from common.errors import RunError
+from common.privacy.gaussian_mechanism import clip
+from common.surrogates.class_sums import Sums, as_mixtures, fold
+from common.surrogates.covariances import LowRank
+from common.surrogates.surrogates import SumsSurrogate, without_classes
+from common.wire.model_proto import pack_head, unpack_head
+from common.wire.records import pack_surrogate, unpack_surrogate
+from strategies.fedpft.class_means import Components, by_site, pool, shrink
+from strategies.fedpft.learn import learn
+from strategies.fedpft.private_head import SITES_DIFFER, _diagonal, _solve, _spiked, learn_from_sums, least_squares, within
+
+CLASSES = ("a", "b", "c")
+DIMENSION = 6
+# So much budget that the noise is far below what rounding to 16 bits does.
+PLENTY = 1e9
+
+
+def data(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Correlated features of three classes that overlap."""
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(DIMENSION, DIMENSION, generator=torch.Generator().manual_seed(5))
+    centres = 1.5 * torch.randn(3, DIMENSION, generator=torch.Generator().manual_seed(6))
+    labels = torch.randint(0, 3, (count,), generator=generator)
+    return torch.randn(count, DIMENSION, generator=generator) @ mixing + centres[labels], labels
+
+
+def made(features: Tensor, labels: Tensor, epsilon: float, family: str = "spherical", site: str = "s") -> SumsSurrogate:
+    run = parse_run_config({"epsilon": epsilon, "delta": 1e-5, "fedpft.covariance": family, "fedpft.rank": DIMENSION})
+    found = make_surrogate(features, labels, CLASSES, "f" * 16, site, run).surrogate
+    assert isinstance(found, SumsSurrogate)
+    return found
+
+
+def quiet(surrogate: SumsSurrogate) -> SumsSurrogate:
+    """The same with next to no noise claimed, to compare with formulas that know none."""
+    return replace(surrogate, sums=replace(surrogate.sums, sigmas=dict.fromkeys(surrogate.sums.sigmas, 1e-9)))
+
+
+def test_without_noise_spherical_is_the_nearest_class_mean() -> None:
+    features, labels = data(3000)
+    head, _ = learn_from_sums([made(features, labels, PLENTY)], "spherical", 1)
+    unit = clip(features, 0.0)[0]
+    means = torch.stack([unit[labels == c].mean(0) for c in range(3)])
+    variance = (1 - float((torch.bincount(labels) / 3000 * means.square().sum(1)).sum())) / DIMENSION
+    assert torch.allclose(head.weight * variance, means, atol=1e-4)
+    bias = -means.square().sum(1) / (2 * variance) + (torch.bincount(labels) / 3000).log()
+    assert torch.allclose(head.bias - head.bias.mean(), bias - bias.mean(), atol=1e-2)
+
+
+def test_without_noise_full_is_linear_discriminant_analysis() -> None:
+    features, labels = data(6000)
+    thirds = [slice(0, 1000), slice(1000, 3000), slice(3000, 6000)]
+    sites = [quiet(made(features[rows], labels[rows], PLENTY, "full", str(i))) for i, rows in enumerate(thirds)]
+    head, _ = learn_from_sums(sites, "full", 1)
+    unit = clip(features, 0.0)[0].numpy()
+    peer = LinearDiscriminantAnalysis(solver="lsqr").fit(unit, labels.numpy())
+    agreed = float(np.mean(head.predict(features).numpy() == peer.predict(unit)))
+    # The spherical head agrees on 0.95 of them; the two weigh sites differently, n^2 here.
+    assert agreed > 0.98
+    assert head.accuracy(features, CLASSES, labels)[0] == pytest.approx(peer.score(unit, labels.numpy()) * 6000, rel=0.01)
+
+
+def test_means_are_unbiased_and_as_noisy_as_they_are_said_to_be() -> None:
+    features, labels = data(900)
+    true = torch.stack([clip(features, 0.0)[0].double()[labels == c].mean(0) for c in range(3)])
+    errors, noise = [], []
+    for _ in range(400):
+        surrogate = made(features, labels, 1.0)
+        # Noise of the count stretches a mean, along itself; here it is the noise of the sums that is looked at.
+        known = {"counts": 0.0, "sums": surrogate.sums.sigmas["sums"]}
+        pooled = pool([replace(surrogate, sums=replace(surrogate.sums, counts=torch.bincount(labels), sigmas=known))])
+        errors.append(pooled.means - true)
+        noise.append(pooled.noise.diagonal())
+    errors_ = torch.stack(errors)
+    assert float(errors_.mean(0).abs().max()) < 4 * float(errors_.std(0).max()) / 400**0.5
+    assert torch.allclose(errors_.var(0).mean(1), torch.stack(noise).mean(0), rtol=0.25)
+
+
+def test_sites_without_a_class_add_no_noise_to_it() -> None:
+    features, labels = data(3000)
+    empty = torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.int64)
+    alone = pool([made(features, labels, 1.0)]).noise
+    crowd = pool([made(features, labels, 1.0), *(made(*empty, 1.0, site=str(i)) for i in range(9))]).noise
+    assert float((crowd.diagonal() / alone.diagonal()).mean()) < 1.2
+
+
+def styles(epsilon: float, count: int = 3000) -> list[SumsSurrogate]:
+    """Two sites whose every class looks another way, as photos and drawings do."""
+    sites = []
+    for site in range(2):
+        generator = torch.Generator().manual_seed(site)
+        labels = torch.randint(0, 3, (count,), generator=generator)
+        centres = torch.randn(3, DIMENSION, generator=torch.Generator().manual_seed(10 + site))
+        features = centres[labels] + 0.3 * torch.randn(count, DIMENSION, generator=generator)
+        sites.append(made(features, labels, epsilon, "full", str(site)))
+    return sites
+
+
+def test_sites_that_agree_are_found_to_and_so_are_sites_that_differ() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (6000,), generator=generator)
+    centres = torch.randn(3, 256, generator=generator)
+    features = centres[labels] + torch.randn(6000, 256, generator=generator)
+    for epsilon in (1.0, 8.0, PLENTY):
+        alike = [made(features[i::10], labels[i::10], epsilon, site=str(i)) for i in range(10)]
+        assert shrink(by_site(alike))[1] < SITES_DIFFER
+    assert shrink(by_site(styles(8.0)))[1] > 0.9
+    assert shrink(by_site(styles(8.0)[:1]))[1] == 0, "one site differs from nobody"
+
+
+def test_means_drawn_together_are_nearer_to_the_true_ones_than_either_extreme() -> None:
+    generator, d, sites = torch.Generator().manual_seed(0), 200, 8
+    shared = torch.randn(3, d, generator=generator, dtype=torch.float64)
+    labels, records = torch.arange(3).repeat(sites), torch.full((3 * sites,), 100.0, dtype=torch.float64)
+    true = shared[labels] + 0.5 * torch.randn(3 * sites, d, generator=generator, dtype=torch.float64)
+    noise = torch.full((3 * sites,), 0.25, dtype=torch.float64)
+    noisy = true + 0.5 * torch.randn(3 * sites, d, generator=generator, dtype=torch.float64)
+    drawn, share = shrink(Components(CLASSES, labels, noisy, noise.diag(), records, records / records.sum()))
+    # As much noise as difference: half of the differences found is real.
+    assert share == pytest.approx(0.5, abs=0.05)
+    pooled = torch.stack([noisy[labels == c].mean(0) for c in range(3)])[labels]
+    errors = [float((found - true).square().mean()) for found in (drawn.means, noisy, pooled)]
+    assert errors[0] < 0.65 * min(errors[1:])
+
+
+def test_the_noise_of_drawn_means_is_what_repetition_shows() -> None:
+    sites = styles(2.0, 300)
+    (own, kept), repeated = (by_site(sites), shrink(by_site(sites))[0]), []
+    mixing = kept.means @ torch.linalg.pinv(own.means)
+    for _ in range(2000):
+        noise = own.noise.diagonal().sqrt()[:, None] * torch.randn(own.means.shape, dtype=torch.float64)
+        repeated.append(mixing @ noise)
+    measured = torch.stack(repeated).flatten(1).reshape(2000, *own.means.shape)
+    covariance = torch.einsum("tid,tjd->ij", measured, measured) / (2000 * DIMENSION)
+    assert torch.allclose(covariance, kept.noise, atol=0.1 * float(kept.noise.max()))
+
+
+def test_without_noise_least_squares_is_that_of_the_records() -> None:
+    """In as many dimensions as there are directions it is ridge-free regression on one-hot labels."""
+    features, labels = data(6000)
+    unit = clip(features, 0.0)[0].double()
+    means = torch.stack([unit[labels == c].mean(0) for c in range(3)])
+    counts = torch.bincount(labels).double()
+    centred = unit - means[labels]
+    values, vectors = torch.linalg.eigh(centred.T @ centred / len(unit))
+    spread = LowRank(vectors * (values - values.min() / 2).sqrt(), (values.min() / 2).expand(DIMENSION))
+    exact = Components(CLASSES, torch.arange(3), means, torch.zeros(3, 3, dtype=torch.float64), counts, counts / 6000)
+    weight, bias = least_squares(exact, spread)
+    inputs = np.hstack([unit.numpy(), np.ones((6000, 1))])
+    peer = np.linalg.lstsq(inputs, np.eye(3)[labels.numpy()], rcond=None)[0]
+    scores = (unit @ weight.T + bias).numpy()
+    assert np.abs(scores - inputs @ peer).max() < 1e-3
+
+
+def test_taking_the_noise_of_means_off_makes_the_least_squares_better() -> None:
+    """The mean square error of the scores on records around the true means, over repetitions."""
+    d, labels = 300, torch.arange(6) % 3
+    generator = torch.Generator().manual_seed(0)
+    true = torch.nn.functional.normalize(torch.randn(6, d, generator=generator, dtype=torch.float64), dim=1) * 0.7
+    records = torch.full((6,), 50.0, dtype=torch.float64)
+    spread = LowRank(torch.zeros(d, 0, dtype=torch.float64), torch.full((d,), 0.51 / d, dtype=torch.float64))
+    noise = 0.3 / d
+    wanted = torch.nn.functional.one_hot(labels).double()
+
+    def error(claimed: float, noisy: Tensor) -> float:
+        claim = claimed * torch.eye(6, dtype=torch.float64)
+        weight, bias = least_squares(Components(CLASSES, labels, noisy, claim, records, records / 300), spread)
+        missed = (true @ weight.T + bias - wanted).square().sum(1).mean() + 0.51 / d * weight.square().sum()
+        return float(missed)
+
+    errors = []
+    for _ in range(50):
+        noisy = true + noise**0.5 * torch.randn(6, d, generator=generator, dtype=torch.float64)
+        errors.append([error(claimed, noisy) for claimed in (noise, 0.0)])
+    taken_off, learned = torch.tensor(errors).mean(0).tolist()
+    assert taken_off < 0.97 * learned
+
+
+@pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
+def test_the_covariance_within_classes_is_unbiased_however_noisy_the_means_are(family: str) -> None:
+    """The square of a noisy mean holds its noise; taken from the second moment with the mean, it must be given back."""
+    d, generator = 12, torch.Generator().manual_seed(0)
+    true = torch.nn.functional.normalize(torch.randn(3, d, generator=generator, dtype=torch.float64), dim=1) * 0.3
+    variances = torch.linspace(0.5, 1.5, d, dtype=torch.float64) * (1 - 0.09) / d
+    records, noise = torch.tensor([20.0, 30.0, 50.0], dtype=torch.float64), torch.tensor([4e-3, 6e-3, 2e-3]).double()
+    shares = records / 100
+    second = torch.diag(variances) + (shares[:, None] * true).T @ true
+    squares = {"diag": second.diagonal(), "full": fold(second), "lowrank": fold(second)}.get(family)
+    made_ = made(*data(30), 1.0, "diag" if family == "spherical" else family)
+    sums = replace(made_.sums, counts=records.float(), squares=None if squares is None else squares * 100)
+    sigmas = {"counts": 1.0, "sums": 1.0, "squares": 1e-9}
+    found = []
+    for _ in range(400):
+        means = true + noise.sqrt()[:, None] * torch.randn(3, d, generator=generator, dtype=torch.float64)
+        seen = Components(CLASSES, torch.arange(3), means, noise.diag(), records, shares)
+        covariance = within([replace(made_, sums=replace(sums, sigmas=sigmas))], seen, family, d)
+        found.append(covariance.factor.square().sum(1) + covariance.variances)
+    average = torch.stack(found).mean(0)
+    assert float(average.sum()) == pytest.approx(float(variances.sum()), rel=0.015)
+    # Low rank has a sphere where nothing stands out.
+    if family in ("diag", "full"):
+        assert torch.allclose(average, variances, rtol=0.25)
+
+
+@pytest.mark.parametrize("dimension", [8, 64])
+def test_the_variance_of_one_class_from_noisy_sums_is_unbiased_in_any_dimension(dimension: int) -> None:
+    """Every dimension adds its noise to the square of a mean."""
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.nn.functional.normalize(torch.randn(dimension, generator=generator), dim=0) * 0.7
+    sigma, count = 20.0, 400.0
+    energies = []
+    for _ in range(600):
+        noisy = count * mean + sigma * torch.randn(dimension, generator=generator)
+        found = as_mixtures(Sums(torch.tensor([count]), noisy[None], None, {"counts": 1.0, "sums": sigma}))
+        assert found is not None
+        (variances,) = vars(found[0].covariance).values()
+        energies.append(1 - dimension * float(variances[0]))
+    # Noise alone would add dimension (sigma / count)^2: 0.02 and 0.16.
+    assert sum(energies) / 600 == pytest.approx(0.49, abs=0.01)
+
+
+def test_where_sites_differ_one_mean_a_class_is_too_few() -> None:
+    def centres(site: int) -> Tensor:
+        return 2 * torch.randn(3, 64, generator=torch.Generator().manual_seed(30 + site))
+
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (4000,), generator=generator)
+    features = [centres(site)[labels] + torch.randn(4000, 64, generator=generator) for site in range(2)]
+    # The classes of the second site are the first's, dealt anew: their means all but cancel.
+    features[1] = (-centres(0).roll(1, 0))[labels] + torch.randn(4000, 64, generator=generator)
+    sites = [made(features[i], labels, 4.0, site=str(i)) for i in range(2)]
+    head, gaussians = learn_from_sums(sites, "spherical", 1)
+    assert len(gaussians.labels) == 6
+    right = sum(head.accuracy(each, CLASSES, labels)[0] for each in features) / 8000
+    one_mean, _ = learn_from_sums(sites[:1], "spherical", 1)
+    alone = sum(one_mean.accuracy(each, CLASSES, labels)[0] for each in features) / 8000
+    assert right > 0.9 > alone
+
+
+def test_a_class_lost_in_noise_is_not_in_the_head() -> None:
+    features, labels = data(3000)
+    present = labels != 1
+    for _ in range(5):
+        surrogate = made(features[present], labels[present], 1.0)
+        assert surrogate.header.classes == CLASSES
+        # A count of zero reaches two standard deviations once in forty times.
+        if float(surrogate.sums.counts[1]) < 2 * surrogate.sums.sigmas["counts"]:
+            head, _ = learn_from_sums([surrogate], "spherical", 1)
+            assert head.header.classes == ("a", "c")
+            return
+    pytest.fail("a class that is not there stood out five times")
+
+
+def test_with_nothing_but_noise_there_is_nothing_to_learn() -> None:
+    run = parse_run_config({"epsilon": 0.01, "delta": 1e-5, "fedpft.covariance": "spherical"})
+    nobody = make_surrogate(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), CLASSES, "f", "s", run).surrogate
+    assert isinstance(nobody, SumsSurrogate)
+    silent = replace(nobody, sums=replace(nobody.sums, counts=torch.zeros(3)))
+    with pytest.raises(RunError, match="no class stands out"):
+        learn_from_sums([silent], "spherical", 1)
+    with pytest.raises(RunError, match="no surrogate"):
+        learn_from_sums([], "spherical", 1)
+    other = replace(silent, header=replace(silent.header, classes=("a", "c", "b")))
+    with pytest.raises(RunError, match="of other classes"):
+        learn_from_sums([silent, other], "spherical", 1)
+
+
+def test_a_spike_above_the_noise_is_found_and_noise_alone_is_round() -> None:
+    generator, d = torch.Generator().manual_seed(0), 200
+    noise = torch.randn(d, d, generator=generator, dtype=torch.float64)
+    noise = (noise + noise.T) / 2
+    direction = torch.nn.functional.normalize(torch.randn(d, generator=generator, dtype=torch.float64), dim=0)
+    identity = 50 * torch.eye(d, dtype=torch.float64)
+    assert _spiked(identity + noise, 1.1, d).factor.shape[1] == 0
+    strong = _spiked(identity + noise + 80 * torch.outer(direction, direction), 1.1, d)
+    assert strong.factor.shape[1] == 1
+    found = strong.factor[:, -1]
+    assert float((found @ direction).abs() / found.norm()) > 0.95
+    # Frobenius-optimal: the spike times the share of its energy that the eigenvector still points to.
+    assert float(found.square().sum()) == pytest.approx(80 * (1 - (10 / 80) ** 2), rel=0.1)
+    assert _spiked(identity + noise + 80 * torch.outer(direction, direction), 1.0, 0).factor.shape[1] == 0
+
+
+def test_a_variance_below_the_noise_is_not_taken_for_zero() -> None:
+    """Else it would get nearly all the weight, and it is noise: full covariances once fell from 56 to 25 % by that."""
+    matrix = torch.diag(torch.cat([torch.ones(49), torch.tensor([-3.0])]).double())
+    found = _spiked(matrix, 0.2, None)
+    assert float(found.variances.min()) > 0.8
+    sure = _spiked(torch.diag(torch.linspace(0.1, 1, 50).double()), 1e-9, None)
+    covariance = sure.factor @ sure.factor.T + sure.variances.diag()
+    assert torch.allclose(covariance.diagonal(), torch.linspace(0.1, 1, 50).double(), atol=1e-6)
+
+
+def test_variances_are_drawn_together_as_far_as_they_are_noise() -> None:
+    true = torch.linspace(0.5, 1.5, 400, dtype=torch.float64)
+    assert torch.allclose(_diagonal(true, 1e-9).variances, true)
+    assert torch.allclose(_diagonal(true, 10.0).variances, torch.ones(400, dtype=torch.float64))
+    noisy = true + 0.3 * torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert float((_diagonal(noisy, 0.3).variances - true).norm()) < 0.85 * float((noisy - true).norm())
+    assert float(_diagonal(true - 2, 0.1).variances.min()) > 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_so_few_variances_are_not_drawn_together(count: int) -> None:
+    """Up to three dimensions nothing is better than what was measured (Stein 1956)."""
+    measured = torch.linspace(0.8, 1.2, count, dtype=torch.float64)
+    assert torch.allclose(_diagonal(measured, 0.5).variances, measured)
+
+
+@pytest.mark.parametrize("matrix", [torch.zeros(4, 4), -torch.eye(4), torch.diag(torch.tensor([1.0, -1, 0, 0]))])
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_whatever_noise_made_of_the_second_moments_the_covariance_can_be_inverted(matrix: Tensor, noise: float) -> None:
+    for rank in (None, 1):
+        weight, trace = _solve(_spiked(matrix.double(), noise, rank), torch.ones(2, 4, dtype=torch.float64))
+        assert weight.isfinite().all()
+        assert 0 < trace < float("inf")
+    assert float(_diagonal(matrix.diagonal().double(), noise).variances.min()) > 0
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed"])
+@pytest.mark.parametrize("family", ["spherical", "diag", "full"])
+def test_of_sites_that_are_all_alike_robust_pooling_learns_what_one_of_them_says(family: str, rule: str) -> None:
+    one = quiet(made(*data(3000), PLENTY, family))
+    alike = [replace(one, header=replace(one.header, site=f"s{number}")) for number in range(4)]
+    features = data(500, 1)[0]
+    heads = (learn_from_sums(sites, family, 2, how)[0] for sites, how in ((alike, rule), ([one], "none")))
+    robust, plain = ((clip(features, 0.0)[0] @ head.weight.T + head.bias).softmax(1) for head in heads)
+    assert torch.allclose(robust, plain, atol=0.02)
+
+
+def test_the_solver_is_the_inverse() -> None:
+    generator = torch.Generator().manual_seed(0)
+    factor = torch.randn(DIMENSION, 2, generator=generator, dtype=torch.float64)
+    variances = torch.rand(DIMENSION, generator=generator, dtype=torch.float64) + 0.1
+    inverse = torch.linalg.inv(factor @ factor.T + variances.diag())
+    means = torch.randn(3, DIMENSION, generator=generator, dtype=torch.float64)
+    solved, trace = _solve(LowRank(factor, variances), means)
+    assert torch.allclose(solved, means @ inverse)
+    assert trace == pytest.approx(float(inverse.trace()))
+
+
+@pytest.mark.parametrize("settings", [{}, {"fedpft.components": 3}, {"fedpft.privacy": "theorem-4.1"}])
+def test_every_mechanism_learns_what_is_far_apart(settings: dict[str, object]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(6000) % 3
+    features = 5 * torch.eye(3, 8)[labels] + 0.3 * torch.randn(6000, 8, generator=generator)
+    run = parse_run_config({"epsilon": 8.0, "delta": 1e-5, "fedpft.covariance": "spherical", **settings})  # type: ignore[dict-item]
+    sent = [
+        unpack_surrogate(pack_surrogate(make_surrogate(features[i::2], labels[i::2], CLASSES, "f", str(i), run).surrogate))
+        for i in range(2)
+    ]
+    head = unpack_head(pack_head(learn(sent, run, "cpu").head))
+    assert head.clip == 0.0
+    assert head.accuracy(features, CLASSES, labels)[0] > 5900
+
+
+def test_a_public_centre_goes_round_and_is_part_of_the_head() -> None:
+    features, labels = data(3000)
+    centre = torch.full((DIMENSION,), 0.5)
+    run = parse_run_config({"epsilon": PLENTY, "delta": 1e-5, "fedpft.covariance": "spherical"})
+    shifted = make_surrogate(features + 0.5, labels, CLASSES, "f", "s", run, centre=centre).surrogate
+    plain = make_surrogate(features, labels, CLASSES, "f", "s", run).surrogate
+    assert shifted.claim is not None
+    assert len(shifted.claim.centre) == 16
+    head = unpack_head(pack_head(learn([shifted], run, "cpu", centre=centre).head))
+    other = unpack_head(pack_head(learn([plain], run, "cpu").head))
+    assert float((head.predict(features + 0.5) == other.predict(features)).float().mean()) > 0.99
+
+
+def test_classes_can_be_left_out_of_sums_later() -> None:
+    features, labels = data(3000)
+    surrogate = without_classes(made(features, labels, PLENTY, "full"), ("a", "c"))
+    assert isinstance(surrogate, SumsSurrogate)
+    head, _ = learn_from_sums([surrogate], "spherical", 1)
+    assert head.header.classes == ("a", "c")
+
+
+@pytest.mark.parametrize("family", ["diag", "full", "lowrank"])
+def test_the_second_moment_of_all_classes_is_not_that_of_some(family: str) -> None:
+    features, labels = data(3000)
+    sent = made(features, labels, PLENTY, family)
+    cut = without_classes(sent, ("a", "c"))
+    assert isinstance(cut, SumsSurrogate)
+    assert cut.sums.squares is None
+    assert cut.sums.sigmas.keys() == {"counts", "sums"}
+    expected = within([cut], pool([cut]), "spherical", 1)
+    assert within([cut], pool([cut]), family, 1).variances.equal(expected.variances)
+    whole = without_classes(sent, CLASSES)
+    assert isinstance(whole, SumsSurrogate)
+    assert whole.sums.squares is sent.sums.squares

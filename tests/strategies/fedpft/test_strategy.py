@@ -1,0 +1,187 @@
+"""What one site does wrong costs that site its part, never the run; and it is named, with the reason, in the run folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from flwr.app import Message
+from safetensors.torch import load_file
+
+from common.errors import RunError
+from tests.grid import (
+    FAST,
+    SECRET,
+    Fault,
+    InProcessGrid,
+    NodeConfig,
+    events_of,
+    files_with,
+    metrics_of,
+    outcome,
+    run_federation,
+    sites,
+    surrogates_of,
+)
+
+quick = partial(run_federation, report=False)
+SHORT = {"deadline": 0.15}
+
+
+@pytest.fixture(autouse=True)
+def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+
+
+def test_an_offline_site_is_dropped_by_the_deadline(tmp_path: Path) -> None:
+    folder = quick(tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), **FAST, **SHORT)
+    assert outcome(folder, "node 1002", "dropped") == "no reply before the deadline"
+    assert metrics_of(folder)["bytes"]["up_per_site"]["node 1002"] == 0
+
+
+def test_a_slow_site_is_waited_for(tmp_path: Path) -> None:
+    folder = quick(tmp_path, InProcessGrid(sites(3), {1: Fault(pulls=5)}), **FAST)
+    assert metrics_of(folder)["sites"]["used"] == 3
+
+
+def test_a_reply_that_came_while_another_held_the_line_is_used(tmp_path: Path) -> None:
+    class Stalling(InProcessGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            time.sleep(2 * SHORT["deadline"])
+            return super().pull_messages(message_ids)
+
+    folder = quick(tmp_path, Stalling(sites(2), {1: Fault(pulls=1)}), **FAST, **SHORT)
+    assert metrics_of(folder)["sites"]["used"] == 2
+
+
+def test_a_site_that_is_away_for_a_moment_is_not_asked_after_and_its_reply_not_lost(tmp_path: Path) -> None:
+    class Leaky(InProcessGrid):
+        """As Flower does, it forgets a message that is asked after while its node is away."""
+
+        back = 0.0
+
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            self.back = self.back or time.monotonic() + 0.5
+            return super().push_messages(messages)
+
+        def get_node_ids(self) -> Iterable[int]:
+            return [node for node in super().get_node_ids() if node != 1002 or not self.away]
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for message in self.sent if self.away else ():
+                if message.metadata.dst_node_id == 1002 and message.metadata.message_id in message_ids:
+                    self._waiting.pop(message.metadata.message_id, None)
+            return super().pull_messages(message_ids)
+
+        @property
+        def away(self) -> bool:
+            return 0 < time.monotonic() < self.back
+
+    folder = quick(tmp_path, Leaky(sites(2)), **(FAST | {"deadline": 3.0}))
+    assert metrics_of(folder)["sites"]["used"] == 2
+
+
+def test_a_late_surrogate_is_kept_for_relearn_and_named(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
+    folder = quick(tmp_path, grid, **FAST, **SHORT)
+    assert outcome(folder, "node 1002", "dropped") == "no reply before the deadline"
+    (late,) = (event for event in events_of(folder) if event["event"] == "late")
+    assert late["site"] == "1"
+    assert set(surrogates_of(folder)) == {"0.pb", "1.pb", "2.pb"}
+    on_time = quick(tmp_path / "alone", InProcessGrid(sites(3), {1: Fault(offline=True)}), **FAST, **SHORT)
+    ours, theirs = (load_file(path / "model.safetensors") for path in (folder, on_time))
+    assert all(ours[name].equal(theirs[name]) for name in ours), "a late surrogate changed the head"
+
+
+def test_nothing_of_an_exception_at_a_site_reaches_the_run_folder(tmp_path: Path) -> None:
+    crash = RuntimeError(f"cannot open /mnt/{SECRET}/patient-17.dcm")
+    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(crash=crash)}), **FAST)
+    assert "Flower error code 2" in outcome(folder, "node 1002", "rejected")
+    assert not files_with(SECRET, folder)
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "query.compare"])
+@pytest.mark.parametrize("fault", ["crash", "offline"])
+def test_a_failure_after_the_surrogate_costs_only_the_measurement(tmp_path: Path, kind: str, fault: str) -> None:
+    broken = {"kind": kind} | ({"offline": True} if fault == "offline" else {"crash": RuntimeError(SECRET)})
+    grid = InProcessGrid(sites(3), {node: Fault(**broken) for node in range(3 if kind != "evaluate" else 1)})
+    folder = quick(tmp_path, grid, **FAST, **SHORT)
+    metrics = metrics_of(folder)
+    assert (metrics["status"], metrics["sites"]["used"]) == ("ok", 3)
+    assert ("model" in metrics["accuracy"]) == (kind == "evaluate")
+    assert set(metrics["accuracy"]["per_site"]) == ({"1", "2"} if kind == "evaluate" else {"0", "1", "2"})
+    name = "evaluation-failed" if kind == "evaluate" else "comparison-failed"
+    (failed,) = (event for event in events_of(folder) if event["event"] == name)
+    assert failed.get("site", "0") == "0"
+    assert not files_with(SECRET, folder)
+
+
+def test_two_sites_cannot_have_one_name(tmp_path: Path) -> None:
+    nodes = sites(3)
+    nodes[0]["site"] = nodes[2]["site"] = "clinic"
+    folder = quick(tmp_path, nodes, **FAST)
+    (refused,) = (event for event in events_of(folder) if event["event"] == "rejected")
+    assert refused["site"] in ("node 1001", "node 1003"), "which of the two was refused must be clear"
+    assert "'clinic', which is another site" in outcome(folder, refused["site"], "rejected")
+    assert set(surrogates_of(folder)) == {"clinic.pb", "1.pb"}
+
+
+def hidden(tmp_path: Path, name: str) -> tuple[NodeConfig, str]:
+    """A node-config that cannot work, and what the coordinator is told of it."""
+    empty = tmp_path / SECRET / "nothing"
+    empty.mkdir(parents=True)
+    (empty / f"{SECRET}.txt").write_text("no image")
+    own: NodeConfig = {"site": "1", "data": "imagefolder"}
+    match name:
+        case "missing folder":
+            return own | {"data-dir": str(tmp_path / SECRET / "missing")}, "no usable data"
+        case "no images":
+            return own | {"data-dir": str(empty)}, "no usable data"
+        case "misspelt key":
+            return own | {"data-dri": str(empty)}, "cannot work with these settings"
+        case _:
+            return own | {"partition-id": 7, "data-dir": str(empty)}, "cannot work with these settings"
+
+
+@pytest.mark.parametrize("name", ["missing folder", "no images", "misspelt key", "partition that is not there"])
+def test_a_site_that_cannot_work_tells_a_code_and_no_path(tmp_path: Path, name: str) -> None:
+    config, told = hidden(tmp_path, name)
+    nodes = sites(3)
+    nodes[1] = config
+    folder = run_federation(tmp_path, nodes, **FAST)
+    unread = name in ("misspelt key", "partition that is not there")
+    assert told in outcome(folder, "node 1002" if unread else "1", "rejected")
+    assert not files_with(SECRET, folder)
+    assert unread or files_with(SECRET, tmp_path / "site-state"), "the site's own log tells the detail"
+
+
+def test_where_too_few_sites_are_there_nobody_is_asked(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(2))
+    with pytest.raises(RunError, match=r"quorum missed: 2 of 3 sites are connected, quorum = 0.9 needs 3"):
+        run_federation(tmp_path, grid, **FAST | SHORT | {"sites": 3, "quorum": 0.9})
+    assert not grid.sent
+    (folder,) = (tmp_path / "runs").iterdir()
+    (waited,) = (event for event in events_of(folder) if event["event"] == "waiting")
+    assert waited["reason"] == "for 1 more of 3 sites to connect"
+    assert not list((tmp_path / "site-state").rglob("*.jsonl")), "nothing is spent"
+
+
+def test_a_missed_quorum_fails_the_run_but_not_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"quorum missed: 2 of 3 sites can be used, quorum = 0.9 needs 3"):
+        run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), quorum=0.9, **FAST, **SHORT)
+    (folder,) = (tmp_path / "runs").iterdir()
+    metrics = metrics_of(folder)
+    assert metrics["status"] == "failed"
+    assert "quorum missed" in metrics["failure"]
+    assert metrics["sites"] == {"invited": 3, "used": 2, "rejected": 0, "dropped": 1}
+    assert set(surrogates_of(folder)) == {"0.pb", "2.pb"}
+    assert "quorum missed" in (folder / "report.html").read_text()
+    assert not (folder / "model.safetensors").exists()
+
+
+def test_expected_sites_that_never_came_count_against_the_quorum(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="2 of 5 sites can be used"):
+        quick(tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), sites=5, **FAST, **SHORT)

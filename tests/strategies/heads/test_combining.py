@@ -1,0 +1,64 @@
+"""One model from heads of sites with different classes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.config.run_config import parse_run_config
+from common.models.classifiers import Ensemble, Head
+from common.models.parameters import Parameters
+from common.surrogates.surrogates import Header
+from strategies.heads.combining import combine
+
+CLASSES = ("a", "b", "c")
+
+
+def head(site: str, classes: tuple[str, ...], weight: Tensor, bias: Tensor, records: int) -> Parameters:
+    tensors = {
+        "weight": weight,
+        "bias": bias,
+        "mean": torch.zeros(weight.shape[1]),
+        "deviation": torch.ones(weight.shape[1]),
+    }
+    return Parameters(Header("average", "r", site, "f", classes), 1, tensors, records)
+
+
+ONE = head("1", ("a", "b", "c"), torch.eye(3), torch.tensor([1.0, 2.0, 3.0]), 30)
+# Knows two classes only, and has them the other way round.
+OTHER = head("2", ("c", "a"), torch.tensor([[0.0, 0.0, 5.0], [3.0, 0.0, 0.0]]), torch.tensor([1.0, -1.0]), 10)
+
+
+def model(method: str, *heads: Parameters) -> object:
+    run = parse_run_config({"method": method, "head.min-steps": 600, "head.learning-rate": 0.05})
+    return combine(list(heads), run, CLASSES)
+
+
+def test_the_average_weighs_by_records_class_by_class() -> None:
+    found = model("average", ONE, OTHER)
+    assert isinstance(found, Head)
+    assert found.header.classes == CLASSES
+    assert found.weight[0].tolist() == pytest.approx([1.5, 0, 0])
+    assert found.weight[2].tolist() == pytest.approx([0, 0, 2])
+    # A class the other does not know gets the lowest bias it has.
+    assert found.bias.tolist() == pytest.approx([0.5, 1.25, 2.5])
+
+
+def test_the_ensemble_gives_unknown_classes_no_probability() -> None:
+    found = model("ensemble", ONE, OTHER)
+    assert isinstance(found, Ensemble)
+    x = torch.tensor([[0.3, -0.2, 0.1]])
+    first = (x @ torch.eye(3) + torch.tensor([1.0, 2.0, 3.0])).softmax(1)
+    second = torch.tensor([[3 * 0.3 - 1.0, 5 * 0.1 + 1.0]]).softmax(1)
+    expected = (first + torch.tensor([[second[0, 0], 0.0, second[0, 1]]])) / 2
+    assert torch.allclose(found.scores(x).exp(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedbe", "fedkt"])
+def test_a_distilled_head_says_what_its_teachers_say(method: str) -> None:
+    weight = torch.tensor([[4.0, 0.0], [-4.0, 0.0], [0.0, 4.0]])
+    teachers = [head(str(i), CLASSES, weight + 0.1 * i, torch.zeros(3), 20) for i in range(3)]
+    found = model(method, *teachers)
+    assert isinstance(found, Head)
+    x = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
+    agreed = found.predict(x) == (x @ (weight + 0.1).T).argmax(1)
+    assert float(agreed.float().mean()) > 0.9
