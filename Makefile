@@ -50,4 +50,4 @@ bench: setup
 	@$(MAKE) --no-print-directory faults
 
 proto: setup
-	$(RUN) -m grpc_tools.protoc -I common/wire --python_out=common/wire --pyi_out=common/wire common/wire/surrogate.proto
+	$(RUN) -m grpc_tools.protoc -I common --python_out=common --pyi_out=common common/surrogate.proto

@@ -19,7 +19,7 @@ from _harness import Federation, arguments, federate, load, mean_and_deviation, 
 from _report import report
 from rich.progress import track
 
-from client_app.methods.dpcvae.downstream import Records, mix
+from client_app.methods.dpcvae.downstream import LabelledEmbeddings, mix
 from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Classifier
 
@@ -44,7 +44,7 @@ def scores(model: Classifier, data: Federation, run: RunConfig) -> dict[str, flo
     found: dict[str, list[float]] = defaultdict(list)
     for site in data.sites:
         # As they are: every head brings them to the norm it wants.
-        own, test = (Records(part.features, part.labels) for part in (site.train, site.test))
+        own, test = (LabelledEmbeddings(part.features, part.labels) for part in (site.train, site.test))
         told = mix(own, model, run.head, run.seed, run.baseline.validation).told(test)
         for key, value in told.items():
             found[key].append(100 * value)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from _report import report, shared
 
-from client_app.datasets.dataset import Dataset, Source, load
+from client_app.datasets.dataset import Dataset, DataSource, load
 from client_app.features.extraction import CPU_FORWARD_TOGETHER, extract
 from common.models.backbones import Backbone, load_backbone
 
@@ -65,7 +65,7 @@ def rates(backbone: Backbone, dataset: Dataset, count: int, batch_size: int, rep
 def main() -> None:
     folder = str(shared("data/pacs/photo-train.parquet").parent)
     weights = str(shared("weights/mobilenet_v2-imagenet.safetensors"))
-    dataset = load(Source("parquet", folder, ("photo",)), seed=0)
+    dataset = load(DataSource("parquet", folder, ("photo",)), seed=0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     backbones = {"mobilenet_v2, 224 px": load_backbone("torchvision:mobilenet_v2", weights, 224, device)}
     rows = []

@@ -19,7 +19,7 @@ from _report import report, shared
 
 from client_app.features.site_features import LabelledFeatures
 from client_app.governance.release import method_of
-from client_app.methods.task import Made, Task
+from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig
 from common.config.run_config import parse_run_config
 from strategies.base.training import Training
@@ -36,7 +36,7 @@ PAPER: dict[str, Any] = {
 PARTS = ("real-gradients", "image-steps", "radius-search")
 
 
-def work(settings: dict[str, Any], data: Federation, records: int) -> tuple[Made, float]:
+def work(settings: dict[str, Any], data: Federation, records: int) -> tuple[MethodOutput, float]:
     """What the first site makes in the first round, and the seconds it takes."""
     run, found = parse_run_config(settings), data.sites[0]
     train = LabelledFeatures(found.train.features[:records], found.train.labels[:records])

@@ -28,8 +28,8 @@ from common.surrogates.class_sums import PRESENT, as_mixtures
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 from common.wire.model_proto import pack_head, unpack_head
 from common.wire.records import pack_surrogate, unpack_surrogate
-from strategies.base.public_mean import read_centre
 from strategies.fedpft.learn import learn
+from strategies.pooling.public_mean import read_centre
 
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)

@@ -20,7 +20,7 @@ from client_app.methods.chain_step import kept_head
 from client_app.methods.evaluation import evaluate, received_classifier
 from client_app.methods.local_head import local_head
 from client_app.methods.pooled_baselines import check_comparable, compare
-from client_app.methods.task import Limits, Made, Task
+from client_app.methods.task import MethodOutput, SiteLimits, Task
 from client_app.node_config import NodeConfig, is_protected, parse_node_config
 from client_app.offline.keys import private_key
 from common.config.flat_settings import Scalar
@@ -115,10 +115,10 @@ def _introduction(asked: Asked) -> Answer:
     told: Info = {"fingerprint": found.fingerprint, "dimension": dimension, "simulated": found.simulated}
     # Which classes a site has may be private; then the run names all there are.
     if not run.classes and (found.simulated or gate.exact_numbers_may_leave(run)):
-        limits = Limits(smallest_class=gate.smallest_class(run.mechanism))
+        limits = SiteLimits(smallest_class=gate.smallest_class(run.mechanism))
         told["classes"] = json.dumps(Task(run, node, site, found, limits).classes)
         if not found.simulated:
-            gate.let_out(entry(run, asked.flower_run, Made(str(told["classes"]).encode())))
+            gate.let_out(entry(run, asked.flower_run, MethodOutput(str(told["classes"]).encode())))
     if run.fedpft.seal:
         told["key"] = public_key(private_key(node, site)).hex()
     return None, told
@@ -131,7 +131,7 @@ def _head(asked: Asked) -> Answer:
     gate.check_request(run)
     if run.epsilon or run.fedpft.seal:
         raise PolicyError("a head that its site has trained on its own records does not leave a private or sealed run")
-    made = Made(pack_classifier(kept_head(Task(run, node, site, load_site(run, node), told=info))))
+    made = MethodOutput(pack_classifier(kept_head(Task(run, node, site, load_site(run, node), told=info))))
     gate.let_out(entry(run, asked.flower_run, made))
     return made.payload, {}
 
@@ -149,7 +149,7 @@ def _evaluation(asked: Asked) -> Answer:
     if not found.simulated:
         if not gate.exact_numbers_may_leave(run):
             return None, {}
-        gate.let_out(entry(run, asked.flower_run, Made(json.dumps(told).encode())))
+        gate.let_out(entry(run, asked.flower_run, MethodOutput(json.dumps(told).encode())))
     return None, told | {"simulated": found.simulated}
 
 

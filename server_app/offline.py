@@ -18,8 +18,8 @@ from server_app.federate import finished
 from server_app.runs.folder import RunFolder
 from strategies import OneShot, stored_strategy
 from strategies.base.collection import Unrecorded
-from strategies.base.public_mean import read_centre
 from strategies.base.receipts import stored_receipts
+from strategies.pooling.public_mean import read_centre
 
 # What only matters on the coordinator's machine, or names a file there.
 AT_HOME = ("output-dir", "resume", "data-dir", "weights-path", "device", "fedpft.public", "deadline", "grace", "compare")

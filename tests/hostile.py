@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from common import surrogate_pb2 as pb
 from common.safe_parsing import MOST_FIELDS, MOST_PACKED
-from common.wire import surrogate_pb2 as pb
 from common.wire.records import INFO, PAYLOAD, STORED_AS
 from tests.grid import FIRST_NODE, InProcessGrid, NodeConfig
 

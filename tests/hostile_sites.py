@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from client_app.methods.fedpft.surrogate import make_surrogate
+from common import surrogate_pb2 as pb
 from common.config.run_config import RunConfig
 from common.surrogates.surrogates import AnySurrogate, Surrogate
-from common.wire import surrogate_pb2 as pb
 
 Data = tuple[Tensor, Tensor]
 # How much more of a kind an attack claims than the site has.

@@ -28,10 +28,10 @@ MAY_NAME_FLOWER = {
     "common/security/key_standing.py",
 }
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
-GENERATED = {"common/wire/surrogate_pb2.py"}
+GENERATED = {"common/surrogate_pb2.py"}
 # Not ruled by the limit on lines: generated code, and a page of HTML that happens to lie in a Python file.
 LONG = GENERATED | {"server_app/report/page.py"}
-MOST_LINES = 300
+MOST_LINES, MOST_FILES = 300, 12
 HEAVY = ("torchvision", "open_clip", "timm", "matplotlib", "sklearn", "datasets", "pyarrow", "pydicom")
 
 
@@ -91,6 +91,51 @@ def test_a_file_has_at_most_300_lines(path: str) -> None:
     assert path in LONG or len((ROOT / path).read_text().splitlines()) <= MOST_LINES
 
 
+FOLDERS = sorted({path.rpartition("/")[0] for path in sources(*ROOMS)})
+# What belongs to one method only. What two of them need lies above them, or in a folder that no method owns.
+OF_METHODS = {
+    f"{side}/{method}"
+    for side in ("client_app/methods", "strategies")
+    for method in ("fedpft", "fedavg", "fedlap", "dpcvae")
+}
+OF_METHODS |= {"strategies/heads"}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_has_at_most_twelve_files(folder: str) -> None:
+    assert len(list((ROOT / folder).glob("*.py"))) <= MOST_FILES
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_says_what_it_is_for(folder: str) -> None:
+    assert ast.get_docstring(tree(f"{folder}/__init__.py")), f"{folder}/__init__.py: say in a line what the folder is for"
+
+
+@pytest.mark.parametrize("folder", sorted(OF_METHODS))
+def test_methods_do_not_import_each_other(folder: str) -> None:
+    others = {other.replace("/", ".") for other in OF_METHODS - {folder}}
+    for path in sources(folder):
+        for name in imported(path):
+            assert not any(name == other or name.startswith(f"{other}.") for other in others), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", sources("client_app/cli", "server_app/cli"))
+def test_command_lines_import_public_names_only(path: str) -> None:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ROOMS:
+            private = [alias.name for alias in node.names if alias.name.startswith("_")]
+            assert not private, f"{path} line {node.lineno}: {private[0]} is private"
+
+
+@pytest.mark.parametrize("folder", sorted({folder.partition("/")[0] + "/cli" for folder in FOLDERS if "/cli" in folder}))
+def test_nothing_but_an_entry_point_imports_command_lines(folder: str) -> None:
+    name = folder.replace("/", ".")
+    users = [
+        path for path in sources(*ROOMS) if not path.startswith(folder) and any(n.startswith(name) for n in imported(path))
+    ]
+    assert not users
+
+
 @pytest.mark.parametrize("path", sources(*ROOMS))
 def test_a_file_says_what_it_is_for(path: str) -> None:
     assert path in GENERATED or ast.get_docstring(tree(path))
@@ -116,11 +161,11 @@ def descriptor(code: str) -> bytes:
 
 def test_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
     protoc = pytest.importorskip("grpc_tools.protoc")
-    arguments = [f"-I{ROOT / 'common' / 'wire'}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "surrogate.proto"]
+    arguments = [f"-I{ROOT / 'common'}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "surrogate.proto"]
     assert protoc.main(["protoc", *arguments]) == 0
-    fresh, committed = (descriptor((at / "surrogate_pb2.py").read_text()) for at in (tmp_path, ROOT / "common" / "wire"))
+    fresh, committed = (descriptor((at / "surrogate_pb2.py").read_text()) for at in (tmp_path, ROOT / "common"))
     assert fresh == committed, "run `make proto`"
-    assert (tmp_path / "surrogate_pb2.pyi").read_text() == (ROOT / "common" / "wire" / "surrogate_pb2.pyi").read_text()
+    assert (tmp_path / "surrogate_pb2.pyi").read_text() == (ROOT / "common" / "surrogate_pb2.pyi").read_text()
 
 
 @pytest.mark.parametrize("module", ["client_app.app", "client_app.requests", "server_app.app"])

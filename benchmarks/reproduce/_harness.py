@@ -39,6 +39,7 @@ from strategies import stored_strategy
 from strategies.base.collection import Unrecorded
 from strategies.base.training import Training
 from strategies.dpcvae.generating import head_of, take_in
+from strategies.fedavg.strategy import absorb, with_memory
 from strategies.fedlap.landscapes import optimise
 
 
@@ -160,7 +161,9 @@ def federate(run: RunConfig, data: Federation) -> Measured:
 
 
 def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
-    training = Training.begin(run, data.classes, data.sites[0].fingerprint, data.sites[0].train.features.shape[1])
+    training = with_memory(
+        Training.begin(run, data.classes, data.sites[0].fingerprint, data.sites[0].train.features.shape[1])
+    )
     sent, curve, seconds = 0, [], 0.0
     generates = run.spec.opening is not None
     while training.round < run.trained.rounds:
@@ -182,7 +185,7 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
         elif generates:
             take_in(training, [unpack_parameters(payload) for payload in payloads])
         else:
-            training.absorb([unpack_parameters(payload) for payload in payloads], len(tasks))
+            absorb(training, [unpack_parameters(payload) for payload in payloads], len(tasks))
         sent += sum(map(len, payloads))
         if not generates or training.round == run.trained.rounds:
             model = head_of(_generator(training), run) if generates else training.classifier()

@@ -18,7 +18,7 @@ from common.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from client_app.features.site_features import SiteFeatures
-    from client_app.methods.dpcvae.downstream import Records
+    from client_app.methods.dpcvae.downstream import LabelledEmbeddings
     from common.models.classifiers import Head
     from common.wire.generator_files import SyntheticSet
 
@@ -83,7 +83,7 @@ def classify(
 
     Tells accuracy and balanced accuracy on the site's own test records. Nothing leaves the site.
     """
-    from client_app.methods.dpcvae.downstream import SOURCES, Records, grouped, head_on, mix
+    from client_app.methods.dpcvae.downstream import SOURCES, LabelledEmbeddings, grouped, head_on, mix
     from common.surrogates.surrogates import Header
 
     _check_writable(out)
@@ -92,7 +92,7 @@ def classify(
     names, group = grouped(groups, synthetic.classes) if groups else (synthetic.classes, None)
     own, test, made = _records(synthetic, found)
     if group is not None:
-        own, test, made = (Records(each.features, group[each.labels]) for each in (own, test, made))
+        own, test, made = (LabelledEmbeddings(each.features, group[each.labels]) for each in (own, test, made))
     header = Header(synthetic.manifest["method"], synthetic.manifest["run"], "site", synthetic.fingerprint, names)
     shared = head_on(made, header, run.head, run.seed)
     mixture = mix(own, shared, run.head, run.seed, validation)
@@ -128,14 +128,14 @@ def ood(
     """
     import torch
 
-    from client_app.methods.dpcvae.downstream import Records, ranks_above, strangeness
+    from client_app.methods.dpcvae.downstream import LabelledEmbeddings, ranks_above, strangeness
     from client_app.methods.dpcvae.received_generator import site_records
     from common.privacy.gaussian_mechanism import clip
 
     _check_writable(out)
     run = parse_run_config(parse_overrides(run_config or []))
     synthetic, found = _opened(file, run, node_config)
-    own, made = site_records(found, synthetic.classes, "train"), Records(synthetic.features, synthetic.labels)
+    own, made = site_records(found, synthetic.classes, "train"), LabelledEmbeddings(synthetic.features, synthetic.labels)
     hidden = [name.strip() for name in unknown.split(",") if name.strip()]
     every = dict.fromkeys((*synthetic.classes, *found.classes))
     if wrong := [name for name in hidden if name not in every]:
@@ -145,8 +145,8 @@ def ood(
         raise ConfigError(f"--unknown {unknown!r} leaves no known class")
     known = {name: each.take(~marks[each.labels]) for name, each in (("local", own), ("synthetic", made))}
     columns = [[getattr(known[name], part) for name in ("local", "synthetic")] for part in ("features", "labels")]
-    known["both"] = Records(*map(torch.cat, columns))
-    # Records of classes the run does not have are what this is for.
+    known["both"] = LabelledEmbeddings(*map(torch.cat, columns))
+    # LabelledEmbeddings of classes the run does not have are what this is for.
     features, labels = clip(found.test.features.double(), 0.0)[0].float(), found.test.labels
     if not len(labels):
         raise DataError("no test record at this site")
@@ -224,10 +224,12 @@ def _opened(file: Path, run: RunConfig, node_config: list[str]) -> tuple[Synthet
     return synthetic, found
 
 
-def _records(synthetic: SyntheticSet, found: SiteFeatures) -> tuple[Records, Records, Records]:
+def _records(
+    synthetic: SyntheticSet, found: SiteFeatures
+) -> tuple[LabelledEmbeddings, LabelledEmbeddings, LabelledEmbeddings]:
     """The site's own training and test records, and the synthetic ones."""
-    from client_app.methods.dpcvae.downstream import Records
+    from client_app.methods.dpcvae.downstream import LabelledEmbeddings
     from client_app.methods.dpcvae.received_generator import site_records
 
     own, test = (site_records(found, synthetic.classes, part) for part in ("train", "test"))
-    return own, test, Records(synthetic.features, synthetic.labels)
+    return own, test, LabelledEmbeddings(synthetic.features, synthetic.labels)

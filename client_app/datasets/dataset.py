@@ -25,7 +25,7 @@ LOG = logging.getLogger("fedsurrogate.site")
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """Where data lies and how it is read. Empty `names` means the one data set that the folder holds.
 
     one_by_one: single records that cannot be used are left out, and no record at all is no error.
@@ -43,7 +43,7 @@ class Source:
     one_by_one: bool = False
 
     @classmethod
-    def of_run(cls, run: RunConfig) -> Source:
+    def of_run(cls, run: RunConfig) -> DataSource:
         """Return the run's own data, for simulation."""
         column = run.site_column if run.partition == "column" else ""
         return cls(
@@ -58,7 +58,7 @@ class Source:
         )
 
     @classmethod
-    def of_node(cls, node: NodeConfig, run: RunConfig) -> Source:
+    def of_node(cls, node: NodeConfig, run: RunConfig) -> DataSource:
         """Return the site's own data. The run says which classes count and how much is held out, nothing of files."""
         if not node.data:
             raise DataError("data is not set in this site's node-config; set data and data-dir there")
@@ -124,14 +124,14 @@ class Dataset:
         return self.opener(index, shortest)
 
 
-def load(source: Source, seed: int) -> Dataset:
+def load(source: DataSource, seed: int) -> Dataset:
     """Load a source of one data set. Raises DataError for several names (see `load_all`) and for unusable data."""
     if len(source.names) > 1:
         raise DataError(f"dataset = {', '.join(source.names)!r} names {len(source.names)} data sets where one is needed")
     return load_all(source, seed)[0]
 
 
-def load_all(source: Source, seed: int) -> list[Dataset]:
+def load_all(source: DataSource, seed: int) -> list[Dataset]:
     """Load every data set that `source` names, over one common tuple of classes.
 
     A split that the files make is kept; otherwise it is drawn per class from `seed`. Raises DataError.
@@ -178,7 +178,7 @@ def group(names: Sequence[str]) -> tuple[Tensor, Tensor]:
     return first, of
 
 
-def _read(source: Source, name: str) -> Records:
+def _read(source: DataSource, name: str) -> Records:
     if source.kind == "digits":
         refuse_columns("the digits have no columns; leave it out", source.site_column, source.patient_column)
         return read_digits()
@@ -199,7 +199,7 @@ def _read(source: Source, name: str) -> Records:
         raise DataError(f"data in '{folder}' cannot be read ({error}); check the files and who may read them") from error
 
 
-def folder_of(source: Source, name: str) -> Path:
+def folder_of(source: DataSource, name: str) -> Path:
     """The folder that holds the data. Raises DataError when there is none, or when `name` lies outside."""
     folder = Path(source.folder).expanduser()
     if not source.folder or not folder.is_dir():
@@ -218,7 +218,7 @@ def _common_classes(found: list[Records]) -> tuple[str, ...]:
     return class_order(name for records in found for name in (records.classes or records.labels))
 
 
-def _assemble(source: Source, name: str, records: Records, classes: tuple[str, ...], seed: int) -> Dataset:
+def _assemble(source: DataSource, name: str, records: Records, classes: tuple[str, ...], seed: int) -> Dataset:
     index = {class_name: i for i, class_name in enumerate(classes)}
     labels = torch.tensor([index.get(label, -1) for label in records.labels], dtype=torch.int64)
     kept = (labels >= 0).nonzero().flatten()

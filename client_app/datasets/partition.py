@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client_app.datasets.dataset import Dataset, Source, group, load_all
+from client_app.datasets.dataset import Dataset, DataSource, group, load_all
 from client_app.node_config import NodeConfig, is_protected
 from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError
@@ -45,7 +45,7 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
             f"data is not set in this site's node-config, and the run's own (data = {run.data!r}) counts only in "
             "simulation; set data and data-dir in the node-config"
         )
-    source = Source.of_node(node, run) if node.data else Source.of_run(run)
+    source = DataSource.of_node(node, run) if node.data else DataSource.of_run(run)
     check_settings(run, node)
     if is_protected(run, node):
         (dataset,) = load_all(source, run.seed)
@@ -92,7 +92,7 @@ def check_settings(run: RunConfig, node: NodeConfig) -> None:
 
 def whole(run: RunConfig, num_sites: int) -> list[tuple[Dataset, list[Tensor]]]:
     """Return all data of the run, each data set with its sites' training records, for the comparison in simulation."""
-    datasets = load_all(Source.of_run(run), run.seed)
+    datasets = load_all(DataSource.of_run(run), run.seed)
     if len(datasets) > 1:
         _one_dataset_a_site(run.dataset, num_sites)
         return [(dataset, [_indices(dataset.is_train)]) for dataset in datasets]

@@ -6,7 +6,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_app.datasets.dataset import Source, folder_of
+from client_app.datasets.dataset import DataSource, folder_of
 from client_app.datasets.dicom import key_of
 from client_app.datasets.image_folders import find_table
 from client_app.datasets.readers import image_column, refuse_columns, require_columns, some, split_files
@@ -21,7 +21,7 @@ class Schema:
     fingerprint: str = ""
 
 
-def read_schema(source: Source) -> Schema:
+def read_schema(source: DataSource) -> Schema:
     """The schema of a source of one data set. Raises DataError where folder, files, columns or types are not as they must
     be: one record more or less changes none of these.
     """

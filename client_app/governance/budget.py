@@ -4,10 +4,10 @@ Two promises. **All runs together** are (epsilon-total, delta-total)-differentia
 after seeing what: `common/privacy/privacy_filter.py` has the theorem. **Each run alone** is
 (epsilon-per-run, delta)-private: its first charged release fixes its plan, and every later one must follow it. The digest
 of a run fixes noise, sample rate and steps of every round (`common/privacy/claims.py` derives them from what enters the
-digest); all rounds cost the same, but for the first round of a generative method, which may only come first. So the releases of a run are a prefix of one
-sequence that was fixed before anything was seen, and composition by privacy loss distributions is exact for it; where
-the coordinator stops is post-processing. A resumed run has an id of its own, so the promise for one run begins anew with
-it, as it says; the total counts both.
+digest); all rounds cost the same, but for the first round of a generative method, which may only come first. So the
+releases of a run are a prefix of one sequence that was fixed before anything was seen, and composition by privacy loss
+distributions is exact for it; where the coordinator stops is post-processing. A resumed run has an id of its own, so the
+promise for one run begins anew with it, as it says; the total counts both.
 """
 
 from __future__ import annotations

@@ -9,18 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from client_app.features.site_features import SiteFeatures, load_site, site_device
+from client_app.features.site_features import SiteFeatures, load_site
 from client_app.governance.gate import Gate
 from client_app.governance.ledger import Release
 from client_app.governance.uncharged import FALLBACK, with_records
-from client_app.methods.fedpft import surrogate as fedpft
-from client_app.methods.task import Limits, Made, Task
+from client_app.methods.task import MethodOutput, SiteLimits, Task
 from client_app.node_config import NodeConfig, is_protected
 from common.config.run_config import RunConfig, run_digest
 from common.privacy.accounting import GaussianEvent
 from common.privacy.claims import Claim, make_claim, released_in
 from common.rules.spec import load
-from common.wire.records import Info, pack_surrogate, unpack_question
+from common.wire.records import Info
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,9 @@ def prepare(
     gate.check_request(run)
     if affordable:
         gate.check_planned(planned(run, node, flower_run, told or {}))
-    limits = Limits(node.max_components, node.max_rank, gate.smallest_class(run.mechanism), gate.policy.most_classes)
+    limits = SiteLimits(node.max_components, node.max_rank, gate.smallest_class(run.mechanism), gate.policy.most_classes)
 
-    def make(found: SiteFeatures, node: NodeConfig) -> tuple[Made, int, float]:
+    def make(found: SiteFeatures, node: NodeConfig) -> tuple[MethodOutput, int, float]:
         gate.check_size(run, found.train.features.shape[1], len(found.classes))
         started = time.perf_counter()
         task = Task(run, node, site, found, limits, question, told or {})
@@ -77,7 +76,7 @@ def prepare(
     return Prepared(made.payload, release, made.claim, found, seconds, made.answer, made.keep, made.must_keep, failure)
 
 
-def entry(run: RunConfig, flower_run: str, made: Made, number: int = 1) -> Release:
+def entry(run: RunConfig, flower_run: str, made: MethodOutput, number: int = 1) -> Release:
     """The ledger's entry for what is made in this round; without a claim one that no privacy protects."""
     claim = made.claim
     noise = claim.noise if claim else {}
@@ -109,33 +108,13 @@ def planned(run: RunConfig, node: NodeConfig, flower_run: str, told: Mapping[str
     events: tuple[GaussianEvent, ...] = ()
     if claim is not None:
         events = (released_in(run, number),) if claim.mechanism == "dp-sgd" else (GaussianEvent(claim.noise_multiplier),)
-    return entry(run, flower_run, Made(b"", claim, events), number)
+    return entry(run, flower_run, MethodOutput(b"", claim, events), number)
 
 
-def method_of(run: RunConfig) -> Callable[[Task], Made]:
+def method_of(run: RunConfig) -> Callable[[Task], MethodOutput]:
     """What a site does in such a run."""
-    function: Callable[[Task], Made] = load(run.spec.site)
+    function: Callable[[Task], MethodOutput] = load(run.spec.site)
     return function
-
-
-def fedpft_surrogate(task: Task) -> Made:
-    """FedPFT's mixtures or noisy sums of this site's features."""
-    found, centre = task.found, unpack_question(task.question)
-    features = found.train.features.to(site_device(task.run, task.node))
-    made = fedpft.make_surrogate(
-        features,
-        found.train.labels,
-        found.classes,
-        found.fingerprint,
-        task.site,
-        task.run,
-        task.limits,
-        found.train.units,
-        centre,
-    )
-    claim = made.surrogate.claim
-    events = (GaussianEvent(claim.noise_multiplier),) if claim else ()
-    return Made(pack_surrogate(made.surrogate), claim, events, made.facts)
 
 
 def keep_file(file: Path, content: bytes) -> None:

@@ -26,7 +26,7 @@ from typing import TypeVar
 
 import torch
 
-from client_app.datasets.dataset import Source
+from client_app.datasets.dataset import DataSource
 from client_app.datasets.partition import check_settings
 from client_app.datasets.schema import read_schema
 from client_app.features.site_features import LabelledFeatures, SiteFeatures, load_site, site_backbone
@@ -52,7 +52,7 @@ def without_records(run: RunConfig, node: NodeConfig) -> SiteFeatures:
 def _empty(run: RunConfig, node: NodeConfig) -> tuple[SiteFeatures, Backbone | None]:
     """The same, and the backbone, where the data are images."""
     check_settings(run, node)
-    schema, backbone = read_schema(Source.of_node(node, run)), None
+    schema, backbone = read_schema(DataSource.of_node(node, run)), None
     dimension, fingerprint = schema.dimension, schema.fingerprint
     if not dimension:
         backbone = site_backbone(run, node)

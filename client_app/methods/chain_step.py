@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from client_app.methods import distillation as kd
-from client_app.methods.fedpft import chain
 from client_app.methods.pooled_baselines import compare
-from client_app.methods.task import Made, Task
+from client_app.methods.task import MethodOutput, Task
 from client_app.offline.keys import private_key, told_keys
 from common.config.run_config import run_digest
 from common.errors import DataError, SealError
@@ -18,20 +16,13 @@ from common.security.sealing import open_sealed, seal
 from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import Info
 
-Step = Callable[[Task], tuple[Made, Head]]
+Step = Callable[[Task], tuple[MethodOutput, Head]]
 
 
-def extend_chain(task: Task) -> Made:
-    """FedPFT: what this site passes on. Raises SealError for what was not sealed for it; else as `chain.extend`."""
-    return _hop(task, chain.extend)
-
-
-def distil_chain(task: Task) -> Made:
-    """Knowledge distillation: the head this site passes on. Raises as `extend_chain`."""
-    return _hop(task, kd.distil)
-
-
-def _hop(task: Task, step: Step) -> Made:
+def pass_on(task: Task, step: Step) -> MethodOutput:
+    """What this site passes on, made by `step` from what it received. Raises SealError for what was not sealed for this
+    site, or was changed; and as `step`.
+    """
     sealed = task.run.fedpft.seal
     question = _opened(task) if sealed and task.question is not None else task.question
     made, head = step(replace(task, question=question))

@@ -7,7 +7,8 @@ import json
 import torch
 from torch import Tensor
 
-from client_app.methods.task import Made, Task
+from client_app.methods.chain_step import pass_on
+from client_app.methods.task import MethodOutput, Task
 from common.config.run_config import run_digest
 from common.errors import SurrogateError
 from common.models.classifiers import Head
@@ -16,7 +17,12 @@ from common.models.parameters import Parameters, check_update
 from common.wire.model_proto import pack_parameters, unpack_parameters
 
 
-def distil(task: Task) -> tuple[Made, Head]:
+def distil_chain(task: Task) -> MethodOutput:
+    """What this site passes on. Raises as `distil` and `pass_on`."""
+    return pass_on(task, distil)
+
+
+def distil(task: Task) -> tuple[MethodOutput, Head]:
     """This site's head, taught by its records and by the head that came (Hinton et al. 2015); the first site has no teacher.
 
     The loss is (1 - w) cross-entropy + w T^2 KL(teacher || own) at temperature T, both on the site's own features.
@@ -35,7 +41,7 @@ def distil(task: Task) -> tuple[Made, Head]:
         lessons = features @ teacher.tensors["weight"].T + teacher.tensors["bias"]
         weight, bias = _train(task, features, torch.cat([labels[:, None].float(), lessons], 1), len(classes))
     head = Head(task.header(classes), weight, bias)
-    made = Made(pack_parameters(Parameters(head.header, 1, {"weight": weight, "bias": bias}, len(labels))))
+    made = MethodOutput(pack_parameters(Parameters(head.header, 1, {"weight": weight, "bias": bias}, len(labels))))
     return made, head
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from client_app.governance.gate import Gate
-from client_app.methods.dpcvae.received_generator import use_generator
-from client_app.methods.fedavg.personalization import personal_accuracy
 from client_app.methods.local_head import local_head
 from client_app.methods.task import Task
 from common.config.run_config import RunConfig, run_digest
@@ -23,23 +21,13 @@ def evaluate(task: Task, gate: Gate, flower_run: str) -> Info:
 
 def received_model(task: Task, gate: Gate, flower_run: str) -> Info:
     """Of a model that was received."""
-    return _counted(_classifier(task).accuracy(task.found.test.features, task.found.classes, task.found.test.labels))
+    return counted(checked_classifier(task).accuracy(task.found.test.features, task.found.classes, task.found.test.labels))
 
 
 def own_head(task: Task, gate: Gate, flower_run: str) -> Info:
     """Of a head that this site trains on its own records; nothing was received."""
     test = task.found.test
-    return _counted(local_head(task).accuracy(test.features, task.found.classes, test.labels))
-
-
-def personal(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Of a received head, mixed with what the site keeps of its own."""
-    return _counted(personal_accuracy(task, _classifier(task)))
-
-
-def generator(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Of heads that are trained with a received generator's embeddings."""
-    return use_generator(task, gate, flower_run)
+    return counted(local_head(task).accuracy(test.features, task.found.classes, test.labels))
 
 
 def received_classifier(run: RunConfig, payload: bytes | None) -> Classifier:
@@ -52,12 +40,14 @@ def received_classifier(run: RunConfig, payload: bytes | None) -> Classifier:
     return model
 
 
-def _classifier(task: Task) -> Classifier:
+def checked_classifier(task: Task) -> Classifier:
+    """The model that was received, for this site's backbone. Raises SurrogateError."""
     model = received_classifier(task.run, task.question)
     if task.found.fingerprint != model.header.fingerprint:
         raise SurrogateError(f"a model for backbone {model.header.fingerprint!r}, this site has {task.found.fingerprint!r}")
     return model
 
 
-def _counted(pair: tuple[int, int]) -> Info:
+def counted(pair: tuple[int, int]) -> Info:
+    """Correct answers and tested records, by name."""
     return {"correct": pair[0], "tested": pair[1]}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from client_app.methods.task import Made, Task
+from client_app.methods.task import MethodOutput, Task
 from common.models.classifiers import Head
 from common.models.head_training import train_on_features
 from common.models.parameters import Parameters
 from common.wire.model_proto import pack_parameters
 
 
-def own_head(task: Task) -> Made:
+def own_head(task: Task) -> MethodOutput:
     """The site's head as it is released (ensemble, average), with what FedBE and FedKT need beside it.
 
     Both label features at the coordinator, who has none: the site adds mean and deviation of its features, of all classes
@@ -28,7 +28,7 @@ def own_head(task: Task) -> Made:
     tensors = {"weight": weight, "bias": bias}
     if task.run.method in ("fedbe", "fedkt"):
         tensors |= {"mean": features.mean(0), "deviation": features.std(0, correction=0)}
-    return Made(pack_parameters(Parameters(task.header(classes), 1, tensors, len(labels))))
+    return MethodOutput(pack_parameters(Parameters(task.header(classes), 1, tensors, len(labels))))
 
 
 def local_head(task: Task) -> Head:

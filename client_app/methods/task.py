@@ -13,6 +13,7 @@ from client_app.features.site_features import SiteFeatures
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig, run_digest
 from common.errors import ConfigError, DataError, PolicyError, SurrogateError
+from common.limits import LARGEST_NUMBER, MOST_CLASSES
 from common.models.classifiers import class_indices
 from common.models.parameters import Parameters
 from common.privacy.accounting import GaussianEvent
@@ -20,11 +21,10 @@ from common.privacy.claims import Claim
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import unpack_parameters
 from common.wire.records import Info
-from common.wire.validation import LARGEST_NUMBER, MOST_CLASSES
 
 
 @dataclass(frozen=True)
-class Limits:
+class SiteLimits:
     """What the site decides for itself; zero means as the run says. smallest_class: records a released class must have.
 
     most_classes: that a received model may name.
@@ -36,7 +36,7 @@ class Limits:
     most_classes: int = MOST_CLASSES
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = SiteLimits()
 # Of a model in a private run. A record's gradient does not depend on others (methods/dp/record_chunks.py), but the last
 # digit of its features may, where several images go through the backbone together; large weights that cancel amplify it.
 LARGEST_PRIVATE = 1e4
@@ -50,7 +50,7 @@ class Task:
     node: NodeConfig
     site: str
     found: SiteFeatures
-    limits: Limits = NO_LIMITS
+    limits: SiteLimits = NO_LIMITS
     question: bytes | None = None
     told: Mapping[str, object] = field(default_factory=dict)
 
@@ -137,7 +137,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Made:
+class MethodOutput:
     """What a site has made and not let out yet.
 
     events: the noise in it, for the ledger. facts: about it, which stay. answer: numbers that go along. keep: a file and its

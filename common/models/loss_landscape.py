@@ -22,7 +22,7 @@ def _unchanged(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Records:
+class LandscapeRecords:
     """Records as a network's body takes them, `values` (n, ...) and `labels` (n,); `weights` (n,) sum to one."""
 
     values: Tensor
@@ -30,35 +30,37 @@ class Records:
     weights: Tensor
 
     @classmethod
-    def evenly(cls, values: Tensor, labels: Tensor) -> Records:
+    def evenly(cls, values: Tensor, labels: Tensor) -> LandscapeRecords:
         """Records that all weigh the same."""
         return cls(values, labels, torch.full((len(labels),), 1 / max(1, len(labels)), device=values.device))
 
     @classmethod
-    def pool(cls, sets: Sequence[Records], shares: Sequence[float]) -> Records:
+    def pool(cls, sets: Sequence[LandscapeRecords], shares: Sequence[float]) -> LandscapeRecords:
         """Several sets as one, each with its share of the weight."""
         weights = torch.cat([each.weights * (share / sum(shares)) for each, share in zip(sets, shares, strict=True)])
         return cls(torch.cat([each.values for each in sets]), torch.cat([each.labels for each in sets]), weights)
 
-    def take(self, rows: Tensor) -> Records:
+    def take(self, rows: Tensor) -> LandscapeRecords:
         """Some of them, all weighing the same."""
-        return Records.evenly(self.values[rows], self.labels[rows])
+        return LandscapeRecords.evenly(self.values[rows], self.labels[rows])
 
 
-def loss(body: nn.Module, parameters: Tensors, records: Records) -> Tensor:
+def loss(body: nn.Module, parameters: Tensors, records: LandscapeRecords) -> Tensor:
     """Weighted mean cross-entropy of records under these parameters."""
     logits: Tensor = functional_call(body, dict(parameters), (records.values,))
     each = torch.nn.functional.cross_entropy(logits, records.labels, reduction="none")
     return (each * records.weights.to(each)).sum()
 
 
-def total_loss(body: nn.Module, parameters: Tensors, records: Records) -> float:
+def total_loss(body: nn.Module, parameters: Tensors, records: LandscapeRecords) -> float:
     """The same as a number, for any number of records."""
     with torch.no_grad():
         return sum(float(loss(body, parameters, part)) for part in _parts(records))
 
 
-def gradient(body: nn.Module, parameters: Tensors, records: Records, change: Change = _unchanged) -> dict[str, Tensor]:
+def gradient(
+    body: nn.Module, parameters: Tensors, records: LandscapeRecords, change: Change = _unchanged
+) -> dict[str, Tensor]:
     """Gradient of `loss` by parameter, a thousand records at a time; `change` is made to their values first."""
     asked = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     total = [torch.zeros_like(tensor) for tensor in asked.values()]
@@ -69,10 +71,10 @@ def gradient(body: nn.Module, parameters: Tensors, records: Records, change: Cha
     return dict(zip(asked, total, strict=True))
 
 
-def _parts(records: Records) -> Iterator[Records]:
+def _parts(records: LandscapeRecords) -> Iterator[LandscapeRecords]:
     columns = (records.values, records.labels, records.weights)
     for part in zip(*(torch.split(column, TOGETHER) for column in columns), strict=True):
-        yield Records(*part)
+        yield LandscapeRecords(*part)
 
 
 def mismatch(synthetic: Sequence[Tensor], real: Sequence[Tensor], mse_weight: float, noise: float = 0.0) -> Tensor:
@@ -105,7 +107,13 @@ def distance(parameters: Tensors, start: Tensors) -> float:
 
 
 def walk(
-    body: nn.Module, start: Tensors, records: Records, rate: float, steps: int, radius: float, changes: Iterator[Change]
+    body: nn.Module,
+    start: Tensors,
+    records: LandscapeRecords,
+    rate: float,
+    steps: int,
+    radius: float,
+    changes: Iterator[Change],
 ) -> Iterator[tuple[dict[str, Tensor], bool]]:
     """Gradient descent on the loss of `records` inside a ball of `radius` around `start`: after every step the parameters,
     and whether they are on the ball's surface. Ends early where the gradient is not finite.

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from common.errors import SurrogateError
+from common.limits import LARGEST_COUNT, LARGEST_NUMBER
 from common.privacy.claims import Claim
 from common.surrogates.surrogates import Header
-from common.wire.validation import LARGEST_COUNT, LARGEST_NUMBER
 
 Tensors = Mapping[str, Tensor]
 # SCAFFOLD's control variates travel beside the parameters, under their names with this before them.

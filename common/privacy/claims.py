@@ -18,7 +18,7 @@ from common.privacy.accounting import (
     gaussian_epsilon,
     gaussian_noise_multiplier,
 )
-from common.surrogates.class_sums import budget_shares
+from common.privacy.gaussian_mechanism import budget_shares
 
 # Releases of DP-EM: one to find the class means, then steps of EM. More steps split the same budget further.
 EM_STEPS = 4

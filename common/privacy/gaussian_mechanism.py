@@ -112,6 +112,18 @@ def clip(features: Tensor, norm: float) -> tuple[Tensor, float]:
     return clipped.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), float(shortened.mean()) if len(features) else 0.0
 
 
+def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
+    """How the budget (1 / noise_multiplier^2) is divided among the statistics; depends on public settings only.
+
+    Second moments are large tables: below epsilon of about 2 their noise drowns them and they get little, from 4 on half.
+    Counts need little: they only weigh what the sums say. Measured in benchmarks/private_surrogates.py.
+    """
+    squares = 0.0 if family == "spherical" else 0.55 / (1 + (noise_multiplier / 2) ** 2)
+    counts = 0.07 * (1 - squares)
+    shares = {"counts": counts, "sums": 1 - squares - counts}
+    return shares | ({"squares": squares} if squares else {})
+
+
 def unit_weights(units: Sequence[str] | None, count: int) -> Tensor:
     """Weight of every record (count,), float64: one, or one over its patient's records: a patient weighs one.
 

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from common.errors import ConfigError, SealError, SurrogateError
 from common.safe_parsing import read_message
-from common.wire.surrogate_pb2 import Sealed
+from common.surrogate_pb2 import Sealed
 
 # A private key is a seed; the public one is that of X25519 and that of Ed25519, one after the other.
 SEED_BYTES, PUBLIC_BYTES, NONCE_BYTES = 32, 64, 12

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from common.privacy.exact_sums import ExactSum
-from common.privacy.gaussian_mechanism import Noisy, Statistic
+from common.privacy.gaussian_mechanism import Noisy, Statistic, budget_shares
 from common.surrogates.covariances import Spherical
 from common.surrogates.mixtures import Mixtures
 
@@ -76,18 +76,6 @@ def class_sums(features: Tensor, labels: Tensor, weights: Tensor, num_classes: i
     counts.add_at(labels, weights.double())
     sums.add_at(labels, features.double() * weights.double()[:, None])
     return counts.value, sums.value
-
-
-def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
-    """How the budget (1 / noise_multiplier^2) is divided among the statistics; depends on public settings only.
-
-    Second moments are large tables: below epsilon of about 2 their noise drowns them and they get little, from 4 on half.
-    Counts need little: they only weigh what the sums say. Measured in benchmarks/private_surrogates.py.
-    """
-    squares = 0.0 if family == "spherical" else 0.55 / (1 + (noise_multiplier / 2) ** 2)
-    counts = 0.07 * (1 - squares)
-    shares = {"counts": counts, "sums": 1 - squares - counts}
-    return shares | ({"squares": squares} if squares else {})
 
 
 def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:

@@ -28,7 +28,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Limits:
+class CovarianceLimits:
     """What an estimate keeps to: a lower bound of variances, and for lowrank its rank and the points' X^T X (d, d)."""
 
     floor: float
@@ -42,7 +42,7 @@ class CovarianceModel(Protocol):
     shared: ClassVar[bool]
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], limits: Limits, previous: CovarianceModel | None) -> Self:
+    def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
         """M-step; for lowrank one step that never lowers the likelihood."""
 
     def log_density(self, points: Tensor, means: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class Diagonal:
     shared: ClassVar[bool] = False
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], limits: Limits, previous: CovarianceModel | None) -> Self:
+    def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
         """Weighted variance of each dimension."""
         return cls(torch.cat([_weighted_squares(cluster, limits.floor) for cluster in clusters]))
 
@@ -110,7 +110,7 @@ class Spherical:
     shared: ClassVar[bool] = False
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], limits: Limits, previous: CovarianceModel | None) -> Self:
+    def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
         """Mean over dimensions of the weighted variances."""
         return cls(torch.cat([_weighted_squares(cluster, limits.floor).mean(1) for cluster in clusters]))
 
@@ -145,7 +145,7 @@ class Full:
     shared: ClassVar[bool] = False
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], limits: Limits, previous: CovarianceModel | None) -> Self:
+    def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
         """Weighted scatter about each mean; the floor is added to its diagonal as in scikit-learn's reg_covar."""
         factors = []
         for cluster in clusters:
@@ -209,7 +209,7 @@ class LowRank:
     shared: ClassVar[bool] = True
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], limits: Limits, previous: CovarianceModel | None) -> Self:
+    def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
         """Start from principal components; then EM steps of factor analysis (Rubin & Thayer 1982) on the pooled scatter."""
         scatter = _pooled_scatter(clusters, limits.gram)
         total = scatter.diagonal()

@@ -16,10 +16,10 @@ from common.errors import DataError
 from common.surrogates.covariances import (
     FAMILIES,
     Cluster,
+    CovarianceLimits,
     CovarianceModel,
     Diagonal,
     Full,
-    Limits,
     LowRank,
     Spherical,
     gram,
@@ -170,7 +170,7 @@ def _fit_group(
     scale = float(torch.linalg.vector_norm(norms)) / sum(part.numel() for part in parts) ** 0.5 or 1.0
     for part in parts:
         part.div_(scale)
-    limits = Limits(RELATIVE_FLOOR, rank, gram(parts) if family.shared else None)
+    limits = CovarianceLimits(RELATIVE_FLOOR, rank, gram(parts) if family.shared else None)
     responsibilities = [
         k_means(part, max(1, min(settings.components, len(part) // settings.samples_per_component)), generator)
         for part in parts

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
@@ -63,6 +64,21 @@ class SumsSurrogate:
 
 
 AnySurrogate = Surrogate | SumsSurrogate
+
+
+class HasHeader(Protocol):
+    """Whatever a site has sent."""
+
+    @property
+    def header(self) -> Header:
+        """Whose it is."""
+
+
+def class_order(sent: Iterable[HasHeader]) -> tuple[str, ...]:
+    """All classes of all sites; by number when all are numbers."""
+    names = {name for each in sent for name in each.header.classes}
+    numeric = all(name.isdecimal() for name in names)
+    return tuple(sorted(names, key=lambda name: (int(name), name) if numeric else (0, name)))
 
 
 def without_classes(surrogate: AnySurrogate, keep: Sequence[str]) -> AnySurrogate | None:

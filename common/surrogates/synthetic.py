@@ -10,9 +10,9 @@ from torch import Tensor
 
 from common.config.sections import FedLAPConfig
 from common.errors import SurrogateError
+from common.limits import LARGEST_COUNT
 from common.privacy.claims import Claim
 from common.surrogates.surrogates import Header
-from common.wire.validation import LARGEST_COUNT
 
 # Normalised values are about one; what is beyond this was not made by any descent that converged.
 LARGEST_VALUE = 1e4

@@ -17,7 +17,7 @@ from common.errors import SealError, SurrogateError
 from common.safe_parsing import read_message
 from common.security.sealing import sign, verify
 from common.security.signed_requests import Request
-from common.wire.surrogate_pb2 import Bundle as BundleMessage
+from common.surrogate_pb2 import Bundle as BundleMessage
 from common.wire.validation import SITE_NAME
 
 VERSION = 2

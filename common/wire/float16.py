@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.errors import SurrogateError
-from common.wire.surrogate_pb2 import Halves
+from common.surrogate_pb2 import Halves
 
 LARGEST_HALF = 65504.0
 

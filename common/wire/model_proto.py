@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common import surrogate_pb2 as pb
 from common.config.sections import Model
 from common.errors import ConfigError, SurrogateError
 from common.models.classifiers import Classifier, Ensemble, Head, Network
@@ -16,7 +17,6 @@ from common.models.networks import WIDEST, build
 from common.models.parameters import Parameters, Tensors
 from common.safe_parsing import read_message
 from common.surrogates.synthetic import Synthetic
-from common.wire import surrogate_pb2 as pb
 from common.wire.float16 import pack, unpack
 from common.wire.surrogate_proto import (
     pack_centre,

@@ -9,12 +9,13 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from common import surrogate_pb2 as pb
 from common.errors import SurrogateError
+from common.limits import LARGEST_COUNT
 from common.safe_parsing import read_message
 from common.surrogates.covariances import Diagonal, Full, LowRank, Spherical
 from common.surrogates.mixtures import AnyCovariance, Mixtures
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
-from common.wire import surrogate_pb2 as pb
 from common.wire.float16 import LARGEST_HALF, pack, unpack
 from common.wire.surrogate_proto import (
     pack_centre,
@@ -27,7 +28,6 @@ from common.wire.surrogate_proto import (
     unpack_header,
     unpack_sums,
 )
-from common.wire.validation import LARGEST_COUNT
 
 Info = dict[str, str | int | float | bool | list[int] | list[float]]
 

@@ -8,13 +8,13 @@ from typing import cast
 
 from torch import Tensor
 
+from common import surrogate_pb2 as pb
 from common.errors import SurrogateError
 from common.privacy.accounting import Unit
 from common.privacy.claims import Claim
 from common.safe_parsing import read_message
 from common.surrogates.class_sums import Sums
 from common.surrogates.surrogates import Header
-from common.wire import surrogate_pb2 as pb
 from common.wire.float16 import pack, unpack
 
 SCHEMA = 1

@@ -11,16 +11,11 @@ import torch
 
 from common.config.run_config import RunConfig, run_digest
 from common.errors import RunError, SurrogateError
+from common.limits import LARGEST_COUNT, LARGEST_NUMBER, LONGEST_NAME, MOST_CLASSES
 from common.surrogates.class_sums import lengths
 from common.surrogates.covariances import LowRank
 from common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
 
-# No site has more records of one class than this; a larger count would only buy a louder voice.
-LARGEST_COUNT = 100_000_000
-# Larger features, or variances beyond its square, would overflow while learning and take every other site's part along.
-LARGEST_NUMBER = 1e15
-# No run has more classes, and no name of a class or a backbone is longer.
-MOST_CLASSES, LONGEST_NAME = 10_000, 200
 # A site's name becomes a file name at the coordinator.
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

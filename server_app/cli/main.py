@@ -86,7 +86,7 @@ def plan(
     """Tell what a run will cost each site, before it starts: bytes, rounds, messages, privacy. Alternatives beside it."""
     from dataclasses import asdict
 
-    from server_app.report.format import human_bytes
+    from server_app.number_format import human_bytes
     from server_app.runs.plan import find_dimension
     from server_app.runs.plan import plan as costs
 
@@ -140,7 +140,7 @@ def report(
     """Write RUN/report.html again from what the run left."""
     from server_app.report.build import write_report
     from server_app.report.privacy_view import privacy_line
-    from server_app.report.run_view import read_run
+    from server_app.runs.run_view import read_run
 
     console.print(f"privacy {privacy_line(read_run(run).metrics)}", soft_wrap=True)
     console.print(str(write_report(run, beside or ())), soft_wrap=True)
@@ -170,7 +170,7 @@ def relearn(
 
 def result_table(metrics: dict[str, Any]) -> Table:
     """What people look for first: accuracies beside bytes."""
-    from server_app.report.format import human_bytes
+    from server_app.number_format import human_bytes
 
     table = Table(
         "",

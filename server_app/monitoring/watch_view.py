@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from server_app.report.format import human_bytes, human_seconds, percent
+from server_app.number_format import human_bytes, human_seconds, percent
 from server_app.runs.event_tail import LiveRun
 from server_app.runs.json_values import natural_order
 from server_app.runs.state import RunState, SiteState, event_line

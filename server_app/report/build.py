@@ -10,15 +10,15 @@ import numpy as np
 
 from common.config.run_config import RunConfig
 from common.errors import RunError
-from server_app.report.format import human_bytes, human_seconds, percent
+from server_app.number_format import human_bytes, human_seconds, percent
 from server_app.report.plots import accuracy as plots
 from server_app.report.plots.downstream import downstream
 from server_app.report.plots.landscape import epsilons, radii, sheets
 from server_app.report.plots.progress import Step, curves, progress, steps
 from server_app.report.plots.svg import NAMED_SITES
 from server_app.report.privacy_view import privacy_picture, privacy_view
-from server_app.report.run_view import TROUBLES, Run, flat_keys, read_run
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
+from server_app.runs.run_view import TROUBLES, Run, flat_keys, read_run
 
 PICTURES = {
     "outcomes": "accuracy against traffic",
@@ -143,12 +143,12 @@ def _pictures(run: Run) -> dict[str, tuple[str, ...]]:
     per_site = list(run.numbers("accuracy", "per_site").values())
     model = run.number("accuracy", "model")
     outcomes = [
-        plots.Outcome(name, accuracy, run.number("bytes", "compare", key))
+        plots.SiteResult(name, accuracy, run.number("bytes", "compare", key))
         for key, name in BASELINES.items()
         if (accuracy := run.number("accuracy", key)) is not None
     ]
     if run.accuracy is not None:
-        outcomes.insert(0, plots.Outcome("this run", run.accuracy, run.number("bytes", "up"), ours=True))
+        outcomes.insert(0, plots.SiteResult("this run", run.accuracy, run.number("bytes", "up"), ours=True))
     if outcomes:
         ends = (min(per_site), max(per_site)) if per_site and model is None else None
         pictures["outcomes"] = (plots.accuracy_against_bytes(outcomes, ends),)
@@ -193,7 +193,7 @@ def _curves(runs: Sequence[tuple[str, Run]]) -> dict[str, Sequence[Step]]:
     return found
 
 
-def _points(value: Any) -> plots.Points | None:
+def _points(value: Any) -> plots.PlotPoints | None:
     table = as_table(value)
     columns = [as_list(table.get(key)) for key in ("x", "y", "label")]
     rows = [
@@ -204,7 +204,7 @@ def _points(value: Any) -> plots.Points | None:
     if not rows:
         return None
     x, y, label = (np.array(column) for column in zip(*rows, strict=True))
-    return plots.Points(x.astype(np.float64), y.astype(np.float64), label.astype(np.int64))
+    return plots.PlotPoints(x.astype(np.float64), y.astype(np.float64), label.astype(np.int64))
 
 
 def _settings(config: Json) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:

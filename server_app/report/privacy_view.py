@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from server_app.report.plots.privacy import STATISTICS, noise_against_signal
 from server_app.report.plots.svg import NAMED_SITES
-from server_app.report.run_view import Run
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table, at, natural_order
+from server_app.runs.run_view import Run
 
 MECHANISMS = {
     "sums": "noisy class sums",

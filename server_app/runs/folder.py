@@ -20,8 +20,8 @@ from torch import Tensor
 from common.config.run_config import RunConfig, run_digest
 from common.errors import RunError
 from common.models.classifiers import Classifier, Ensemble, Head, Network
-from server_app.report.privacy_card import privacy_card
 from server_app.runs.card import run_card
+from server_app.runs.privacy_card import privacy_card
 from strategies.base.outcome import Outcome
 
 PACKAGES = (

@@ -11,7 +11,7 @@ from common.config.run_config import RunConfig
 from common.costs import Cost, costs
 from common.errors import ConfigError
 from common.privacy.claims import make_claim
-from server_app.report.privacy_card import mean_noise
+from server_app.runs.privacy_card import mean_noise
 
 KNOWN_DIMENSIONS = {"torchvision:mobilenet_v2": 1280, "torchvision:resnet50": 2048, "torchvision:resnet18": 512}
 

@@ -8,8 +8,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from common.errors import SurrogateError
+from common.limits import MOST_CLASSES
 from common.wire.records import Info
-from common.wire.validation import MOST_CLASSES, is_name
+from common.wire.validation import is_name
 
 LARGEST_DIMENSION = 2**24
 

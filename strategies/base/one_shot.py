@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -17,14 +17,14 @@ from torch import Tensor
 from common.config.run_config import RunConfig, run_digest
 from common.errors import SurrogateError
 from common.models.classifiers import Classifier
-from common.surrogates.surrogates import Header
+from common.surrogates.surrogates import HasHeader
 from common.wire.records import Info, pack_question, to_record
 from common.wire.validation import Expectation
 from strategies.base.collection import Collection, Recorder, check_quorum
 from strategies.base.federation import Federation
-from strategies.base.outcome import Site, Source
-from strategies.base.public_mean import read_centre
+from strategies.base.outcome import PointSource, Site
 from strategies.base.reported import seconds_told
+from strategies.pooling.public_mean import read_centre
 from strategies.robustness.defence import Defended
 
 CENTRE_FILE = "centre.pb"
@@ -32,15 +32,7 @@ NAME = f"{MessageType.QUERY}.name"
 NAME_SECONDS = 120.0
 
 
-class Sent(Protocol):
-    """What a site sends once."""
-
-    @property
-    def header(self) -> Header:
-        """Whose it is."""
-
-
-S = TypeVar("S", bound=Sent)
+S = TypeVar("S", bound=HasHeader)
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,7 @@ class Learned:
 
     model: Classifier
     defended: Defended[Any]
-    source: Source | None = None
+    source: PointSource | None = None
 
 
 class OneShot(Federation, Generic[S]):

@@ -44,7 +44,7 @@ class Site:
     heard: bool = False
 
 
-class Source(Protocol):
+class PointSource(Protocol):
     """What a model was learned from, for pictures."""
 
     def sample(self, seed: int, limit: int) -> Batch:
@@ -73,7 +73,7 @@ class Outcome:
     sites: dict[int, Site] = field(default_factory=dict)
     surrogates: list[AnySurrogate] = field(default_factory=list)
     model: Classifier | None = None
-    learned: Source | None = None
+    learned: PointSource | None = None
     accuracy: dict[str, float] = field(default_factory=dict)
     compare_bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)

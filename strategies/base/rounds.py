@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from abc import abstractmethod
 from collections.abc import Collection as Container
@@ -16,19 +15,16 @@ from flwr.serverapp import Grid
 from common.config.run_config import run_digest
 from common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
 from common.models.classifiers import Classifier
-from common.models.parameters import Parameters, check_update
+from common.models.parameters import Parameters
 from common.privacy.claims import check_claim, private_rounds, spent_after
 from common.surrogates.synthetic import Synthetic
-from common.wire.model_proto import unpack_parameters
 from common.wire.records import Info, to_record
-from common.wire.validation import Expectation, check_header
 from strategies.base.collection import Collection, check_quorum
 from strategies.base.federation import Federation
 from strategies.base.introductions import introduction
 from strategies.base.outcome import NO_REPLY
 from strategies.base.reported import seconds_told, share_told
 from strategies.base.training import Training
-from strategies.robustness.defence import defend_updates
 
 CHECKPOINT = "checkpoint.safetensors"
 # What the time of a FedLAP site goes into.
@@ -246,25 +242,6 @@ class Rounds(Federation, Generic[R]):
         told = {"payload": len(payload), "seconds": seconds_told(info, "fit"), "parts": parts or None} | self.facts(read)
         self.recorder.event("replied", site=site.name, round=number, bytes=site.bytes_up, **told)
         return read
-
-
-class Updates(Rounds[Parameters]):
-    """FedAvg and its relatives: what comes back is how a site's training moved the model."""
-
-    def read(self, payload: bytes, training: Training) -> Parameters:
-        """One site's update, checked. Raises SurrogateError."""
-        shapes = training.shapes()
-        update = unpack_parameters(payload, most=sum(map(math.prod, shapes.values())))
-        check_header(update.header, Expectation.of(self.config, training.classes, training.fingerprint))
-        check_update(update, shapes, training.round + 1, bool(self.config.epsilon))
-        return update
-
-    def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
-        """Move the model by the mean of the updates."""
-        defended = defend_updates(replies, self.config)
-        self._heed(defended, training.round + 1)
-        training.absorb(defended.kept, len([site for site in self.outcome.sites.values() if not site.barred]))
-        return {}
 
 
 def read_kept(folder: str, name: str) -> bytes:

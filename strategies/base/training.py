@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,6 @@ from common.models.networks import fresh, parameters_of
 from common.models.parameters import CONTROL, Parameters, Tensors
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_parameters
-from strategies.fedavg.aggregation import aggregate, fresh_memory
 
 FORMAT = 2
 # What Flower's strategies say of every round is in the run folder anyway.
@@ -56,7 +55,7 @@ class Training:
             model = tensors_of(fresh_generator(config, len(classes), inputs))
         else:
             model = parameters_of(fresh(settings.model, inputs, len(classes), settings.width, config.seed))
-        return cls(config, classes, fingerprint, inputs, model, fresh_memory(config, model))
+        return cls(config, classes, fingerprint, inputs, model, {})
 
     def question(self) -> bytes:
         """What the sites are sent for the next round: the model, and beside it SCAFFOLD's control variate."""
@@ -69,11 +68,6 @@ class Training:
         if any(name.startswith(CONTROL) for name in self.memory):
             shapes |= {CONTROL + name: shape for name, shape in shapes.items()}
         return shapes
-
-    def absorb(self, updates: Sequence[Parameters], sites: int) -> None:
-        """Move the model by one round's updates; `sites` take part in the run."""
-        self.model, self.memory = aggregate(self.config, self.model, updates, self.memory, sites)
-        self.finish_round(update.header.site for update in updates)
 
     def finish_round(self, used: Iterable[str]) -> None:
         """A round is over, in which these sites' replies were used."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from common.config.run_config import RunConfig
 from common.errors import SurrogateError
+from common.limits import LARGEST_COUNT
 from common.models.classifiers import Head
 from common.models.generators import COUNTS, MEANS, SUMS, Generator, labels_evenly
 from common.models.head_training import train_on_features
@@ -18,10 +19,9 @@ from common.privacy.claims import opening_noise, opening_shares
 from common.randomness import stream
 from common.surrogates.class_sums import Sums
 from common.surrogates.surrogates import SumsSurrogate
-from common.wire.validation import LARGEST_COUNT
 from strategies.base.training import Training
-from strategies.fedpft.class_means import pool
-from strategies.robustness.robust_centres import POOLED, robust_tensors
+from strategies.pooling.class_means import pool
+from strategies.pooling.robust_centres import POOLED, robust_tensors
 
 # What each site has told of its class sizes, in the memory of a training.
 SIZES = "sizes."

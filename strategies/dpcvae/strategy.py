@@ -28,7 +28,7 @@ FILE = "generator.safetensors"
 
 
 @dataclass(frozen=True)
-class Made:
+class GeneratorSource:
     """What a head was trained on: a generator's embeddings."""
 
     generator: Generator
@@ -84,7 +84,7 @@ class DPCVAE(Rounds[Parameters]):
     def classifier(self, training: Training) -> Classifier:
         """A head trained on what the generator makes; the generator is kept beside it, and goes to the sites."""
         generator = Generator(training.header(), self.config, training.model)
-        self.outcome.learned = Made(generator)
+        self.outcome.learned = GeneratorSource(generator)
         self._shared = pack_parameters(Parameters(training.header(), training.round, training.model))
         self.recorder.keep(FILE, pack_generator(generator, rounds=training.asked))
         return head_of(generator, self.config, self.device)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from common.config.run_config import RunConfig
 from common.models.parameters import CONTROL, Parameters, Tensors, split_control
-from strategies.robustness.robust_centres import POOLED, robust_mean, robust_tensors
+from strategies.pooling.robust_centres import POOLED, robust_mean, robust_tensors
 
 # FedPFT's settings of FedYogi (appendix); Flower's begin at zero where the paper begins at 1e-6.
 YOGI_MOMENTUM, YOGI_DECAY, YOGI_TAU = 0.9, 0.99, 1e-3

@@ -12,7 +12,7 @@ from torch import Tensor
 from common.config.sections import FedLAPConfig
 from common.models.augmentation import draws
 from common.models.classifiers import class_indices
-from common.models.loss_landscape import Records, distance, gradient, walk
+from common.models.loss_landscape import LandscapeRecords, distance, gradient, walk
 from common.models.networks import build, split_input
 from common.models.parameters import Tensors
 from common.randomness import stream
@@ -69,7 +69,9 @@ def optimise(
     """
     body, shape = _body(model, inputs, len(classes), settings)
     start = {name: tensor.to(device) for name, tensor in model.items()}
-    records = Records.pool([_records(each, classes, shape, device) for each in sets], [max(1, s.records) for s in sets])
+    records = LandscapeRecords.pool(
+        [_records(each, classes, shape, device) for each in sets], [max(1, s.records) for s in sets]
+    )
     number = sets[0].round
     radii = heeded({each.header.site: each.radius for each in sets})
     radius = common_radius(settings.rule, list(radii.values()), settings.trust_radius)
@@ -96,6 +98,6 @@ def _body(model: Tensors, inputs: int, classes: int, settings: FedLAPConfig) -> 
     return body, first.shape[1:]
 
 
-def _records(synthetic: Synthetic, classes: tuple[str, ...], shape: torch.Size, device: str) -> Records:
+def _records(synthetic: Synthetic, classes: tuple[str, ...], shape: torch.Size, device: str) -> LandscapeRecords:
     labels = class_indices(classes, synthetic.header.classes)[synthetic.labels]
-    return Records.evenly(synthetic.values.reshape(-1, *shape).to(device), labels.to(device))
+    return LandscapeRecords.evenly(synthetic.values.reshape(-1, *shape).to(device), labels.to(device))

@@ -1,242 +1,28 @@
-"""A chain of sites (FedPFT, section 4.2): each gets what the one before passed on, through the coordinator's hands."""
+"""FedPFT from site to site (section 4.2) at the coordinator."""
 
 from __future__ import annotations
-
-import json
-import random
-import secrets
-import time
-from base64 import b64decode, b64encode
-from dataclasses import dataclass, field, replace
 
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
-from common.config.run_config import RunConfig, run_digest
-from common.errors import RunError, SurrogateError
+from common.config.run_config import run_digest
+from common.errors import SurrogateError
 from common.models.classifiers import Head
 from common.models.parameters import check_numbers
 from common.privacy.claims import check_claim
 from common.wire.model_proto import unpack_classifier, unpack_relay
 from common.wire.records import Info, to_record, unpack_surrogate
 from common.wire.validation import Expectation, check_header, check_surrogate
-from strategies.base.collection import Collection, Recorder, check_quorum
-from strategies.base.federation import Federation
+from strategies.base.chain import Chain, Walk
+from strategies.base.collection import Collection
 from strategies.base.introductions import Group
-from strategies.base.outcome import NO_REPLY
-from strategies.base.reported import seconds_told, share_told
-from strategies.base.rounds import read_kept
 from strategies.fedpft.learn import learn
 
 GIVE_HEAD = f"{MessageType.QUERY}.head"
-STATE, RELAY = "chain.json", "relay.bin"
 
 
-@dataclass
-class Walk:
-    """How far a chain has come. sender, sender_key, sent_hop: of the relay (base64) that is on its way, which may be sealed.
-    run: the digest of its settings.
-    """
-
-    order: list[str]
-    done: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    sender: str = ""
-    sender_key: str = ""
-    sent_hop: int = 0
-    run: str = ""
-    relay: str = ""
-    lineage: str = field(default_factory=lambda: secrets.token_hex(8))
-    hops: list[dict[str, str | float]] = field(default_factory=list)
-
-    @property
-    def left(self) -> list[str]:
-        """Sites still to come, in order."""
-        return [name for name in self.order if name not in self.done and name not in self.skipped]
-
-
-class Chain(Federation):
-    """`fedpft.order`, or a random order: site after site. Who does not answer is skipped and named."""
-
-    # A sealed relay before the one that is on its way, with its sender, the sender's key and the hop.
-    _earlier: tuple[bytes | None, str, str, int] | None = None
-
-    def __init__(self, config: RunConfig, recorder: Recorder, device: str = "cpu") -> None:
-        super().__init__(config, recorder, device)
-        # Sites that could not use the relay on its way.
-        self._failed: list[str] = []
-
-    def summary(self) -> None:
-        """Record what is about to happen."""
-        self.recorder.event("configured", method=self.config.method, **self.config.fedpft.model_dump())
-
-    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
-        """Walk the chain. Raises RunError for an order of unknown sites, a missed quorum, or a chain nobody has answered."""
-        deadline = deadline or self.config.deadline
-        self.summary()
-        group = self.introduce(grid, deadline)
-        walk, relay = self._begin(group)
-        self.outcome.hops = walk.hops
-        started = time.perf_counter()
-        while walk.left:
-            relay = self._hop(grid, group, walk, relay, deadline)
-            # One file, so that no kill can leave a relay with a site in it that counts as not yet asked.
-            walk.relay = b64encode(relay or b"").decode()
-            self.recorder.keep(STATE, json.dumps(vars(walk)).encode())
-            self.recorder.keep(RELAY, relay or b"")
-        self.outcome.seconds["chain"] = time.perf_counter() - started
-        check_quorum(len(walk.done), len(self.outcome.sites), self.config.sites, self.config.quorum)
-        assert relay is not None  # somebody is done
-        self._learn(grid, group, walk, relay, deadline)
-        found = None if self.outcome.model is None else self.evaluate(grid, deadline)
-        if walk.hops and isinstance(accuracy := walk.hops[-1].get("accuracy"), float):
-            # The last site's own head, also where it stays there.
-            self.outcome.accuracy.setdefault("last_site", accuracy)
-        return found
-
-    def _begin(self, group: Group) -> tuple[Walk, bytes | None]:
-        if self.config.resume:
-            try:
-                walk = Walk(**json.loads(read_kept(self.config.resume, STATE)))
-            except (TypeError, ValueError) as error:
-                raise RunError(f"resume = {self.config.resume!r}: {STATE} is damaged ({type(error).__name__})") from None
-            if walk.run != run_digest(self.config):
-                raise RunError(f"resume = {self.config.resume!r} is of a run with other settings")
-            # Who was skipped gets another chance, at the end.
-            walk.order, walk.skipped = [*walk.done, *walk.left, *walk.skipped], []
-            self.recorder.event("resumed", hops=len(walk.done))
-            for name in walk.done:
-                if name in group.nodes:
-                    site = self.outcome.sites[group.nodes[name]]
-                    site.fate, site.reason = "used", ""
-            relay = b64decode(walk.relay) or None
-        else:
-            walk, relay = Walk(self._order(group), run=run_digest(self.config)), None
-        for name in walk.left:
-            if name not in group.nodes:
-                self._skip(walk, name, "not connected")
-        return walk, relay
-
-    def _order(self, group: Group) -> list[str]:
-        named = sorted(group.nodes, key=lambda name: (len(name), name))
-        if not self.config.fedpft.order:
-            random.Random(self.config.seed).shuffle(named)
-            return named
-        invited = {site.name for site in self.outcome.sites.values()}
-        if not set(self.config.fedpft.order) & invited:
-            there = ", ".join(sorted(invited))
-            raise RunError(f"fedpft.order names none of the connected sites; these are: {there}")
-        for name in named:
-            if name not in self.config.fedpft.order:
-                self.recorder.event("left-out", site=name, reason="not in fedpft.order")
-                self.outcome.sites[group.nodes[name]].reason = "not in fedpft.order"
-        return list(self.config.fedpft.order)
-
-    def _hop(self, grid: Grid, group: Group, walk: Walk, relay: bytes | None, deadline: float) -> bytes | None:
-        """Send the relay to the next site; return what it passes on, or the same relay when it does not answer."""
-        name, hop = walk.left[0], len(walk.done) + len(walk.skipped) + 1
-        started, node = time.perf_counter(), group.nodes[name]
-        answer = self._ask(grid, group, walk, relay, hop, deadline)
-        if isinstance(answer, SurrogateError) and self._earlier is not None and (self._failed or len(walk.left) == 1):
-            answer, relay = self._without_last(grid, group, walk, relay, answer, hop, deadline)
-        if isinstance(answer, SurrogateError):
-            walk.skipped.append(name)
-            self._failed.append(name)
-            self._reject(node, str(answer), hop)
-        elif answer is None:
-            self._skip(walk, name, NO_REPLY)
-        else:
-            self._failed = []
-            if self.config.fedpft.seal:
-                self._earlier = (relay, walk.sender, walk.sender_key, walk.sent_hop)
-            self._passed_on(walk, group, name, hop, *answer, time.perf_counter() - started)
-            return answer[0]
-        return relay
-
-    def _without_last(
-        self,
-        grid: Grid,
-        group: Group,
-        walk: Walk,
-        relay: bytes | None,
-        failure: SurrogateError,
-        hop: int,
-        deadline: float,
-    ) -> tuple[tuple[bytes, Info] | SurrogateError | None, bytes | None]:
-        """What a site answers to the relay before the last, and that relay, when others have failed on the last as well.
-
-        Nobody but the sites can read a sealed relay. If this site can use the earlier one, the site that made the last is
-        left out, and who failed on it is asked again; else the failure is this site's own.
-        """
-        assert self._earlier is not None
-        name, last, before = walk.left[0], walk.done[-1], replace(walk, skipped=list(walk.skipped), order=list(walk.order))
-        earlier, walk.sender, walk.sender_key, walk.sent_hop = self._earlier
-        others = [each for each in walk.order if each not in self._failed]
-        place = others.index(name) + 1
-        walk.order = [*others[:place], *self._failed, *others[place:]]
-        walk.skipped = [each for each in walk.skipped if each not in self._failed]
-        answer = self._ask(grid, group, walk, earlier, hop, deadline)
-        if not isinstance(answer, tuple):
-            walk.order, walk.skipped = before.order, before.skipped
-            walk.sender, walk.sender_key, walk.sent_hop = before.sender, before.sender_key, before.sent_hop
-            return failure, relay
-        self._earlier, self._failed = None, []
-        walk.done.remove(last)
-        walk.skipped.append(last)
-        walk.hops.pop()
-        self._reject(group.nodes[last], f"others cannot use what it passed on, but what came before it: {failure}")
-        return answer, earlier
-
-    def _ask(
-        self, grid: Grid, group: Group, walk: Walk, relay: bytes | None, hop: int, deadline: float
-    ) -> tuple[bytes, Info] | SurrogateError | None:
-        """What the next site passes on and tells, why that is no use, or None when it does not answer."""
-        name = walk.left[0]
-        told: Info = {"run": run_digest(self.config), "hop": hop, "lineage": walk.lineage}
-        told["classes"] = json.dumps(group.classes)
-        if self.config.fedpft.seal:
-            later = walk.left[1:]
-            keys = {each: group.keys[each] for each in later if each in group.keys} | {walk.sender: walk.sender_key}
-            told |= {"keys": json.dumps(keys), "readers": ",".join(later), "sender": walk.sender, "sent-hop": walk.sent_hop}
-        if relay is not None:
-            told["bytes"] = len(relay)
-        node = group.nodes[name]
-        for reply in Collection(grid, [self._message(MessageType.TRAIN, node, to_record(relay, told))], deadline):
-            try:
-                payload, info = self._read(reply, self.outcome.sites[node])
-                if payload is None:
-                    raise SurrogateError("a reply without a relay")
-                if not self.config.fedpft.seal:
-                    self._check(payload, relay, name, group)
-            except SurrogateError as error:
-                return error
-            return payload, info
-        return None
-
-    def _passed_on(self, walk: Walk, group: Group, name: str, hop: int, payload: bytes, info: Info, seconds: float) -> None:
-        site = self.outcome.sites[group.nodes[name]]
-        site.fate, site.reason, site.simulated = "used", "", info.get("simulated") is True
-        walk.done.append(name)
-        walk.sender, walk.sender_key, walk.sent_hop = name, group.keys[name], hop
-        story: dict[str, str | float] = {"site": name, "bytes": len(payload), "seconds": round(seconds, 3)}
-        if (accuracy := share_told(info, "accuracy.model")) is not None:
-            story["accuracy"] = accuracy
-        walk.hops.append(story)
-        facts = {"bytes": site.bytes_up, "payload": len(payload), "seconds": seconds_told(info, "fit")}
-        self.recorder.event("replied", site=name, hop=hop, accuracy=story.get("accuracy"), **facts)
-
-    def _skip(self, walk: Walk, name: str, reason: str) -> None:
-        walk.skipped.append(name)
-        self.recorder.event("dropped", site=name, reason=f"skipped in the chain: {reason}")
-
-    def _check(self, payload: bytes, relay: bytes | None, name: str, group: Group) -> None:
-        """Raise SurrogateError unless what a site passes on can be used by the next one."""
-        config = self.config
-        classes = config.classes if config.epsilon else group.classes
-        place = Expectation.of(config, classes, group.fingerprint, group.dimension)
-        last = self.last_site(payload, relay, place, group)
-        if last != name:
-            raise SurrogateError(f"a relay in the name of {last[:64]!r}, which is another site")
+class FedPFTChain(Chain):
+    """What is passed on are surrogates: one of the union of all sites, or under privacy one of each."""
 
     def last_site(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> str:
         """Check an open relay, `payload`, that follows `relay`; return the site that made it. Raises SurrogateError."""
@@ -252,14 +38,6 @@ class Chain(Federation):
             check_surrogate(surrogate, place)
             check_claim(surrogate.claim, config)
         return surrogates[-1].header.site
-
-    def _learn(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
-        """The last site's head where it may leave; under privacy one from the noisy sums; sealed, none."""
-        config = self.config
-        if config.fedpft.seal:
-            self.recorder.event("sealed", reason="heads stay at the sites; the coordinator can read nothing of the relays")
-            return
-        self.learn_from(grid, group, walk, relay, deadline)
 
     def learn_from(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
         """Learn a head from what the last site has passed on in the clear."""

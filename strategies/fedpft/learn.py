@@ -10,16 +10,16 @@ from torch import Tensor
 from common.config.run_config import RunConfig
 from common.models.classifiers import Head
 from common.models.head_training import Batch
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
+from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate, class_order
 from strategies.fedpft import private_head as closed_form
 from strategies.fedpft import sampling
+from strategies.pooling.robust_centres import POOLED
 from strategies.robustness.defence import Defended, defend_surrogates
-from strategies.robustness.robust_centres import POOLED
 from strategies.robustness.robust_mixtures import pooled_mixture
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedHead:
     """A head, the mixtures it was learned from (each site's own, or a pooled one), and what was done about hostile sites."""
 
     head: Head
@@ -37,21 +37,21 @@ def learn(
     device: str,
     classes: Sequence[str] = (),
     centre: Tensor | None = None,
-) -> Learned:
+) -> LearnedHead:
     """Learn one head for `classes` (all that occur if empty) from surrogates of one run. Raises RunError.
 
     Noisy sums hold the same classes in the same order at every site, and those are the head's. centre (d,): what the sites
     subtracted before their privacy clip.
     """
-    defended = defend_surrogates(surrogates, config, tuple(classes) or sampling.class_order(surrogates))
+    defended = defend_surrogates(surrogates, config, tuple(classes) or class_order(surrogates))
     noisy = [surrogate for surrogate in defended.kept if isinstance(surrogate, SumsSurrogate)]
     if noisy:
         head, gaussians = closed_form.learn_from_sums(noisy, config.fedpft.covariance, config.fedpft.rank, config.defends)
         head = replace(head, centre=centre)
-        return Learned(head, [Surrogate(head.header, gaussians, noisy[0].claim)], defended)
+        return LearnedHead(head, [Surrogate(head.header, gaussians, noisy[0].claim)], defended)
     mixtures = [surrogate for surrogate in defended.kept if isinstance(surrogate, Surrogate)]
     if config.defends in POOLED:
         mixtures = [pooled_mixture(mixtures, config.defends, config.fedpft.rank)]
     head = sampling.learn(mixtures, config.head, config.seed, classes, device)
     claim = mixtures[0].claim
-    return Learned(head if claim is None else replace(head, clip=claim.clip, centre=centre), mixtures, defended)
+    return LearnedHead(head if claim is None else replace(head, clip=claim.clip, centre=centre), mixtures, defended)

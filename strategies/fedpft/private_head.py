@@ -19,8 +19,8 @@ from common.surrogates.class_sums import PRESENT, unfold
 from common.surrogates.covariances import LowRank
 from common.surrogates.mixtures import Mixtures
 from common.surrogates.surrogates import Header, SumsSurrogate
-from strategies.fedpft.class_means import Components, by_site, pool, robust, shrink
-from strategies.robustness.robust_centres import POOLED, robust_mean
+from strategies.pooling.class_means import Components, by_site, pool, robust, shrink
+from strategies.pooling.robust_centres import POOLED, robust_mean
 
 # Beyond this share of what the sites' means of a class differ, which chance does not explain, one mean a class is too few.
 SITES_DIFFER = 0.15

@@ -16,10 +16,9 @@ from common.config.sections import HeadConfig
 from common.errors import RunError
 from common.models.classifiers import Head
 from common.models.head_training import Batch, shuffled_batches, train_head
-from common.models.parameters import Parameters
 from common.randomness import stream
 from common.surrogates.mixtures import Mixtures
-from common.surrogates.surrogates import AnySurrogate, Header, Surrogate
+from common.surrogates.surrogates import Header, Surrogate, class_order
 from common.wire.validation import check_class_number
 
 # Samples held in memory at a time. The number of samples a run draws does not matter, only this does.
@@ -49,13 +48,6 @@ class Share:
             return (chunk * count + offset) // chunks
 
         return [until(n, o, index + 1) - until(n, o, index) for n, o in zip(self.counts, self.offsets, strict=True)]
-
-
-def class_order(surrogates: Sequence[AnySurrogate | Parameters]) -> tuple[str, ...]:
-    """All classes of all sites; by number when all are numbers."""
-    names = {name for surrogate in surrogates for name in surrogate.header.classes}
-    numeric = all(name.isdecimal() for name in names)
-    return tuple(sorted(names, key=lambda name: (int(name), name) if numeric else (0, name)))
 
 
 def learn(

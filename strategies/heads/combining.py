@@ -12,7 +12,7 @@ from common.models.classifiers import Classifier, Ensemble, Head, class_indices
 from common.models.head_training import train_on_features
 from common.models.parameters import Parameters, average
 from common.surrogates.surrogates import Header
-from strategies.robustness.robust_centres import POOLED, robust_tensors
+from strategies.pooling.robust_centres import POOLED, robust_tensors
 
 # The logit of a class that a head has never heard of: far below any other, and within half precision.
 UNKNOWN = -1e4

@@ -9,8 +9,8 @@ from common.models.classifiers import Head
 from common.models.parameters import check_update
 from common.wire.model_proto import unpack_parameters
 from common.wire.validation import Expectation, check_header
+from strategies.base.chain import Chain, Walk
 from strategies.base.introductions import Group
-from strategies.fedpft.chain import Chain, Walk
 
 
 class HeadChain(Chain):

@@ -9,10 +9,10 @@ import torch
 
 from common.models.parameters import Parameters, check_update
 from common.rules.spec import check_fields
+from common.surrogates.surrogates import class_order
 from common.wire.model_proto import unpack_parameters
 from common.wire.validation import check_header
 from strategies.base.one_shot import Learned, OneShot
-from strategies.fedpft.sampling import class_order
 from strategies.heads.combining import combine
 from strategies.robustness.defence import Defended, defend_updates
 

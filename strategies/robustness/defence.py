@@ -15,9 +15,9 @@ from common.models.generators import COUNTS
 from common.models.parameters import Parameters
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from common.surrogates.synthetic import Synthetic
+from strategies.pooling.site_weights import scaled, shares_kept
 from strategies.robustness.class_points import class_points
 from strategies.robustness.screening import Suspect, screen
-from strategies.robustness.site_weights import scaled, shares_kept
 from strategies.robustness.update_screening import screen_updates
 
 T = TypeVar("T")

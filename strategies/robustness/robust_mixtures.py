@@ -11,9 +11,9 @@ from torch import Tensor
 from common.surrogates.covariances import LowRank
 from common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures
 from common.surrogates.surrogates import Header, Surrogate
+from strategies.pooling.robust_centres import coordinate_median, robust_mean
 from strategies.robustness.class_points import KNOWN_BY
 from strategies.robustness.reach import FEWEST, Moments, Reach
-from strategies.robustness.robust_centres import coordinate_median, robust_mean
 
 # The share of the sites, of those whose variances are nearest the median ones, that says in which directions data vary.
 CORE = 0.5

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from common.models.parameters import CONTROL, Parameters
-from strategies.robustness.robust_centres import median_weights
+from strategies.pooling.robust_centres import median_weights
 from strategies.robustness.screening import Suspect
 
 # So many times the median distance from the others' geometric median.

@@ -11,10 +11,10 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from common import surrogate_pb2 as pb
 from common.errors import RunError, SurrogateError
 from common.safe_parsing import MOST_FIELDS, read_message
 from common.surrogates.surrogates import Header
-from common.wire import surrogate_pb2 as pb
 from common.wire.model_proto import unpack_classifier, unpack_parameters, unpack_synthetic
 from common.wire.records import INFO, PAYLOAD, STORED_AS, check_form, from_record, to_record, unpack_surrogate
 from common.wire.validation import Expectation, check_header
@@ -27,7 +27,7 @@ import resource, sys
 from common.errors import SurrogateError
 from common.wire.model_proto import unpack_classifier, unpack_parameters, unpack_relay, unpack_synthetic
 from common.wire.records import unpack_surrogate
-from common.wire import surrogate_pb2 as pb
+from common import surrogate_pb2 as pb
 
 SIZE = 2**24
 def inside(number, body):

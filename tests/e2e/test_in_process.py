@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
+from common import surrogate_pb2 as pb
 from common.errors import ConfigError, RunError
-from common.wire import surrogate_pb2 as pb
 from common.wire.records import from_record
 from tests.grid import (
     FAST,

@@ -21,8 +21,8 @@ from common.config.run_config import parse_run_config
 from common.errors import BudgetError, ConfigError, LedgerError, RunError, SurrogateError
 from common.security.sealing import new_key, public_key
 from common.security.signed_requests import Request, read_request
+from common.surrogate_pb2 import Bundle
 from common.wire.bundles import pack_bundle, unpack_bundle
-from common.wire.surrogate_pb2 import Bundle
 from server_app.offline import learn_from_files, make_request
 from tests.grid import FAST, SECRET, events_of, metrics_of, run_federation, sites
 

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 from client_app.methods.dp.record_chunks import per_record
 from common.models.augmentation import Change
-from common.models.loss_landscape import Records
+from common.models.loss_landscape import LandscapeRecords
 from common.models.parameters import Tensors
 from common.privacy.exact_sums import ExactSum
 from common.privacy.gaussian_mechanism import Statistic, release, system_uniforms
@@ -27,7 +27,13 @@ class PrivateGradient:
     """
 
     def __init__(
-        self, body: nn.Module, records: Records, clip: float, noise_multiplier: float, sample_rate: float, expected: int
+        self,
+        body: nn.Module,
+        records: LandscapeRecords,
+        clip: float,
+        noise_multiplier: float,
+        sample_rate: float,
+        expected: int,
     ) -> None:
         self._body, self._records = body, records
         self._clip, self._multiplier, self._rate, self._expected = clip, noise_multiplier, sample_rate, expected
@@ -59,7 +65,7 @@ class PrivateGradient:
 
 
 def clipped_sum(
-    body: nn.Module, parameters: Tensors, records: Records, clip: float, change: Change
+    body: nn.Module, parameters: Tensors, records: LandscapeRecords, clip: float, change: Change
 ) -> tuple[list[Tensor], int]:
     """The sum (float64) of all records' gradients, each of norm at most `clip`, by parameter; and how many were longer."""
 

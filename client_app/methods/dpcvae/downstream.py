@@ -24,15 +24,15 @@ PROJECTIONS = 200
 
 
 @dataclass(frozen=True)
-class Records:
+class LabelledEmbeddings:
     """Embeddings (n, d) of norm one and labels (n,)."""
 
     features: Tensor
     labels: Tensor
 
-    def take(self, rows: Tensor) -> Records:
+    def take(self, rows: Tensor) -> LabelledEmbeddings:
         """Some of them."""
-        return Records(self.features[rows], self.labels[rows])
+        return LabelledEmbeddings(self.features[rows], self.labels[rows])
 
 
 @dataclass(frozen=True)
@@ -51,27 +51,27 @@ class Mixture:
     shared: Classifier
     share: float
 
-    def scores(self, test: Records) -> dict[str, Score]:
+    def scores(self, test: LabelledEmbeddings) -> dict[str, Score]:
         """How often each of `SOURCES` is right."""
         own, shared = (model.scores(test.features).softmax(1) for model in (self.local, self.shared))
         probabilities = (own, shared, self.share * own + (1 - self.share) * shared)
         return {name: score(each, test.labels) for name, each in zip(SOURCES, probabilities, strict=True)}
 
-    def told(self, test: Records) -> dict[str, float]:
+    def told(self, test: LabelledEmbeddings) -> dict[str, float]:
         """The same as numbers with names, and the share."""
         scores = self.scores(test)
         numbers = {f"accuracy-{name}": each.accuracy for name, each in scores.items()}
         return numbers | {f"balanced-{name}": each.balanced for name, each in scores.items()} | {"share": self.share}
 
 
-def head_on(records: Records, header: Header, settings: HeadConfig, seed: int) -> Head:
+def head_on(records: LabelledEmbeddings, header: Header, settings: HeadConfig, seed: int) -> Head:
     """A head of these records, whose embeddings it brings to norm one."""
     features = clip(records.features.double(), 0.0)[0].float()
     weight, bias = train_on_features(features, records.labels, len(header.classes), settings, seed)
     return Head(header, weight, bias, clip=0.0)
 
 
-def mix(own: Records, shared: Classifier, settings: HeadConfig, seed: int, validation: float) -> Mixture:
+def mix(own: LabelledEmbeddings, shared: Classifier, settings: HeadConfig, seed: int, validation: float) -> Mixture:
     """Train a head on the site's own records and choose how it is mixed with the shared one. Raises DataError.
 
     The share of validation records that the mixture classifies right decides; of equals the one nearest to a half, where
@@ -121,7 +121,7 @@ def grouped(groups: str, classes: Sequence[str]) -> tuple[tuple[str, ...], Tenso
     return tuple(names), torch.tensor([names.index(members[each]) for each in classes])
 
 
-def strangeness(known: Records, features: Tensor) -> Tensor:
+def strangeness(known: LabelledEmbeddings, features: Tensor) -> Tensor:
     """How far features (n, d) lie from the nearest class of the known records: squared Mahalanobis distances (n,).
 
     One covariance for all classes, shrunk as Ledoit and Wolf do. Source: Lee et al. 2018, equation 2.

@@ -8,7 +8,7 @@ from pathlib import Path
 from client_app.features.site_features import SiteFeatures
 from client_app.governance.gate import Gate
 from client_app.governance.release import keep_file
-from client_app.methods.dpcvae.downstream import Records, fidelity, head_on, mix
+from client_app.methods.dpcvae.downstream import LabelledEmbeddings, fidelity, head_on, mix
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.errors import DataError, SurrogateError
@@ -47,7 +47,7 @@ def _judged(task: Task, generator: Generator) -> Info:
         return {"correct": 0, "tested": 0}
     own, test = (site_records(task.found, classes, part) for part in ("train", "test"))
     labels = labels_evenly(len(classes), task.run.dpcvae.synthetic)
-    synthetic = Records(generator.draw(labels, stream(task.run.seed, "site", task.site)), labels)
+    synthetic = LabelledEmbeddings(generator.draw(labels, stream(task.run.seed, "site", task.site)), labels)
     shared = head_on(synthetic, generator.header, task.run.head, task.run.seed)
     found = mix(own, shared, task.run.head, task.run.seed, task.run.baseline.validation).told(test)
     like = generator.draw(test.labels, stream(task.run.seed, "fidelity", task.site))
@@ -59,10 +59,10 @@ def _judged(task: Task, generator: Generator) -> Info:
     return answer | {f"downstream.{key}": value for key, value in found.items()}
 
 
-def site_records(found: SiteFeatures, classes: tuple[str, ...], part: str) -> Records:
+def site_records(found: SiteFeatures, classes: tuple[str, ...], part: str) -> LabelledEmbeddings:
     """The site's training or test records of these classes, brought to norm one. Raises DataError when there is none."""
     chosen = found.train if part == "train" else found.test
     labels = class_indices(classes, found.classes)[chosen.labels]
     if not bool((labels >= 0).any()):
         raise DataError(f"no {part} record of the classes {', '.join(classes)[:200]}")
-    return Records(clip(chosen.features.double(), 0.0)[0].float()[labels >= 0], labels[labels >= 0])
+    return LabelledEmbeddings(clip(chosen.features.double(), 0.0)[0].float()[labels >= 0], labels[labels >= 0])

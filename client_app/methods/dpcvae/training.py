@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from client_app.features.site_features import site_device
 from client_app.methods.dp.record_gradients import poisson_sample
 from client_app.methods.dpcvae.training_steps import Trainer, exact_gradient, private_gradient, trainer_of
-from client_app.methods.task import Made, Task
+from client_app.methods.task import MethodOutput, Task
 from common.config.run_config import run_digest
 from common.config.sections import DPCVAEConfig
 from common.errors import StateError
@@ -27,7 +27,7 @@ from common.wire.model_proto import pack_parameters
 COMPANION = "companion."
 
 
-def train_generator(task: Task) -> Made:
+def train_generator(task: Task) -> MethodOutput:
     """Answer one round. Raises DataError, SurrogateError, ConfigError, or StateError where what the site kept is gone.
 
     DP-CVAE and, to compare with, DP-CGAN. Encoder and decoder are both trained under privacy: a record's gradient of the
@@ -57,10 +57,10 @@ def train_generator(task: Task) -> Made:
     claim = make_claim(run, "record")
     answer = Parameters(task.header(classes), task.round, moved, 0 if private else len(labels), claim)
     events = (released_in(run, task.round),) if private else ()
-    return Made(pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, counts), must_keep=True)
+    return MethodOutput(pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, counts), must_keep=True)
 
 
-def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Tensor, companion: nn.Module) -> Made:
+def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Tensor, companion: nn.Module) -> MethodOutput:
     """The size of every class and, where asked, the sum of its embeddings of norm one: noisy under privacy."""
     run, count = task.run, len(classes)
     unit = clip(features.double(), 0.0)[0]
@@ -77,7 +77,9 @@ def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Ten
     records = 0 if run.epsilon else len(labels)
     answer = Parameters(task.header(classes), 1, told, records, claim)
     events = (released_in(run, 1),) if run.epsilon else ()
-    return Made(pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, told[COUNTS]), must_keep=True)
+    return MethodOutput(
+        pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, told[COUNTS]), must_keep=True
+    )
 
 
 def _train_privately(task: Task, trainer: Trainer, embeddings: Tensor, labels: Tensor, counts: Tensor) -> dict[str, float]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from client_app.methods.dp.dp_sgd import train_privately
 from client_app.methods.fedavg import scaffold
-from client_app.methods.fedavg.local_training import network, step_length, train
-from client_app.methods.task import Made, Task
+from client_app.methods.local_training import network, step_length, train
+from client_app.methods.task import MethodOutput, Task
 from common.models.parameters import CONTROL, Parameters, Tensors, largest, split_control
 from common.privacy.accounting import GaussianEvent
 from common.privacy.claims import make_claim
@@ -14,7 +14,7 @@ from common.randomness import stream
 from common.wire.model_proto import pack_parameters
 
 
-def update(task: Task) -> Made:
+def update(task: Task) -> MethodOutput:
     """Train the model that came on this site's records; return how it moved. Raises DataError, SurrogateError.
 
     FedAvg (McMahan et al. 2017), FedProx (Li et al. 2020), FedSGD, SCAFFOLD (Karimireddy et al. 2020), DSFL, which sends
@@ -43,10 +43,10 @@ def update(task: Task) -> Made:
     if run.method == "dsfl":
         moved = largest(moved, settings.keep)
     answer = Parameters(task.header(received.header.classes), received.round, moved, len(labels))
-    return Made(pack_parameters(answer))
+    return MethodOutput(pack_parameters(answer))
 
 
-def _private_update(task: Task, received: Parameters) -> Made:
+def _private_update(task: Task, received: Parameters) -> MethodOutput:
     task.records_alone(f"method = {task.run.method!r}")
     run, settings, kind = task.run, task.run.fedavg, task.run.fedavg.model
     claim = make_claim(run, "record")
@@ -61,4 +61,4 @@ def _private_update(task: Task, received: Parameters) -> Made:
     moved = {name: parameter.detach() - received.tensors[name] for name, parameter in module.named_parameters()}
     answer = Parameters(task.header(received.header.classes), received.round, moved, 0, claim)
     events = (GaussianEvent(claim.noise_multiplier, settings.sample_rate, settings.private_steps),)
-    return Made(pack_parameters(answer), claim, events, facts)
+    return MethodOutput(pack_parameters(answer), claim, events, facts)

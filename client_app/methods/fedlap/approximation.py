@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from client_app.features.site_features import site_device
 from client_app.methods.dp.record_gradients import PrivateGradient
-from client_app.methods.fedavg.local_training import network
 from client_app.methods.fedlap.image_synthesis import RealGradient, Story, synthesise
 from client_app.methods.fedlap.trust_region import IMAGE_STEP, MODEL_STEP, Search, effective_radius
-from client_app.methods.task import Made, Task
+from client_app.methods.local_training import network
+from client_app.methods.task import MethodOutput, Task
 from common.models.augmentation import Change, draws
-from common.models.loss_landscape import Records, gradient
+from common.models.loss_landscape import LandscapeRecords, gradient
 from common.models.networks import split_input
 from common.models.parameters import Parameters, Tensors
 from common.privacy.accounting import GaussianEvent
@@ -26,7 +26,7 @@ from common.surrogates.synthetic import LARGEST_VALUE, Synthetic
 from common.wire.model_proto import pack_synthetic
 
 
-def approximate(task: Task) -> Made:
+def approximate(task: Task) -> MethodOutput:
     """Make this round's synthetic records. Raises DataError, SurrogateError or ConfigError.
 
     FedLAP and, with a budget, FedLAP-DP: then all a round knows of the records are private gradients. The images' steps, the
@@ -41,7 +41,7 @@ def approximate(task: Task) -> Made:
     present = torch.arange(len(classes)) if private or settings.labels == "all" else torch.unique(labels)
     named = tuple(classes[index] for index in present.tolist())
     begin = _begin(task, present, named, real.values.shape[1:])
-    begin = Records.evenly(begin.values.to(real.values), begin.labels.to(real.values.device))
+    begin = LandscapeRecords.evenly(begin.values.to(real.values), begin.labels.to(real.values.device))
     changes = draws(settings.augment, stream(run.seed, "fedlap", task.site, task.round, "augment"))
     looks: RealGradient = _Batches(body, real, settings.batch_size, stream(run.seed, "fedlap", task.site, task.round))
     if claim is not None:
@@ -64,19 +64,21 @@ def approximate(task: Task) -> Made:
     if isinstance(looks, PrivateGradient):
         facts |= looks.facts()
     told = {} if private else {f"{name}-seconds": float(seconds) for name, seconds in story.seconds.items()}
-    return Made(payload, claim, events, facts, {**told}, kept)
+    return MethodOutput(payload, claim, events, facts, {**told}, kept)
 
 
-def _in_place(task: Task, received: Parameters, features: Tensor, labels: Tensor) -> tuple[nn.Module, Records, Tensors]:
+def _in_place(
+    task: Task, received: Parameters, features: Tensor, labels: Tensor
+) -> tuple[nn.Module, LandscapeRecords, Tensors]:
     """The network without its fixed first step, the records after that step, and the model, on the site's device."""
     device = site_device(task.run, task.node)
     module = network(task.run.fedlap.model, features.shape[1], len(received.header.classes), received.tensors)
     body, values = split_input(module, features)
     model = {name: tensor.to(device) for name, tensor in received.tensors.items()}
-    return body.to(device), Records.evenly(values.float().to(device), labels.to(device)), model
+    return body.to(device), LandscapeRecords.evenly(values.float().to(device), labels.to(device)), model
 
 
-def _begin(task: Task, present: Tensor, named: tuple[str, ...], shape: torch.Size) -> Records:
+def _begin(task: Task, present: Tensor, named: tuple[str, ...], shape: torch.Size) -> LandscapeRecords:
     """Noise, or what this site sent in the last round that the coordinator used, where the site still has it.
 
     Never real records: what is kept on the disk has left the site before, so under privacy it is paid for.
@@ -91,7 +93,7 @@ def _begin(task: Task, present: Tensor, named: tuple[str, ...], shape: torch.Siz
         last = _last(task.state / f"synthetic-{task.confirmed}.safetensors", named)
         if last is not None and last.shape == noise.flatten(1).shape:
             noise = last.reshape(noise.shape)
-    return Records.evenly(noise, labels)
+    return LandscapeRecords.evenly(noise, labels)
 
 
 def _last(file: Path, named: tuple[str, ...]) -> Tensor | None:
@@ -112,7 +114,7 @@ class _Batches:
 
     noise = 0.0
 
-    def __init__(self, body: nn.Module, records: Records, size: int, generator: torch.Generator) -> None:
+    def __init__(self, body: nn.Module, records: LandscapeRecords, size: int, generator: torch.Generator) -> None:
         self._body, self._records, self._size, self._generator = body, records, size, generator
 
     def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
@@ -122,7 +124,9 @@ class _Batches:
         return gradient(self._body, parameters, records, change)
 
 
-def _radius(task: Task, body: nn.Module, model: Tensors, made: Records, real: Records, story: Story) -> float:
+def _radius(
+    task: Task, body: nn.Module, model: Tensors, made: LandscapeRecords, real: LandscapeRecords, story: Story
+) -> float:
     settings, batch = task.run.fedlap, task.run.fedlap.batch_size or len(real.labels)
     work = story.looks * (settings.image_steps * IMAGE_STEP * len(made.labels) + MODEL_STEP * min(batch, len(real.labels)))
     search = Search.within(work, len(made.labels), len(real.labels), settings.server_steps)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from common.config.sections import FedLAPConfig
 from common.models.augmentation import Change
-from common.models.loss_landscape import Records, distance, gradient, loss, mismatch
+from common.models.loss_landscape import LandscapeRecords, distance, gradient, loss, mismatch
 from common.models.parameters import Tensors
 
 
@@ -38,13 +38,13 @@ class Story:
 def synthesise(
     body: nn.Module,
     model: Tensors,
-    begin: Records,
+    begin: LandscapeRecords,
     real: RealGradient,
     settings: FedLAPConfig,
     rate: float,
     mse_weight: float,
     changes: Iterator[Change],
-) -> tuple[Records, Story]:
+) -> tuple[LandscapeRecords, Story]:
     """Move the values of `begin` until their gradients are like the real ones, along trajectories that start at `model`.
 
     Source: FedLAP-DP, algorithm 1 (algorithm 3 with a private `real`). The labels stay. Differs from the paper: the batches
@@ -66,7 +66,7 @@ def synthesise(
                 story.seconds["real-gradients"] += time.perf_counter() - began
                 began = time.perf_counter()
                 for _ in range(settings.image_steps):
-                    synthetic = Records(change(values), begin.labels, begin.weights)
+                    synthetic = LandscapeRecords(change(values), begin.labels, begin.weights)
                     story.last = _mismatch_to(body, here, synthetic, values, target, mse_weight, real.noise)
                     # A step that is not finite would lose all that came before it.
                     if values.grad is not None and values.grad.isfinite().all():
@@ -74,15 +74,21 @@ def synthesise(
                     story.first = story.last if story.first != story.first else story.first
                 story.seconds["image-steps"] += time.perf_counter() - began
             if loop < settings.loops - 1:
-                now = Records(values.detach(), begin.labels, begin.weights)
+                now = LandscapeRecords(values.detach(), begin.labels, begin.weights)
                 for _ in range(settings.model_steps):
                     slope = gradient(body, here, now, next(changes))
                     here = {name: here[name] - rate * slope[name] for name in here}
-    return Records(values.detach(), begin.labels, begin.weights), story
+    return LandscapeRecords(values.detach(), begin.labels, begin.weights), story
 
 
 def _mismatch_to(
-    body: nn.Module, here: Tensors, synthetic: Records, values: Tensor, target: list[Tensor], mse_weight: float, noise: float
+    body: nn.Module,
+    here: Tensors,
+    synthetic: LandscapeRecords,
+    values: Tensor,
+    target: list[Tensor],
+    mse_weight: float,
+    noise: float,
 ) -> float:
     """The mismatch of a set's gradient to a target, whose slope is left in `values.grad`."""
     asked = {name: tensor.detach().requires_grad_() for name, tensor in here.items()}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from common.models.augmentation import Change
-from common.models.loss_landscape import Records, distance, total_loss, walk
+from common.models.loss_landscape import LandscapeRecords, distance, total_loss, walk
 from common.models.parameters import Tensors
 
 # The search may make this share of the forward passes of the synthesis: a tenth of its time, with a margin.
@@ -39,8 +39,8 @@ class Search:
 def effective_radius(
     body: nn.Module,
     start: Tensors,
-    synthetic: Records,
-    real: Records,
+    synthetic: LandscapeRecords,
+    real: LandscapeRecords,
     rate: float,
     steps: int,
     trust_radius: float,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from client_app.methods.chain_step import pass_on
 from client_app.methods.fedpft import surrogate as fedpft
-from client_app.methods.task import Made, Task
+from client_app.methods.task import MethodOutput, Task
 from common.config.run_config import RunConfig
 from common.errors import SurrogateError
 from common.models.classifiers import Head, class_indices
@@ -28,7 +29,12 @@ LARGEST_CHAIN = 1000
 MOST_DRAWS, ENOUGH_SAMPLES = 10, 20_000
 
 
-def extend(task: Task) -> tuple[Made, Head]:
+def extend_chain(task: Task) -> MethodOutput:
+    """What this site passes on. Raises as `extend` and `pass_on`."""
+    return pass_on(task, extend)
+
+
+def extend(task: Task) -> tuple[MethodOutput, Head]:
     """What this site passes on, and the head it keeps: trained on its own features and on samples of what came.
 
     Source: FedPFT, section 4.2. Without a budget one surrogate of the union is passed on; counts add up along the chain.
@@ -54,13 +60,15 @@ def extend(task: Task) -> tuple[Made, Head]:
         relay: list[AnySurrogate] = [*received, made.surrogate]
     else:
         generator = stream(task.run.seed, "chain", task.site, "")
-        made = fedpft.Made(fedpft.release_mixtures(*union, task.header(names), task.run, task.limits, generator, draws))
+        made = fedpft.FittedSurrogate(
+            fedpft.release_mixtures(*union, task.header(names), task.run, task.limits, generator, draws)
+        )
         relay = [made.surrogate]
     claim = made.surrogate.claim
     weight, bias = train_on_features(*union, len(names), task.run.head, task.run.seed)
     head = Head(task.header(names), weight, bias, claim.clip if claim else None)
     events = (GaussianEvent(claim.noise_multiplier),) if claim else ()
-    return Made(pack_relay([pack_surrogate(each) for each in relay]), claim, events, made.facts), head
+    return MethodOutput(pack_relay([pack_surrogate(each) for each in relay]), claim, events, made.facts), head
 
 
 def _received(task: Task) -> list[AnySurrogate]:

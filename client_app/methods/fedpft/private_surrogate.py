@@ -13,8 +13,8 @@ from client_app.methods.dp.record_chunks import per_record
 from common.errors import ConfigError
 from common.privacy.claims import EM_STEPS, Claim
 from common.privacy.exact_sums import ExactSum
-from common.privacy.gaussian_mechanism import Noisy, Statistic, clip, release, system_normals, unit_weights
-from common.surrogates.class_sums import Sums, budget_shares, statistics
+from common.privacy.gaussian_mechanism import Noisy, Statistic, budget_shares, clip, release, system_normals, unit_weights
+from common.surrogates.class_sums import Sums, statistics
 from common.surrogates.covariances import Diagonal, Full, Spherical
 from common.surrogates.mixtures import Mixtures
 

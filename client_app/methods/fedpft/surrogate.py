@@ -8,19 +8,22 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from client_app.features.site_features import site_device
 from client_app.methods.fedpft.private_surrogate import Clipped, dp_em, noisy_sums, theorem_4_1
-from client_app.methods.task import NO_LIMITS, Limits
+from client_app.methods.task import NO_LIMITS, MethodOutput, SiteLimits, Task
 from common.config.run_config import RunConfig, run_digest
 from common.errors import DataError, SurrogateError
+from common.privacy.accounting import GaussianEvent
 from common.privacy.claims import Claim, make_claim
 from common.randomness import stream
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
+from common.wire.records import pack_surrogate, unpack_question
 from common.wire.surrogate_proto import centre_digest
 
 
 @dataclass(frozen=True)
-class Made:
+class FittedSurrogate:
     """A surrogate, and facts about it that stay at the site."""
 
     surrogate: AnySurrogate
@@ -34,10 +37,10 @@ def make_surrogate(
     fingerprint: str,
     site: str,
     config: RunConfig,
-    limits: Limits = NO_LIMITS,
+    limits: SiteLimits = NO_LIMITS,
     units: Sequence[str] | None = None,
     centre: Tensor | None = None,
-) -> Made:
+) -> FittedSurrogate:
     """Make what this site releases.
 
     features (n, d), labels (n,) indices into `classes`, units (n,) the patient of each record, centre (d,) a
@@ -55,9 +58,9 @@ def make_surrogate(
         data = Clipped.of(features, labels, units, claim.clip, centre)
         if claim.mechanism == "sums":
             sums, facts = noisy_sums(data, len(classes), config.fedpft.covariance, claim)
-            return Made(SumsSurrogate(header, sums, claim), facts)
+            return FittedSurrogate(SumsSurrogate(header, sums, claim), facts)
         mixtures, facts = dp_em(data, len(classes), config.fedpft.components, claim, generator)
-        return Made(_present(header, mixtures, claim), facts)
+        return FittedSurrogate(_present(header, mixtures, claim), facts)
     large = torch.bincount(labels, minlength=len(classes))[labels] >= limits.smallest_class
     if not large.any():
         raise DataError(f"no class has the {limits.smallest_class} records below which none is released")
@@ -65,8 +68,8 @@ def make_surrogate(
     if claim is not None:
         data = Clipped.of(features, labels, units, claim.clip, centre)
         mixtures, facts = theorem_4_1(data, len(classes), config.fedpft.covariance, claim)
-        return Made(_present(header, mixtures, claim), facts)
-    return Made(release_mixtures(features, labels, header, config, limits, generator))
+        return FittedSurrogate(_present(header, mixtures, claim), facts)
+    return FittedSurrogate(release_mixtures(features, labels, header, config, limits, generator))
 
 
 def release_mixtures(
@@ -74,7 +77,7 @@ def release_mixtures(
     labels: Tensor,
     header: Header,
     config: RunConfig,
-    limits: Limits,
+    limits: SiteLimits,
     generator: torch.Generator,
     draws: int = 1,
 ) -> Surrogate:
@@ -112,3 +115,23 @@ def _fit(features: Tensor, labels: Tensor, classes: int, settings: MixtureSettin
         return fit(features.float(), labels, classes, settings, generator)
     finally:
         torch.set_num_threads(threads)
+
+
+def fedpft_surrogate(task: Task) -> MethodOutput:
+    """FedPFT's mixtures or noisy sums of this site's features."""
+    found, centre = task.found, unpack_question(task.question)
+    features = found.train.features.to(site_device(task.run, task.node))
+    made = make_surrogate(
+        features,
+        found.train.labels,
+        found.classes,
+        found.fingerprint,
+        task.site,
+        task.run,
+        task.limits,
+        found.train.units,
+        centre,
+    )
+    claim = made.surrogate.claim
+    events = (GaussianEvent(claim.noise_multiplier),) if claim else ()
+    return MethodOutput(pack_surrogate(made.surrogate), claim, events, made.facts)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server_app.report.format import human_bytes, human_seconds, percent, shorten
+from server_app.number_format import human_bytes, human_seconds, percent, shorten
 from server_app.report.plots.svg import (
     FAINT,
     INK,
@@ -41,7 +41,7 @@ REST = "everything else"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SiteResult:
     """One way to learn: its `accuracy` in [0, 1] and the `bytes` it needs sent up (None: unknown)."""
 
     name: str
@@ -51,7 +51,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Points:
+class PlotPoints:
     """Features in two dimensions: `x`, `y` and the class index `label`, all of shape (n,)."""
 
     x: NDArray[np.float64]
@@ -59,7 +59,7 @@ class Points:
     label: NDArray[np.int64]
 
 
-def accuracy_against_bytes(outcomes: Sequence[Outcome], ends: tuple[float, float] | None = None) -> str:
+def accuracy_against_bytes(outcomes: Sequence[SiteResult], ends: tuple[float, float] | None = None) -> str:
     """Draw accuracy over uplink bytes (log). `ends`, worst and best site, become a line through our own outcome."""
 
     def draw(figure: Any) -> None:
@@ -187,7 +187,7 @@ def class_counts(names: Sequence[str], classes: Sequence[str], counts: NDArray[n
     return render("counts", rows_height(len(names), 0.3 + bottom), draw)
 
 
-def features(real: Points, synthetic: Points, classes: Sequence[str]) -> tuple[str, str]:
+def features(real: PlotPoints, synthetic: PlotPoints, classes: Sequence[str]) -> tuple[str, str]:
     """Draw real and synthetic features as two pictures with the same axes and colours."""
     everything = np.concatenate([real.label, synthetic.label])
     shown = np.argsort(-np.bincount(everything, minlength=1), kind="stable")[: len(CLASS_COLOURS)]
@@ -195,7 +195,7 @@ def features(real: Points, synthetic: Points, classes: Sequence[str]) -> tuple[s
     spread = [np.concatenate([getattr(real, axis), getattr(synthetic, axis)]) for axis in ("x", "y")]
     lows, spans = [float(v.min()) for v in spread], [max(float(np.ptp(v)), 1e-9) for v in spread]
 
-    def picture(name: str, points: Points, marker: str) -> str:
+    def picture(name: str, points: PlotPoints, marker: str) -> str:
         keep = np.sort(np.random.default_rng(0).permutation(len(points.x))[:POINTS])
         x, y, label = points.x[keep], points.y[keep], points.label[keep]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from server_app.report.format import shorten
+from server_app.number_format import shorten
 from server_app.report.plots.progress import COLOURS
 from server_app.report.plots.svg import FAINT, QUIET, accuracy_range, make_axes, render
-from server_app.report.run_view import Run
 from server_app.runs.json_values import as_numbers, as_table, natural_order
+from server_app.runs.run_view import Run
 
 SOURCES = {"local": "own records", "synthetic": "synthetic", "mixed": "both, mixed"}
 MARKS = ("o", "s", "D")

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server_app.report.format import shorten
+from server_app.number_format import shorten
 from server_app.report.plots.svg import FAINT, INK, QUIET, make_axes, render
-from server_app.report.run_view import Run
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table, natural_order
+from server_app.runs.run_view import Run
 
 SHEETS = ("first", "middle", "last")
 # Classes and images of a class on a sheet, and radii drawn one by one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server_app.report.format import shorten
+from server_app.number_format import shorten
 from server_app.report.plots.accuracy import BLUE, GREEN, ORANGE
 from server_app.report.plots.svg import FAINT, INK, LINE, NAMED_SITES, QUIET, make_axes, margin, render
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server_app.report.format import human_bytes, percent, shorten
+from server_app.number_format import human_bytes, percent, shorten
 from server_app.report.plots.svg import FAINT, QUIET, accuracy_range, make_axes, render
-from server_app.report.run_view import Run
 from server_app.runs.json_values import as_list, as_number, as_table
+from server_app.runs.run_view import Run
 
 BLUE = "#0072b2"
 COLOURS = (BLUE, "#c25500", "#00805d", "#aa4c87", "#5d6878")

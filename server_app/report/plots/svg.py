@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server_app.report.format import human_bytes, shorten
+from server_app.number_format import human_bytes, shorten
 
 INK, QUIET, LINE, FAINT = "#1c2430", "#5d6878", "#c9d0d9", "#eef1f5"
 NAMED_SITES, NAMED_CLASSES, NUMBERED_CLASSES, POINTS = 24, 24, 12, 1500

@@ -29,10 +29,10 @@ from common.methods import METHODS as ALL
 from common.models.classifiers import Head
 from common.security.sealing import new_key, open_sealed, public_key, seal
 from common.security.signed_requests import Request
+from common.surrogate_pb2 import Sealed
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_classifier
 from common.wire.records import from_record, to_record
-from common.wire.surrogate_pb2 import Sealed
 from tests.e2e.test_nothing_leaks import all_that_left
 from tests.grid import (
     FAST,

@@ -337,11 +337,11 @@ def test_public_data_have_no_limits_without_a_policy(tmp_path: Path) -> None:
 
 
 def test_a_received_model_may_not_name_more_classes_than_the_policy_allows(tmp_path: Path) -> None:
-    from client_app.methods.task import Limits
+    from client_app.methods.task import SiteLimits
     from tests.client_app.methods.dpcvae.test_training import Site, run
 
     task = Site(tmp_path, run()).task()
     task.received_model()
-    object.__setattr__(task, "limits", Limits(most_classes=2))
+    object.__setattr__(task, "limits", SiteLimits(most_classes=2))
     with pytest.raises(PolicyError, match="most-classes = 2: a model of 3 classes"):
         task.received_model()

@@ -14,7 +14,7 @@ from client_app.governance.gate import Gate
 from client_app.governance.ledger import Ledger
 from client_app.governance.policy import Policy
 from client_app.governance.release import entry
-from client_app.methods.task import Made
+from client_app.methods.task import MethodOutput
 from common.config.run_config import RunConfig, parse_run_config
 from common.errors import BudgetError
 from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
@@ -51,7 +51,8 @@ def gate(folder: Path) -> Gate:
 
 
 def let_out(site: Gate, run: RunConfig, flower_run: str, round: int = 1, event_: GaussianEvent | None = None) -> float:
-    return site.let_out(entry(run, flower_run, Made(b"release", make_claim(run, "record"), (event_ or event(run),)), round))
+    made = MethodOutput(b"release", make_claim(run, "record"), (event_ or event(run),))
+    return site.let_out(entry(run, flower_run, made, round))
 
 
 COUNTEREXAMPLES = {

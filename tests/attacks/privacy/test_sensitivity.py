@@ -29,7 +29,7 @@ from common.config.run_config import parse_run_config
 from common.errors import ConfigError
 from common.models.augmentation import draws
 from common.models.generators import fresh_companion, fresh_generator
-from common.models.loss_landscape import Records
+from common.models.loss_landscape import LandscapeRecords
 from common.models.networks import fresh, split_input
 from common.surrogates.class_sums import statistics
 
@@ -81,7 +81,7 @@ def fedlap_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float)
     body, inner = split_input(module, features) if isinstance(module, nn.Sequential) else (module, features)
     tensors = {name: parameter.detach() for name, parameter in module.named_parameters()}
     change = next(draws((), torch.Generator()))
-    return lambda rows: flat(clipped_sum(body, tensors, Records.evenly(inner[rows], labels[rows]), clip, change)[0])
+    return lambda rows: flat(clipped_sum(body, tensors, LandscapeRecords.evenly(inner[rows], labels[rows]), clip, change)[0])
 
 
 def generator_sum(method: str, power: float, embeddings: Tensor, labels: Tensor, clip: float, hidden: int) -> SumOf:

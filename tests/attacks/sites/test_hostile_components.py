@@ -15,7 +15,7 @@ from common.config.run_config import parse_run_config
 from common.surrogates.covariances import Diagonal
 from common.surrogates.mixtures import Mixtures
 from common.surrogates.surrogates import AnySurrogate, Surrogate
-from strategies.fedpft.learn import Learned, learn
+from strategies.fedpft.learn import LearnedHead, learn
 from strategies.robustness.class_points import class_points
 from strategies.robustness.screening import screen
 from tests.hostile_sites import claiming_each, digits_of, surrogate_of
@@ -32,7 +32,7 @@ def honest(components: int = 1) -> tuple[list[AnySurrogate], tuple[Tensor, Tenso
     return [surrogate_of(part, CLASSES, "f" * 16, str(site), run) for site, part in enumerate(parts)], test
 
 
-def learned(sent: Sequence[AnySurrogate], components: int = 1, **settings: Any) -> tuple[Learned, float]:
+def learned(sent: Sequence[AnySurrogate], components: int = 1, **settings: Any) -> tuple[LearnedHead, float]:
     """What the coordinator learns of these, and how good it is at the ten classes there are."""
     run = parse_run_config(QUICK | {"fedpft.components": components} | settings)
     found = learn(sent, run, "cpu")
@@ -40,7 +40,7 @@ def learned(sent: Sequence[AnySurrogate], components: int = 1, **settings: Any) 
     return found, found.head.accuracy(features, CLASSES, labels)[0] / len(labels)
 
 
-def attacked(lie: Lie, hostile: int = 2, components: int = 1, **settings: Any) -> tuple[Learned, float, float]:
+def attacked(lie: Lie, hostile: int = 2, components: int = 1, **settings: Any) -> tuple[LearnedHead, float, float]:
     good, _ = honest(components)
     bad = [lie(each) for each in good[:hostile] if isinstance(each, Surrogate)]
     found, accuracy = learned([*bad, *good[hostile:]], components, **settings)

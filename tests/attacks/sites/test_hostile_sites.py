@@ -106,7 +106,7 @@ def test_under_privacy_ten_times_the_records_are_capped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "average"])
 def test_updates_and_heads_of_a_site_that_claims_too_much_are_capped(tmp_path: Path, method: str) -> None:
     def lie(payload: bytes) -> bytes:
-        from common.wire import surrogate_pb2 as pb
+        from common import surrogate_pb2 as pb
 
         message = pb.Parameters.FromString(payload)
         message.records = 10**8

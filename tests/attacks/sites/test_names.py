@@ -12,8 +12,8 @@ import pytest
 
 from common.errors import RunError
 from server_app.report.build import write_report
-from server_app.report.run_view import read_run
 from server_app.runs.card import missing_line
+from server_app.runs.run_view import read_run
 from server_app.runs.state import event_line, state_of
 from tests.grid import FAST, FIRST_NODE, Fault, InProcessGrid, NodeConfig, events_of, metrics_of, run_federation, sites
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from client_app.datasets.dataset import Source, class_order, load, load_all, stratified_split
+from client_app.datasets.dataset import DataSource, class_order, load, load_all, stratified_split
 from common.errors import DataError
 
 
@@ -41,7 +41,7 @@ def write_features(path: Path, x: torch.Tensor, y: torch.Tensor, **metadata: str
 
 
 def test_digits_keep_all_17_grey_levels() -> None:
-    digits = load(Source("digits"), seed=0)
+    digits = load(DataSource("digits"), seed=0)
     assert len(digits) == 1797
     assert digits.classes == tuple("0123456789")
     levels = {level for i in range(100) for level in np.asarray(digits.open_image(i)).ravel().tolist()}
@@ -67,7 +67,7 @@ def test_image_folder_has_a_class_per_folder(tmp_path: Path) -> None:
     for name in ("healthy", "ill"):
         for i in range(5):
             picture(tmp_path / name / f"{i}.png", level=i)
-    dataset = load(Source("imagefolder", str(tmp_path)), seed=0)
+    dataset = load(DataSource("imagefolder", str(tmp_path)), seed=0)
     assert dataset.classes == ("healthy", "ill")
     assert dataset.labels.tolist() == [0] * 5 + [1] * 5
     assert dataset.is_train.sum() == 8
@@ -78,7 +78,7 @@ def test_train_and_test_folders_are_kept_as_the_split(tmp_path: Path) -> None:
     for split, count in (("train", 3), ("test", 2)):
         for i in range(count):
             picture(tmp_path / "clinic" / split / "a" / f"{i}.png")
-    dataset = load(Source("imagefolder", str(tmp_path), ("clinic",)), seed=0)
+    dataset = load(DataSource("imagefolder", str(tmp_path), ("clinic",)), seed=0)
     assert dataset.is_train.tolist() == [True] * 3 + [False] * 2
 
 
@@ -97,7 +97,7 @@ def test_table_names_paths_labels_split_and_site(tmp_path: Path, suffix: str) ->
         (tmp_path / "list.csv").write_text("\n".join(lines))
     else:
         pq.write_table(pa.table(columns), tmp_path / "list.parquet")
-    source = Source("imagefolder", str(tmp_path), label_column="finding", site_column="hospital")
+    source = DataSource("imagefolder", str(tmp_path), label_column="finding", site_column="hospital")
     dataset = load(source, seed=0)
     assert dataset.classes == ("9", "10")
     assert dataset.labels.tolist() == [1, 0, 0, 1]
@@ -110,12 +110,12 @@ def test_table_names_paths_labels_split_and_site(tmp_path: Path, suffix: str) ->
 def test_table_paths_cannot_leave_the_folder(tmp_path: Path, path: str) -> None:
     (tmp_path / "list.csv").write_text(f"path,label\n{path},1\n")
     with pytest.raises(DataError, match=r"row 1 .* leaves"):
-        load(Source("imagefolder", str(tmp_path)), seed=0)
+        load(DataSource("imagefolder", str(tmp_path)), seed=0)
 
 
 def test_dataset_names_cannot_leave_the_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="leaves data-dir"):
-        load(Source("imagefolder", str(tmp_path), ("../other",)), seed=0)
+        load(DataSource("imagefolder", str(tmp_path), ("../other",)), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_dataset_names_cannot_leave_the_folder(tmp_path: Path) -> None:
 def test_parquet_files_are_found_by_name(tmp_path: Path, names: tuple[str, ...], files: tuple[str, ...]) -> None:
     for file in files:
         write_parquet(tmp_path / f"{file}.parquet", [0, 1, 0, 1, 0, 1])
-    dataset = load(Source("parquet", str(tmp_path), names, test_fraction=0.3), seed=0)
+    dataset = load(DataSource("parquet", str(tmp_path), names, test_fraction=0.3), seed=0)
     assert len(dataset) == 6 * len(files)
     assert int(dataset.is_train.sum()) == (6 if len(files) == 2 else 4)
     assert [dataset.open_image(i).getpixel((0, 0)) for i in (0, 5)] == [(0, 0, 0), (5, 5, 5)]
@@ -132,14 +132,14 @@ def test_parquet_files_are_found_by_name(tmp_path: Path, names: tuple[str, ...],
 
 def test_parquet_class_names_come_from_its_metadata(tmp_path: Path) -> None:
     write_parquet(tmp_path / "x.parquet", [1, 0, 1], ["zebra", "ape", "unseen"])
-    dataset = load(Source("parquet", str(tmp_path)), seed=0)
+    dataset = load(DataSource("parquet", str(tmp_path)), seed=0)
     assert dataset.classes == ("zebra", "ape", "unseen")
     assert dataset.labels.tolist() == [1, 0, 1]
 
 
 def test_parquet_takes_string_labels_and_raw_bytes(tmp_path: Path) -> None:
     pq.write_table(pa.table({"scan": [png(7), png(8)], "label": ["b", "a"]}), tmp_path / "x.parquet")
-    dataset = load(Source("parquet", str(tmp_path)), seed=0)
+    dataset = load(DataSource("parquet", str(tmp_path)), seed=0)
     assert dataset.labels.tolist() == [1, 0]
     assert dataset.open_image(1).getpixel((0, 0)) == (8, 8, 8)
 
@@ -147,25 +147,25 @@ def test_parquet_takes_string_labels_and_raw_bytes(tmp_path: Path) -> None:
 def test_classes_of_the_run_choose_and_order_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_parquet(tmp_path / "x.parquet", ["a", "b", "c", "b"])
     caplog.set_level(logging.INFO, "fedsurrogate.site")
-    dataset = load(Source("parquet", str(tmp_path), classes=("c", "absent", "b")), seed=0)
+    dataset = load(DataSource("parquet", str(tmp_path), classes=("c", "absent", "b")), seed=0)
     assert dataset.classes == ("c", "absent", "b")
     assert dataset.labels.tolist() == [2, 0, 2]
     assert dataset.open_image(0).getpixel((0, 0)) == (1, 1, 1)
     assert "1 of 4 records left out" in caplog.text
     # Features are computed for the records of all classes, once, and these are some of them.
-    whole = load(Source("parquet", str(tmp_path)), seed=0)
+    whole = load(DataSource("parquet", str(tmp_path)), seed=0)
     assert dataset.whole is not None
     assert dataset.rows is not None
     assert (dataset.whole.key, len(dataset.whole), dataset.rows.tolist()) == (whole.key, len(whole), [1, 2, 3])
     with pytest.raises(DataError, match="no record of the classes absent"):
-        load(Source("parquet", str(tmp_path), classes=("absent",)), seed=0)
+        load(DataSource("parquet", str(tmp_path), classes=("absent",)), seed=0)
 
 
 def test_features_are_taken_as_they_are(tmp_path: Path) -> None:
     x = torch.randn(6, 3).half()
     write_features(tmp_path / "f-train.safetensors", x[:4], torch.tensor([2, 0, 2, 1]), fingerprint="abc", classes="u,v,w")
     write_features(tmp_path / "f-test.safetensors", x[4:], torch.tensor([1, 0]), fingerprint="abc")
-    dataset = load(Source("safetensors", str(tmp_path), ("f",)), seed=0)
+    dataset = load(DataSource("safetensors", str(tmp_path), ("f",)), seed=0)
     assert dataset.features is not None
     assert torch.equal(dataset.features, x)
     assert dataset.classes == ("u", "v", "w")
@@ -178,7 +178,7 @@ def test_features_are_taken_as_they_are(tmp_path: Path) -> None:
 def test_several_names_share_their_classes(tmp_path: Path) -> None:
     write_parquet(tmp_path / "one.parquet", ["a", "b"])
     write_parquet(tmp_path / "two.parquet", ["c", "b"])
-    one, two = load_all(Source("parquet", str(tmp_path), ("one", "two")), seed=0)
+    one, two = load_all(DataSource("parquet", str(tmp_path), ("one", "two")), seed=0)
     assert one.classes == two.classes == ("a", "b", "c")
     assert two.labels.tolist() == [2, 1]
     assert one.key != two.key
@@ -187,24 +187,24 @@ def test_several_names_share_their_classes(tmp_path: Path) -> None:
 def test_key_changes_with_content_and_place(tmp_path: Path) -> None:
     for folder in ("here", "there"):
         picture(tmp_path / folder / "a" / "1.png")
-    key = load(Source("imagefolder", str(tmp_path / "here")), seed=0).key
-    assert key == load(Source("imagefolder", str(tmp_path / "here")), seed=5).key
-    assert key != load(Source("imagefolder", str(tmp_path / "there")), seed=0).key
+    key = load(DataSource("imagefolder", str(tmp_path / "here")), seed=0).key
+    assert key == load(DataSource("imagefolder", str(tmp_path / "here")), seed=5).key
+    assert key != load(DataSource("imagefolder", str(tmp_path / "there")), seed=0).key
     picture(tmp_path / "here" / "a" / "1.png", size=30)
-    assert key != load(Source("imagefolder", str(tmp_path / "here")), seed=0).key
+    assert key != load(DataSource("imagefolder", str(tmp_path / "here")), seed=0).key
 
 
 def test_sixteen_bit_radiographs_keep_their_contrast(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     values = np.linspace(0, 65535, 256, dtype=np.uint16).reshape(16, 16)
     Image.fromarray(values).save(tmp_path / "a" / "x.png")
-    image = load(Source("imagefolder", str(tmp_path)), seed=0).open_image(0)
+    image = load(DataSource("imagefolder", str(tmp_path)), seed=0).open_image(0)
     assert np.asarray(image)[..., 0].ravel().tolist() == list(range(256))
 
 
 def test_large_jpegs_are_decoded_smaller_but_never_below_twice_the_need(tmp_path: Path) -> None:
     picture(tmp_path / "a" / "x.jpg", size=1000)
-    dataset = load(Source("imagefolder", str(tmp_path)), seed=0)
+    dataset = load(DataSource("imagefolder", str(tmp_path)), seed=0)
     assert dataset.open_image(0).size == (1000, 1000)
     assert dataset.open_image(0, shortest=200).size == (500, 500)
 
@@ -212,20 +212,20 @@ def test_large_jpegs_are_decoded_smaller_but_never_below_twice_the_need(tmp_path
 @pytest.mark.parametrize("folder", ["", "missing"])
 def test_missing_folder_is_named(tmp_path: Path, folder: str) -> None:
     with pytest.raises(DataError, match=r"data-dir = .*no such folder"):
-        load(Source("parquet", str(tmp_path / folder) if folder else ""), seed=0)
+        load(DataSource("parquet", str(tmp_path / folder) if folder else ""), seed=0)
 
 
 def test_what_is_there_instead_is_listed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no images in class folders; it has nothing"):
-        load(Source("imagefolder", str(tmp_path)), seed=0)
+        load(DataSource("imagefolder", str(tmp_path)), seed=0)
     for i in range(7):
         write_parquet(tmp_path / f"s{i}.parquet", [0])
     with pytest.raises(DataError, match=r"lacks 'q-train.parquet' and 'q-test.parquet'.*'s0.parquet'.*'s4.parquet', \.\.\."):
-        load(Source("parquet", str(tmp_path), ("q",)), seed=0)
+        load(DataSource("parquet", str(tmp_path), ("q",)), seed=0)
     with pytest.raises(DataError, match=r"lacks the columns 'finding'; it has 'image', 'label'"):
-        load(Source("parquet", str(tmp_path), ("s1",), label_column="finding"), seed=0)
+        load(DataSource("parquet", str(tmp_path), ("s1",), label_column="finding"), seed=0)
     with pytest.raises(DataError, match=r"no such sub-folder or table"):
-        load(Source("imagefolder", str(tmp_path), ("q",)), seed=0)
+        load(DataSource("imagefolder", str(tmp_path), ("q",)), seed=0)
 
 
 def test_labels_must_be_names_or_numbers(tmp_path: Path) -> None:
@@ -234,9 +234,9 @@ def test_labels_must_be_names_or_numbers(tmp_path: Path) -> None:
     write_parquet(tmp_path / "beyond.parquet", [0, 2], ["a", "b"])
     for name in ("real", "gap"):
         with pytest.raises(DataError, match="labels must be integers or strings"):
-            load(Source("parquet", str(tmp_path), (name,)), seed=0)
+            load(DataSource("parquet", str(tmp_path), (name,)), seed=0)
     with pytest.raises(DataError, match="names 2 classes but has the label 2"):
-        load(Source("parquet", str(tmp_path), ("beyond",)), seed=0)
+        load(DataSource("parquet", str(tmp_path), ("beyond",)), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -251,11 +251,11 @@ def test_labels_must_be_names_or_numbers(tmp_path: Path) -> None:
 def test_unusable_features_are_refused(tmp_path: Path, x: torch.Tensor, y: torch.Tensor, said: str) -> None:
     write_features(tmp_path / "f.safetensors", x, y)
     with pytest.raises(DataError, match=said):
-        load(Source("safetensors", str(tmp_path)), seed=0)
+        load(DataSource("safetensors", str(tmp_path)), seed=0)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "safetensors"])
 def test_files_of_another_format_are_refused(tmp_path: Path, kind: str) -> None:
     (tmp_path / f"x.{kind}").write_bytes(b"nonsense" * 10)
     with pytest.raises(DataError, match="write"):
-        load(Source(kind, str(tmp_path)), seed=0)  # type: ignore[arg-type]
+        load(DataSource(kind, str(tmp_path)), seed=0)  # type: ignore[arg-type]

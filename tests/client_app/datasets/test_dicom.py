@@ -13,7 +13,7 @@ from pydicom.data import get_testdata_file
 from pydicom.pixels import get_decoder
 from pydicom.uid import HTJ2K, MPEG2MPML, HTJ2KLossless, SecondaryCaptureImageStorage
 
-from client_app.datasets.dataset import Source, load
+from client_app.datasets.dataset import DataSource, load
 from client_app.diagnostics.site_checks import check_site
 from client_app.features.extraction import extract
 from client_app.features.site_features import load_site
@@ -40,8 +40,8 @@ def study(folder: Path, patients: list[str], **tags: Any) -> list[Path]:
     return files
 
 
-def source(folder: Path, **settings: Any) -> Source:
-    return Source("dicom", str(folder), **settings)
+def source(folder: Path, **settings: Any) -> DataSource:
+    return DataSource("dicom", str(folder), **settings)
 
 
 def test_images_are_found_at_any_depth_by_content_and_the_rest_is_counted_once(
@@ -199,7 +199,7 @@ def test_several_images_in_a_file_are_refused_unless_the_site_says_which(tmp_pat
         assert (np.asarray(dataset.open_image(0))[..., 0] == LEVELS[0]).all()
     assert first.key != middle.key
     node = parse_node_config({"data": "dicom", "data-dir": str(tmp_path), "dicom-frames": "middle"})
-    assert Source.of_node(node, parse_run_config({})).frames == "middle"
+    assert DataSource.of_node(node, parse_run_config({})).frames == "middle"
 
 
 @pytest.mark.parametrize("syntax", [HTJ2KLossless, MPEG2MPML])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from client_app.cli import main as cli
-from client_app.datasets.dataset import Source, load
+from client_app.datasets.dataset import DataSource, load
 from client_app.diagnostics.site_checks import check_site
 from client_app.features.site_features import LabelledFeatures, SiteFeatures, load_site
 from client_app.governance import uncharged
@@ -57,7 +57,7 @@ def test_without_privacy_the_same_record_is_an_error_that_a_person_sees(tmp_path
 def test_what_is_left_out_changes_the_key_of_cached_features(tmp_path: Path) -> None:
     node = hospital(tmp_path / "h", "table", (Record(), Record("b", "2"), Record(fault="no patient")))
     named, unnamed = (
-        load(Source.of_node(node.model_copy(update={"patient_column": column}), RUN), 0) for column in ("who", "")
+        load(DataSource.of_node(node.model_copy(update={"patient_column": column}), RUN), 0) for column in ("who", "")
     )
     assert (len(named), len(unnamed)) == (2, 3)
     assert named.key != unnamed.key
@@ -73,7 +73,7 @@ def test_in_a_private_run_an_id_is_one_patient_whoever_issued_it(tmp_path: Path)
         dataset = dcmread(file)
         dataset.IssuerOfPatientID = issuer
         dataset.save_as(file)
-    assert load(Source.of_node(node, RUN), 0).patients == ("0", "0", "0")
+    assert load(DataSource.of_node(node, RUN), 0).patients == ("0", "0", "0")
 
 
 @pytest.mark.parametrize("kind", ["folder", "table", "features", "dicom"])

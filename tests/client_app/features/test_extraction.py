@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from client_app.datasets.dataset import Dataset, Source, load
+from client_app.datasets.dataset import Dataset, DataSource, load
 from client_app.features.extraction import extract
 from common.errors import BackboneError, DataError
 from common.models.backbones import Backbone, load_backbone
@@ -29,7 +29,7 @@ def png(level: int, size: int = 4) -> bytes:
 def dataset_of(folder: Path, images: list[bytes]) -> Dataset:
     folder.mkdir(exist_ok=True)
     pq.write_table(pa.table({"image": images, "label": [0] * len(images)}), folder / "x.parquet")
-    return load(Source("parquet", str(folder)), seed=0)
+    return load(DataSource("parquet", str(folder)), seed=0)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_precomputed_features_need_no_backbone_and_no_cache(tmp_path: Path) -> N
 
 
 def _extract_in_process(folder: Path, queue: "multiprocessing.Queue[bool]") -> None:
-    dataset = load(Source("parquet", str(folder / "d")), seed=0)
+    dataset = load(DataSource("parquet", str(folder / "d")), seed=0)
     queue.put(extract(dataset, load_backbone("pixels", device="cpu"), folder).cached)
 
 
@@ -202,7 +202,7 @@ def test_real_images_give_the_published_features(tmp_path: Path) -> None:
     weights = shared("weights/mobilenet_v2-imagenet.safetensors")
     table = pq.read_table(shared("data/pacs/photo-test.parquet")).slice(0, 32)
     pq.write_table(table, tmp_path / "photo.parquet")
-    dataset = load(Source("parquet", str(tmp_path)), seed=0)
+    dataset = load(DataSource("parquet", str(tmp_path)), seed=0)
     found = extract(dataset, load_backbone("torchvision:mobilenet_v2", str(weights), 224, "cpu"), tmp_path)
     published = load_file(shared("features/pacs-photo-test.safetensors"))
     assert torch.equal(dataset.labels, published["y"][:32])

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from common.config.sections import AUGMENTATIONS
 from common.models.augmentation import draw, draws
-from common.models.loss_landscape import Records, distance, gradient, loss, mismatch, total_loss, walk
+from common.models.loss_landscape import LandscapeRecords, distance, gradient, loss, mismatch, total_loss, walk
 from common.models.networks import convnet, linear, mlp, parameters_of, split_input
 
 
-def records(count: int = 12, seed: int = 0, weights: Tensor | None = None) -> Records:
+def records(count: int = 12, seed: int = 0, weights: Tensor | None = None) -> LandscapeRecords:
     generator = torch.Generator().manual_seed(seed)
     values, labels = torch.randn(count, 1, 8, 8, generator=generator), torch.arange(count) % 3
-    return Records.evenly(values, labels) if weights is None else Records(values, labels, weights)
+    return LandscapeRecords.evenly(values, labels) if weights is None else LandscapeRecords(values, labels, weights)
 
 
 def body_and_model(seed: int = 0) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -55,10 +55,10 @@ def test_the_derivative_through_the_network_is_right() -> None:
     body, model = body_and_model()
     body, at = body.double(), {name: tensor.double().requires_grad_() for name, tensor in model.items()}
     mine, real = records(4, 1), records(6, 2)
-    target = list(gradient(body, at, Records.evenly(real.values.double(), real.labels)).values())
+    target = list(gradient(body, at, LandscapeRecords.evenly(real.values.double(), real.labels)).values())
 
     def wrong(values: Tensor) -> Tensor:
-        found = loss(body, at, Records.evenly(values, mine.labels))
+        found = loss(body, at, LandscapeRecords.evenly(values, mine.labels))
         return mismatch(torch.autograd.grad(found, list(at.values()), create_graph=True), target, 0.1)
 
     values = mine.values.double().requires_grad_()
@@ -104,7 +104,7 @@ def test_gradients_in_parts_equal_those_of_all_at_once(monkeypatch: pytest.Monke
 def test_pooled_sets_weigh_by_their_shares() -> None:
     body, model = body_and_model()
     one, other = records(6, 1), records(9, 2)
-    pooled = Records.pool([one, other], [30, 10])
+    pooled = LandscapeRecords.pool([one, other], [30, 10])
     assert float(pooled.weights.sum()) == pytest.approx(1)
     wanted = 0.75 * loss(body, model, one) + 0.25 * loss(body, model, other)
     assert float(loss(body, model, pooled).detach()) == pytest.approx(float(wanted.detach()), rel=1e-5)
@@ -139,7 +139,7 @@ def test_a_walk_never_leaves_its_ball_and_ends_on_the_surface_that_holds_it_back
 
 def test_a_walk_ends_before_a_step_that_is_no_number() -> None:
     body, model = body_and_model()
-    broken = Records.evenly(torch.full((3, 1, 8, 8), torch.nan), torch.arange(3))
+    broken = LandscapeRecords.evenly(torch.full((3, 1, 8, 8), torch.nan), torch.arange(3))
     assert list(walk(body, model, broken, 0.1, 5, 1.0, unchanged())) == []
 
 

@@ -13,8 +13,17 @@ from torch import Tensor
 from client_app.methods.fedpft.private_surrogate import Clipped
 from common.errors import ConfigError
 from common.privacy.accounting import gaussian_noise_multiplier
-from common.privacy.gaussian_mechanism import GRID, Noisy, Statistic, clip, release, system_normals, unit_weights
-from common.surrogates.class_sums import budget_shares, fold, statistics, unfold
+from common.privacy.gaussian_mechanism import (
+    GRID,
+    Noisy,
+    Statistic,
+    budget_shares,
+    clip,
+    release,
+    system_normals,
+    unit_weights,
+)
+from common.surrogates.class_sums import fold, statistics, unfold
 
 FAMILIES = ("spherical", "diag", "full", "lowrank")
 

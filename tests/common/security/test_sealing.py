@@ -5,7 +5,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from common.errors import SealError
 from common.security.sealing import _halves, _shared, _signed, new_key, open_sealed, public_key, seal
-from common.wire.surrogate_pb2 import Sealed
+from common.surrogate_pb2 import Sealed
 
 CONTENT = b"means and covariances" * 20
 CONTEXT = b"run\0lineage\0north\x001"

@@ -10,8 +10,8 @@ from common.config.run_config import run_digest
 from common.errors import SurrogateError
 from common.security.sealing import new_key, public_key, sign
 from common.security.signed_requests import Request
+from common.surrogate_pb2 import Bundle
 from common.wire.bundles import LARGEST_MANIFEST, PURPOSE, VERSION, pack_bundle, unpack_bundle
-from common.wire.surrogate_pb2 import Bundle
 
 SITE, PAYLOAD = new_key(), b"a surrogate"
 KEYS = {"north": public_key(SITE)}

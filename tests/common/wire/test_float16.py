@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import SurrogateError
+from common.surrogate_pb2 import Halves
 from common.wire.float16 import pack, unpack
-from common.wire.surrogate_pb2 import Halves
 
 
 @pytest.mark.parametrize("logarithm", [False, True])

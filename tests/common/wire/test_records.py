@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from common import surrogate_pb2 as pb
 from common.errors import SurrogateError
 from common.models.classifiers import Head
 from common.surrogates.covariances import Diagonal, Full, LowRank, Spherical
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates.surrogates import Header, Surrogate, without_classes
-from common.wire import surrogate_pb2 as pb
 from common.wire.model_proto import pack_head, unpack_head
 from common.wire.records import (
     from_record,

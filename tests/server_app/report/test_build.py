@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from common.errors import RunError
-from server_app.report import format as units
+from server_app import number_format as units
 from server_app.report.build import write_report
 from server_app.report.plots import accuracy as plots
 from server_app.report.plots import svg

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from common.wire import surrogate_pb2 as pb
+from common import surrogate_pb2 as pb
 from tests.grid import FAST, InProcessGrid, events_of, metrics_of, run_federation, sites, surrogates_of
 from tests.hostile import MARK, NAMES, HostileGrid, Recipe, drawn, forged, mutated, payload_of, replay
 

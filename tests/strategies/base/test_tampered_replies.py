@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
+from common import surrogate_pb2 as pb
 from common.errors import RunError
-from common.wire import surrogate_pb2 as pb
 from common.wire.float16 import pack, unpack
 from common.wire.records import INFO, PAYLOAD
 from tests.grid import (

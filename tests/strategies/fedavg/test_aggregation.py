@@ -11,6 +11,7 @@ from common.models.parameters import CONTROL, Parameters
 from common.surrogates.surrogates import Header
 from strategies.base.training import Training
 from strategies.fedavg.aggregation import aggregate, fresh_memory
+from strategies.fedavg.strategy import absorb, with_memory
 
 HEADER = Header("fedavg", "r", "s", "f", ("a", "b"))
 
@@ -76,11 +77,11 @@ def test_scaffolds_control_moves_by_the_sum_over_all_sites() -> None:
 def test_a_checkpoint_goes_on_as_if_nothing_had_been(method: str) -> None:
     config = run(method, **{"fedavg.rounds": 4})
     generator = torch.Generator().manual_seed(0)
-    training = Training.begin(config, ("a", "b"), "f", 3)
+    training = with_memory(Training.begin(config, ("a", "b"), "f", 3))
 
     def more(each: Training) -> None:
         tensors = {name: torch.randn(shape, generator=generator) for name, shape in sorted(each.shapes().items())}
-        each.absorb([Parameters(HEADER, each.round + 1, tensors, 2)], 1)
+        absorb(each, [Parameters(HEADER, each.round + 1, tensors, 2)], 1)
 
     more(training)
     training.history.append({"round": 1, "accuracy": None})

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from common import surrogate_pb2 as pb
 from common.config.run_config import parse_run_config
 from common.config.sections import FedLAPConfig
 from common.errors import SurrogateError
-from common.models.loss_landscape import Records, distance
+from common.models.loss_landscape import LandscapeRecords, distance
 from common.models.networks import convnet, parameters_of, split_input
 from common.surrogates.surrogates import Header
 from common.surrogates.synthetic import Synthetic, check_synthetic
-from common.wire import surrogate_pb2 as pb
 from common.wire.model_proto import pack_synthetic, unpack_synthetic
 from strategies.base.training import Training
 from strategies.fedlap.landscapes import common_radius, has_finite_gradient, heeded, optimise
@@ -172,4 +172,4 @@ def test_what_is_learned_is_what_the_sites_get(kind: str) -> None:
     body, values = split_input(build(kind, 64, 3, training.model), module_input)  # type: ignore[arg-type]
     wanted = torch.func.functional_call(body, dict(training.model), (values,))
     assert torch.allclose(training.classifier().scores(module_input), wanted, atol=1e-5)
-    assert Records.evenly(values, torch.zeros(7)).weights.sum() == pytest.approx(1)
+    assert LandscapeRecords.evenly(values, torch.zeros(7)).weights.sum() == pytest.approx(1)

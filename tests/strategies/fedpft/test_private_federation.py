@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from client_app.methods.fedpft.surrogate import make_surrogate
+from common import surrogate_pb2 as pb
 from common.config.run_config import parse_run_config
 from common.surrogates.surrogates import SumsSurrogate
-from common.wire import surrogate_pb2 as pb
 from common.wire.records import unpack_surrogate
 from server_app.relearn import relearn
 from tests.grid import FAST, Fault, InProcessGrid, metrics_of, outcome, run_federation, sites, surrogates_of

@@ -17,9 +17,9 @@ from common.surrogates.covariances import LowRank
 from common.surrogates.surrogates import SumsSurrogate, without_classes
 from common.wire.model_proto import pack_head, unpack_head
 from common.wire.records import pack_surrogate, unpack_surrogate
-from strategies.fedpft.class_means import Components, by_site, pool, shrink
 from strategies.fedpft.learn import learn
 from strategies.fedpft.private_head import SITES_DIFFER, _diagonal, _solve, _spiked, learn_from_sums, least_squares, within
+from strategies.pooling.class_means import Components, by_site, pool, shrink
 
 CLASSES = ("a", "b", "c")
 DIMENSION = 6

@@ -13,11 +13,11 @@ from common.errors import RunError
 from common.models.classifiers import Head
 from common.surrogates.covariances import Diagonal
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
-from common.surrogates.surrogates import Header, Surrogate
+from common.surrogates.surrogates import Header, Surrogate, class_order
 from common.wire.model_proto import pack_head, unpack_head
 from common.wire.records import pack_surrogate, unpack_surrogate
 from strategies.fedpft import sampling
-from strategies.fedpft.sampling import Share, class_order, learn, sample, stream
+from strategies.fedpft.sampling import Share, learn, sample, stream
 
 FAMILIES = ("full", "diag", "spherical", "lowrank")
 NAMES = ("cat", "dog", "eel", "fox")

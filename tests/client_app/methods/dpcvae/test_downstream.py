@@ -13,7 +13,16 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from client_app.cli.main import app
-from client_app.methods.dpcvae.downstream import Records, fidelity, grouped, head_on, mix, ranks_above, score, strangeness
+from client_app.methods.dpcvae.downstream import (
+    LabelledEmbeddings,
+    fidelity,
+    grouped,
+    head_on,
+    mix,
+    ranks_above,
+    score,
+    strangeness,
+)
 from client_app.node_config import NodeConfig
 from common.config.run_config import parse_run_config
 from common.config.sections import HeadConfig
@@ -27,11 +36,11 @@ HEADER = Header("dpcvae", "run", "s", "f", ("a", "b", "c"))
 QUICK = HeadConfig(min_steps=200, epochs=1, learning_rate=0.05)
 
 
-def clouds(count: int, seed: int = 0, spread: float = 0.3, dimension: int = 6) -> Records:
+def clouds(count: int, seed: int = 0, spread: float = 0.3, dimension: int = 6) -> LabelledEmbeddings:
     random = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 3
     x = torch.eye(3, dimension)[labels] + spread * torch.randn(count, dimension, generator=random)
-    return Records(torch.nn.functional.normalize(x, dim=1), labels)
+    return LabelledEmbeddings(torch.nn.functional.normalize(x, dim=1), labels)
 
 
 def fixed(scores: torch.Tensor) -> Head:
@@ -70,7 +79,7 @@ def test_the_own_head_never_sees_the_validation_records() -> None:
     flipped = own.labels.clone()
     flipped[order[:12]] = (flipped[order[:12]] + 1) % 3
     shared = fixed(torch.tensor([1.0, 0.0, 0.0]))
-    one, other = (mix(Records(own.features, labels), shared, QUICK, 7, 0.2) for labels in (own.labels, flipped))
+    one, other = (mix(LabelledEmbeddings(own.features, labels), shared, QUICK, 7, 0.2) for labels in (own.labels, flipped))
     assert torch.equal(one.local.weight, other.local.weight)
 
 

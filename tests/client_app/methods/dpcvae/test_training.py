@@ -16,7 +16,7 @@ from client_app.methods.dp.linear_clipping import clipped_sums
 from client_app.methods.dpcvae import training as dpcvae
 from client_app.methods.dpcvae.training import train_generator
 from client_app.methods.dpcvae.training_steps import CVAETrainer, private_gradient, trainer_of
-from client_app.methods.task import Made, Task
+from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, StateError, SurrogateError
@@ -56,7 +56,7 @@ class Site:
         told = {"round": self.training.round + 1, "lineage": "abc", "confirmed": self.confirmed}
         return Task(self.config, self.node, "s", self.found, question=self.training.question(), told=told)
 
-    def round(self) -> Made:
+    def round(self) -> MethodOutput:
         """One round, after which what is to be kept is kept and the coordinator has taken the reply in."""
         made = train_generator(self.task())
         assert made.keep is not None

@@ -14,7 +14,7 @@ from client_app.governance.release import method_of
 from client_app.methods.dp import dp_sgd as private_training
 from client_app.methods.dp.dp_sgd import train_privately
 from client_app.methods.fedavg import scaffold
-from client_app.methods.fedavg.local_training import network, step_length, train
+from client_app.methods.local_training import network, step_length, train
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig, parse_run_config
@@ -27,6 +27,7 @@ from common.randomness import stream
 from common.wire.model_proto import pack_parameters, unpack_parameters
 from strategies.base.training import Training
 from strategies.fedavg.aggregation import aggregate
+from strategies.fedavg.strategy import absorb, with_memory
 
 CLASSES = ("a", "b", "c")
 
@@ -51,7 +52,7 @@ def run(method: str, **settings: Any) -> RunConfig:
 
 
 def moved(folder: Path, config: RunConfig) -> dict[str, Tensor]:
-    training = Training.begin(config, CLASSES, "f", 16)
+    training = with_memory(Training.begin(config, CLASSES, "f", 16))
     asked = task(folder, config, training)
     return dict(unpack_parameters(method_of(config)(asked).payload).tensors)
 
@@ -60,7 +61,7 @@ def moved(folder: Path, config: RunConfig) -> dict[str, Tensor]:
 def test_fedavg_with_one_site_is_plain_training(kind: Any) -> None:
     config = run("fedavg", **{"fedavg.model": kind, "fedavg.width": 4})
     features, labels = data()
-    training = Training.begin(config, CLASSES, "f", 16)
+    training = with_memory(Training.begin(config, CLASSES, "f", 16))
     plain = network(kind, 16, 3, training.model)
     rate = step_length(kind, config.fedavg, features)
     for number in range(3):
@@ -75,13 +76,13 @@ def test_fedavg_with_one_site_is_plain_training(kind: Any) -> None:
 
 def test_over_the_wire_one_site_stays_within_half_precision_of_plain_training(tmp_path: Path) -> None:
     config = run("fedavg")
-    training = Training.begin(config, CLASSES, "f", 16)
+    training = with_memory(Training.begin(config, CLASSES, "f", 16))
     plain = network("linear", 16, 3, training.model)
     rate = step_length("linear", config.fedavg, data()[0])
     for _ in range(3):
         asked = task(tmp_path, config, training)
         train(plain, *data(), config.fedavg, rate, stream(config.seed, asked.site, asked.round))
-        training.absorb([unpack_parameters(method_of(config)(asked).payload)], 1)
+        absorb(training, [unpack_parameters(method_of(config)(asked).payload)], 1)
     for name, parameter in plain.named_parameters():
         assert torch.allclose(training.model[name], parameter, atol=5e-3 * float(parameter.abs().max()))
 
@@ -122,7 +123,7 @@ def test_scaffold_with_zero_control_variates_is_fedavg(tmp_path: Path) -> None:
 
 def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_disk(tmp_path: Path) -> None:
     config = run("scaffold", **{"fedavg.local-epochs": 1, "fedavg.batch-size": 200})
-    training = Training.begin(config, CLASSES, "f", 16)
+    training = with_memory(Training.begin(config, CLASSES, "f", 16))
     first = task(tmp_path, config, training)
     answer = unpack_parameters(method_of(config)(first).payload)
     module = linear(16, 3)
@@ -132,7 +133,7 @@ def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_d
     assert torch.allclose(control["weight"], module.weight.grad, atol=1e-3)
     kept = scaffold.read_control(first.state, 1, training.model)
     assert torch.allclose(kept["weight"], module.weight.grad, atol=1e-5)
-    training.absorb([answer], 1)
+    absorb(training, [answer], 1)
     # With one site c equals c_i: the correction vanishes, and the second round is FedAvg's again.
     second = unpack_parameters(method_of(config)(task(tmp_path, config, training)).payload)
     own, _ = split_control(second.tensors)
@@ -144,8 +145,8 @@ def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_d
 def test_scaffold_steps_along_the_gradient_plus_the_common_variate_less_its_own(tmp_path: Path) -> None:
     """Karimireddy et al. 2020, algorithm 1: y - x = -rate (g + c - c_i), and c_i+ = c_i - c + (x - y) / rate = g."""
     config = run("scaffold", **{"fedavg.local-epochs": 1, "fedavg.batch-size": 200})
-    training = Training.begin(config, CLASSES, "f", 16)
-    training.absorb([unpack_parameters(method_of(config)(task(tmp_path, config, training)).payload)], 1)
+    training = with_memory(Training.begin(config, CLASSES, "f", 16))
+    absorb(training, [unpack_parameters(method_of(config)(task(tmp_path, config, training)).payload)], 1)
     generator, shape = torch.Generator().manual_seed(7), training.model["weight"].shape
     own, common = (
         {"weight": torch.randn(shape, generator=generator), "bias": torch.randn(3, generator=generator)} for _ in range(2)
@@ -173,7 +174,7 @@ def test_fedsgd_takes_one_step_and_dsfl_sends_the_largest_half(tmp_path: Path) -
 
 def test_a_model_of_another_run_or_backbone_is_refused(tmp_path: Path) -> None:
     config = run("fedavg")
-    training = Training.begin(config, CLASSES, "f", 16)
+    training = with_memory(Training.begin(config, CLASSES, "f", 16))
     asked = task(tmp_path, config, training)
     other = unpack_parameters(training.question())
     for changed in (replace(other.header, run="x"), replace(other.header, fingerprint="g")):
@@ -237,7 +238,7 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
 
 def test_the_budget_is_that_of_all_rounds_together(tmp_path: Path) -> None:
     config, claim = private()
-    training = Training.begin(config, CLASSES, "f", 16)
+    training = with_memory(Training.begin(config, CLASSES, "f", 16))
     made = method_of(config)(task(tmp_path, config, training))
     assert made.claim == claim
     everything = [event for _ in range(config.fedavg.rounds) for event in made.events]
@@ -253,7 +254,7 @@ def test_two_private_rounds_from_one_seed_differ(tmp_path: Path) -> None:
 
 def test_patients_are_not_promised_what_protects_records(tmp_path: Path) -> None:
     config, _ = private()
-    asked = task(tmp_path, config, Training.begin(config, CLASSES, "f", 16))
+    asked = task(tmp_path, config, with_memory(Training.begin(config, CLASSES, "f", 16)))
     records = replace(asked.found.train, units=tuple(map(str, range(120))))
     with pytest.raises(ConfigError, match="protects single records"):
         method_of(config)(replace(asked, found=replace(asked.found, train=records)))

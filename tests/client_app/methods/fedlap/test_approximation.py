@@ -26,13 +26,13 @@ from client_app.methods.fedlap import approximation as fedlap
 from client_app.methods.fedlap.approximation import approximate
 from client_app.methods.fedlap.image_synthesis import synthesise
 from client_app.methods.fedlap.trust_region import SHARE, Search, effective_radius
-from client_app.methods.task import Made, Task
+from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig, parse_run_config
 from common.config.sections import FedLAPConfig
 from common.errors import ConfigError, SurrogateError
 from common.models.augmentation import draws
-from common.models.loss_landscape import Records, distance, gradient, total_loss, walk
+from common.models.loss_landscape import LandscapeRecords, distance, gradient, total_loss, walk
 from common.models.networks import convnet, parameters_of, split_input
 from common.privacy.accounting import GaussianEvent
 from common.privacy.claims import make_claim, private_rounds, spent_after
@@ -53,12 +53,12 @@ def body_and_model() -> tuple[nn.Module, dict[str, Tensor]]:
     return split_input(module, torch.zeros(1, 64))[0], parameters_of(module)
 
 
-def real(count: int = 90) -> Records:
+def real(count: int = 90) -> LandscapeRecords:
     """Two of four classes, of which one has a bright upper half."""
     labels = torch.arange(count) % 2
     values = torch.randn(count, 1, 8, 8, generator=torch.Generator().manual_seed(5))
     values[labels == 1, :, :4] += 2
-    return Records.evenly(values, labels)
+    return LandscapeRecords.evenly(values, labels)
 
 
 def run(**settings: Any) -> RunConfig:
@@ -76,7 +76,7 @@ def task(folder: Path, config: RunConfig, *, round: int = 1, confirmed: int = 0,
     return Task(config, NodeConfig(state_dir=str(folder)), "s", found, question=training.question(), told=told)
 
 
-def sent(made: Made) -> Synthetic:
+def sent(made: MethodOutput) -> Synthetic:
     return unpack_synthetic(made.payload)
 
 
@@ -94,12 +94,12 @@ class Looks:
 
 def test_synthesis_brings_the_synthetic_gradient_to_the_real_one() -> None:
     body, model = body_and_model()
-    begin = Records.evenly(torch.randn(20, 1, 8, 8), torch.arange(20) % 2)
+    begin = LandscapeRecords.evenly(torch.randn(20, 1, 8, 8), torch.arange(20) % 2)
     target = gradient(body, model, real())
     settings = FedLAPConfig(image_steps=300, image_learning_rate=5.0)
     made, story = synthesise(body, model, begin, Looks(lambda here: target), settings, 0.1, 0.1, unchanged())
 
-    def cosine(records: Records) -> float:
+    def cosine(records: LandscapeRecords) -> float:
         mine = torch.cat([part.flatten() for part in gradient(body, model, records).values()])
         return float(torch.cosine_similarity(mine, torch.cat([part.flatten() for part in target.values()]), dim=0))
 
@@ -110,7 +110,7 @@ def test_synthesis_brings_the_synthetic_gradient_to_the_real_one() -> None:
 
 def test_a_synthesis_looks_as_often_as_it_says_and_walks_only_between_loops() -> None:
     body, model = body_and_model()
-    begin = Records.evenly(torch.randn(4, 1, 8, 8), torch.arange(4) % 2)
+    begin = LandscapeRecords.evenly(torch.randn(4, 1, 8, 8), torch.arange(4) % 2)
     looked: list[float] = []
 
     def look(here: Any) -> dict[str, Tensor]:
@@ -127,11 +127,11 @@ def test_a_synthesis_looks_as_often_as_it_says_and_walks_only_between_loops() ->
     assert len(looked) == 4, "a trajectory that has left the trust region is over"
 
 
-def turning_point(seed: int) -> tuple[nn.Module, dict[str, Tensor], Records, Records]:
+def turning_point(seed: int) -> tuple[nn.Module, dict[str, Tensor], LandscapeRecords, LandscapeRecords]:
     """Noise, nearly all of it called the first class: first a model learns which classes there are at all, then it errs."""
     body, model = body_and_model()
     synthetic = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
-    return body, model, Records.evenly(synthetic, torch.tensor([0, 0, 0, 0, 0, 1])), real()
+    return body, model, LandscapeRecords.evenly(synthetic, torch.tensor([0, 0, 0, 0, 0, 1])), real()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -157,7 +157,7 @@ def test_the_radius_equals_a_brute_force_search(seed: int) -> None:
 
 def test_a_sites_radius_is_that_of_its_real_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which records the walk follows, and whose loss it is stopped by, through a whole round."""
-    seen: list[tuple[Records, Records]] = []
+    seen: list[tuple[LandscapeRecords, LandscapeRecords]] = []
     whole = effective_radius
 
     def spy(*arguments: Any) -> float:
@@ -215,7 +215,7 @@ def test_no_record_moves_a_clipped_sum_by_more_than_the_clip() -> None:
         [torch.full((1, 8, 8), 1e6), torch.full((1, 8, 8), torch.nan), torch.zeros(1, 8, 8), real().values[0]]
     )
     for index in range(4):
-        one = Records.evenly(values[index : index + 1], torch.tensor([1]))
+        one = LandscapeRecords.evenly(values[index : index + 1], torch.tensor([1]))
         total, _ = clipped_sum(body, model, one, 0.5, change)
         assert math.sqrt(sum(float(part.double().square().sum()) for part in total)) <= 0.5
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from client_app.datasets.dataset import Source, load, stratified_split
+from client_app.datasets.dataset import DataSource, load, stratified_split
 from client_app.datasets.partition import share
 from client_app.features.extraction import Features
 from client_app.features.site_features import load_site, usable
@@ -60,12 +60,12 @@ def sites_of_patients(run: RunConfig, num_sites: int) -> dict[str, set[int]]:
 
 
 def test_patients_are_read_as_they_are_written(tmp_path: Path) -> None:
-    source = Source("imagefolder", str(images(tmp_path, ["007", "7", "007", "8"])), patient_column="who")
+    source = DataSource("imagefolder", str(images(tmp_path, ["007", "7", "007", "8"])), patient_column="who")
     assert load(source, 0).patients == ("007", "7", "007", "8")
 
 
 def test_a_record_of_nobody_is_refused(tmp_path: Path) -> None:
-    source = Source("imagefolder", str(images(tmp_path, ["1", "", "3", ""])), patient_column="who")
+    source = DataSource("imagefolder", str(images(tmp_path, ["1", "", "3", ""])), patient_column="who")
     with pytest.raises(DataError, match="2 of 4 records name no patient"):
         load(source, 0)
 
@@ -73,13 +73,13 @@ def test_a_record_of_nobody_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gap", [[1, None, 2], [1.0, float("nan"), 2.0], ["a", "", "b"], ["a", " ", "b"]])
 def test_a_gap_is_a_gap_however_it_is_written(tmp_path: Path, gap: list[object]) -> None:
     with pytest.raises(DataError, match="patient-column = 'who': 1 of 3 records name no patient; fill them in"):
-        load(Source("parquet", str(parquet(tmp_path, gap)), patient_column="who"), 0)
+        load(DataSource("parquet", str(parquet(tmp_path, gap)), patient_column="who"), 0)
 
 
 def test_patients_may_be_numbers_and_change_nothing_about_the_cache_key(tmp_path: Path) -> None:
     for source, column in (
-        (Source("parquet", str(parquet(tmp_path, [12, 7, 12]))), "who"),
-        (Source("safetensors", str(safetensors(tmp_path, torch.tensor([12, 7, 12])))), "patient"),
+        (DataSource("parquet", str(parquet(tmp_path, [12, 7, 12]))), "who"),
+        (DataSource("safetensors", str(safetensors(tmp_path, torch.tensor([12, 7, 12])))), "patient"),
     ):
         told, untold = load(replace(source, patient_column=column), 0), load(source, 0)
         assert (told.patients, untold.patients) == (("12", "7", "12"), None)
@@ -88,14 +88,14 @@ def test_patients_may_be_numbers_and_change_nothing_about_the_cache_key(tmp_path
 
 @pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(4, 1, dtype=torch.int64)])
 def test_patients_of_features_are_whole_numbers_one_a_row(tmp_path: Path, wrong: torch.Tensor) -> None:
-    source = Source("safetensors", str(safetensors(tmp_path, wrong)), patient_column="patient")
+    source = DataSource("safetensors", str(safetensors(tmp_path, wrong)), patient_column="patient")
     with pytest.raises(DataError, match=r"patient in .* must be integers of shape"):
         load(source, 0)
 
 
 def test_patients_stay_with_their_records_where_some_are_left_out(tmp_path: Path) -> None:
     folder = safetensors(tmp_path, torch.tensor([10, 11, 12, 13]))
-    dataset = load(Source("safetensors", str(folder), classes=("1",), patient_column="patient"), 0)
+    dataset = load(DataSource("safetensors", str(folder), classes=("1",), patient_column="patient"), 0)
     assert dataset.patients == ("11", "13")
     broken = Features(torch.zeros(2, 3), torch.tensor([False, True]), "f", 0.0, False)
     assert usable(dataset, broken, torch.tensor([0, 1])).units == ("13",)
@@ -112,13 +112,13 @@ def test_a_hospital_names_its_own_patient_column_and_a_simulation_the_runs(tmp_p
 
 def test_data_without_columns_has_no_patients(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="patient-column = 'who': the digits have no columns"):
-        load(Source("digits", patient_column="who"), 0)
+        load(DataSource("digits", patient_column="who"), 0)
     (tmp_path / "0").mkdir()
     with pytest.raises(DataError, match="patient-column = 'who'"):
-        load(Source("imagefolder", str(tmp_path), patient_column="who"), 0)
+        load(DataSource("imagefolder", str(tmp_path), patient_column="who"), 0)
     save_file({"x": torch.zeros(2, 2), "y": torch.zeros(2, dtype=torch.int64)}, tmp_path / "f.safetensors")
     with pytest.raises(DataError, match="lacks the tensors \\['who'\\]"):
-        load(Source("safetensors", str(tmp_path), patient_column="who"), 0)
+        load(DataSource("safetensors", str(tmp_path), patient_column="who"), 0)
 
 
 def test_a_drawn_split_keeps_patients_whole_and_is_unchanged_without_them() -> None:

@@ -16,8 +16,7 @@ from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError
 from common.privacy.accounting import GaussianEvent, epsilon_spent
 from common.privacy.claims import EM_STEPS, Claim, make_claim
-from common.privacy.gaussian_mechanism import Noisy, Statistic, clip
-from common.surrogates.class_sums import budget_shares
+from common.privacy.gaussian_mechanism import Noisy, Statistic, budget_shares, clip
 from common.surrogates.covariances import Diagonal, Full, Spherical
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 

@@ -18,7 +18,7 @@ TROUBLES = ("rejected", "dropped", "late", "absent", "no reply")
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteView:
     """What the run folder tells about one site; None where it tells nothing."""
 
     name: str
@@ -47,7 +47,7 @@ class Run:
     metrics: Json
     manifest: Json
     projection: Json
-    sites: tuple[Site, ...]
+    sites: tuple[SiteView, ...]
     failure: str | None
     notes: tuple[str, ...]
 
@@ -139,13 +139,13 @@ def _events(path: Path, notes: list[str]) -> list[Json]:
     return events
 
 
-def _sites(metrics: Json, events: Sequence[Json]) -> tuple[Site, ...]:
+def _sites(metrics: Json, events: Sequence[Json]) -> tuple[SiteView, ...]:
     accuracy, up = as_numbers(at(metrics, "accuracy", "per_site")), as_numbers(at(metrics, "bytes", "up_per_site"))
     told = {name: SiteState(name) for name in (*accuracy, *up)} | state_of(events).sites
     return tuple(_site(told[name], metrics, accuracy, up) for name in sorted(told, key=natural_order))
 
 
-def _site(told: SiteState, metrics: Json, accuracy: Mapping[str, float], up: Mapping[str, float]) -> Site:
+def _site(told: SiteState, metrics: Json, accuracy: Mapping[str, float], up: Mapping[str, float]) -> SiteView:
     outcomes = [(OUTCOMES[what], why or "no reason given") for what, why in told.outcomes]
     status = outcomes[-1][0] if outcomes else "used"
     troubles = [(what, why) for what, why in outcomes if what in TROUBLES[:-1]]
@@ -153,7 +153,7 @@ def _site(told: SiteState, metrics: Json, accuracy: Mapping[str, float], up: Map
         troubles.append((status, "invited, but nothing came back"))
     if status == "used" and metrics.get("status") != "ok":
         status = "replied"
-    return Site(
+    return SiteView(
         name=told.name,
         status=status,
         troubles=tuple(dict.fromkeys(troubles)),

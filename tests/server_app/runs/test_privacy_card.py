@@ -13,8 +13,8 @@ from common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplie
 from common.privacy.claims import NOT_COVERED, make_claim
 from common.surrogates.surrogates import AnySurrogate
 from common.wire.records import pack_surrogate, unpack_surrogate
-from server_app.report.privacy_card import mean_noise, privacy_card
 from server_app.report.privacy_view import privacy_line
+from server_app.runs.privacy_card import mean_noise, privacy_card
 from strategies.fedpft.learn import learn
 from tests.grid import FAST, metrics_of, run_federation, sites
 

@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from common.errors import RunError
 from common.surrogates.class_sums import PRESENT
 from common.surrogates.surrogates import SumsSurrogate
-from strategies.robustness.robust_centres import robust_mean
+from strategies.pooling.robust_centres import robust_mean
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,52 @@
+"""FedAvg and its relatives at the coordinator: what comes back is how a site's training moved the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from flwr.serverapp import Grid
+
+from common.models.parameters import Parameters, check_update
+from common.wire.model_proto import unpack_parameters
+from common.wire.validation import Expectation, check_header
+from strategies.base.rounds import Rounds
+from strategies.base.training import Training
+from strategies.fedavg.aggregation import aggregate, fresh_memory
+from strategies.robustness.defence import defend_updates
+
+
+class Updates(Rounds[Parameters]):
+    """FedAvg and its relatives: what comes back is how a site's training moved the model."""
+
+    def _begin(self, grid: Grid, deadline: float) -> Training:
+        training = super()._begin(grid, deadline)
+        return with_memory(training)
+
+    def read(self, payload: bytes, training: Training) -> Parameters:
+        """One site's update, checked. Raises SurrogateError."""
+        shapes = training.shapes()
+        update = unpack_parameters(payload, most=sum(map(math.prod, shapes.values())))
+        check_header(update.header, Expectation.of(self.config, training.classes, training.fingerprint))
+        check_update(update, shapes, training.round + 1, bool(self.config.epsilon))
+        return update
+
+    def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
+        """Move the model by the mean of the updates."""
+        defended = defend_updates(replies, self.config)
+        self._heed(defended, training.round + 1)
+        absorb(training, defended.kept, len([site for site in self.outcome.sites.values() if not site.barred]))
+        return {}
+
+
+def with_memory(training: Training) -> Training:
+    """The training with what its aggregator begins with, before the first round."""
+    if not training.memory:
+        training.memory = fresh_memory(training.config, training.model)
+    return training
+
+
+def absorb(training: Training, updates: Sequence[Parameters], sites: int) -> None:
+    """Move the model by one round's updates; `sites` take part in the run."""
+    training.model, training.memory = aggregate(training.config, training.model, updates, training.memory, sites)
+    training.finish_round(update.header.site for update in updates)

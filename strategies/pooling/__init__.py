@@ -1,0 +1,1 @@
+"""Several sites' statistics as one, weighed or robustly."""
