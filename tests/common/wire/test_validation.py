@@ -12,6 +12,7 @@ import torch
 from client_app.methods.fedpft.surrogate import make_surrogate
 from common.config.run_config import RunConfig, parse_run_config
 from common.errors import RunError, SurrogateError
+from common.surrogates.class_sums import Sums, lengths
 from common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
 from common.wire.validation import (
     LARGEST_COUNT,
@@ -139,14 +140,10 @@ def test_no_sum_is_longer_than_its_count_and_the_noise_allow() -> None:
     run, surrogate = sums()
     assert surrogate.sums.squares is not None
     sigmas, squares = {"counts": 2.0, "sums": 3.0, "squares": 1.0}, torch.zeros_like(surrogate.sums.squares)
-    # Three classes; the length of noise in four dimensions has mean 2 at most, and exceeds it by 6.18 once in 1e8.
+    # Three classes; a count and the length of noise in four dimensions exceed what is granted once in 1e7.
     tail = math.sqrt(2 * math.log(4 * 3 / 1e-7))
     noise = math.hypot(2, 3) * tail * 1.01 + 0.01
-    for count, room in (
-        (100.0, 106 + noise * 1.01 + 1.01),
-        (0.0, 6 + noise * 1.01 + 0.01),
-        (-10.0, 6 + noise * 1.01 + 0.01),
-    ):
+    for count, room in ((100.0, 101 + 6 + noise), (0.0, 6 + noise), (-10.0, 6 + noise)):
         for length, taken in ((room * 0.999, True), (room * 1.001, False)):
             counts, table = torch.full((3,), count), torch.zeros(3, 4)
             table[1, 2] = length
@@ -158,6 +155,19 @@ def test_no_sum_is_longer_than_its_count_and_the_noise_allow() -> None:
             else:
                 with pytest.raises(SurrogateError, match="a class sum beyond its count of length"):
                     check(changed, run)
+
+
+def test_noise_alone_is_never_refused() -> None:
+    _, surrogate = sums()
+    sigmas, generator = {"counts": 2.0, "sums": 3.0, "squares": 1.0}, torch.Generator().manual_seed(0)
+    for records in (0.0, 5.0, 500.0):
+        longest = torch.nn.functional.one_hot(torch.zeros(3, dtype=torch.long), 4) * records
+        for _ in range(300):
+            drawn = [
+                sigmas[n] * torch.randn(s, generator=generator) for n, s in (("counts", 3), ("sums", (3, 4)), ("squares", 4))
+            ]
+            noisy = Sums(records + drawn[0], longest + drawn[1], drawn[2], sigmas)
+            assert all(bool((length <= most).all()) for _, length, most in lengths(noisy))
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
