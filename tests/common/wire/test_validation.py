@@ -158,7 +158,6 @@ def test_no_sum_is_longer_than_its_count_and_the_noise_allow() -> None:
 
 
 def test_noise_alone_is_never_refused() -> None:
-    _, surrogate = sums()
     sigmas, generator = {"counts": 2.0, "sums": 3.0, "squares": 1.0}, torch.Generator().manual_seed(0)
     for records in (0.0, 5.0, 500.0):
         longest = torch.nn.functional.one_hot(torch.zeros(3, dtype=torch.long), 4) * records
