@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from client_app.budget import check_budget, events_of, runs_left, spent
+from client_app.budget import check_budget, events_of, runs_left
 from client_app.ledger import Release
 from common.accounting import GaussianEvent, gaussian_noise_multiplier
 from common.errors import BudgetError
@@ -68,13 +68,6 @@ def test_a_run_that_leaves_its_plan_is_refused_and_another_run_is_not(second: di
     with pytest.raises(BudgetError, match=reason):
         check_budget(before, departed, TOTAL)
     check_budget(before, replace(departed, flower_run="second"), TOTAL)
-
-
-def test_how_the_total_is_counted_is_fixed_by_the_first_run() -> None:
-    """Exactly from a Gaussian beginning; by the filter after the beginning of a run that draws samples."""
-    gaussian = release(20.0, run="second")
-    exact = spent(entries([release(20.0, run="first"), gaussian]), TOTAL)
-    assert spent(entries([*HISTORIES["a Gaussian round of a sampled run"], gaussian]), TOTAL) > exact
 
 
 def test_events_are_those_of_one_run_or_of_all() -> None:
