@@ -29,7 +29,7 @@ def entries(releases: list[Release]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", ["nothing", "Gaussian", "a Gaussian round of a sampled run"])
 def test_so_many_runs_as_are_said_to_be_left_go_through_and_no_more(name: str) -> None:
     """After a first run, whose plan decides how the total is counted."""
-    events = (GaussianEvent(3.0),)
+    events = (GaussianEvent(8.0),)
     ledger = entries(HISTORIES[name] or [replace(release(run="first"), events=events)])
     left = runs_left(ledger, events, TOTAL)
     assert left > 0

@@ -293,6 +293,16 @@ def test_a_spike_above_the_noise_is_found_and_noise_alone_is_round() -> None:
     assert _spiked(identity + noise + 80 * torch.outer(direction, direction), 1.0, 0).factor.shape[1] == 0
 
 
+def test_a_weak_spike_is_as_long_as_it_was_before_the_noise() -> None:
+    generator, d = torch.Generator().manual_seed(0), 200
+    noise = torch.randn(d, d, generator=generator, dtype=torch.float64)
+    direction = torch.nn.functional.normalize(torch.randn(d, generator=generator, dtype=torch.float64), dim=0)
+    matrix = 50 * torch.eye(d, dtype=torch.float64) + (noise + noise.T) / 2 + 30 * torch.outer(direction, direction)
+    longest = float(_spiked(matrix, 1.0, d).factor.square().sum(0).max())
+    # As above: a spike of 30 in noise whose eigenvalues end at 20 keeps 30 (1 - (10 / 30)^2).
+    assert longest == pytest.approx(30 * (1 - (10 / 30) ** 2), rel=0.1)
+
+
 def test_a_variance_below_the_noise_is_not_taken_for_zero() -> None:
     """Else it would get nearly all the weight, and it is noise: full covariances once fell from 56 to 25 % by that."""
     matrix = torch.diag(torch.cat([torch.ones(49), torch.tensor([-3.0])]).double())
