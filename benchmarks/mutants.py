@@ -57,7 +57,7 @@ TESTS = (
         "privacy/test_privacy_filter", "wire/test_bundles", "wire/test_float16", "wire/test_records", "wire/test_validation",
         "test_safe_parsing", "security/test_sealing", "surrogates/test_class_sums",
     )),
-    *(f"tests/client_app/governance/test_{name}.py" for name in ("gate", "ledger", "ledger_power_cut", "witness")),
+    *(f"tests/client_app/governance/test_{name}.py" for name in ("budget", "gate", "ledger", "ledger_power_cut", "witness")),
     *(f"tests/client_app/methods/{name}.py" for name in (
         "dp/test_linear_clipping", "fedpft/test_private_surrogate", "fedavg/test_update", "fedlap/test_approximation",
         "dpcvae/test_training",
@@ -116,7 +116,7 @@ def main() -> int:
             waiting.append(mutant)
 
     def record(mutant: Mutant, status: str, by: str) -> None:
-        found[mutant.key] = {"status": status, "by": by, "source": digest_of(mutant.file)}
+        found[mutant.key] = {"status": status, "by": by.partition("\n")[0], "source": digest_of(mutant.file)}
         print(f"{status:9} {mutant.file}:{mutant.lineno} {mutant.mutation}: {mutant.line[:90]}   {by[-90:]}", flush=True)
         RESULTS.write_text(json.dumps({"mutants": known | found}, indent=1, sort_keys=True) + "\n")
 
@@ -138,17 +138,20 @@ def main() -> int:
 
 def distrust(found: dict[str, dict[str, Any]], jobs: int) -> None:
     """Run every test that has noticed a fault once more, without any; one that fails has noticed nothing."""
-    names = sorted({each["by"] for each in found.values() if each.get("by", "").startswith("tests/")})
+    names = {each["by"] for each in found.values() if each.get("by", "").startswith("tests/")}
+    files = sorted({name.split("::")[0] for name in names})
 
-    def done(name: str, status: str, by: str) -> None:
-        if status == "survived":
-            return
-        print(f"{name} fails without a fault", flush=True)
+    def work(file: str, output: Path) -> None:
+        chosen = sorted(name for name in names if name.startswith(f"{file}::"))
+        os._exit(pytest_exit(["--maxfail=1000", *chosen], Killer(output)))
+
+    def done(file: str, status: str, by: str) -> None:
         for each in found.values():
-            if each.get("by") == name:
+            if each.get("by") and each["by"] in by.splitlines():
+                print(f"{each['by']} fails without a fault", flush=True)
                 each["status"] = "survived"
 
-    in_forks(names, jobs, lambda name, file: os._exit(pytest_exit([name], Killer(file))), done)
+    in_forks(files, jobs, work, done)
 
 
 def draw(files: dict[str, tuple[str, ...]], number: int, seed: int) -> list[Mutant]:
@@ -187,7 +190,7 @@ def in_forks(
                 running[child] = (job, file)
             child, status = os.wait()
             job, file = running.pop(child)
-            done(job, outcome(status), file.read_text() if file.is_file() else "")
+            done(job, outcome(status), file.read_text().strip() if file.is_file() else "")
 
 
 def outcome(status: int) -> str:
@@ -198,18 +201,22 @@ def outcome(status: int) -> str:
 
 
 class Killer:
-    """A plugin of pytest: which test noticed, written to a file."""
+    """A plugin of pytest: which tests fail, written to a file, one a line."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
-            self._file.write_text(report.nodeid)
+            self._write(report.nodeid)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._file.write_text(f"collection of {report.nodeid}")
+            self._write(f"collection of {report.nodeid}")
+
+    def _write(self, name: str) -> None:
+        with self._file.open("a") as file:
+            print(name, file=file)
 
 
 def pytest_exit(arguments: Sequence[str], *plugins: object) -> int:

@@ -16,7 +16,16 @@ from common.errors import RunError, SurrogateError
 from common.safe_parsing import MOST_FIELDS, read_message
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import unpack_classifier, unpack_parameters, unpack_synthetic
-from common.wire.records import INFO, PAYLOAD, STORED_AS, check_form, from_record, to_record, unpack_surrogate
+from common.wire.records import (
+    INFO,
+    LARGEST_INFO,
+    PAYLOAD,
+    STORED_AS,
+    check_form,
+    from_record,
+    to_record,
+    unpack_surrogate,
+)
 from common.wire.validation import Expectation, check_header
 from strategies.base.introductions import Introduction, settle
 
@@ -166,3 +175,12 @@ def test_sites_cannot_name_more_classes_together_than_a_run_can_have() -> None:
     group, _ = settle(said, (), "")
     with pytest.raises(RunError, match="set classes"):
         check_class_number(group.classes)
+
+
+def test_values_beside_a_payload_take_so_many_bytes_and_not_one_more() -> None:
+    for info in ({"a": "x" * (LARGEST_INFO - 1)}, {"a": [1.0] * (LARGEST_INFO // 8 - 2), "letters": 1}):
+        check_form(to_record(None, info))
+        with pytest.raises(SurrogateError, match=f"more than {LARGEST_INFO} bytes"):
+            check_form(to_record(None, info | {"b": True}))
+        with pytest.raises(SurrogateError, match=f"more than {LARGEST_INFO} bytes"):
+            check_form(to_record(None, {f"{key}+": value for key, value in info.items()}))

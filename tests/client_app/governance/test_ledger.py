@@ -296,3 +296,11 @@ def test_lines_are_json_that_other_programs_can_check(ledger: Ledger) -> None:
 def test_only_the_account_of_the_site_may_read_or_change_a_ledger(ledger: Ledger) -> None:
     for file in (ledger.path, ledger.head):
         assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("count", ["0", "-1"])
+def test_an_end_that_knows_of_no_entry_is_damaged(ledger: Ledger, count: str) -> None:
+    header = ledger.path.read_bytes().partition(b"\n")[0] + b"\n"
+    ledger.path.write_bytes(header)
+    ledger.head.write_text(f"{count} {'0' * 64}\n")
+    assert "is damaged" in refused(ledger)

@@ -6,6 +6,16 @@ import numpy as np
 import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from strategies.fedpft.learn import learn
+from strategies.fedpft.private_head import (
+    SITES_DIFFER,
+    _diagonal,
+    _solve,
+    _spiked,
+    learn_from_sums,
+    least_squares,
+    within,
+)
 from torch import Tensor
 
 from client_app.methods.fedpft.surrogate import make_surrogate
@@ -17,8 +27,6 @@ from common.surrogates.covariances import LowRank
 from common.surrogates.surrogates import SumsSurrogate, without_classes
 from common.wire.model_proto import pack_head, unpack_head
 from common.wire.records import pack_surrogate, unpack_surrogate
-from strategies.fedpft.learn import learn
-from strategies.fedpft.private_head import SITES_DIFFER, _diagonal, _solve, _spiked, learn_from_sums, least_squares, within
 from strategies.pooling.class_means import Components, by_site, pool, shrink
 
 CLASSES = ("a", "b", "c")
@@ -291,6 +299,16 @@ def test_a_spike_above_the_noise_is_found_and_noise_alone_is_round() -> None:
     # Frobenius-optimal: the spike times the share of its energy that the eigenvector still points to.
     assert float(found.square().sum()) == pytest.approx(80 * (1 - (10 / 80) ** 2), rel=0.1)
     assert _spiked(identity + noise + 80 * torch.outer(direction, direction), 1.0, 0).factor.shape[1] == 0
+
+
+def test_a_weak_spike_is_as_long_as_it_was_before_the_noise() -> None:
+    generator, d = torch.Generator().manual_seed(0), 200
+    noise = torch.randn(d, d, generator=generator, dtype=torch.float64)
+    direction = torch.nn.functional.normalize(torch.randn(d, generator=generator, dtype=torch.float64), dim=0)
+    matrix = 50 * torch.eye(d, dtype=torch.float64) + (noise + noise.T) / 2 + 30 * torch.outer(direction, direction)
+    longest = float(_spiked(matrix, 1.0, d).factor.square().sum(0).max())
+    # As above: a spike of 30 in noise whose eigenvalues end at 20 keeps 30 (1 - (10 / 30)^2).
+    assert longest == pytest.approx(30 * (1 - (10 / 30) ** 2), rel=0.1)
 
 
 def test_a_variance_below_the_noise_is_not_taken_for_zero() -> None:

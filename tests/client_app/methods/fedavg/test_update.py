@@ -216,24 +216,31 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
     config, claim = private(**{"fedavg.local-epochs": 1, "fedavg.sample-rate": 0.5})
     features, labels = data()
     monkeypatch.setattr(
-        "common.privacy.gaussian_mechanism.system_normals", lambda shape: torch.ones(tuple(shape), dtype=torch.float64)
+        "common.privacy.gaussian_mechanism.system_normals",
+        lambda shape: torch.ones(tuple(shape), dtype=torch.float64),
     )
     monkeypatch.setattr("client_app.methods.dp.record_gradients.system_uniforms", torch.zeros)
     sigma, _ = claim.noise["gradients"]
     for mu in (0.0, 5.0):
         module = linear(16, 3)
+        # Away from zero, where it began and where it is would be one.
+        torch.nn.init.constant_(module.weight, 0.3)
         facts = train_privately(module, features, labels, config.fedavg, claim, 0.1, mu)
         copy, rate = linear(16, 3), 0.1
+        torch.nn.init.constant_(copy.weight, 0.3)
         start = copy.weight.detach().clone()
         assert config.fedavg.private_steps == 2
-        sampled = GradSampleModule(copy, loss_reduction="sum")
+        sampled, signal = GradSampleModule(copy, loss_reduction="sum"), []
         for _ in range(2):
             total, _ = private_training._clipped_sum(sampled, features, labels, claim.clip)
+            flat = torch.cat([part.flatten() for part in total])
+            signal.append(float(flat.norm()) / (sigma * len(flat) ** 0.5))
             with torch.no_grad():
                 for parameter, gradient, before in zip(copy.parameters(), total, (start, torch.zeros(3)), strict=True):
                     parameter -= rate * ((gradient + sigma) / 32 + mu * (parameter - before))
         assert torch.allclose(module.weight, copy.weight, atol=1e-5)
         assert facts["clip-fraction"] <= 1
+        assert facts["signal-to-noise-gradients"] == pytest.approx(sum(signal) / 2, rel=1e-3)
 
 
 def test_the_budget_is_that_of_all_rounds_together(tmp_path: Path) -> None:

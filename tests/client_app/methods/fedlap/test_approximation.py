@@ -230,6 +230,21 @@ def test_noise_is_added_once_and_divided_by_the_public_size() -> None:
     assert looks.facts()["clip-fraction"] == 0
 
 
+def test_a_site_is_shown_how_far_its_gradients_stand_out_and_how_many_were_too_long() -> None:
+    body, model = body_and_model()
+    change = next(draws((), torch.Generator()))
+    looks = PrivateGradient(body, real(4), 2.0, 3.0, 1.0, 50)
+    looks(model, change)
+    total, cut = clipped_sum(body, model, real(4), 2.0, change)
+    flat = torch.cat([part.flatten() for part in total])
+    facts = looks.facts()
+    assert facts["signal-to-noise-gradients"] == pytest.approx(float(flat.norm()) / (6.0 * len(flat) ** 0.5))
+    assert facts["clip-fraction"] == cut / len(real(4).labels)
+    # Lengths 5, which is the clip, and 10.
+    sums = sums_like([torch.zeros(2)], 5.0)
+    assert add_clipped(sums, [torch.tensor([[3.0, 4.0], [6.0, 8.0]])], 5.0) == 1
+
+
 def test_private_gradients_never_repeat_whatever_the_seeds(tmp_path: Path) -> None:
     config = run(**PRIVATE)
     torch.manual_seed(0)
