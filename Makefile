@@ -1,4 +1,4 @@
-# make demo | make demo-compose | make test | make faults | make mutants | make lint | make bench. Each sets up what it needs; VENV=/path takes an environment that exists.
+# make demo | make demo-compose | make test | make test-all | make faults | make mutants | make lint | make bench. Each sets up what it needs; VENV=/path takes an environment that exists.
 VENV ?= .venv
 PYTHON ?= python3
 RUN := PYTHONPATH="$(CURDIR)" "$(VENV)/bin/python"
@@ -13,7 +13,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export RAY_USAGE_STATS_ENABLED = 0
 export GRPC_ENABLE_FORK_SUPPORT = 0
 
-.PHONY: setup demo demo-compose test faults mutants lint bench proto
+.PHONY: setup demo demo-compose test test-all faults mutants lint bench proto
 
 setup:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -29,8 +29,13 @@ demo: setup
 	@$(RUN) -m server_app.cli.main simulate --sites $(SITES) -c 'compare=true'
 
 # One thread a process: the same numbers on every machine. Three, because tests of real processes mostly wait.
+PYTEST := -m pytest -n 3 --dist worksteal --durations 25
 test: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 $(RUN) $(PYTEST) -m "not faults and not slow"
+
+# And what takes minutes: real processes, and checks that repeat a run hundreds of times.
+test-all: setup
+	OMP_NUM_THREADS=1 $(RUN) $(PYTEST)
 
 # Processes are killed, lines cut and disks filled, as in a real deployment; they mostly wait, but for minutes each.
 faults: setup
