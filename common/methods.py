@@ -101,7 +101,7 @@ KD = MethodSpec(
 FEDLAP = MethodSpec(
     name="fedlap",
     title="FedLAP",
-    paper="Wang et al. 2023, FedLAP and FedLAP-DP",
+    paper="Wang et al. 2024, algorithms 1 to 3",
     kind="rounds",
     trained="fedlap",
     configured="fedlap",
@@ -216,7 +216,7 @@ FEDLAMBDA = replace(
     FEDAVG,
     name="fedlambda",
     title="FedLambda",
-    paper="DP-CVAE's comparator: a local head mixed with FedAvg's",
+    paper="a local head mixed with FedAvg's, as DP-CVAE compares with",
     evaluate="client_app.methods.fedavg.personalization:personal",
     refusal=training.linear_only,
 )
@@ -235,7 +235,7 @@ DP_FEDPROX = replace(DP_FEDAVG, name="dp-fedprox", title="DP-FedProx")
 DPCVAE = MethodSpec(
     name="dpcvae",
     title="DP-CVAE",
-    paper="DP-CVAE, algorithm 1",
+    paper="Di Salvo et al. 2025",
     kind="rounds",
     trained="dpcvae",
     configured="dpcvae",
@@ -256,7 +256,7 @@ DPCGAN = replace(
     DPCVAE,
     name="dpcgan",
     title="DP-CGAN",
-    paper="DP-CVAE's comparator",
+    paper="a conditional GAN, as DP-CVAE compares with",
     sends=lambda config: generators.GAN,
     receives=lambda config: (*generators.GAN, *generators.CLASSES),
     result=lambda config: (*generators.GAN, *generators.CLASSES),
