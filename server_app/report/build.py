@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from common.config.flat_settings import flatten
 from common.config.run_config import RunConfig
 from common.errors import RunError
 from server_app.number_format import human_bytes, human_seconds, percent
@@ -18,7 +19,7 @@ from server_app.report.plots.progress import Step, curves, progress, steps
 from server_app.report.plots.svg import NAMED_SITES
 from server_app.report.privacy_view import privacy_picture, privacy_view
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
-from server_app.runs.run_view import TROUBLES, Run, flat_keys, read_run
+from server_app.runs.run_view import TROUBLES, Run, read_run
 
 PICTURES = {
     "outcomes": "accuracy against traffic",
@@ -209,7 +210,7 @@ def _points(value: Any) -> plots.PlotPoints | None:
 
 def _settings(config: Json) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
     """Return the settings that differ from their default (key, value, default), and the others (key, value)."""
-    defaults = flat_keys(RunConfig().model_dump(by_alias=True))
-    flat = dict(sorted(flat_keys(config).items()))
+    defaults = flatten(RunConfig().model_dump(by_alias=True))
+    flat = dict(sorted(flatten(config).items()))
     changed = [(k, str(v), str(defaults.get(k, "unknown to this version"))) for k, v in flat.items() if v != defaults.get(k)]
     return changed, [(k, str(v)) for k, v in flat.items() if v == defaults.get(k)]

@@ -1,4 +1,4 @@
-"""A run folder read back for the report: whatever is there, with a note for what is not."""
+"""A run folder read back: for the report whatever is there, with notes; for learning again strictly."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.errors import RunError
 from common.methods import METHODS
@@ -164,12 +165,20 @@ def _site(told: SiteState, metrics: Json, accuracy: Mapping[str, float], up: Map
     )
 
 
-def flat_keys(settings: Json, prefix: str = "") -> Json:
-    """Flatten sections to dotted keys and lists of names to "a,b", as they stand in the run-config."""
-    flat: Json = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            flat |= flat_keys(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-    return flat
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """Read one of a run's JSON files. Raises RunError when it is not there or is no JSON object."""
+    try:
+        content = json.loads((folder / name).read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder} is no run folder: {name} cannot be read ({type(error).__name__})") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{folder / name} does not hold a JSON object")
+    return content
+
+
+def read_payloads(folder: Path) -> list[bytes]:
+    """What sites have sent, as far as a run has kept it, by site. Raises RunError when there is nothing."""
+    files = sorted((folder / "surrogates").glob("*.pb"), key=lambda path: (len(path.name), path.name))
+    if not files:
+        raise RunError(f"{folder} holds no surrogates")
+    return [path.read_bytes() for path in files]
