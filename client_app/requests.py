@@ -12,7 +12,7 @@ from pathlib import Path
 from client_app.features.site_features import SiteFeatures, check_addressee, load_site, site_name
 from client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
 from client_app.governance.policy import policy_of
-from client_app.governance.release import entry, leave, prepare, stage_file
+from client_app.governance.release import SurrogateRequest, entry, leave, prepare, stage_file
 from client_app.governance.sealed_only import check_work, in_clear
 from client_app.governance.uncharged import with_records, without_records
 from client_app.governance.work_limits import admit
@@ -82,7 +82,7 @@ def _surrogate(asked: Asked) -> Answer:
     if info.get("run") != run_digest(run):
         raise SurrogateError(f"asked for run {info.get('run')!r}, but these settings are run {run_digest(run)!r}")
     gate = open_gate(node, run, asked.flower_run)
-    prepared = prepare(run, node, site, gate, asked.flower_run, question, info)
+    prepared = prepare(SurrogateRequest(run, node, site, asked.flower_run, question, info), gate)
     told: Info = {"simulated": prepared.found.simulated, **prepared.answer}
     if not run.epsilon or prepared.found.simulated:
         # How long the work took tells how many records there are; under differential privacy nothing exact leaves.

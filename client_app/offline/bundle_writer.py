@@ -10,7 +10,7 @@ from typing import Any
 from client_app.features.site_features import site_name
 from client_app.governance.gate import check_receipts, new_receipt, open_gate
 from client_app.governance.ledger import Ledger, Release
-from client_app.governance.release import keep_file, leave, prepare, stage_file
+from client_app.governance.release import SurrogateRequest, keep_file, leave, prepare, stage_file
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import coordinator_key, private_key
 from common.errors import ConfigError, DataError, LedgerError, PolicyError
@@ -36,7 +36,7 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
     flower_run = f"bundle-{request.id}"
     gate = open_gate(node, run, flower_run)
     _check_first_answer(gate.ledger, request, flower_run)
-    prepared = prepare(run, node, site, gate, flower_run, request.centre)
+    prepared = prepare(SurrogateRequest(run, node, site, flower_run, request.centre), gate)
     if prepared.failure:
         # Over the network the site would have answered with noise; here a person reads this, and can correct it first.
         raise DataError(f"the records cannot be used ({prepared.failure}); nothing was charged")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from client_app.methods.dp.dp_sgd import train_privately
 from client_app.methods.fedavg import scaffold
-from client_app.methods.local_training import network, step_length, train
+from client_app.methods.local_training import Variant, network, step_length, train
 from client_app.methods.task import MethodOutput, Task
 from common.models.parameters import CONTROL, Parameters, Tensors, largest, split_control
 from common.privacy.accounting import GaussianEvent
@@ -27,14 +27,14 @@ def update(task: Task) -> MethodOutput:
     start, common = split_control(received.tensors)
     settings, kind = run.fedavg, run.fedavg.model
     module = network(kind, features.shape[1], len(received.header.classes), start)
-    rate, correction = step_length(kind, settings, features), None
+    rate = step_length(kind, settings, features)
     own = scaffold.read_control(task.state, task.confirmed, start) if common else {}
-    if common:
-        correction = {name: common[name] - own[name] for name in common}
-    mu = settings.mu if run.method == "fedprox" else 0.0
-    single = run.method == "fedsgd"
-    order = stream(run.seed, task.site, task.round)
-    steps = train(module, features, labels, settings, rate, order, mu=mu, correction=correction, single_step=single)
+    variant = Variant(
+        mu=settings.mu if run.method == "fedprox" else 0.0,
+        correction={name: common[name] - own[name] for name in common} if common else None,
+        single_step=run.method == "fedsgd",
+    )
+    steps = train(module, features, labels, settings, rate, stream(run.seed, task.site, task.round), variant)
     moved: Tensors = {name: parameter.detach() - start[name] for name, parameter in module.named_parameters()}
     if common:
         new = scaffold.next_control(own, common, moved, steps, rate)

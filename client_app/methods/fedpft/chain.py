@@ -43,7 +43,7 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
     record, see MOST_DRAWS. Raises SurrogateError, DataError, ConfigError.
     """
     received = _received(task)
-    own, names = task.found, _names(task, received)
+    names = _names(task, received)
     features, labels = task.training_data(names)
     draws = max(1, min(MOST_DRAWS, ENOUGH_SAMPLES // max(1, len(labels) + sum(sum(each.counts) for each in received))))
     if task.run.epsilon:
@@ -55,8 +55,7 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
         torch.cat([labels.repeat(draws), *(y for _, y in drawn)]),
     )
     if task.run.epsilon:
-        train, place = own.train, (own.classes, own.fingerprint, task.site, task.run, task.limits)
-        made = fedpft.make_surrogate(train.features, train.labels, *place, train.units)
+        made = fedpft.make_surrogate(fedpft.SiteData.of(task), task.run, task.limits)
         relay: list[AnySurrogate] = [*received, made.surrogate]
     else:
         generator = stream(task.run.seed, "chain", task.site, "")
