@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from client_app.cli.options import Json, Node, Run, console, node_of
-from common.config.flat_settings import parse_overrides
-from common.config.run_config import RunConfig, parse_run_config
+from client_app.cli.options import Node, node_of
+from common.command_line import Json, RunSettings, console, run_config_of
+from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def synthesize(
 def classify(
     file: File,
     node_config: Node,
-    run_config: Run = None,
+    run_config: RunSettings = None,
     groups: Annotated[str, typer.Option(metavar="'name=class,class; ...'", help="Coarser labels; every class in one.")] = "",
     validation: Annotated[float, typer.Option(min=0.01, max=0.9, help="Share of the training records that chooses.")] = 0.2,
     out: Annotated[Path | None, typer.Option(help="Write both heads and the share: safetensors.")] = None,
@@ -87,7 +87,7 @@ def classify(
     from common.surrogates.surrogates import Header
 
     _check_writable(out)
-    run = parse_run_config(parse_overrides(run_config or []))
+    run = run_config_of(run_config)
     synthetic, found = _opened(file, run, node_config)
     names, group = grouped(groups, synthetic.classes) if groups else (synthetic.classes, None)
     own, test, made = _records(synthetic, found)
@@ -114,7 +114,7 @@ def classify(
 def ood(
     file: File,
     node_config: Node,
-    run_config: Run = None,
+    run_config: RunSettings = None,
     unknown: Annotated[
         str, typer.Option(metavar="class,class", help="Classes to hide, to see whether they are found.")
     ] = "",
@@ -133,7 +133,7 @@ def ood(
     from common.privacy.gaussian_mechanism import clip
 
     _check_writable(out)
-    run = parse_run_config(parse_overrides(run_config or []))
+    run = run_config_of(run_config)
     synthetic, found = _opened(file, run, node_config)
     own, made = site_records(found, synthetic.classes, "train"), LabelledEmbeddings(synthetic.features, synthetic.labels)
     hidden = [name.strip() for name in unknown.split(",") if name.strip()]

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-console = Console(highlight=False, markup=False, emoji=False)
+from common.command_line import console
 
 
 def kit(
