@@ -1,4 +1,4 @@
-"""What is about to leave a site: what a method has made, packed, with everything the ledger wants to know of it."""
+"""What is about to leave a site: what a method has made, packed, with everything the ledger records about it."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def keep_file(file: Path, content: bytes) -> None:
 
 
 def stage_file(file: Path, content: bytes) -> Path:
-    """Write what is to become a file beside it; renamed, it is there in one step. Processes do not meet in it."""
+    """Write a temporary file next to `file`; renaming it then takes one step. Each process has its own."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:

@@ -62,7 +62,7 @@ def _train(task: Task, features: Tensor, targets: Tensor, classes: int) -> tuple
 def _classes(task: Task) -> tuple[str, ...]:
     """All sites' classes, as the coordinator has gathered them."""
     try:
-        named = json.loads(str(task.told.get("classes", "")))
+        named = json.loads(str(task.info.get("classes", "")))
     except ValueError:
         named = None
     if not isinstance(named, list) or not all(isinstance(name, str) and name for name in named):

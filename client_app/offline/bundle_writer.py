@@ -40,16 +40,16 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
     if prepared.failure:
         # Over the network the site would have answered with noise; here a person reads this, and can correct it first.
         raise DataError(f"the records cannot be used ({prepared.failure}); nothing was charged")
-    told, key = _told(prepared.release), private_key(node, site)
+    facts, key = _facts(prepared.release), private_key(node, site)
     try:
-        staged = stage_file(file, pack_bundle(request, site, prepared.payload, told, key))
+        staged = stage_file(file, pack_bundle(request, site, prepared.payload, facts, key))
     except OSError as error:
         raise LedgerError(f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged") from None
     leave(gate, prepared.release, staged, file)
     if receipt := new_receipt(node, before):
         # Only now is it known. Where it finds no room the bundle is good without it.
         with suppress(OSError):
-            keep_file(file, pack_bundle(request, site, prepared.payload, told | receipt, key))
+            keep_file(file, pack_bundle(request, site, prepared.payload, facts | receipt, key))
     return prepared.release
 
 
@@ -63,6 +63,6 @@ def _check_first_answer(ledger: Ledger, request: Request, flower_run: str) -> No
         )
 
 
-def _told(release: Release) -> dict[str, Any]:
+def _facts(release: Release) -> dict[str, Any]:
     """The ledger's entry without the facts about clipping and the like, which are exact."""
     return {key: value for key, value in asdict(release).items() if key not in ("facts", "flower_run")}

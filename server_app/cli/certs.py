@@ -1,4 +1,4 @@
-"""The `coordinator certs` command: the papers that let sites trust the coordinator, and it them."""
+"""The `coordinator certs` command: certificates and keys by which coordinator and sites trust each other."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def unregister(
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
 ) -> None:
-    """Take a site's key back: whoever has it is put out at once, and not let in again."""
+    """Revoke a site's key: its holder is disconnected at once, and not let in again."""
     from server_app.deployment.control import check_connection
     from server_app.deployment.supernodes import forget
 

@@ -81,7 +81,7 @@ def plan(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds FedAvg would take.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Tell what a run will cost each site, before it starts: bytes, rounds, messages, privacy. Alternatives beside it."""
+    """Show what a run will cost each site, before it starts: bytes, rounds, messages, privacy; and alternatives."""
     from dataclasses import asdict
 
     from server_app.number_format import human_bytes
@@ -132,7 +132,7 @@ def show_preset(name: Annotated[str, typer.Argument(help="The preset to print, f
 def report(
     run: RunArgument,
     beside: Annotated[
-        list[Path] | None, typer.Option(help="Another run whose accuracy is drawn beside; may be given several times.")
+        list[Path] | None, typer.Option(help="Another run whose accuracy is drawn as well; may be given several times.")
     ] = None,
 ) -> None:
     """Write RUN/report.html again from what the run left."""
@@ -167,7 +167,7 @@ def relearn(
 
 
 def result_table(metrics: dict[str, Any]) -> Table:
-    """What people look for first: accuracies beside bytes."""
+    """What people look for first: accuracies and bytes."""
     from server_app.number_format import human_bytes
 
     table = Table(

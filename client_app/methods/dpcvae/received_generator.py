@@ -1,4 +1,4 @@
-"""A generator that came at the end of a run: kept by the site for its own use, and judged where that may be told."""
+"""A generator received at the end of a run: kept by the site for its own use, and evaluated where the result may leave."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _judged(task: Task, generator: Generator) -> Info:
     labels = labels_evenly(len(classes), task.run.dpcvae.synthetic)
     synthetic = LabelledEmbeddings(generator.draw(labels, stream(task.run.seed, "site", task.site)), labels)
     shared = head_on(synthetic, generator.header, task.run.head, task.run.seed)
-    found = mix(own, shared, task.run.head, task.run.seed, task.run.baseline.validation).told(test)
+    found = mix(own, shared, task.run.head, task.run.seed, task.run.baseline.validation).measures(test)
     like = generator.draw(test.labels, stream(task.run.seed, "fidelity", task.site))
     if len(test.labels) > 1:
         found |= fidelity(test.features, like, task.run.seed)

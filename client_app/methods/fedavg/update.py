@@ -1,4 +1,4 @@
-"""A site's part in a round of FedAvg and its relatives: the model comes, what it moved goes back."""
+"""A site's part in a round of FedAvg and its relatives: it receives the model, and sends how far its training moved it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.wire.model_proto import pack_parameters
 
 
 def update(task: Task) -> MethodOutput:
-    """Train the model that came on this site's records; return how it moved. Raises DataError, SurrogateError.
+    """Train the received model on this site's records; return how it moved. Raises DataError, SurrogateError.
 
     FedAvg (McMahan et al. 2017), FedProx (Li et al. 2020), FedSGD, SCAFFOLD (Karimireddy et al. 2020), DSFL, which sends
     the largest entries only, and DP-FedAvg and DP-FedProx, record-level, whose epsilon is that of all rounds together.

@@ -1,4 +1,4 @@
-"""A site's part in a round of FedLAP: the model comes; synthetic records that imitate its loss around the model go back."""
+"""A site's part in a round of FedLAP: it receives the model, and sends synthetic records that imitate its loss."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def approximate(task: Task) -> MethodOutput:
     facts |= {"mismatch-first": story.first, "mismatch-last": story.last}
     if isinstance(looks, PrivateGradient):
         facts |= looks.facts()
-    told = {} if private else {f"{name}-seconds": float(seconds) for name, seconds in story.seconds.items()}
-    return MethodOutput(payload, claim, events, facts, {**told}, kept)
+    timings = {} if private else {f"{name}-seconds": float(seconds) for name, seconds in story.seconds.items()}
+    return MethodOutput(payload, claim, events, facts, {**timings}, kept)
 
 
 def _in_place(

@@ -44,7 +44,7 @@ def task(folder: Path, run: RunConfig, training: Training) -> Task:
     node = NodeConfig(state_dir=str(folder))
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
     told = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
-    return Task(run, node, "s", found, question=training.question(), told=told)
+    return Task(run, node, "s", found, question=training.question(), info=told)
 
 
 def run(method: str, **settings: Any) -> RunConfig:

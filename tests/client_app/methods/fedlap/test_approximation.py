@@ -73,7 +73,7 @@ def task(folder: Path, config: RunConfig, *, round: int = 1, confirmed: int = 0,
     training = Training.begin(config, CLASSES, "f", 64)
     training.round = round - 1
     told = {"round": round, "lineage": "abc", "confirmed": confirmed}
-    return Task(config, NodeConfig(state_dir=str(folder)), "s", found, question=training.question(), told=told)
+    return Task(config, NodeConfig(state_dir=str(folder)), "s", found, question=training.question(), info=told)
 
 
 def sent(made: MethodOutput) -> Synthetic:
