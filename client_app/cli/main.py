@@ -152,7 +152,7 @@ def key(node_config: Node) -> None:
 def release(
     request: Annotated[Path, typer.Argument(help="What the coordinator requests, a file of `coordinator request`.")],
     node_config: Node,
-    out: Annotated[Path, typer.Option(help="The bundle to write; people carry it to the coordinator.")],
+    out: Annotated[Path, typer.Option(help="The bundle to write, for the coordinator.")],
     as_json: Json = False,
 ) -> None:
     """Release this site's surrogate into a signed file, where there is no network connection to the coordinator.

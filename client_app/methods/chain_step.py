@@ -1,4 +1,4 @@
-"""One site of a chain: open what came, add to it, keep the own head, and pass on, sealed where asked for."""
+"""One step of a chain: open the received relay, add to it, keep the own head, and pass it on, sealed where requested."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pass_on(task: Task, step: Step) -> MethodOutput:
 
 
 def kept_head(task: Task) -> Classifier:
-    """The head this site has from its hop in an open chain. Raises DataError when it has none."""
+    """The head this site has from its step of an unsealed chain. Raises DataError when it has none."""
     file = task.state / "head.pb"
     if not file.is_file():
         raise DataError(f"no head of this run in {str(file)!r}")

@@ -23,7 +23,7 @@ def distil_chain(task: Task) -> MethodOutput:
 
 
 def distil(task: Task) -> tuple[MethodOutput, Head]:
-    """This site's head, taught by its records and by the head that came (Hinton et al. 2015); the first site has no teacher.
+    """This site's head, taught by its records and by the received head (Hinton et al. 2015); the first site has no teacher.
 
     The loss is (1 - w) cross-entropy + w T^2 KL(teacher || own) at temperature T, both on the site's own features.
     """

@@ -1,4 +1,4 @@
-"""How good what came at the end of a run is on a site's own test records, by method."""
+"""How well the model received at the end of a run does on a site's own test records, by method."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ OF_A_ROUND = {"accuracy": "accuracy", "bytes_up": "bytes/up", "epsilon": "epsilo
 
 
 class Scalar(NamedTuple):
-    """A number at a step, which is a round or a hop; seconds since 1970."""
+    """A number at a step, which is a round or a step of a chain; seconds since 1970."""
 
     tag: str
     value: float

@@ -35,7 +35,8 @@ NOT_SHOWN = ("time", "event", "counts", "parts", "radii")
 
 @dataclass
 class SiteState:
-    """One site. bytes: sent up so far. seconds: of its own work, over all rounds. step: the round or hop of its last reply.
+    """One site. bytes: sent up so far. seconds: of its own work, over all rounds. step: the round or chain step of its last
+    reply.
 
     outcomes: every event of `OUTCOMES` with its reason, "" without one.
     """

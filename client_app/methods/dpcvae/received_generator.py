@@ -28,7 +28,7 @@ def generators(node: NodeConfig) -> Path:
 
 
 def use_generator(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Keep the generator that came, and say how well it serves here; what of that may leave the caller decides.
+    """Keep the received generator, and measure how well it serves here; the caller decides what of that may leave.
 
     Raises SurrogateError for a generator that is none of this run's, or of a run the site has taken no part in; DataError
     where it cannot be judged.
