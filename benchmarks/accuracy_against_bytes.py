@@ -20,7 +20,7 @@ from rich.progress import track
 
 from client_app.datasets.partition import share
 from client_app.features.site_features import dataset_features, usable
-from client_app.methods.fedpft.surrogate import make_surrogate
+from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from client_app.methods.pooled_baselines import compare
 from client_app.node_config import NodeConfig
 from common.config.flat_settings import parse_overrides
@@ -64,7 +64,7 @@ def federate(run: RunConfig, data: Data) -> tuple[Head, int]:
     payloads = []
     for site, (features, labels, classes) in enumerate(data.parts):
         payloads.append(
-            pack_surrogate(make_surrogate(features, labels, classes, data.fingerprint, str(site), run).surrogate)
+            pack_surrogate(make_surrogate(SiteData(features, labels, classes, data.fingerprint, str(site)), run).surrogate)
         )
     head = learn([unpack_surrogate(payload) for payload in payloads], run, "cpu").head
     return unpack_head(pack_head(head)), sum(map(len, payloads))

@@ -45,7 +45,7 @@ def scores(model: Classifier, data: Federation, run: RunConfig) -> dict[str, flo
     for site in data.sites:
         # As they are: every head brings them to the norm it wants.
         own, test = (LabelledEmbeddings(part.features, part.labels) for part in (site.train, site.test))
-        told = mix(own, model, run.head, run.seed, run.baseline.validation).told(test)
+        told = mix(own, model, run.head, run.seed, run.baseline.validation).measures(test)
         for key, value in told.items():
             found[key].append(100 * value)
     return {key: statistics.mean(values) for key, values in found.items()}

@@ -43,7 +43,7 @@ def work(settings: dict[str, Any], data: Federation, records: int) -> tuple[Meth
     training = Training.begin(run, found.classes, found.fingerprint, train.features.shape[1])
     with tempfile.TemporaryDirectory() as folder:
         task = Task(run, NodeConfig(state_dir=folder), "0", replace(found, train=train), question=training.question())
-        task = replace(task, told={"round": 1, "lineage": "cost"})
+        task = replace(task, info={"round": 1, "lineage": "cost"})
         started = time.perf_counter()
         made = method_of(run)(task)
         return made, time.perf_counter() - started

@@ -20,7 +20,7 @@ from _report import RESULTS, report, shared
 from accuracy_against_bytes import Data, judge, load
 from rich.progress import track
 
-from client_app.methods.fedpft.surrogate import make_surrogate
+from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common.config.flat_settings import parse_overrides
 from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
@@ -53,7 +53,9 @@ OPEN = {"spherical": 1, "diag": 1, "lowrank": 64}
 
 def federate(run: RunConfig, data: Data, row: str, centre: torch.Tensor | None = None) -> tuple[Head, int]:
     payloads = [
-        pack_surrogate(make_surrogate(features, labels, classes, data.fingerprint, str(site), run, centre=centre).surrogate)
+        pack_surrogate(
+            make_surrogate(SiteData(features, labels, classes, data.fingerprint, str(site)), run, centre=centre).surrogate
+        )
         for site, (features, labels, classes) in enumerate(data.parts)
     ]
     surrogates = [unpack_surrogate(payload) for payload in payloads]

@@ -12,7 +12,7 @@ from sklearn.mixture import GaussianMixture
 from torch.utils.data import DataLoader
 
 from client_app.datasets.partition import partition
-from client_app.methods.fedpft.surrogate import make_surrogate
+from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
 from common.surrogates.covariances import Diagonal, Spherical
@@ -58,7 +58,10 @@ def main() -> None:
     for family, components in (("spherical", 1), ("diag", 10)):
         run = parse_run_config({"alpha": 0.1, "fedpft.covariance": family, "fedpft.components": components})
         parts = partition(labels, None, RunConfig(alpha=0.1), 10)
-        made = [make_surrogate(features[part], labels[part], names, "x", str(site), run) for site, part in enumerate(parts)]
+        made = [
+            make_surrogate(SiteData(features[part], labels[part], names, "x", str(site)), run)
+            for site, part in enumerate(parts)
+        ]
         surrogates = [unpack_surrogate(pack_surrogate(each.surrogate)) for each in made]
         heads: Heads = {}
 

@@ -31,7 +31,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.query("compare")
 def query(message: Message, context: Context) -> Message:
-    """In a simulation, judge the model on all test data, beside baselines."""
+    """In a simulation, judge the model on all test data, next to baselines."""
     return _answer(message, context, "comparison")
 
 
@@ -55,19 +55,19 @@ def head(message: Message, context: Context) -> Message:
 
 def _answer(message: Message, context: Context, work: str) -> Message:
     """Do the work; on any failure tell the coordinator a code, and keep the detail in this site's own log."""
-    said: dict[str, ConfigRecordValues] = {"status": "internal"}
+    reported: dict[str, ConfigRecordValues] = {"status": "internal"}
     try:
         from client_app.requests import answer, introduce
 
         node, site = introduce(context.node_config, context.node_id)
-        said["site"] = site
+        reported["site"] = site
         return Message(answer(work, message.content, context.run_config, str(context.run_id), node, site), reply_to=message)
     except FedSurrogateError as error:
         log.error("%s: %s", error.code, error)
-        said["status"] = error.code
+        reported["status"] = error.code
     except KeyboardInterrupt:
         raise
     except BaseException:
         # Not only what is an Exception: libraries call sys.exit, and a panic in one written in Rust is none.
         log.exception("unexpected failure")
-    return Message(RecordDict({"info": ConfigRecord(said)}), reply_to=message)
+    return Message(RecordDict({"info": ConfigRecord(reported)}), reply_to=message)

@@ -12,7 +12,7 @@ from pathlib import Path
 from client_app.features.site_features import SiteFeatures, check_addressee, load_site, site_name
 from client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
 from client_app.governance.policy import policy_of
-from client_app.governance.release import entry, leave, prepare, stage_file
+from client_app.governance.release import SurrogateRequest, entry, leave, prepare, stage_file
 from client_app.governance.sealed_only import check_work, in_clear
 from client_app.governance.uncharged import with_records, without_records
 from client_app.governance.work_limits import admit
@@ -42,7 +42,7 @@ log = logging.getLogger("fedsurrogate.site")
 
 @dataclass(frozen=True)
 class Asked:
-    """A message, and whom it reached."""
+    """A message, and the site that received it."""
 
     content: Record
     run: RunConfig
@@ -70,9 +70,9 @@ def answer(
     _, asked = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
     admit(run, node, policy, flower_run)
     before = check_receipts(node, asked.get("receipts", ""))
-    payload, told = WORK[work](Asked(content, run, node, site, flower_run))
-    told = in_clear(policy, work, told)
-    info: Info = {"status": "ok"} | told | new_receipt(node, before) | {"site": site}
+    payload, reported = WORK[work](Asked(content, run, node, site, flower_run))
+    reported = in_clear(policy, work, reported)
+    info: Info = {"status": "ok"} | reported | new_receipt(node, before) | {"site": site}
     return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
 
 
@@ -82,16 +82,16 @@ def _surrogate(asked: Asked) -> Answer:
     if info.get("run") != run_digest(run):
         raise SurrogateError(f"asked for run {info.get('run')!r}, but these settings are run {run_digest(run)!r}")
     gate = open_gate(node, run, asked.flower_run)
-    prepared = prepare(run, node, site, gate, asked.flower_run, question, info)
-    told: Info = {"simulated": prepared.found.simulated, **prepared.answer}
+    prepared = prepare(SurrogateRequest(run, node, site, asked.flower_run, question, info), gate)
+    reported: Info = {"simulated": prepared.found.simulated, **prepared.answer}
     if not run.epsilon or prepared.found.simulated:
         # How long the work took tells how many records there are; under differential privacy nothing exact leaves.
-        told |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
+        reported |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
     if prepared.keep is None:
         gate.let_out(prepared.release)
     else:
         leave(gate, prepared.release, _staged(*prepared.keep, prepared.must_keep), prepared.keep[0])
-    return prepared.payload, told
+    return prepared.payload, reported
 
 
 def _staged(file: Path, content: bytes, must_keep: bool) -> Path | None:
@@ -112,16 +112,16 @@ def _introduction(asked: Asked) -> Answer:
     found = without_records(run, node) if is_protected(run, node) else load_site(run, node)
     dimension = found.train.features.shape[1]
     gate.check_size(run, dimension, len(run.classes))
-    told: Info = {"fingerprint": found.fingerprint, "dimension": dimension, "simulated": found.simulated}
+    reported: Info = {"fingerprint": found.fingerprint, "dimension": dimension, "simulated": found.simulated}
     # Which classes a site has may be private; then the run names all there are.
     if not run.classes and (found.simulated or gate.exact_numbers_may_leave(run)):
         limits = SiteLimits(smallest_class=gate.smallest_class(run.mechanism))
-        told["classes"] = json.dumps(Task(run, node, site, found, limits).classes)
+        reported["classes"] = json.dumps(Task(run, node, site, found, limits).classes)
         if not found.simulated:
-            gate.let_out(entry(run, asked.flower_run, MethodOutput(str(told["classes"]).encode())))
+            gate.let_out(entry(run, asked.flower_run, MethodOutput(str(reported["classes"]).encode())))
     if run.fedpft.seal:
-        told["key"] = public_key(private_key(node, site)).hex()
-    return None, told
+        reported["key"] = public_key(private_key(node, site)).hex()
+    return None, reported
 
 
 def _head(asked: Asked) -> Answer:
@@ -131,7 +131,7 @@ def _head(asked: Asked) -> Answer:
     gate.check_request(run)
     if run.epsilon or run.fedpft.seal:
         raise PolicyError("a head that its site has trained on its own records does not leave a private or sealed run")
-    made = MethodOutput(pack_classifier(kept_head(Task(run, node, site, load_site(run, node), told=info))))
+    made = MethodOutput(pack_classifier(kept_head(Task(run, node, site, load_site(run, node), info=info))))
     gate.let_out(entry(run, asked.flower_run, made))
     return made.payload, {}
 
@@ -145,22 +145,25 @@ def _evaluation(asked: Asked) -> Answer:
         with_records(run, node, lambda found, here: _judge(replace(asked, node=here), found, gate))
         return None, {}
     found = load_site(run, node)
-    told = _judge(asked, found, gate)
+    reported = _judge(asked, found, gate)
     if not found.simulated:
         if not gate.exact_numbers_may_leave(run):
             return None, {}
-        gate.let_out(entry(run, asked.flower_run, MethodOutput(json.dumps(told).encode())))
-    return None, told | {"simulated": found.simulated}
+        gate.let_out(entry(run, asked.flower_run, MethodOutput(json.dumps(reported).encode())))
+    return None, reported | {"simulated": found.simulated}
 
 
 def _judge(asked: Asked, found: SiteFeatures, gate: Gate) -> Info:
-    """How good what came is on this site's own test records."""
+    """How well the received model does on this site's own test records."""
     payload, _ = from_record(asked.content, LARGEST_MODEL)
-    told = evaluate(Task(asked.run, asked.node, asked.site, found, question=payload), gate, asked.flower_run)
+    reported = evaluate(Task(asked.run, asked.node, asked.site, found, question=payload), gate, asked.flower_run)
     log.info(
-        "the model of run %s is right for %s of %s test records here", run_digest(asked.run), told["correct"], told["tested"]
+        "the model of run %s is right for %s of %s test records here",
+        run_digest(asked.run),
+        reported["correct"],
+        reported["tested"],
     )
-    return told
+    return reported
 
 
 def _comparison(asked: Asked) -> Answer:
@@ -175,7 +178,7 @@ def _comparison(asked: Asked) -> Answer:
 
 
 def _open_log(node: NodeConfig) -> None:
-    """The site's own log: a rotating file in its state folder, beside what the console shows."""
+    """The site's own log: a rotating file in its state folder, next to what the console shows."""
     node.state.mkdir(parents=True, exist_ok=True)
     path = node.state / "site.log"
     if not any(isinstance(h, RotatingFileHandler) and h.baseFilename == str(path.absolute()) for h in log.handlers):

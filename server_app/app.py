@@ -31,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
 def _wait_for_ray() -> None:
     """Let Flower's simulation start Ray first, which happens in this same process.
 
-    When Ray does not start, no half-begun run folder is left; and nobody forks while torch's libraries are being loaded.
+    When Ray does not start, no half-begun run folder is left; and nothing forks while torch's libraries are being loaded.
     """
     end = time.monotonic() + RAY_SECONDS
     while time.monotonic() < end:

@@ -55,8 +55,8 @@ def learn_from_files(
     """Learn one head from what sites have answered a request with; return the run folder.
 
     bundles: count only where a key of `keys_file` has signed them for this request. run_folders: of runs whose surrogates
-    came over an authenticated network. unsigned: single surrogates (*.pb). For the last two a person vouches by naming them
-    here. What is signed counts first: a site counts once. A file that is refused is named in the run folder, and the others
+    arrived over an authenticated network. unsigned: single surrogates (*.pb). Who names files of the last two kinds vouches
+    for them. What is signed counts first: a site counts once. A refused file is named in the run folder, and the others
     count. local: settings of this machine, such as output-dir. Raises ConfigError before anything is written, and RunError,
     with a complete run folder, where too few files are left.
     """

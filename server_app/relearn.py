@@ -13,8 +13,9 @@ from common.config.run_config import parse_run_config, pick_device
 from common.errors import RunError
 from common.models.classifiers import Classifier
 from common.surrogates.surrogates import class_order
+from common.wire.model_files import save_model
 from common.wire.records import unpack_question
-from server_app.runs.folder import read_json, read_payloads, save_model
+from server_app.runs.run_view import read_json, read_payloads
 from strategies import stored_strategy
 from strategies.base.collection import Unrecorded
 from strategies.base.one_shot import CENTRE_FILE, in_order

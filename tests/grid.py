@@ -30,10 +30,10 @@ import server_app.federate
 from client_app import app as client_app
 from client_app.governance.gate import open_ledger
 from client_app.node_config import parse_node_config
+from common.config.flat_settings import flatten
 from common.errors import FedSurrogateError
 from common.wire.records import INFO, PAYLOAD, record_bytes
 from server_app import app as server_app
-from server_app.runs.folder import flatten
 
 Scalar = str | int | float | bool
 NodeConfig = dict[str, Scalar]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from client_app.methods.fedpft.surrogate import make_surrogate
+from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common import surrogate_pb2 as pb
 from common.config.run_config import RunConfig
 from common.surrogates.surrogates import AnySurrogate, Surrogate
@@ -93,7 +93,7 @@ def surrogate_of(
     features, labels = data
     if attack is not None:
         features, labels = attack.forge(features, labels, len(classes))
-    made = make_surrogate(features, labels, classes, fingerprint, site, run).surrogate
+    made = make_surrogate(SiteData(features, labels, classes, fingerprint, site), run).surrogate
     if attack is not None and attack.counts:
         if isinstance(made, Surrogate):
             made.mixtures.counts[:] = attack.counts

@@ -31,7 +31,7 @@ UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "
 GENERATED = {"common/surrogate_pb2.py"}
 # Not ruled by the limit on lines: generated code, and a page of HTML that happens to lie in a Python file.
 LONG = GENERATED | {"server_app/report/page.py"}
-MOST_LINES, MOST_FILES = 300, 12
+MOST_LINES, MOST_FILES, MOST_PARAMETERS = 300, 12, 7
 HEAVY = ("torchvision", "open_clip", "timm", "matplotlib", "sklearn", "datasets", "pyarrow", "pydicom")
 
 
@@ -89,6 +89,30 @@ def test_nothing_is_ever_unpickled(path: str) -> None:
 @pytest.mark.parametrize("path", sources(*ROOMS, "benchmarks", "deploy"))
 def test_a_file_has_at_most_300_lines(path: str) -> None:
     assert path in LONG or len((ROOT / path).read_text().splitlines()) <= MOST_LINES
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    """All parameters of a function but `self` and `cls`."""
+    found = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return [each for each in found if each.arg not in ("self", "cls")]
+
+
+def is_command(path: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether Typer makes a command of it: its parameters are what people type, one option each."""
+    return "/cli/" in path and any(
+        each.annotation and "typer." in ast.unparse(each.annotation) for each in parameters(function)
+    )
+
+
+@pytest.mark.parametrize("path", sources(*ROOMS))
+def test_a_function_has_at_most_seven_parameters(path: str) -> None:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_command(path, node):
+            names = [each.arg for each in parameters(node)]
+            assert len(names) <= MOST_PARAMETERS, (
+                f"{path} line {node.lineno}: {node.name} has {len(names)} parameters; group those that name one thing in a "
+                "frozen dataclass"
+            )
 
 
 FOLDERS = sorted({path.rpartition("/")[0] for path in sources(*ROOMS)})

@@ -19,7 +19,7 @@ from common.errors import ConfigError, SurrogateError
 from common.methods import FEDPFT_CHAIN, METHODS, MethodSpec, method_named
 from common.rules.spec import Field, check_fields, count, load
 from server_app.relearn import relearn
-from server_app.runs.folder import read_payloads
+from server_app.runs.run_view import read_payloads
 from strategies.base.federation import Federation
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
 

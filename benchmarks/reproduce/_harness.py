@@ -170,7 +170,7 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
         told: Info = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
         question = training.question()
         started = time.perf_counter()
-        made = [method_of(run)(replace(task, question=question, told=told)) for task in tasks]
+        made = [method_of(run)(replace(task, question=question, info=told)) for task in tasks]
         seconds += time.perf_counter() - started
         for each in made:
             if each.keep is not None:
@@ -207,7 +207,7 @@ def _along(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
     heads = []
     for number, task in enumerate(tasks, start=1):
         told: Info = {"hop": number, "lineage": "harness", "classes": json.dumps(data.classes)}
-        asked = replace(task, question=relay, told=told)
+        asked = replace(task, question=relay, info=told)
         relay = method_of(run)(asked).payload
         sent += len(relay)
         heads.append(kept_head(asked))

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from client_app.cli.options import Json, MaybeNode, Run, console, node_of
+from client_app.cli.options import MaybeNode, node_of
 from client_app.node_config import NodeConfig
-from common.config.flat_settings import parse_overrides
-from common.config.run_config import RunConfig, parse_run_config
+from common.command_line import Json, RunSettings, console, run_config_of
+from common.config.run_config import RunConfig
 
 if TYPE_CHECKING:
     from client_app.diagnostics.connection_checks import Finding
@@ -25,7 +25,7 @@ STYLES = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 def doctor(
     node_config: MaybeNode = None,
-    run_config: Run = None,
+    run_config: RunSettings = None,
     superlink: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="The coordinator; without it only this machine is examined.")
     ] = "",
@@ -45,7 +45,7 @@ def doctor(
     """
     from client_app.diagnostics.connection_checks import Link, check_link
 
-    run, node = parse_run_config(parse_overrides(run_config or [])), node_of(node_config or [])
+    run, node = run_config_of(run_config), node_of(node_config or [])
     link = Link.parse(superlink, root_certificates, auth_supernode_private_key) if superlink else None
     found = []
     for each in chain(

@@ -1,4 +1,4 @@
-"""The `site` commands for what a generator makes: a synthetic set, classifiers beside the site's own, strangeness."""
+"""The `site` commands for what a generator makes: a synthetic set, classifiers, out-of-distribution scores."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from client_app.cli.options import Json, Node, Run, console, node_of
-from common.config.flat_settings import parse_overrides
-from common.config.run_config import RunConfig, parse_run_config
+from client_app.cli.options import Node, node_of
+from common.command_line import Json, RunSettings, console, run_config_of
+from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def synthesize(
     generator, manifest = read_generator(file), read_manifest(file)
     classes = generator.header.classes
     if total and not sum(generator.shares):
-        raise ConfigError("--total: no site has told how many records of a class there are; use --per-class")
+        raise ConfigError("--total: no site has reported how many records of a class there are; use --per-class")
     labels = labels_like(generator.shares, total) if total else labels_evenly(len(classes), per_class)
     kept = {key: value for key, value in manifest.items() if key != "settings"}
     write_synthetic_set(out, generator, labels, seed, kept)
@@ -66,14 +66,14 @@ def synthesize(
     if privacy is None:
         console.print("no differential privacy: the generator was trained without it", style="yellow")
     else:
-        said = f"epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}, to {privacy['relation']}"
-        console.print(said, soft_wrap=True)
+        budget = f"epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}, to {privacy['relation']}"
+        console.print(budget, soft_wrap=True)
 
 
 def classify(
     file: File,
     node_config: Node,
-    run_config: Run = None,
+    run_config: RunSettings = None,
     groups: Annotated[str, typer.Option(metavar="'name=class,class; ...'", help="Coarser labels; every class in one.")] = "",
     validation: Annotated[float, typer.Option(min=0.01, max=0.9, help="Share of the training records that chooses.")] = 0.2,
     out: Annotated[Path | None, typer.Option(help="Write both heads and the share: safetensors.")] = None,
@@ -87,7 +87,7 @@ def classify(
     from common.surrogates.surrogates import Header
 
     _check_writable(out)
-    run = parse_run_config(parse_overrides(run_config or []))
+    run = run_config_of(run_config)
     synthetic, found = _opened(file, run, node_config)
     names, group = grouped(groups, synthetic.classes) if groups else (synthetic.classes, None)
     own, test, made = _records(synthetic, found)
@@ -114,26 +114,26 @@ def classify(
 def ood(
     file: File,
     node_config: Node,
-    run_config: Run = None,
+    run_config: RunSettings = None,
     unknown: Annotated[
         str, typer.Option(metavar="class,class", help="Classes to hide, to see whether they are found.")
     ] = "",
     out: Annotated[Path | None, typer.Option(help="Write every test record's score: CSV.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Score how strange this site's test records are beside synthetic embeddings of all sites, beside its own, and both.
+    """Score how far out of distribution this site's test records are: against synthetic embeddings, its own, and both.
 
     The score is the squared Mahalanobis distance to the nearest class. With --unknown those classes are left out of what
     is known, as are all that the run does not have; the area under the ROC curve tells how well the scores find them.
     """
     import torch
 
-    from client_app.methods.dpcvae.downstream import LabelledEmbeddings, ranks_above, strangeness
+    from client_app.methods.dpcvae.downstream import LabelledEmbeddings, out_of_distribution, ranks_above
     from client_app.methods.dpcvae.received_generator import site_records
     from common.privacy.gaussian_mechanism import clip
 
     _check_writable(out)
-    run = parse_run_config(parse_overrides(run_config or []))
+    run = run_config_of(run_config)
     synthetic, found = _opened(file, run, node_config)
     own, made = site_records(found, synthetic.classes, "train"), LabelledEmbeddings(synthetic.features, synthetic.labels)
     hidden = [name.strip() for name in unknown.split(",") if name.strip()]
@@ -150,9 +150,9 @@ def ood(
     features, labels = clip(found.test.features.double(), 0.0)[0].float(), found.test.labels
     if not len(labels):
         raise DataError("no test record at this site")
-    strange = torch.tensor([name in hidden or name not in synthetic.classes for name in found.classes])
-    scores = {name: strangeness(each, features) for name, each in known.items() if len(each.labels) > 1}
-    outside = strange[labels]
+    foreign = torch.tensor([name in hidden or name not in synthetic.classes for name in found.classes])
+    scores = {name: out_of_distribution(each, features) for name, each in known.items() if len(each.labels) > 1}
+    outside = foreign[labels]
     areas = {n: ranks_above(s[~outside], s[outside]) for n, s in scores.items() if outside.any() and not outside.all()}
     if out is not None:
         rows = zip(labels.tolist(), *(score.tolist() for score in scores.values()), strict=True)
@@ -164,7 +164,7 @@ def ood(
     if as_json:
         print(json.dumps({"tested": len(labels), "unknown": hidden, "median": medians, "area": areas}, indent=2))
         return
-    table = Table("beside", "median score", "finds the unknown (AUROC)", title=f"{len(labels)} test records")
+    table = Table("against", "median score", "finds the unknown (AUROC)", title=f"{len(labels)} test records")
     for name, median in medians.items():
         table.add_row(name, f"{median:.4g}", f"{areas[name]:.3f}" if name in areas else "")
     console.print(table)

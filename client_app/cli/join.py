@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from client_app.cli.options import Node, console, node_of
+from client_app.cli.options import Node, node_of
 from client_app.diagnostics.connection_checks import Link
 from client_app.governance.policy import load_policy
 from client_app.node_config import NodeConfig
+from common.command_line import console
 from common.errors import ConfigError
 
 FILES = ("policy", "peers", "weights-path")

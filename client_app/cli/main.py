@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from client_app.cli.doctor import doctor
 from client_app.cli.generator import classify, ood, synthesize
 from client_app.cli.join import join
-from client_app.cli.options import Json, MaybeNode, Node, Run, console, node_of
+from client_app.cli.options import MaybeNode, Node, node_of
 from client_app.governance.policy import DEFAULT, Policy, load_policy
-from common.config.flat_settings import parse_overrides
-from common.config.run_config import RunConfig, parse_run_config
-from common.errors import ConfigError, FedSurrogateError
+from common.command_line import Json, RunSettings, console, new_app, print_error, run_command, run_config_of
+from common.config.run_config import RunConfig
+from common.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-policy_app = typer.Typer(no_args_is_help=True, help="The file that says what may leave.")
+app = new_app(__doc__)
+policy_app = new_app("The file that says what may leave.")
 app.add_typer(policy_app, name="policy")
 for command in (join, doctor, synthesize, classify, ood):
     app.command()(command)
@@ -154,7 +152,7 @@ def key(node_config: Node) -> None:
 def release(
     request: Annotated[Path, typer.Argument(help="What the coordinator requests, a file of `coordinator request`.")],
     node_config: Node,
-    out: Annotated[Path, typer.Option(help="The bundle to write; people carry it to the coordinator.")],
+    out: Annotated[Path, typer.Option(help="The bundle to write, for the coordinator.")],
     as_json: Json = False,
 ) -> None:
     """Release this site's surrogate into a signed file, where there is no network connection to the coordinator.
@@ -200,14 +198,14 @@ def policy_check(
 
 
 @app.command("dry-run")
-def dry_run_command(node_config: Node, run_config: Run = None, as_json: Json = False) -> None:
+def dry_run_command(node_config: Node, run_config: RunSettings = None, as_json: Json = False) -> None:
     """Work out what would leave under a run's settings, how noisy and at which epsilon. Nothing leaves.
 
     Exits with 1 when the gate would refuse it, or when the records cannot be used and only noise would leave.
     """
     from client_app.offline.dry_run import dry_run
 
-    found = dry_run(parse_run_config(parse_overrides(run_config or [])), node_of(node_config))
+    found = dry_run(run_config_of(run_config), node_of(node_config))
     if as_json:
         print(json.dumps(found.facts, indent=2))
     else:
@@ -216,7 +214,7 @@ def dry_run_command(node_config: Node, run_config: Run = None, as_json: Json = F
             table.add_row(key.replace("_", " "), _text(value))
         console.print(table)
     if found.refusal:
-        Console(stderr=True, highlight=False).print(found.refusal, style="red", markup=False, soft_wrap=True)
+        print_error(found.refusal)
         raise typer.Exit(1)
 
 
@@ -224,7 +222,7 @@ def dry_run_command(node_config: Node, run_config: Run = None, as_json: Json = F
 def features(
     out: Annotated[Path, typer.Option(help="The safetensors file to write: x, y, and the backbone's fingerprint.")],
     node_config: Node,
-    run_config: Run = None,
+    run_config: RunSettings = None,
 ) -> None:
     """Write the features of a folder of images to a file: for public images, see fedpft.public, or for another day."""
     from safetensors.torch import save_file
@@ -232,7 +230,7 @@ def features(
     from client_app.datasets.partition import share
     from client_app.features.site_features import dataset_features, usable
 
-    run, node = parse_run_config(parse_overrides(run_config or [])), node_of(node_config)
+    run, node = run_config_of(run_config), node_of(node_config)
     part = share(run, node)
     found = dataset_features(part.dataset, run, node)
     records = usable(part.dataset, found, part.train)
@@ -256,12 +254,8 @@ def _text(value: object) -> str:
 
 
 def main() -> None:
-    """Entry point: a mistake is one line on stderr and exit code 1."""
-    try:
-        app()
-    except FedSurrogateError as error:
-        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        sys.exit(1)
+    """Entry point."""
+    run_command(app)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,13 @@
-"""Options that several `site` commands share."""
+"""Options of `site` commands alone; those of both commands are in `common.command_line`."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from client_app.node_config import NodeConfig, parse_node_config
 from common.config.flat_settings import parse_overrides
-
-# Patterns, paths and reasons are shown as they are: "[a-z]" is no markup in them.
-console = Console(highlight=False, markup=False, emoji=False)
 
 _NODE = typer.Option(
     "--node-config",
@@ -21,11 +17,6 @@ _NODE = typer.Option(
 )
 Node = Annotated[list[str], _NODE]
 MaybeNode = Annotated[list[str] | None, _NODE]
-Run = Annotated[
-    list[str] | None,
-    typer.Option("-c", "--run-config", metavar="'key=value ...'", help="Settings of the run; strings in quotes."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 def node_of(texts: list[str]) -> NodeConfig:

@@ -85,7 +85,7 @@ class Dataset:
 
     labels: (n,) int64, indices into `classes`. is_train: (n,) bool. origin: value of the site column per record.
     key: names the content and order of the records; equal keys may share cached features.
-    fingerprint: of the backbone that made `features`, where their file tells. patients: whose each record is, where told.
+    fingerprint: of the backbone that made `features`, where their file names it. patients: of each record, where known.
     drawn: whether the split was drawn here, because the files make none. burned_in: images that say of themselves that text
     is burned into their pixels. left_out: why single records are missing, one text a reason. whole, rows: the records of all
     classes, and which of them these are (n,), where a run asks for some classes only; features are computed for all once, so

@@ -69,7 +69,7 @@ def read_dicom(
     if table:
         images, records = _by_table(root, table, label_column, site_column, patient_column, left)
     else:
-        refuse_columns(f"'{root}' has no table with columns; put one beside the images", site_column, patient_column)
+        refuse_columns(f"'{root}' has no table with columns; put one next to the images", site_column, patient_column)
         images, records = _by_folder(root, label_column, left)
     _refuse_frames(images, frames, left)
     decoders = _decoders(images, left)
@@ -92,7 +92,7 @@ def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[_Imag
     if not found and not left.one_by_one:
         raise DataError(
             f"'{root}' has no files in class folders; it has {listing(root)}; put a table with the column {label_column!r} "
-            f"and one of {', '.join(KEYS)} beside them, or make one folder per class"
+            f"and one of {', '.join(KEYS)} next to them, or make one folder per class"
         )
     images = _scan(root, [path for path, _ in found], left)
     position = {path: index for index, (path, _) in enumerate(found)}
@@ -104,10 +104,10 @@ def _by_table(
     root: Path, table: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
 ) -> tuple[list[_Image], Records]:
     columns = read_table(table, (label_column, patient_column, *KEYS), left)
-    told = [column for column in (label_column, site_column, patient_column) if column]
-    require_columns(table, told, list(columns))
+    given = [column for column in (label_column, site_column, patient_column) if column]
+    require_columns(table, given, list(columns))
     key = key_of(table, list(columns))
-    rows = _rows(table, columns, key, told + ["split"] * ("split" in columns), left)
+    rows = _rows(table, columns, key, given + ["split"] * ("split" in columns), left)
     scanned = _scan(root, sorted(path for path in root.rglob("*") if path.is_file() and path != table), left)
     images = [image for image in scanned if image.keys[key] in rows]
     if not images and not left.one_by_one:
@@ -138,18 +138,18 @@ def key_of(table: Path, columns: Sequence[str]) -> str:
     return key
 
 
-def _rows(table: Path, columns: dict[str, list[Any]], key: str, told: Sequence[str], left: LeftOut) -> dict[str, int]:
+def _rows(table: Path, columns: dict[str, list[Any]], key: str, given: Sequence[str], left: LeftOut) -> dict[str, int]:
     """Index of the row for every value of the key. Rows are named by number in errors, never by what is in them."""
     rows: dict[str, int] = {}
     torn: set[str] = set()
-    for row, (value, label) in enumerate(zip(columns[key], columns[told[0]], strict=True)):
+    for row, (value, label) in enumerate(zip(columns[key], columns[given[0]], strict=True)):
         text = "" if value is None else str(value).strip()
         if not text or label in (None, ""):
-            left.note_unread(1, f"row {row + 1} of '{table}' has no {key} or no {told[0]}; fill it in or remove it")
+            left.note_unread(1, f"row {row + 1} of '{table}' has no {key} or no {given[0]}; fill it in or remove it")
             continue
         name = Path(text).as_posix() if key == "path" else text
         first = rows.setdefault(name, row)
-        if differing := [name for name in told if columns[name][first] != columns[name][row]]:
+        if differing := [name for name in given if columns[name][first] != columns[name][row]]:
             left.note_unread(
                 1,
                 f"rows {first + 1} and {row + 1} of '{table}' name the same {key} but differ in {differing[0]!r}; keep one, "
@@ -167,13 +167,13 @@ def _scan(root: Path, files: Sequence[Path], left: LeftOut) -> list[_Image]:
     # pydicom warns of malformed values by showing them, and a value may be a patient's.
     config.settings.reading_validation_mode = config.IGNORE
     images: list[_Image] = []
-    strangers = without = 0
+    foreign = without = 0
     broken: list[str] = []
     for file in files:
         try:
             image = _read_header(root, file)
         except InvalidDicomError:
-            strangers += 1
+            foreign += 1
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # pydicom and its plugins raise nearly anything on a damaged file.
@@ -183,12 +183,14 @@ def _scan(root: Path, files: Sequence[Path], left: LeftOut) -> list[_Image]:
                 images.append(image)
             else:
                 without += 1
-    said = f"{strangers} files are no DICOM, {without} hold no image (DICOMDIR, reports), {len(broken)} are broken"
-    said += f", such as {broken[0]}" if broken else ""
+    summary = f"{foreign} files are no DICOM, {without} hold no image (DICOMDIR, reports), {len(broken)} are broken"
+    summary += f", such as {broken[0]}" if broken else ""
     if not images and not left.one_by_one:
-        raise DataError(f"no DICOM image among {len(files)} files in '{root}': {said}; see data-dir and who may read them")
+        raise DataError(
+            f"no DICOM image among {len(files)} files in '{root}': {summary}; see data-dir and who may read them"
+        )
     if len(images) < len(files):
-        LOG.log(logging.WARNING if broken else logging.INFO, "'%s': %d DICOM images; %s", root, len(images), said)
+        LOG.log(logging.WARNING if broken else logging.INFO, "'%s': %d DICOM images; %s", root, len(images), summary)
     return images
 
 
@@ -214,9 +216,9 @@ def _read_header(root: Path, file: Path) -> _Image | None:
 def _patients(images: Sequence[_Image], left: LeftOut) -> tuple[str, ...]:
     """A number for every patient, in order of appearance: an ID, or a hash of it, which trying all IDs undoes, would last.
 
-    A file may leave out who issued its ID where others tell. Images without a patient are left out or refused: they could
-    be those of any. In a private run an ID is one patient, whoever issued it: otherwise another patient's file would decide
-    whose this one is.
+    A file may leave out who issued its ID where others name it. Images without a patient are left out or refused: they could
+    be those of any. In a private run an ID is one patient, whichever hospital issued it: otherwise another patient's
+    file would decide whose this one is.
     """
     issuers: dict[str, set[str]] = defaultdict(set)
     for image in images:
@@ -250,7 +252,7 @@ def _refuse_folders_of_patients(root: Path, labels: Sequence[str], patients: Seq
     if len(owners) > 1 and all(len(own) == 1 for own in owners.values()):
         raise DataError(
             f"each of the {len(owners)} folders in '{root}' holds one patient alone, so they are no classes; put a table of "
-            "labels beside them"
+            "labels next to them"
         )
 
 

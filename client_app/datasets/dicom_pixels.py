@@ -46,8 +46,8 @@ def open_dicom(file: Path, frame: int = 0) -> Image.Image:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # Decoders raise nearly anything on a damaged file; a panic in Rust is no Exception.
-        said = " ".join(str(error).split())
-        raise DataError(f"'{file}' cannot be shown ({type(error).__name__}: {said}); export it again") from error
+        why = " ".join(str(error).split())
+        raise DataError(f"'{file}' cannot be shown ({type(error).__name__}: {why}); export it again") from error
     return Image.fromarray(shown).convert("RGB")
 
 

@@ -35,12 +35,12 @@ def read_imagefolder(
     root, table = find_table(folder, name)
     if table:
         return _read_path_table(root, table, label_column, site_column, patient_column, left)
-    refuse_columns(f"'{root}' has no table with columns; put one beside the images", site_column, patient_column)
+    refuse_columns(f"'{root}' has no table with columns; put one next to the images", site_column, patient_column)
     found, is_train = in_class_folders(root, lambda path: path.suffix.lower() in IMAGE_SUFFIXES)
     if not found and not left.one_by_one:
         raise DataError(
             f"'{root}' has no images in class folders; it has {listing(root)}; make one folder per class "
-            f"with images in it, or put a table with the columns 'path' and {label_column!r} beside them"
+            f"with images in it, or put a table with the columns 'path' and {label_column!r} next to them"
         )
     return _files([path for path, _ in found], [label for _, label in found], root, is_train, None)
 

@@ -14,7 +14,7 @@ class LeftOut:
     """What a reader found wrong with single records.
 
     one_by_one: leave such records out. Without it the first finding raises DataError: a person is there to correct it. In a
-    private run nobody may notice from the answer that one record is broken, and the other records still count.
+    private run the answer must not show that one record is broken, and the other records still count.
     rows: the reader's own indices of what is left out. reasons: for the site's log and `site doctor`.
     """
 

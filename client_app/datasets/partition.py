@@ -159,7 +159,7 @@ def _train_parts(dataset: Dataset, run: RunConfig, num_sites: int) -> list[Tenso
     if num_sites == 1:
         return [train]
     if dataset.patients is not None and run.partition != "column":
-        # A patient is dealt whole, by the class of the first record, so that nobody is at two sites.
+        # A patient is dealt whole, by the class of the first record, so that no patient is at two sites.
         first, of = group([dataset.patients[i] for i in train.tolist()])
         if num_sites > len(first):
             raise DataError(
@@ -192,7 +192,7 @@ def _indices(mask: Tensor) -> Tensor:
 
 
 def _partitioners() -> Any:
-    # Read when flwr_datasets is first imported: a hospital's machine reports to nobody.
+    # Read when flwr_datasets is first imported: a hospital's machine sends no telemetry.
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     from flwr_datasets import partitioner
 
@@ -204,7 +204,7 @@ def _run_partitioner(partitioner: Any, order: Tensor, keys: Sequence[int | str],
     from datasets import Dataset as Table
 
     partitioner.dataset = Table.from_dict({"key": list(keys), "index": order.tolist()})
-    # The partitioners warn of every retry and draw a progress bar; what matters is said by the callers here.
+    # The partitioners warn of every retry and draw a progress bar; the callers here report what matters.
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         return [torch.tensor(partitioner.load_partition(k)["index"][:], dtype=torch.int64) for k in range(num_sites)]
@@ -233,7 +233,7 @@ def _by_dirichlet(labels: Tensor, order: Tensor, settings: RunConfig, num_sites:
 def _by_classes(labels: Tensor, order: Tensor, settings: RunConfig, num_sites: int) -> list[Tensor]:
     """Give each site `classes_per_site` classes in turn, and split a class evenly among the sites that hold it.
 
-    flwr_datasets' PathologicalPartitioner leaves classes to nobody although there are places for them: 5 sites of 2
+    flwr_datasets' PathologicalPartitioner leaves classes without a site although there are places for them: 5 sites of 2
     classes hold 6 of 10 when assigned in order, and a random number of them otherwise. Here all 10, disjoint.
     """
     generator = torch.Generator().manual_seed(settings.seed)

@@ -38,7 +38,7 @@ def read_schema(source: DataSource) -> Schema:
             return Schema()
         root, table = find_table(folder, name)
         if table is None:
-            refuse_columns(f"'{root}' has no table with columns; put one beside the images", "", source.patient_column)
+            refuse_columns(f"'{root}' has no table with columns; put one next to the images", "", source.patient_column)
             return Schema()
         columns = _parquet_columns(table)[0] if table.suffix == ".parquet" else _csv_columns(table)
         if source.kind == "dicom":

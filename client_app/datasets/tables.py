@@ -81,8 +81,8 @@ def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[An
             )
         )
     except pa.ArrowException as error:
-        said = "line {} has {} columns where the first has {}".format(*uneven[0]) if uneven else str(error)
-        raise DataError(f"table '{file}' cannot be read ({said}); write it again") from None
+        why = "line {} has {} columns where the first has {}".format(*uneven[0]) if uneven else str(error)
+        raise DataError(f"table '{file}' cannot be read ({why}); write it again") from None
     left.note_unread(len(uneven), f"{len(uneven)} lines of '{file}' have another number of columns than the first")
     return {name: _texts(table.column(name)) for name in table.column_names}
 

@@ -134,19 +134,19 @@ def _shake_hands(link: Link, authority: Path) -> Finding:
     return Finding("TLS", "PASS", found)
 
 
-def _remedy(said: str) -> str:
-    if "expired" in said:
+def _remedy(error: str) -> str:
+    if "expired" in error:
         return "ask the coordinator to renew it (`coordinator certs FOLDER --renew`), and check this machine's clock"
-    if "not yet valid" in said:
+    if "not yet valid" in error:
         return "check this machine's clock"
-    if "mismatch" in said:
+    if "mismatch" in error:
         return "use the name in the certificate, or ask the coordinator: `coordinator certs FOLDER --renew --host NAME`"
     return "take ca.crt from the site kit anew; if a proxy shows a certificate of its own, have this host excepted"
 
 
 def _standing(link: Link) -> Finding:
     if link.key is None:
-        remedy = "give --auth-supernode-private-key; without it the coordinator cannot tell sites from strangers"
+        remedy = "give --auth-supernode-private-key; without it the coordinator cannot tell registered sites from others"
         return Finding("key", "WARN", "no key of this site is named", remedy)
     authority = link.authority.expanduser().read_bytes() if link.authority else None
     host = f"[{link.host}]" if ":" in link.host else link.host

@@ -37,7 +37,7 @@ MOST_CLASSES_SHOWN = 12
 def check_site(run: RunConfig, node: NodeConfig, fingerprint: str = "", run_named: bool = True) -> Iterator[Finding]:
     """Look at everything a run would need, and change nothing. fingerprint: of the coordinator's backbone, where known.
 
-    run_named: whether `run` is one that is planned; without one nothing can be said of what policy and ledger think of it.
+    run_named: whether `run` is one that is planned; without one policy and ledger cannot be checked.
     """
     yield from _folders(node)
     yield from _machine(run, node)
@@ -151,27 +151,27 @@ def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:
     counts = torch.bincount(dataset.labels[found.train], minlength=len(dataset.classes)).tolist()
     named = [f"{name} {count}" for name, count in zip(dataset.classes, counts, strict=True)]
     more = f" and {len(named) - MOST_CLASSES_SHOWN} more" if len(named) > MOST_CLASSES_SHOWN else ""
-    said = f"{len(found.train)} training and {len(found.test)} test records: {', '.join(named[:MOST_CLASSES_SHOWN])}{more}"
+    facts = f"{len(found.train)} training and {len(found.test)} test records: {', '.join(named[:MOST_CLASSES_SHOWN])}{more}"
     if dataset.patients is not None:
-        said += f"; {len({dataset.patients[row] for row in found.train.tolist()})} patients"
+        facts += f"; {len({dataset.patients[row] for row in found.train.tolist()})} patients"
     if not len(found.train):
         left = f"; left out: {'; '.join(dataset.left_out)}" if dataset.left_out else ""
-        return Finding("data", "FAIL", said + left, "without training records only noise leaves, or nothing")
+        return Finding("data", "FAIL", facts + left, "without training records only noise leaves, or nothing")
     if dataset.left_out:
-        found_wrong = f"{said}; LEFT OUT in this private run: {'; '.join(dataset.left_out)}"
-        return Finding("data", "WARN", found_wrong, "correct these records; the coordinator is not told of them")
+        found_wrong = f"{facts}; LEFT OUT in this private run: {'; '.join(dataset.left_out)}"
+        return Finding("data", "WARN", found_wrong, "correct these records; they are not reported to the coordinator")
     if dataset.burned_in:
         return Finding(
             "data",
             "WARN",
-            f"{said}; {dataset.burned_in} images say that text is burned into their pixels",
+            f"{facts}; {dataset.burned_in} images say that text is burned into their pixels",
             "a name in the pixels is learned with them; black it out, or leave these images (BurnedInAnnotation) out",
         )
     if empty := [name for name, count in zip(dataset.classes, counts, strict=True) if not count]:
         return Finding(
-            "data", "WARN", said, f"no training record of class {empty[0]!r}; check its name, if it should be there"
+            "data", "WARN", facts, f"no training record of class {empty[0]!r}; check its name, if it should be there"
         )
-    return Finding("data", "PASS", said)
+    return Finding("data", "PASS", facts)
 
 
 def _backbone(run: RunConfig, node: NodeConfig, fingerprint: str, found: list[Backbone]) -> Finding:
@@ -179,15 +179,15 @@ def _backbone(run: RunConfig, node: NodeConfig, fingerprint: str, found: list[Ba
     found.append(loaded)
     if is_protected(run, node):
         check_dimension(loaded)
-    said = f"{run.backbone}, fingerprint {loaded.fingerprint}"
-    return _same(loaded.fingerprint, fingerprint, said) if fingerprint else Finding("backbone", "PASS", said)
+    facts = f"{run.backbone}, fingerprint {loaded.fingerprint}"
+    return _same(loaded.fingerprint, fingerprint, facts) if fingerprint else Finding("backbone", "PASS", facts)
 
 
-def _same(own: str, wanted: str, said: str) -> Finding:
+def _same(own: str, wanted: str, facts: str) -> Finding:
     if own == wanted:
-        return Finding("backbone", "PASS", f"{said}, as the coordinator's")
+        return Finding("backbone", "PASS", f"{facts}, as the coordinator's")
     remedy = "use the coordinator's weights, image-size and backbone"
-    return Finding("backbone", "FAIL", f"{said}; this site has {own}, the coordinator {wanted}", remedy)
+    return Finding("backbone", "FAIL", f"{facts}; this site has {own}, the coordinator {wanted}", remedy)
 
 
 def _time(part: SiteShare, backbone: Backbone) -> Finding:
@@ -199,14 +199,14 @@ def _time(part: SiteShare, backbone: Backbone) -> Finding:
             if done + broken >= MEASURED_IMAGES:
                 break
     seconds = (time.perf_counter() - started) / max(1, done + broken) * len(part.dataset)
-    said = f"about {math.ceil(seconds / 60)} min for the features of {len(part.dataset)} images, once; they are kept"
+    facts = f"about {math.ceil(seconds / 60)} min for the features of {len(part.dataset)} images, once; they are kept"
     if not done:
         return Finding("time", "FAIL", f"none of the first {broken} images can be read", "look at the images")
     if broken:
         return Finding(
-            "time", "WARN", f"{said}; {broken} of the first {done + broken} images are broken", "look at the images"
+            "time", "WARN", f"{facts}; {broken} of the first {done + broken} images are broken", "look at the images"
         )
-    return Finding("time", "PASS", said)
+    return Finding("time", "PASS", facts)
 
 
 def _run(run: RunConfig, node: NodeConfig, part: SiteShare, dimension: int) -> Finding:
@@ -221,7 +221,7 @@ def _run(run: RunConfig, node: NodeConfig, part: SiteShare, dimension: int) -> F
         return Finding("a run", "PASS", f"{size}, no differential privacy, which the policy allows")
     fits = gate.runs_left(plan_of(run))
     left = max(0.0, gate.policy.epsilon_total - gate.spent())
-    said = f"{size}, epsilon {run.epsilon:g} where {left:.4g} is left: {fits} such runs fit"
+    facts = f"{size}, epsilon {run.epsilon:g} where {left:.4g} is left: {fits} such runs fit"
     if not fits:
-        return Finding("a run", "WARN", said, "its last rounds or all of it would be refused: ask for a smaller epsilon")
-    return Finding("a run", "PASS", said)
+        return Finding("a run", "WARN", facts, "its last rounds or all of it would be refused: ask for a smaller epsilon")
+    return Finding("a run", "PASS", facts)

@@ -56,7 +56,7 @@ def check_addressee(question: Record, site: str) -> None:
     """Raise ConfigError where the coordinator knows this site's key under another name, and would refuse its reply.
 
     So nothing is charged in vain. Depends on the question and the site's settings alone; without a table of registered
-    sites a coordinator names nobody.
+    sites a coordinator gives no names.
     """
     info = question.config_records.get(INFO)
     registered = site if info is None else info.get("site", site)

@@ -73,7 +73,7 @@ class Gate:
         return 1 if mechanism in ("sums", "dp-em", "dp-sgd") else self.policy.smallest_class
 
     def exact_numbers_may_leave(self, run: RunConfig) -> bool:
-        """Whether counts of right answers may leave: not beside differential privacy, whose promise they would break."""
+        """Whether counts of right answers may leave: not under differential privacy, whose promise they would break."""
         return self.policy.without_dp and not run.epsilon and not self.policy.require_seal
 
     def check(self, release: Release) -> float:

@@ -1,4 +1,4 @@
-"""What is about to leave a site: what a method has made, packed, with everything the ledger wants to know of it."""
+"""What is about to leave a site: what a method has made, packed, with everything the ledger records about it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from client_app.features.site_features import SiteFeatures, load_site
@@ -20,6 +20,18 @@ from common.privacy.accounting import GaussianEvent
 from common.privacy.claims import Claim, make_claim, released_in
 from common.rules.spec import load
 from common.wire.records import Info
+
+
+@dataclass(frozen=True)
+class SurrogateRequest:
+    """What a site is requested to make, over the network or by file. question: the payload. info: the numbers with it."""
+
+    run: RunConfig
+    node: NodeConfig
+    site: str
+    flower_run: str
+    question: bytes | None = None
+    info: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,29 +52,21 @@ class Prepared:
     failure: str = ""
 
 
-def prepare(
-    run: RunConfig,
-    node: NodeConfig,
-    site: str,
-    gate: Gate,
-    flower_run: str,
-    question: bytes | None = None,
-    told: Mapping[str, object] | None = None,
-    affordable: bool = True,
-) -> Prepared:
-    """Make what this site is asked for; nothing leaves and nothing is charged. Raises FedSurrogateError.
+def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> Prepared:
+    """Make what is requested of this site; nothing leaves and nothing is charged. Raises FedSurrogateError.
 
     affordable: refuse before any work what the budget cannot pay for.
     """
+    run, node = request.run, request.node
     gate.check_request(run)
     if affordable:
-        gate.check_planned(planned(run, node, flower_run, told or {}))
+        gate.check_planned(planned(request))
     limits = SiteLimits(node.max_components, node.max_rank, gate.smallest_class(run.mechanism), gate.policy.most_classes)
 
     def make(found: SiteFeatures, node: NodeConfig) -> tuple[MethodOutput, int, float]:
         gate.check_size(run, found.train.features.shape[1], len(found.classes))
         started = time.perf_counter()
-        task = Task(run, node, site, found, limits, question, told or {})
+        task = Task(run, node, request.site, found, limits, request.question, request.info)
         return method_of(run)(task), task.round, time.perf_counter() - started
 
     if is_protected(run, node):
@@ -72,7 +76,7 @@ def prepare(
         made, number, seconds = make(found, node)
     if failure:
         made = replace(made, facts=made.facts | {FALLBACK: 1.0})
-    release = entry(run, flower_run, made, number)
+    release = entry(run, request.flower_run, made, number)
     return Prepared(made.payload, release, made.claim, found, seconds, made.answer, made.keep, made.must_keep, failure)
 
 
@@ -100,15 +104,15 @@ def entry(run: RunConfig, flower_run: str, made: MethodOutput, number: int = 1) 
     )
 
 
-def planned(run: RunConfig, node: NodeConfig, flower_run: str, told: Mapping[str, object]) -> Release:
+def planned(request: SurrogateRequest) -> Release:
     """What is known of a release before anything is done for it: run, round and noise. Settings and request decide alone."""
-    asked = told.get("round", 1)
-    number = asked if isinstance(asked, int) else 1
-    claim = make_claim(run, "patient" if node.protects == "patient" else "record")
+    run, step = request.run, request.info.get("round", 1)
+    number = step if isinstance(step, int) else 1
+    claim = make_claim(run, "patient" if request.node.protects == "patient" else "record")
     events: tuple[GaussianEvent, ...] = ()
     if claim is not None:
         events = (released_in(run, number),) if claim.mechanism == "dp-sgd" else (GaussianEvent(claim.noise_multiplier),)
-    return entry(run, flower_run, MethodOutput(b"", claim, events), number)
+    return entry(run, request.flower_run, MethodOutput(b"", claim, events), number)
 
 
 def method_of(run: RunConfig) -> Callable[[Task], MethodOutput]:
@@ -123,7 +127,7 @@ def keep_file(file: Path, content: bytes) -> None:
 
 
 def stage_file(file: Path, content: bytes) -> Path:
-    """Write what is to become a file beside it; renamed, it is there in one step. Processes do not meet in it."""
+    """Write a temporary file next to `file`; renaming it then takes one step. Each process has its own."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:

@@ -1,4 +1,4 @@
-"""One site of a chain: open what came, add to it, keep the own head, and pass on, sealed where asked for."""
+"""One step of a chain: open the received relay, add to it, keep the own head, and pass it on, sealed where requested."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from client_app.methods.pooled_baselines import compare
 from client_app.methods.task import MethodOutput, Task
-from client_app.offline.keys import private_key, told_keys
+from client_app.offline.keys import private_key, received_keys
 from common.config.run_config import run_digest
 from common.errors import DataError, SealError
 from common.models.classifiers import Classifier, Head
@@ -27,15 +27,15 @@ def pass_on(task: Task, step: Step) -> MethodOutput:
     question = _opened(task) if sealed and task.question is not None else task.question
     made, head = step(replace(task, question=question))
     if sealed:
-        named = str(task.told.get("readers", "")).split(",")
+        named = str(task.info.get("readers", "")).split(",")
         readers = {name: key for name, key in _keys(task).items() if name in named}
-        context = _context(task, task.site, task.told.get("hop"))
+        context = _context(task, task.site, task.info.get("hop"))
         made = replace(made, payload=seal(made.payload, private_key(task.node, task.site), readers, context), sealed=True)
     return replace(made, answer=_worth(task, head), keep=_kept(task, head))
 
 
 def kept_head(task: Task) -> Classifier:
-    """The head this site has from its hop in an open chain. Raises DataError when it has none."""
+    """The head this site has from its step of an unsealed chain. Raises DataError when it has none."""
     file = task.state / "head.pb"
     if not file.is_file():
         raise DataError(f"no head of this run in {str(file)!r}")
@@ -43,16 +43,16 @@ def kept_head(task: Task) -> Classifier:
 
 
 def _opened(task: Task) -> bytes:
-    sender, keys = str(task.told.get("sender", "")), _keys(task)
+    sender, keys = str(task.info.get("sender", "")), _keys(task)
     if sender not in keys:
-        raise SealError(f"a sealed relay from {sender[:64]!r}, whose key was not told")
+        raise SealError(f"a sealed relay from {sender[:64]!r}, whose key was not received")
     assert task.question is not None
-    context = _context(task, sender, task.told.get("sent-hop"))
+    context = _context(task, sender, task.info.get("sent-hop"))
     return open_sealed(task.question, task.site, private_key(task.node, task.site), keys[sender], context)
 
 
 def _keys(task: Task) -> dict[str, bytes]:
-    return told_keys(task.node, task.told.get("keys", "{}"))
+    return received_keys(task.node, task.info.get("keys", "{}"))
 
 
 def _context(task: Task, sender: str, number: object) -> bytes:
@@ -70,7 +70,7 @@ def _kept(task: Task, head: Head) -> tuple[Path, bytes]:
 
 
 def _worth(task: Task, head: Head) -> Info:
-    """How good the head is on all test data of a simulation. A hospital tells nobody unless it is asked to evaluate."""
+    """How good the head is on all test data of a simulation. A hospital reports it only when an evaluation is requested."""
     if not task.found.simulated:
         return {}
     return {"accuracy.model": compare(head, task.run, task.node, baselines=False)["accuracy.model"]}

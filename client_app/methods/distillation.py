@@ -23,7 +23,7 @@ def distil_chain(task: Task) -> MethodOutput:
 
 
 def distil(task: Task) -> tuple[MethodOutput, Head]:
-    """This site's head, taught by its records and by the head that came (Hinton et al. 2015); the first site has no teacher.
+    """This site's head, taught by its records and by the received head (Hinton et al. 2015); the first site has no teacher.
 
     The loss is (1 - w) cross-entropy + w T^2 KL(teacher || own) at temperature T, both on the site's own features.
     """
@@ -62,7 +62,7 @@ def _train(task: Task, features: Tensor, targets: Tensor, classes: int) -> tuple
 def _classes(task: Task) -> tuple[str, ...]:
     """All sites' classes, as the coordinator has gathered them."""
     try:
-        named = json.loads(str(task.told.get("classes", "")))
+        named = json.loads(str(task.info.get("classes", "")))
     except ValueError:
         named = None
     if not isinstance(named, list) or not all(isinstance(name, str) and name for name in named):

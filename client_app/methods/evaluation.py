@@ -1,4 +1,4 @@
-"""How good what came at the end of a run is on a site's own test records, by method."""
+"""How well the model received at the end of a run does on a site's own test records, by method."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from common.wire.records import Info
 
 def evaluate(task: Task, gate: Gate, flower_run: str) -> Info:
     """Numbers about `task.question`, `correct` and `tested` among them. Raises SurrogateError, DataError."""
-    told: Info = load(task.run.spec.evaluate)(task, gate, flower_run)
-    return told
+    found: Info = load(task.run.spec.evaluate)(task, gate, flower_run)
+    return found
 
 
 def received_model(task: Task, gate: Gate, flower_run: str) -> Info:

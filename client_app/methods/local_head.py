@@ -13,7 +13,7 @@ from common.wire.model_proto import pack_parameters
 
 
 def own_head(task: Task) -> MethodOutput:
-    """The site's head as it is released (ensemble, average), with what FedBE and FedKT need beside it.
+    """The site's head as it is released (ensemble, average), with what FedBE and FedKT need in addition.
 
     Both label features at the coordinator, who has none: the site adds mean and deviation of its features, of all classes
     together. FedKT (Li et al. 2021): the head is a student of `baseline.teachers` heads trained on disjoint parts of the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,22 @@ from common.config.sections import FedAvgConfig, Model
 from common.models.augmentation import draw
 from common.models.networks import build, split_input
 from common.models.parameters import Tensors
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a relative of FedAvg changes plain local SGD; with the defaults it does not.
+
+    mu: weight of FedProx's (mu / 2) |w - w_0|^2 around where training starts (Li et al. 2020). correction: added to every
+    gradient, SCAFFOLD's c - c_i (Karimireddy et al. 2020). single_step: one batch only (FedSGD).
+    """
+
+    mu: float = 0.0
+    correction: Tensors | None = None
+    single_step: bool = False
+
+
+PLAIN = Variant()
 
 
 def network(kind: Model, inputs: int, classes: int, tensors: Tensors) -> nn.Module:
@@ -35,17 +52,10 @@ def train(
     settings: FedAvgConfig,
     rate: float,
     generator: torch.Generator,
-    *,
-    mu: float = 0.0,
-    correction: Tensors | None = None,
-    single_step: bool = False,
+    variant: Variant = PLAIN,
 ) -> int:
-    """Train in place by SGD on features (n, d), labels (n,), `settings.local_epochs` times; return the number of steps.
-
-    mu: weight of FedProx's (mu / 2) |w - w_0|^2 around where training starts (Li et al. 2020). correction: added to every
-    gradient, SCAFFOLD's c - c_i (Karimireddy et al. 2020). single_step: one batch only (FedSGD).
-    """
-    start = [parameter.detach().clone() for parameter in module.parameters()] if mu else []
+    """Train in place by SGD on features (n, d), labels (n,), `settings.local_epochs` times; return the number of steps."""
+    start = [parameter.detach().clone() for parameter in module.parameters()] if variant.mu else []
     optimiser = torch.optim.SGD(module.parameters(), lr=rate, momentum=settings.momentum)
     steps = 0
     if settings.augment:
@@ -57,13 +67,13 @@ def train(
         with torch.no_grad():
             for index, (name, parameter) in enumerate(module.named_parameters()):
                 assert parameter.grad is not None
-                if mu:
-                    parameter.grad.add_(parameter - start[index], alpha=mu)
-                if correction is not None:
-                    parameter.grad.add_(correction[name].to(parameter))
+                if variant.mu:
+                    parameter.grad.add_(parameter - start[index], alpha=variant.mu)
+                if variant.correction is not None:
+                    parameter.grad.add_(variant.correction[name].to(parameter))
         optimiser.step()
         steps += 1
-        if single_step:
+        if variant.single_step:
             break
     return steps
 

@@ -1,4 +1,4 @@
-"""What a site is asked to do, and what it makes of it."""
+"""A request to a site, and what a method makes for it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LARGEST_PRIVATE = 1e4
 
 @dataclass(frozen=True)
 class Task:
-    """One request: the run, this site, its features, and what came with the question."""
+    """One request: the run, this site, its features, and the payload (`question`) and numbers (`info`) received with it."""
 
     run: RunConfig
     node: NodeConfig
@@ -52,24 +52,24 @@ class Task:
     found: SiteFeatures
     limits: SiteLimits = NO_LIMITS
     question: bytes | None = None
-    told: Mapping[str, object] = field(default_factory=dict)
+    info: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def round(self) -> int:
         """Which round it is, from one."""
-        value = self.told.get("round", 1)
+        value = self.info.get("round", 1)
         return value if isinstance(value, int) else 1
 
     @property
     def confirmed(self) -> int:
         """The last round in which the coordinator used what this site sent; zero for none."""
-        value = self.told.get("confirmed", 0)
+        value = self.info.get("confirmed", 0)
         return value if isinstance(value, int) else 0
 
     @property
     def lineage(self) -> str:
         """What a run and those that resume it have in common."""
-        value = str(self.told.get("lineage", ""))
+        value = str(self.info.get("lineage", ""))
         if not (value.isalnum() and value.isascii() and len(value) <= 32):
             raise SurrogateError(f"a question without the name of its run ({value[:40]!r})")
         return value
@@ -97,7 +97,7 @@ class Task:
             )
 
     def received_model(self) -> Parameters:
-        """The model that came for this round. Raises SurrogateError when there is none, or it is not this run's."""
+        """The model received for this round. Raises SurrogateError when there is none, or it is not this run's."""
         if self.question is None:
             raise SurrogateError("a round without a model")
         model = unpack_parameters(self.question)

@@ -10,7 +10,7 @@ from typing import Any
 from client_app.features.site_features import site_name
 from client_app.governance.gate import check_receipts, new_receipt, open_gate
 from client_app.governance.ledger import Ledger, Release
-from client_app.governance.release import keep_file, leave, prepare, stage_file
+from client_app.governance.release import SurrogateRequest, keep_file, leave, prepare, stage_file
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import coordinator_key, private_key
 from common.errors import ConfigError, DataError, LedgerError, PolicyError
@@ -36,20 +36,20 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
     flower_run = f"bundle-{request.id}"
     gate = open_gate(node, run, flower_run)
     _check_first_answer(gate.ledger, request, flower_run)
-    prepared = prepare(run, node, site, gate, flower_run, request.centre)
+    prepared = prepare(SurrogateRequest(run, node, site, flower_run, request.centre), gate)
     if prepared.failure:
         # Over the network the site would have answered with noise; here a person reads this, and can correct it first.
         raise DataError(f"the records cannot be used ({prepared.failure}); nothing was charged")
-    told, key = _told(prepared.release), private_key(node, site)
+    facts, key = _facts(prepared.release), private_key(node, site)
     try:
-        staged = stage_file(file, pack_bundle(request, site, prepared.payload, told, key))
+        staged = stage_file(file, pack_bundle(request, site, prepared.payload, facts, key))
     except OSError as error:
         raise LedgerError(f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged") from None
     leave(gate, prepared.release, staged, file)
     if receipt := new_receipt(node, before):
         # Only now is it known. Where it finds no room the bundle is good without it.
         with suppress(OSError):
-            keep_file(file, pack_bundle(request, site, prepared.payload, told | receipt, key))
+            keep_file(file, pack_bundle(request, site, prepared.payload, facts | receipt, key))
     return prepared.release
 
 
@@ -63,6 +63,6 @@ def _check_first_answer(ledger: Ledger, request: Request, flower_run: str) -> No
         )
 
 
-def _told(release: Release) -> dict[str, Any]:
+def _facts(release: Release) -> dict[str, Any]:
     """The ledger's entry without the facts about clipping and the like, which are exact."""
     return {key: value for key, value in asdict(release).items() if key not in ("facts", "flower_run")}

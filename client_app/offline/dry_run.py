@@ -7,7 +7,7 @@ from typing import Any
 
 from client_app.features.site_features import site_name
 from client_app.governance.gate import open_gate
-from client_app.governance.release import prepare
+from client_app.governance.release import SurrogateRequest, prepare
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig
 from common.errors import ConfigError, FedSurrogateError
@@ -35,7 +35,8 @@ def dry_run(run: RunConfig, node: NodeConfig) -> DryRun:
             "releases nothing; `coordinator plan` tells its bytes"
         )
     gate = open_gate(node, run, DRY)
-    prepared = prepare(run, node, site_name(node, 0), gate, DRY, told={"lineage": "dryrun"}, affordable=False)
+    request = SurrogateRequest(run, node, site_name(node, 0), DRY, info={"lineage": "dryrun"})
+    prepared = prepare(request, gate, affordable=False)
     release, classes = prepared.release, prepared.found.classes
     facts: dict[str, Any] = {
         "mechanism": release.mechanism,

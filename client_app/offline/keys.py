@@ -23,7 +23,7 @@ def private_key(node: NodeConfig, site: str) -> bytes:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            # Made aside and linked: two processes at once agree on one key, and nobody ever reads half of it.
+            # Made aside and linked: two processes at once agree on one key, and half of it is never read.
             aside = file.with_name(f".{site}.{os.getpid()}")
             with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
                 stream.write(new_key())
@@ -41,7 +41,7 @@ def private_key(node: NodeConfig, site: str) -> bytes:
     return key
 
 
-def told_keys(node: NodeConfig, text: object) -> dict[str, bytes]:
+def received_keys(node: NodeConfig, text: object) -> dict[str, bytes]:
     """Public keys by site as the coordinator tells them (JSON of hex); those that `peers` does not confirm are left out.
 
     A site whose key is left out can neither read what is sealed here nor have its own relays opened. Without `peers` in
@@ -51,15 +51,17 @@ def told_keys(node: NodeConfig, text: object) -> dict[str, bytes]:
     try:
         listed = dict(json.loads(str(text)))
         whole = {name: key for name, key in listed.items() if isinstance(key, str) and len(key) == 2 * PUBLIC_BYTES}
-        told = {name: bytes.fromhex(key) for name, key in whole.items()}
+        received = {name: bytes.fromhex(key) for name, key in whole.items()}
     except (ValueError, TypeError, RecursionError):
         raise SealError("keys of other sites that cannot be read") from None
     if node.peers:
         known = read_keys(Path(node.peers).expanduser())
-        for name in [name for name, key in told.items() if known.get(name) != key]:
-            log.error("the key told for site %s is not the one in peers = %s; nothing is sealed for it", name, node.peers)
-            del told[name]
-    return told
+        for name in [name for name, key in received.items() if known.get(name) != key]:
+            log.error(
+                "the key received for site %s is not the one in peers = %s; nothing is sealed for it", name, node.peers
+            )
+            del received[name]
+    return received
 
 
 def coordinator_key(node: NodeConfig) -> bytes:

@@ -38,6 +38,17 @@ def parse_settings(model: type[M], flat: Mapping[str, Scalar]) -> M:
     return parsed
 
 
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn the nested sections of a dumped model into the flat dotted keys of a run-config; lists become comma-separated."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return flat
+
+
 def known_keys(model: type[Settings]) -> list[str]:
     """Return all flat keys of `model`, sections dotted."""
     keys: list[str] = []

@@ -1,4 +1,4 @@
-"""The `coordinator certs` command: the papers that let sites trust the coordinator, and it them."""
+"""The `coordinator certs` command: certificates and keys by which coordinator and sites trust each other."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 
+from common.command_line import Json, console
 from server_app.deployment.certificates import SERVER_DAYS, issue, papers
-
-console = Console(highlight=False, markup=False, emoji=False)
 
 
 def certs(
@@ -29,7 +27,7 @@ def certs(
     days: Annotated[
         int, typer.Option(min=1, max=3650, help="How long a new certificate of the coordinator holds.")
     ] = SERVER_DAYS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Make the certificates and keys of a federation, or tell when they expire.
 

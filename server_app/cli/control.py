@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from common.command_line import RunSettings, console, stderr_console
 from common.config.flat_settings import parse_overrides
 from common.config.run_config import parse_run_config
-from server_app.cli.options import MetricsAsJson, Overrides, Preset
+from server_app.cli.options import MetricsAsJson, Preset
 from server_app.deployment.submit import DONE
 from server_app.runs.card import missing_line
 from server_app.runs.presets import preset_settings
 from server_app.runs.state import event_line
 
-console = Console(highlight=False, markup=False, emoji=False)
 Control = Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink's Control API; keep that to this machine.")]
 Authority = Annotated[
     Path | None, typer.Option(help="ca.crt, where the SuperLink speaks TLS.", envvar="FEDSURROGATE_ROOT_CERTIFICATES")
@@ -60,7 +59,7 @@ def unregister(
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
 ) -> None:
-    """Take a site's key back: whoever has it is put out at once, and not let in again."""
+    """Revoke a site's key: its holder is disconnected at once, and not let in again."""
     from server_app.deployment.control import check_connection
     from server_app.deployment.supernodes import forget
 
@@ -70,7 +69,7 @@ def unregister(
 
 
 def run(
-    run_config: Overrides = None,
+    run_config: RunSettings = None,
     preset: Preset = "",
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
@@ -81,7 +80,7 @@ def run(
 
     overrides = preset_settings(preset) | parse_overrides(run_config or [])
     output = Path(parse_run_config(overrides).output_dir).expanduser().absolute()
-    progress = Console(stderr=True, highlight=False, markup=False)
+    progress = stderr_console()
 
     def show(event: dict[str, Any]) -> None:
         progress.print(event_line(event), soft_wrap=True)

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from common.command_line import Json, RunSettings, console, new_app, run_command, stderr_console
 from common.config.flat_settings import parse_overrides
 from common.config.run_config import parse_run_config
-from common.errors import ConfigError, FedSurrogateError
+from common.errors import ConfigError
 from server_app.cli.certs import certs
 from server_app.cli.control import register, run, superlink, unregister
 from server_app.cli.kit import kit
 from server_app.cli.monitoring import metrics, tensorboard, watch
 from server_app.cli.offline import key as show_key
 from server_app.cli.offline import learn, request
-from server_app.cli.options import Overrides, Preset, RunArgument
+from server_app.cli.options import Preset, RunArgument
 from server_app.runs.presets import preset_note, preset_settings, presets
 from server_app.runs.state import event_line
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-console = Console(highlight=False)
+app = new_app(__doc__)
 
 
 @app.command()
 def simulate(
     sites: Annotated[int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")] = 3,
     preset: Preset = "",
-    run_config: Overrides = None,
+    run_config: RunSettings = None,
     gpus: Annotated[float, typer.Option(min=0, help="Share of a GPU each simulated site gets.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json and the folder, no table.")] = False,
 ) -> None:
@@ -55,7 +53,7 @@ def simulate(
             overrides[key] = str(path)
     if config.data != "digits" and not config.data_dir:
         raise ConfigError(f"data = {config.data!r} needs data-dir, the folder that holds it")
-    progress = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    progress = stderr_console()
     with progress.status(f"starting {sites} simulated sites") as status:
 
         def show(event: dict[str, Any]) -> None:
@@ -76,14 +74,14 @@ def simulate(
 @app.command()
 def plan(
     preset: Preset = "",
-    run_config: Overrides = None,
+    run_config: RunSettings = None,
     classes: Annotated[int, typer.Option(min=1, help="Classes a site holds.")] = 10,
     records: Annotated[int, typer.Option(min=1, help="Training records a site holds.")] = 1000,
     dimension: Annotated[int, typer.Option(min=0, help="Feature dimension; 0 finds it out where it can.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds FedAvg would take.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Tell what a run will cost each site, before it starts: bytes, rounds, messages, privacy. Alternatives beside it."""
+    """Show what a run will cost each site, before it starts: bytes, rounds, messages, privacy; and alternatives."""
     from dataclasses import asdict
 
     from server_app.number_format import human_bytes
@@ -134,7 +132,7 @@ def show_preset(name: Annotated[str, typer.Argument(help="The preset to print, f
 def report(
     run: RunArgument,
     beside: Annotated[
-        list[Path] | None, typer.Option(help="Another run whose accuracy is drawn beside; may be given several times.")
+        list[Path] | None, typer.Option(help="Another run whose accuracy is drawn as well; may be given several times.")
     ] = None,
 ) -> None:
     """Write RUN/report.html again from what the run left."""
@@ -169,7 +167,7 @@ def relearn(
 
 
 def result_table(metrics: dict[str, Any]) -> Table:
-    """What people look for first: accuracies beside bytes."""
+    """What people look for first: accuracies and bytes."""
     from server_app.number_format import human_bytes
 
     table = Table(
@@ -190,12 +188,8 @@ def result_table(metrics: dict[str, Any]) -> Table:
 
 
 def main() -> None:
-    """Entry point: every expected error is one line on stderr and exit code 1."""
-    try:
-        app()
-    except FedSurrogateError as error:
-        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        sys.exit(1)
+    """Entry point."""
+    run_command(app)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-console = Console(highlight=False, markup=False, emoji=False)
+from common.command_line import console, stderr_console
+
 RUN_HELP = "A run folder, or the folder that runs are written to: then the newest run in it."
 Run = Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP)]
 Timeout = Annotated[
@@ -74,7 +74,7 @@ def metrics(
         console.print(f"{url} tells of the runs in {runs}; Ctrl-C ends it", soft_wrap=True)
         if not is_loopback(host):
             warning = "others can read names of sites and how runs go: let only your monitoring through to this port"
-            Console(stderr=True, markup=False, highlight=False).print(f"warning: {warning}", style="yellow", soft_wrap=True)
+            stderr_console().print(f"warning: {warning}", style="yellow", soft_wrap=True)
         wait_for_interrupt()
 
 

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from common.command_line import RunSettings, console
 from common.config.flat_settings import parse_overrides
-from server_app.cli.options import MetricsAsJson, Overrides
-
-console = Console(highlight=False, markup=False, emoji=False)
+from server_app.cli.options import MetricsAsJson
 
 Folder = Annotated[Path, typer.Argument(help="The folder of `coordinator certs`; the key lies in its coordinator.key.")]
 
@@ -31,7 +29,7 @@ def key(folder: Folder) -> None:
 def request(
     folder: Folder,
     out: Annotated[Path, typer.Option(help="The file to write, for all sites.")],
-    run_config: Overrides = None,
+    run_config: RunSettings = None,
     days: Annotated[int, typer.Option(min=0, max=3650, help="Days for which sites answer it; 0: no end.")] = 90,
 ) -> None:
     """Write a signed request for sites without a network connection; `site release` answers it with a bundle."""

@@ -75,7 +75,7 @@ def issue(folder: Path, hosts: Sequence[str], sites: Sequence[str], renew: bool 
     if not known:
         signer = _make_authority(folder)
     if signer is not None:
-        # Its own machine's names as well: from there it is told what to run.
+        # Its own machine's names as well: its Control API is reached from there.
         _make_server(folder, signer, tuple(dict.fromkeys((*had, *hosts, "localhost", "127.0.0.1"))), days)
     make_request_key(folder)
     for site in sites:

@@ -1,4 +1,4 @@
-"""A site kit: the one archive a hospital receives, with papers, compose file, settings, a policy template and a guide."""
+"""A site kit: the one archive a hospital receives, with certificates, key, compose file, settings, policy, guide."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from common.errors import ConfigError
 from server_app.deployment.request_key import PUBLIC
 
-# Beside this package, whether installed or not.
+# Next to this package, whether installed or not.
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PAPERS = ("ca.crt", "site.key", "site.pub")
 # From the folder deploy/, under the names the hospital sees.
@@ -27,10 +27,10 @@ FOLDERS = ("state", "witness", "cache", "data", "weights")
 ADDRESS = re.compile(r"[^\s/:]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
 
-def pack_kit(papers: Path, site: str, coordinator: str, image: str, out: Path) -> list[str]:
+def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: Path) -> list[str]:
     """Write a site's kit as a .tar.gz that only its owner can read; return the names of what is in it.
 
-    papers: the folder of `coordinator certs`. coordinator: host:port, as the site reaches it. Raises ConfigError.
+    certificates: the folder of `coordinator certs`. coordinator: host:port, as the site reaches it. Raises ConfigError.
     """
     if not ADDRESS.fullmatch(coordinator):
         raise ConfigError(f"coordinator = {coordinator!r}: must be host:port, as the site reaches the Fleet port")
@@ -38,7 +38,7 @@ def pack_kit(papers: Path, site: str, coordinator: str, image: str, out: Path) -
         raise ConfigError(
             f"{str(out)!r} exists; it may be with the hospital already. Remove it first, or name another with --out"
         )
-    contents = dict(_contents(papers / "sites" / site, site, coordinator, image))
+    contents = dict(_contents(certificates / "sites" / site, site, coordinator, image))
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for folder in FOLDERS:

@@ -61,7 +61,7 @@ def enrol(folder: Path, address: str, authority: Path | None) -> dict[str, str]:
 
 
 def forget(folder: Path, site: str, address: str, authority: Path | None) -> bool:
-    """Take back a site's key: whoever has it is put out, and not let in again. False where it was not known.
+    """Revoke a site's key: its holder is disconnected, and not let in again. False where it was not known.
 
     The key is the one in the folder of `coordinator certs` or, where that is gone, the one in the table of registered
     sites. Raises ConfigError where there is neither, RunError where the SuperLink does not answer.

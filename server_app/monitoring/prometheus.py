@@ -82,7 +82,7 @@ def serve(path: Path, host: str, port: int, newest: int, exposed: bool) -> Itera
         ) from None
     if not (exposed or is_loopback(host)):
         raise ConfigError(
-            f"--host {host!r}: others reach this address, and nobody is asked for a password; listen on 127.0.0.1, or say "
+            f"--host {host!r}: others reach this address, and no password protects it; listen on 127.0.0.1, or say "
             "--exposed and let only your monitoring through"
         )
     find_run(path)
@@ -125,14 +125,14 @@ def _families(runs: Sequence[tuple[str, RunState]]) -> Iterator[Metric]:
 
     yield GaugeMetricFamily("fedsurrogate_runs", "Runs this page tells of.", value=len(runs))
     yield from _counted(runs)
-    for key, (told, of_run) in OF_A_RUN.items():
-        family = GaugeMetricFamily(f"fedsurrogate_run_{key}", told, labels=("run", "method"))
+    for key, (help_text, of_run) in OF_A_RUN.items():
+        family = GaugeMetricFamily(f"fedsurrogate_run_{key}", help_text, labels=("run", "method"))
         for name, state in runs:
             if (value := of_run(state)) is not None:
                 family.add_metric((name, state.method), value)
         yield family
-    for key, (told, of_site) in OF_A_SITE.items():
-        family = GaugeMetricFamily(f"fedsurrogate_{key}", told, labels=("run", "method", "site"))
+    for key, (help_text, of_site) in OF_A_SITE.items():
+        family = GaugeMetricFamily(f"fedsurrogate_{key}", help_text, labels=("run", "method", "site"))
         for name, state in runs:
             for site in sorted(state.sites, key=natural_order)[:MOST_SITES]:
                 if (value := of_site(state.sites[site])) is not None:

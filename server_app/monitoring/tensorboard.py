@@ -17,7 +17,7 @@ OF_A_ROUND = {"accuracy": "accuracy", "bytes_up": "bytes/up", "epsilon": "epsilo
 
 
 class Scalar(NamedTuple):
-    """A number at a step, which is a round or a hop; seconds since 1970."""
+    """A number at a step, which is a round or a step of a chain; seconds since 1970."""
 
     tag: str
     value: float
@@ -30,14 +30,14 @@ def scalars_of(event: Json) -> Iterator[Scalar]:
     moment = when(event)
     seconds = moment.timestamp() if moment else None
     step = int(as_number(event.get("round")) or as_number(event.get("hop")) or 1)
-    told: dict[str, object] = {}
+    values: dict[str, object] = {}
     match event.get("event"):
         case "round":
-            told = {tag: event.get(key) for key, tag in OF_A_ROUND.items()}
+            values = {tag: event.get(key) for key, tag in OF_A_ROUND.items()}
         case "replied":
-            told = {f"seconds/{event.get('site')}": event.get("seconds"), "accuracy": event.get("accuracy")}
-            told[f"bytes-up/{event.get('site')}"] = event.get("bytes")
-    for tag, value in told.items():
+            values = {f"seconds/{event.get('site')}": event.get("seconds"), "accuracy": event.get("accuracy")}
+            values[f"bytes-up/{event.get('site')}"] = event.get("bytes")
+    for tag, value in values.items():
         if (number := as_number(value)) is not None:
             yield Scalar(tag, number, step, seconds)
 
@@ -45,8 +45,8 @@ def scalars_of(event: Json) -> Iterator[Scalar]:
 def scalars_at_end(state: RunState) -> Iterator[Scalar]:
     """What only the end of a run tells: the result of one without rounds, and what it spent."""
     seconds = state.last.timestamp() if state.last else None
-    told = {"accuracy": state.accuracy, "epsilon": state.epsilon, "bytes/up": state.bytes_up}
-    for tag, value in told.items():
+    values = {"accuracy": state.accuracy, "epsilon": state.epsilon, "bytes/up": state.bytes_up}
+    for tag, value in values.items():
         if value is not None:
             yield Scalar(tag, value, max(1, state.done), seconds)
 

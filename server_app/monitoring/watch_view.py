@@ -26,7 +26,7 @@ NUMBERS: dict[str, Callable[[float], str]] = {
 }
 BARS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH, SPARKS = 30, 40
-# A run that has said nothing for so many seconds is shown as silent. A site may well work for longer in a round.
+# A run without an event for so many seconds is shown as silent. A site may well work for longer in a round.
 SILENT_SECONDS = 30.0
 # Lines above and below the sites' own.
 OTHER_LINES = 19
@@ -100,9 +100,9 @@ def _bar(state: RunState, progress: str) -> RenderableType:
     """How far the run is; within a step, by how many sites have replied."""
     begun = min(1.0, state.replied / state.invited) if state.invited and not state.ended else 0.0
     row = Table.grid(padding=(0, 1))
-    told = f"{state.step} {state.done + 1}: {state.replied} of {state.invited} replied" if begun else ""
+    replies = f"{state.step} {state.done + 1}: {state.replied} of {state.invited} replied" if begun else ""
     completed = min(state.planned, state.done + begun)
-    row.add_row(ProgressBar(state.planned, completed, BAR_WIDTH), Text(progress), Text(told, "dim"))
+    row.add_row(ProgressBar(state.planned, completed, BAR_WIDTH), Text(progress), Text(replies, "dim"))
     return row
 
 
@@ -113,13 +113,13 @@ def _sites(state: RunState, most: int) -> list[RenderableType]:
         sites.sort(key=lambda site: site.fate in ("used", "waiting"))
     shown, hidden = sorted(sites[:most], key=lambda site: natural_order(site.name)), sites[most:]
     rows = [_numbers(site) for site in shown]
-    told = [name for name in NUMBERS if any(row[name] for row in rows)]
+    known = [name for name in NUMBERS if any(row[name] for row in rows)]
     columns = [Column("site", overflow="fold"), Column("state", overflow="fold")]
-    columns += [Column(name, justify="right", no_wrap=True) for name in told]
+    columns += [Column(name, justify="right", no_wrap=True) for name in known]
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for site, row in zip(shown, rows, strict=True):
         doing = Text(_doing(site, state.step), FATE_STYLES.get(site.fate, ""))
-        table.add_row(Text(site.name), doing, *(Text(row[name]) for name in told))
+        table.add_row(Text(site.name), doing, *(Text(row[name]) for name in known))
     nameless = state.invited - len(state.sites)
     more = [f"{count} more {fate}" for fate, count in Counter(site.fate for site in hidden).items()]
     if nameless > 0 and not state.ended:

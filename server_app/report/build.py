@@ -1,4 +1,4 @@
-"""Run folder -> report.html: one file, no network, pictures first. What is missing or broken is said, never fatal."""
+"""Run folder -> report.html: one file, no network, pictures first. What is missing or broken gets a note."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from common.config.flat_settings import flatten
 from common.config.run_config import RunConfig
 from common.errors import RunError
 from server_app.number_format import human_bytes, human_seconds, percent
@@ -18,7 +19,7 @@ from server_app.report.plots.progress import Step, curves, progress, steps
 from server_app.report.plots.svg import NAMED_SITES
 from server_app.report.privacy_view import privacy_picture, privacy_view
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
-from server_app.runs.run_view import TROUBLES, Run, flat_keys, read_run
+from server_app.runs.run_view import TROUBLES, Run, read_run
 
 PICTURES = {
     "outcomes": "accuracy against traffic",
@@ -130,7 +131,7 @@ def _troubles(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _who(names: Sequence[str]) -> str:
-    """Return names as one phrase; beyond a number nobody reads, the rest is left to the table."""
+    """Return names as one phrase; beyond a number that can be read, the rest is left to the table."""
     shown = ", ".join(names[:NAMED_IN_BANNER])
     more = f" and {len(names) - NAMED_IN_BANNER} more (see Sites)" if len(names) > NAMED_IN_BANNER else ""
     numbers = ("site " if len(names) == 1 else "sites ") if names and all(name.isdecimal() for name in names) else ""
@@ -182,13 +183,13 @@ def _pictures(run: Run) -> dict[str, tuple[str, ...]]:
 def _curves(runs: Sequence[tuple[str, Run]]) -> dict[str, Sequence[Step]]:
     """Accuracy by round of each run, by its method; by its folder as well where one method stands twice.
 
-    Raises RunError for a run that has none: it is no run in rounds, or nobody knew the test data of all sites.
+    Raises RunError for a run that has none: it is no run in rounds, or no machine had the test data of all sites.
     """
     found: dict[str, Sequence[Step]] = {}
     for folder, run in runs:
         what, taken = steps(run)
         if what != "round" or not taken:
-            raise RunError(f"{folder} tells no accuracy after its rounds, so no curve can be drawn beside another")
+            raise RunError(f"{folder} has no accuracy after its rounds, so no curve can be drawn next to another")
         found[f"{run.method} {folder[-6:]}" if run.method in found else run.method] = taken
     return found
 
@@ -209,7 +210,7 @@ def _points(value: Any) -> plots.PlotPoints | None:
 
 def _settings(config: Json) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
     """Return the settings that differ from their default (key, value, default), and the others (key, value)."""
-    defaults = flat_keys(RunConfig().model_dump(by_alias=True))
-    flat = dict(sorted(flat_keys(config).items()))
+    defaults = flatten(RunConfig().model_dump(by_alias=True))
+    flat = dict(sorted(flatten(config).items()))
     changed = [(k, str(v), str(defaults.get(k, "unknown to this version"))) for k, v in flat.items() if v != defaults.get(k)]
     return changed, [(k, str(v)) for k, v in flat.items() if v == defaults.get(k)]

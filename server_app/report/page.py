@@ -161,7 +161,7 @@ footer dd { margin: 0; }
 <li><strong>{{ "Class" if one else "Classes" }} {{ privacy.dropped | join(", ") }}</strong>: not learned. Either no site has {{ "it" if one else "them" }}, or too few {{ counted }} for {{ "it" if one else "them" }} to stand out from the privacy noise.</li>
 {% endif %}
 {% for note in run.notes %}
-<li>{{ note }}; what it would have told is left out below.</li>
+<li>{{ note }}; what depends on it is left out below.</li>
 {% endfor %}
 </ul>
 {% endif %}
@@ -251,7 +251,7 @@ This picture exists only because the run was a simulation. In a deployment the r
 <div{% if "privacy" in pictures %} class="beside"{% endif %}>
 <div>
 <p><strong>Single {{ counted }} are protected{{ " in part" if privacy.tight }}.</strong> Each site added random noise to its surrogate before it left. To
-{{ privacy.relation }} in a site's training data changes the odds of any conclusion that somebody draws from that surrogate by at
+{{ privacy.relation }} in a site's training data changes the odds of any conclusion that is drawn from that surrogate by at
 most a factor of e<sup>ε</sup>{% if privacy.factor is not none %} ({{ "%.3g" | format(privacy.factor) if privacy.factor < 1e6 else "over a million" }} for ε = {{ "%g" | format(privacy.epsilon) }}){% endif %},
 except with probability δ{% if privacy.one_in %} (1 in {{ "{:,}".format(privacy.one_in) }}){% endif %}. This holds for anybody who sees the surrogate, the coordinator included, whatever else they know.
 {% if privacy.certainty is not none %}Someone who takes both cases for equally likely beforehand can be at most
@@ -298,7 +298,7 @@ noise in every entry of a sum over {{ counted }}, whose features have norm at mo
 sites sent all the same stands in their own ledgers.</p>
 {% else %}
 <p><strong>Nothing protects single records in this run:</strong> no noise was added to what the sites released. Images stayed where
-they are, but a surrogate is a summary of real patients' features, and whoever holds it may learn something about the records
+they are, but a surrogate is a summary of real patients' features, and anyone who holds it may learn something about the records
 behind it; the fewer records a class has, the more. Guard the surrogates and the model like the data they came from.</p>
 {% endif %}
 </section>
@@ -308,7 +308,7 @@ behind it; the fewer records a class has, the more. Guard the surrogates and the
 {% if card %}
 <p>{{ card.invited }} invited{% if card.never_came %}, {{ card.never_came }} never came{% endif %}:
 {{ card.used }} used, {{ card.late }} late, {{ card.rejected }} rejected, {{ card.dropped }} dropped.
-A site that has not told how many records it has is taken for as large as the largest.
+A site that has not reported how many records it has is taken for as large as the largest.
 {% if card.names == "registered" %}Every name is the one its key is registered under.
 {% elif card.names == "claimed" %}Names are what the sites call themselves: the coordinator's app had no table of registered sites
 (<code>coordinator register</code>), so a site could take the name of one that had not yet answered.{% endif %}</p>

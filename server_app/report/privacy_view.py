@@ -55,11 +55,11 @@ def privacy_line(metrics: Json) -> str:
 
 def privacy_picture(rows: Sequence[Json]) -> str | None:
     """Signal over noise of every site that tells, or None."""
-    told = [row for row in rows if row["signal"]]
-    if len(told) > NAMED_SITES:
-        told.sort(key=lambda row: -max(row["signal"].get("sums", 0.0), 0.0))
-    names = [f"site {row['name']}" if row["name"].isdecimal() else row["name"] for row in told]
-    signals = {key: [row["signal"].get(key) for row in told] for key in STATISTICS}
+    known = [row for row in rows if row["signal"]]
+    if len(known) > NAMED_SITES:
+        known.sort(key=lambda row: -max(row["signal"].get("sums", 0.0), 0.0))
+    names = [f"site {row['name']}" if row["name"].isdecimal() else row["name"] for row in known]
+    signals = {key: [row["signal"].get(key) for row in known] for key in STATISTICS}
     signals = {key: values for key, values in signals.items() if any(value is not None for value in values)}
     return noise_against_signal(names, signals) if signals else None
 

@@ -16,12 +16,12 @@ def run_card(sites: Collection[Site], expected: int, absent: Sequence[str] = (),
 
     expected: how many sites the settings ask for, 0 for any. absent: names of registered sites that have not connected.
     names: whether names are those of "registered" keys, or only "claimed". missing_share: of all records. A site that has
-    not told how many it has, or has not come at all, is taken for as large as the largest that has told. capped: the share
-    of its weight that a site keeps. suspects: why the other sites do not explain what these sent. state: "green" when nobody
+    not reported how many it has, or never connected, is counted like the largest that has. capped: the share
+    of its weight that a site keeps. suspects: why the other sites do not explain what these sent. state: "green" when none
     is missing, "red" when a tenth of the records or more is, else "amber".
     """
-    told = [site.records for site in sites if site.records]
-    largest = max(told, default=1)
+    reported = [site.records for site in sites if site.records]
+    largest = max(reported, default=1)
     used = sum(site.records or largest for site in sites if site.fate == "used")
     never_came = max(0, expected - len(sites))
     missing = never_came * largest + sum(site.records or largest for site in sites if site.fate != "used")

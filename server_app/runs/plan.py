@@ -23,7 +23,7 @@ def plan(config: RunConfig, dimension: int, classes: int, records: int, fedavg_r
 
 
 def noise_on_mean(config: RunConfig, dimension: int, classes: int, records: int) -> float | None:
-    """Length of the noise on the mean of a class of records / classes records (of a component of it), beside features of
+    """Length of the noise on the mean of a class of records / classes records (of a component of it), next to features of
     norm one; None without privacy.
     """
     if config.mechanism == "dp-sgd":

@@ -1,4 +1,4 @@
-"""Settings of whole runs under a name: `fedlap` for two cores without a network, and the papers'."""
+"""Settings of whole runs under a name: `fedlap` for two cores without a network, and those of the papers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run folder read back for the report: whatever is there, with a note for what is not."""
+"""A run folder read back: for the report whatever is there, with notes; for learning again strictly."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.errors import RunError
 from common.methods import METHODS
@@ -19,7 +20,7 @@ TROUBLES = ("rejected", "dropped", "late", "absent", "no reply")
 
 @dataclass(frozen=True)
 class SiteView:
-    """What the run folder tells about one site; None where it tells nothing."""
+    """What the run folder holds about one site; None where it holds nothing."""
 
     name: str
     status: str
@@ -107,9 +108,9 @@ def read_run(run_dir: Path) -> Run:
     projection = _load(run_dir / "projection.json", notes) if (run_dir / "projection.json").exists() else {}
     failure = None
     if metrics.get("status") != "ok":
-        said = [str(e["reason"]) for e in events if e.get("event") == "failed" and "site" not in e and e.get("reason")]
+        reasons = [str(e["reason"]) for e in events if e.get("event") == "failed" and "site" not in e and e.get("reason")]
         fallback = "it ended before its result was written" if not metrics else "no reason was recorded"
-        failure = str(metrics.get("failure") or (said[-1] if said else fallback))
+        failure = str(metrics.get("failure") or (reasons[-1] if reasons else fallback))
     return Run(metrics, manifest, projection, _sites(metrics, events), failure, tuple(notes))
 
 
@@ -141,12 +142,12 @@ def _events(path: Path, notes: list[str]) -> list[Json]:
 
 def _sites(metrics: Json, events: Sequence[Json]) -> tuple[SiteView, ...]:
     accuracy, up = as_numbers(at(metrics, "accuracy", "per_site")), as_numbers(at(metrics, "bytes", "up_per_site"))
-    told = {name: SiteState(name) for name in (*accuracy, *up)} | state_of(events).sites
-    return tuple(_site(told[name], metrics, accuracy, up) for name in sorted(told, key=natural_order))
+    states = {name: SiteState(name) for name in (*accuracy, *up)} | state_of(events).sites
+    return tuple(_site(states[name], metrics, accuracy, up) for name in sorted(states, key=natural_order))
 
 
-def _site(told: SiteState, metrics: Json, accuracy: Mapping[str, float], up: Mapping[str, float]) -> SiteView:
-    outcomes = [(OUTCOMES[what], why or "no reason given") for what, why in told.outcomes]
+def _site(state: SiteState, metrics: Json, accuracy: Mapping[str, float], up: Mapping[str, float]) -> SiteView:
+    outcomes = [(OUTCOMES[what], why or "no reason given") for what, why in state.outcomes]
     status = outcomes[-1][0] if outcomes else "used"
     troubles = [(what, why) for what, why in outcomes if what in TROUBLES[:-1]]
     if status == "no reply":
@@ -154,22 +155,30 @@ def _site(told: SiteState, metrics: Json, accuracy: Mapping[str, float], up: Map
     if status == "used" and metrics.get("status") != "ok":
         status = "replied"
     return SiteView(
-        name=told.name,
+        name=state.name,
         status=status,
         troubles=tuple(dict.fromkeys(troubles)),
-        bytes=up.get(told.name, told.bytes),
-        seconds=told.seconds,
-        accuracy=accuracy.get(told.name),
-        counts=told.counts,
+        bytes=up.get(state.name, state.bytes),
+        seconds=state.seconds,
+        accuracy=accuracy.get(state.name),
+        counts=state.counts,
     )
 
 
-def flat_keys(settings: Json, prefix: str = "") -> Json:
-    """Flatten sections to dotted keys and lists of names to "a,b", as they stand in the run-config."""
-    flat: Json = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            flat |= flat_keys(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-    return flat
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """Read one of a run's JSON files. Raises RunError when it is not there or is no JSON object."""
+    try:
+        content = json.loads((folder / name).read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder} is no run folder: {name} cannot be read ({type(error).__name__})") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{folder / name} does not hold a JSON object")
+    return content
+
+
+def read_payloads(folder: Path) -> list[bytes]:
+    """What sites have sent, as far as a run has kept it, by site. Raises RunError when there is nothing."""
+    files = sorted((folder / "surrogates").glob("*.pb"), key=lambda path: (len(path.name), path.name))
+    if not files:
+        raise RunError(f"{folder} holds no surrogates")
+    return [path.read_bytes() for path in files]

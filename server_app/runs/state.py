@@ -30,12 +30,13 @@ FATE_OF: dict[str, Fate] = {
 OUTCOMES = ("absent", "invited", "replied", "rejected", "dropped", "late")
 SHOWN_EVENTS = 8
 # Of an event, too long for a line.
-UNTOLD = ("time", "event", "counts", "parts", "radii")
+NOT_SHOWN = ("time", "event", "counts", "parts", "radii")
 
 
 @dataclass
 class SiteState:
-    """One site. bytes: sent up so far. seconds: of its own work, over all rounds. step: the round or hop of its last reply.
+    """One site. bytes: sent up so far. seconds: of its own work, over all rounds. step: the round or chain step of its last
+    reply.
 
     outcomes: every event of `OUTCOMES` with its reason, "" without one.
     """
@@ -75,8 +76,8 @@ class RunState:
     """A run: `take` its events in their order, then `conclude` with what metrics.json says.
 
     step: what the run counts, "round", or "hop" along a chain of sites; done and planned: how many of these. accuracies: of
-    the model after each step, in [0, 1]; accuracy: the newest, on all test data or, where nobody has these, the mean over
-    the sites' own. epsilon: spent so far. bytes_down: known when the run has ended. first, last: when its events happened.
+    the model after each step, in [0, 1]; accuracy: the newest, on all test data or, without such, the mean over the sites'
+    own. epsilon: spent so far. bytes_down: known when the run has ended. first, last: when its events happened.
     """
 
     status: str = "running"
@@ -123,14 +124,14 @@ class RunState:
                 self._go_on(kind, event)
 
     def _site(self, name: str, before: str) -> SiteState:
-        """The site of this name; who answers late may have been given up under another, before it had said its own."""
+        """The site of this name; one that replies late may have been dropped before it had reported its name."""
         if before in self.sites:
             self.sites[name] = self.sites.pop(before)
             self.sites[name].name = name
         return self.sites.setdefault(name, SiteState(name))
 
     def _go_on(self, kind: str, event: Json) -> None:
-        """Take in an event that tells how far the run has come, or how good the model is."""
+        """Take in an event that shows how far the run has come, or how good the model is."""
         accuracy = as_number(event.get("model" if kind == "compared" else "accuracy"))
         if kind == "resumed":
             self.done = int(as_number(event.get("round")) or as_number(event.get("hops")) or 0)
@@ -184,8 +185,8 @@ class RunState:
         """Return how many sites met each fate; while a run goes on, those invited but not heard from are waiting."""
         found = Counter(site.fate for site in self.sites.values())
         found["waiting"] += max(0, self.invited - len(self.sites))
-        told = as_table(self._ended.get("sites"))
-        return {fate: int(as_number(told.get(fate)) or 0) if told else found[fate] for fate in FATES}
+        counted = as_table(self._ended.get("sites"))
+        return {fate: int(as_number(counted.get(fate)) or 0) if counted else found[fate] for fate in FATES}
 
     @property
     def replied(self) -> int:
@@ -202,7 +203,7 @@ def state_of(events: Iterable[Json]) -> RunState:
 
 
 def when(event: Json) -> datetime | None:
-    """The moment of an event, None where it tells none."""
+    """The moment of an event, None where it has none."""
     try:
         moment = datetime.fromisoformat(str(event.get("time")))
     except ValueError:
@@ -211,9 +212,9 @@ def when(event: Json) -> datetime | None:
 
 
 def event_line(event: Json) -> str:
-    """An event for people: its time of day (UTC), its name and what it tells, on one line."""
-    told = " ".join(f"{key}={_short(value)}" for key, value in event.items() if key not in UNTOLD)
-    return f"{str(event.get('time'))[11:19]} {event.get('event')} {told}".rstrip()
+    """An event for people: its time of day (UTC), its name and its fields, on one line."""
+    details = " ".join(f"{key}={_short(value)}" for key, value in event.items() if key not in NOT_SHOWN)
+    return f"{str(event.get('time'))[11:19]} {event.get('event')} {details}".rstrip()
 
 
 def _short(value: object) -> str:

@@ -64,7 +64,7 @@ def clipped_sums(
 
 
 def _watched(modules: nn.Module, work: Callable[[], Tensor]) -> tuple[Tensor, list[tuple[str, nn.Linear, Tensor, Tensor]]]:
-    """What `work` gives, and what came into and went out of every linear layer meanwhile."""
+    """What `work` returns, and the inputs and outputs of every linear layer meanwhile."""
     seen: list[tuple[str, nn.Linear, Tensor, Tensor]] = []
 
     def remember(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:

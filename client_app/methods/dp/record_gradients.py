@@ -21,7 +21,7 @@ class PrivateGradient:
 
     A look takes every record with probability `sample_rate`, independently, and divides the noisy sum of clipped gradients
     by `expected`, a public number. Source: FedLAP-DP, algorithm 3. Differs from the paper: noise is added once to the sum,
-    not inside it for every record, where it would be many times what the accountant is told; sample and noise come from
+    not inside it for every record, where it would be many times what the accountant counts; sample and noise come from
     the operating system's generator, where the paper's code draws them from one that augmentation re-seeds by the clock;
     and the divisor is not the realised size of the batch, which is private.
     """

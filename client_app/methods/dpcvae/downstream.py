@@ -1,4 +1,4 @@
-"""What a site does with embeddings a generator makes: heads beside its own, coarser labels, scores of strangeness."""
+"""What a site does with embeddings a generator makes: heads next to its own, coarser labels, out-of-distribution scores."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Mixture:
         probabilities = (own, shared, self.share * own + (1 - self.share) * shared)
         return {name: score(each, test.labels) for name, each in zip(SOURCES, probabilities, strict=True)}
 
-    def told(self, test: LabelledEmbeddings) -> dict[str, float]:
+    def measures(self, test: LabelledEmbeddings) -> dict[str, float]:
         """The same as numbers with names, and the share."""
         scores = self.scores(test)
         numbers = {f"accuracy-{name}": each.accuracy for name, each in scores.items()}
@@ -121,7 +121,7 @@ def grouped(groups: str, classes: Sequence[str]) -> tuple[tuple[str, ...], Tenso
     return tuple(names), torch.tensor([names.index(members[each]) for each in classes])
 
 
-def strangeness(known: LabelledEmbeddings, features: Tensor) -> Tensor:
+def out_of_distribution(known: LabelledEmbeddings, features: Tensor) -> Tensor:
     """How far features (n, d) lie from the nearest class of the known records: squared Mahalanobis distances (n,).
 
     One covariance for all classes, shrunk as Ledoit and Wolf do. Source: Lee et al. 2018, equation 2.

@@ -1,4 +1,4 @@
-"""A generator that came at the end of a run: kept by the site for its own use, and judged where that may be told."""
+"""A generator received at the end of a run: kept by the site for its own use, and evaluated where the result may leave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def generators(node: NodeConfig) -> Path:
 
 
 def use_generator(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Keep the generator that came, and say how well it serves here; what of that may leave the caller decides.
+    """Keep the received generator, and measure how well it serves here; the caller decides what of that may leave.
 
     Raises SurrogateError for a generator that is none of this run's, or of a run the site has taken no part in; DataError
     where it cannot be judged.
@@ -49,7 +49,7 @@ def _judged(task: Task, generator: Generator) -> Info:
     labels = labels_evenly(len(classes), task.run.dpcvae.synthetic)
     synthetic = LabelledEmbeddings(generator.draw(labels, stream(task.run.seed, "site", task.site)), labels)
     shared = head_on(synthetic, generator.header, task.run.head, task.run.seed)
-    found = mix(own, shared, task.run.head, task.run.seed, task.run.baseline.validation).told(test)
+    found = mix(own, shared, task.run.head, task.run.seed, task.run.baseline.validation).measures(test)
     like = generator.draw(test.labels, stream(task.run.seed, "fidelity", task.site))
     if len(test.labels) > 1:
         found |= fidelity(test.features, like, task.run.seed)

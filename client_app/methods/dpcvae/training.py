@@ -73,12 +73,12 @@ def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Ten
         noisy = release([Statistic(name, sums[name], 1.0, shares[name]) for name in sorted(chosen)], noise)
         facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
         sums |= {each.name: each.value for each in noisy}
-    told = {name: sums[name].float() for name in chosen}
+    shared = {name: sums[name].float() for name in chosen}
     records = 0 if run.epsilon else len(labels)
-    answer = Parameters(task.header(classes), 1, told, records, claim)
+    answer = Parameters(task.header(classes), 1, shared, records, claim)
     events = (released_in(run, 1),) if run.epsilon else ()
     return MethodOutput(
-        pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, told[COUNTS]), must_keep=True
+        pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, shared[COUNTS]), must_keep=True
     )
 
 

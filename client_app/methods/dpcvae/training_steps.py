@@ -1,4 +1,4 @@
-"""One step of training a generator on a batch of a site's embeddings: of the conditional VAE, and of the GAN beside it."""
+"""One step of training a generator on a batch of a site's embeddings: of the conditional VAE, and of the GAN."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CVAETrainer:
     """Encoder and decoder move along one gradient. beta: weight of the divergence.
 
     normals: draws the noise that encodings get. Under privacy it must be secret: a record's gradient depends on its noise,
-    and which noise it gets on who else was drawn; of noise that nobody knows, any record might have had any.
+    and which noise it gets on who else was drawn; of unknown noise, any record might have had any.
     """
 
     def __init__(

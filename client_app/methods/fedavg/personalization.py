@@ -1,4 +1,4 @@
-"""What a site keeps of its own beside a federated head: FedLambda's local head, kNN-Per's memory of its records."""
+"""What a site keeps of its own next to a federated head: FedLambda's local head, kNN-Per's memory of its records."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def next_control(own: Tensors, common: Tensors, moved: Tensors, steps: int, rate
 
 
 def write_control(folder: Path, number: int, control: Tensors) -> None:
-    """Keep it beside those of earlier rounds, in one step: which one counts is known when the next round comes."""
+    """Keep it next to those of earlier rounds, in one step: which one counts is known when the next round comes."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / ".control"
     save_file(dict(control), temporary)

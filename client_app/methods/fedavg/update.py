@@ -1,10 +1,10 @@
-"""A site's part in a round of FedAvg and its relatives: the model comes, what it moved goes back."""
+"""A site's part in a round of FedAvg and its relatives: it receives the model, and sends how far its training moved it."""
 
 from __future__ import annotations
 
 from client_app.methods.dp.dp_sgd import train_privately
 from client_app.methods.fedavg import scaffold
-from client_app.methods.local_training import network, step_length, train
+from client_app.methods.local_training import Variant, network, step_length, train
 from client_app.methods.task import MethodOutput, Task
 from common.models.parameters import CONTROL, Parameters, Tensors, largest, split_control
 from common.privacy.accounting import GaussianEvent
@@ -15,7 +15,7 @@ from common.wire.model_proto import pack_parameters
 
 
 def update(task: Task) -> MethodOutput:
-    """Train the model that came on this site's records; return how it moved. Raises DataError, SurrogateError.
+    """Train the received model on this site's records; return how it moved. Raises DataError, SurrogateError.
 
     FedAvg (McMahan et al. 2017), FedProx (Li et al. 2020), FedSGD, SCAFFOLD (Karimireddy et al. 2020), DSFL, which sends
     the largest entries only, and DP-FedAvg and DP-FedProx, record-level, whose epsilon is that of all rounds together.
@@ -27,14 +27,14 @@ def update(task: Task) -> MethodOutput:
     start, common = split_control(received.tensors)
     settings, kind = run.fedavg, run.fedavg.model
     module = network(kind, features.shape[1], len(received.header.classes), start)
-    rate, correction = step_length(kind, settings, features), None
+    rate = step_length(kind, settings, features)
     own = scaffold.read_control(task.state, task.confirmed, start) if common else {}
-    if common:
-        correction = {name: common[name] - own[name] for name in common}
-    mu = settings.mu if run.method == "fedprox" else 0.0
-    single = run.method == "fedsgd"
-    order = stream(run.seed, task.site, task.round)
-    steps = train(module, features, labels, settings, rate, order, mu=mu, correction=correction, single_step=single)
+    variant = Variant(
+        mu=settings.mu if run.method == "fedprox" else 0.0,
+        correction={name: common[name] - own[name] for name in common} if common else None,
+        single_step=run.method == "fedsgd",
+    )
+    steps = train(module, features, labels, settings, rate, stream(run.seed, task.site, task.round), variant)
     moved: Tensors = {name: parameter.detach() - start[name] for name, parameter in module.named_parameters()}
     if common:
         new = scaffold.next_control(own, common, moved, steps, rate)

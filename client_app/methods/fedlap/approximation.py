@@ -1,4 +1,4 @@
-"""A site's part in a round of FedLAP: the model comes; synthetic records that imitate its loss around the model go back."""
+"""A site's part in a round of FedLAP: it receives the model, and sends synthetic records that imitate its loss."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from client_app.features.site_features import site_device
 from client_app.methods.dp.record_gradients import PrivateGradient
-from client_app.methods.fedlap.image_synthesis import RealGradient, Story, synthesise
-from client_app.methods.fedlap.trust_region import IMAGE_STEP, MODEL_STEP, Search, effective_radius
+from client_app.methods.fedlap.image_synthesis import Matching, RealGradient, Story, synthesise
+from client_app.methods.fedlap.trust_region import IMAGE_STEP, MODEL_STEP, Search, ServerWalk, effective_radius
 from client_app.methods.local_training import network
 from client_app.methods.task import MethodOutput, Task
 from common.models.augmentation import Change, draws
@@ -47,8 +47,8 @@ def approximate(task: Task) -> MethodOutput:
     if claim is not None:
         expected = settings.batch_size or 1
         looks = PrivateGradient(body, real, claim.clip, claim.noise_multiplier, settings.sample_rate, expected)
-    rate = settings.rate(task.round)
-    made, story = synthesise(body, model, begin, looks, settings, rate, settings.mse(private), changes)
+    matching = Matching(settings, settings.rate(task.round), settings.mse(private))
+    made, story = synthesise(body, model, begin, looks, matching, changes)
     began = time.perf_counter()
     radius = settings.trust_radius if private else _radius(task, body, model, made, real, story)
     story.seconds["radius-search"] = time.perf_counter() - began
@@ -63,8 +63,8 @@ def approximate(task: Task) -> MethodOutput:
     facts |= {"mismatch-first": story.first, "mismatch-last": story.last}
     if isinstance(looks, PrivateGradient):
         facts |= looks.facts()
-    told = {} if private else {f"{name}-seconds": float(seconds) for name, seconds in story.seconds.items()}
-    return MethodOutput(payload, claim, events, facts, {**told}, kept)
+    timings = {} if private else {f"{name}-seconds": float(seconds) for name, seconds in story.seconds.items()}
+    return MethodOutput(payload, claim, events, facts, {**timings}, kept)
 
 
 def _in_place(
@@ -131,6 +131,6 @@ def _radius(
     work = story.looks * (settings.image_steps * IMAGE_STEP * len(made.labels) + MODEL_STEP * min(batch, len(real.labels)))
     search = Search.within(work, len(made.labels), len(real.labels), settings.server_steps)
     generator = stream(task.run.seed, "fedlap", task.site, task.round, "radius")
-    rate, steps = settings.rate(task.round), settings.server_steps
     changes = draws(settings.augment, generator)
-    return effective_radius(body, model, made, real, rate, steps, settings.trust_radius, search, changes, generator)
+    server = ServerWalk(body, model, settings.rate(task.round), settings.server_steps, settings.trust_radius, changes)
+    return effective_radius(server, made, real, search, generator)

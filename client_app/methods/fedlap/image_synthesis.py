@@ -25,6 +25,17 @@ class RealGradient(Protocol):
         """One look at the records."""
 
 
+@dataclass(frozen=True)
+class Matching:
+    """How gradients are matched in a round. rate: learning rate of the model along a trajectory. mse_weight: of the squared
+    error in the mismatch (see `common.models.loss_landscape.mismatch`).
+    """
+
+    settings: FedLAPConfig
+    rate: float
+    mse_weight: float
+
+
 @dataclass
 class Story:
     """How a synthesis went: the mismatch before and after it, looks at real records, and seconds spent on each part."""
@@ -40,9 +51,7 @@ def synthesise(
     model: Tensors,
     begin: LandscapeRecords,
     real: RealGradient,
-    settings: FedLAPConfig,
-    rate: float,
-    mse_weight: float,
+    matching: Matching,
     changes: Iterator[Change],
 ) -> tuple[LandscapeRecords, Story]:
     """Move the values of `begin` until their gradients are like the real ones, along trajectories that start at `model`.
@@ -50,7 +59,7 @@ def synthesise(
     Source: FedLAP-DP, algorithm 1 (algorithm 3 with a private `real`). The labels stay. Differs from the paper: the batches
     of a loop, which its algorithm leaves out but its accounting counts, are a setting.
     """
-    story = Story()
+    story, settings = Story(), matching.settings
     values = begin.values.clone().requires_grad_()
     optimiser = torch.optim.SGD([values], lr=settings.image_learning_rate, momentum=settings.image_momentum)
     for _ in range(settings.trajectories):
@@ -67,7 +76,7 @@ def synthesise(
                 began = time.perf_counter()
                 for _ in range(settings.image_steps):
                     synthetic = LandscapeRecords(change(values), begin.labels, begin.weights)
-                    story.last = _mismatch_to(body, here, synthetic, values, target, mse_weight, real.noise)
+                    story.last = _mismatch_to(body, here, synthetic, values, target, matching.mse_weight, real.noise)
                     # A step that is not finite would lose all that came before it.
                     if values.grad is not None and values.grad.isfinite().all():
                         optimiser.step()
@@ -77,7 +86,7 @@ def synthesise(
                 now = LandscapeRecords(values.detach(), begin.labels, begin.weights)
                 for _ in range(settings.model_steps):
                     slope = gradient(body, here, now, next(changes))
-                    here = {name: here[name] - rate * slope[name] for name in here}
+                    here = {name: here[name] - matching.rate * slope[name] for name in here}
     return LandscapeRecords(values.detach(), begin.labels, begin.weights), story
 
 

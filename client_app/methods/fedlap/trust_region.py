@@ -36,37 +36,52 @@ class Search:
         return cls(steps, max(1, -(-steps // evaluations)))
 
 
+@dataclass(frozen=True)
+class ServerWalk:
+    """The coordinator's gradient descent: `steps` steps at learning rate `rate` from `start`, inside `radius` around it.
+
+    body: the network without its fixed first step. changes: the augmentation of each step.
+    """
+
+    body: nn.Module
+    start: Tensors
+    rate: float
+    steps: int
+    radius: float
+    changes: Iterator[Change]
+
+    def along(self, records: LandscapeRecords) -> Iterator[Tensors]:
+        """The parameters after every step of descent on the loss of `records`."""
+        path = walk(self.body, self.start, records, self.rate, self.steps, self.radius, self.changes)
+        return (parameters for parameters, _ in path)
+
+
 def effective_radius(
-    body: nn.Module,
-    start: Tensors,
+    server: ServerWalk,
     synthetic: LandscapeRecords,
     real: LandscapeRecords,
-    rate: float,
-    steps: int,
-    trust_radius: float,
     search: Search,
-    changes: Iterator[Change],
     generator: torch.Generator,
 ) -> float:
     """How far gradient descent on the synthetic records has come where the loss of the real ones is smallest.
 
-    Source: FedLAP-DP, figure 2. The walk is the coordinator's, of `steps` steps; of it the first `search.steps` are taken.
+    Source: FedLAP-DP, figure 2. Of the coordinator's walk the first `search.steps` steps are taken.
     Differs from the paper: the loss is that of at most 128 real records, every few steps, until it has not fallen for four
     evaluations; its code makes a hundred passes over all records, more than half of a round. And where the loss still
-    falls at the last step there is no turning point, so the answer is `trust_radius`, not how far one happened to come.
+    falls at the last step there is no turning point, so the answer is the trust radius, not how far one happened to come.
     """
     rows = torch.randperm(len(real.labels), generator=generator)[:SUBSET].to(real.labels.device)
     seen = real.take(rows)
     best, best_step, found, last = float("inf"), 0, 0.0, 0
-    for step, (here, _) in enumerate(walk(body, start, synthetic, rate, steps, trust_radius, changes), 1):
+    for step, here in enumerate(server.along(synthetic), 1):
         if step % search.every == 0 or step == search.steps:
-            last, now = step, total_loss(body, here, seen)
+            last, now = step, total_loss(server.body, here, seen)
             if now < best:
-                best, best_step, found = now, step, distance(here, start)
+                best, best_step, found = now, step, distance(here, server.start)
             elif step - best_step >= PATIENCE * search.every:
                 break
         if step >= search.steps:
             break
     if best_step == last or not found > 0:
-        return trust_radius
-    return min(found, trust_radius)
+        return server.radius
+    return min(found, server.radius)

@@ -1,4 +1,4 @@
-"""FedPFT from site to site: what came is sampled and united with the own features, fitted again, and passed on."""
+"""FedPFT from site to site: samples of received surrogates and the own features are fitted again, and passed on."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from common.wire.validation import Expectation, check_surrogate
 
 LARGEST_CHAIN = 1000
 # Samples are drawn so many times over, and own records repeated as often, while there are few in all: one draw a record,
-# as published, adds the noise of sampling at every hop. Worth 4 points in a chain of five sites with 100 records each
-# (benchmarks/reproduce/fedpft_figure6.py).
+# as published, adds the noise of sampling at every step of the chain. Worth 4 points in a chain of five sites with 100
+# records each (benchmarks/reproduce/fedpft_figure6.py).
 MOST_DRAWS, ENOUGH_SAMPLES = 10, 20_000
 
 
@@ -35,7 +35,7 @@ def extend_chain(task: Task) -> MethodOutput:
 
 
 def extend(task: Task) -> tuple[MethodOutput, Head]:
-    """What this site passes on, and the head it keeps: trained on its own features and on samples of what came.
+    """What this site passes on, and the head it keeps: trained on its own features and on samples of the others.
 
     Source: FedPFT, section 4.2. Without a budget one surrogate of the union is passed on; counts add up along the chain.
     With one, the site's own noisy sums are added to the list of those before: nothing is fitted again, so every site's
@@ -43,7 +43,7 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
     record, see MOST_DRAWS. Raises SurrogateError, DataError, ConfigError.
     """
     received = _received(task)
-    own, names = task.found, _names(task, received)
+    names = _names(task, received)
     features, labels = task.training_data(names)
     draws = max(1, min(MOST_DRAWS, ENOUGH_SAMPLES // max(1, len(labels) + sum(sum(each.counts) for each in received))))
     if task.run.epsilon:
@@ -55,8 +55,7 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
         torch.cat([labels.repeat(draws), *(y for _, y in drawn)]),
     )
     if task.run.epsilon:
-        train, place = own.train, (own.classes, own.fingerprint, task.site, task.run, task.limits)
-        made = fedpft.make_surrogate(train.features, train.labels, *place, train.units)
+        made = fedpft.make_surrogate(fedpft.SiteData.of(task), task.run, task.limits)
         relay: list[AnySurrogate] = [*received, made.surrogate]
     else:
         generator = stream(task.run.seed, "chain", task.site, "")
@@ -72,7 +71,7 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
 
 
 def _received(task: Task) -> list[AnySurrogate]:
-    """The surrogates that came, checked as the coordinator checks them."""
+    """The received surrogates, checked as the coordinator checks them."""
     if task.question is None:
         return []
     payloads = unpack_relay(task.question)
@@ -90,7 +89,7 @@ def _received(task: Task) -> list[AnySurrogate]:
 
 
 def _names(task: Task, received: list[AnySurrogate]) -> tuple[str, ...]:
-    """This site's classes, then those it only hears of."""
+    """This site's classes, then those that only other sites have."""
     names = list(task.classes)
     for surrogate in received:
         names += [name for name in surrogate.header.classes if name not in names]

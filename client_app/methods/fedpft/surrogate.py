@@ -30,44 +30,57 @@ class FittedSurrogate:
     facts: dict[str, float] = field(default_factory=dict)
 
 
-def make_surrogate(
-    features: Tensor,
-    labels: Tensor,
-    classes: Sequence[str],
-    fingerprint: str,
-    site: str,
-    config: RunConfig,
-    limits: SiteLimits = NO_LIMITS,
-    units: Sequence[str] | None = None,
-    centre: Tensor | None = None,
-) -> FittedSurrogate:
-    """Make what this site releases.
+@dataclass(frozen=True)
+class SiteData:
+    """What a surrogate is made of: features (n, d) and labels (n,), indices into `classes`.
 
-    features (n, d), labels (n,) indices into `classes`, units (n,) the patient of each record, centre (d,) a
-    public point that is subtracted before a privacy clip. Without a budget, mixtures
-    of the classes the site has: their presence and counts are visible to the coordinator. With one, what
-    `config.mechanism` says; the claim in the surrogate names what it covers.
+    fingerprint: of the backbone. site: the name in the run. units (n,): the patient of each record, where the site protects
+    patients.
+    """
+
+    features: Tensor
+    labels: Tensor
+    classes: Sequence[str]
+    fingerprint: str
+    site: str
+    units: Sequence[str] | None = None
+
+    @classmethod
+    def of(cls, task: Task) -> SiteData:
+        """The training records of a site."""
+        found, train = task.found, task.found.train
+        return cls(train.features, train.labels, found.classes, found.fingerprint, task.site, train.units)
+
+
+def make_surrogate(
+    data: SiteData, config: RunConfig, limits: SiteLimits = NO_LIMITS, centre: Tensor | None = None
+) -> FittedSurrogate:
+    """Make what this site releases. centre (d,): a public point that is subtracted before a privacy clip.
+
+    Without a budget, mixtures of the classes the site has: their presence and counts are visible to the coordinator. With
+    one, what `config.mechanism` says; the claim in the surrogate names what it covers.
     Source: FedPFT, algorithm 1, lines 1 to 8. Raises DataError when no class is large enough.
     """
-    generator = stream(config.seed, site)
-    header = Header(config.method, run_digest(config), site, fingerprint, tuple(classes))
+    features, labels, units, count = data.features, data.labels, data.units, len(data.classes)
+    generator = stream(config.seed, data.site)
+    header = Header(config.method, run_digest(config), data.site, data.fingerprint, tuple(data.classes))
     if centre is not None and len(centre) != features.shape[1]:
         raise SurrogateError(f"a public centre of dimension {len(centre)}, features here have {features.shape[1]}")
     claim = make_claim(config, "record" if units is None else "patient", centre_digest(centre))
     if claim is not None and claim.mechanism in ("sums", "dp-em"):
-        data = Clipped.of(features, labels, units, claim.clip, centre)
+        clipped = Clipped.of(features, labels, units, claim.clip, centre)
         if claim.mechanism == "sums":
-            sums, facts = noisy_sums(data, len(classes), config.fedpft.covariance, claim)
+            sums, facts = noisy_sums(clipped, count, config.fedpft.covariance, claim)
             return FittedSurrogate(SumsSurrogate(header, sums, claim), facts)
-        mixtures, facts = dp_em(data, len(classes), config.fedpft.components, claim, generator)
+        mixtures, facts = dp_em(clipped, count, config.fedpft.components, claim, generator)
         return FittedSurrogate(_present(header, mixtures, claim), facts)
-    large = torch.bincount(labels, minlength=len(classes))[labels] >= limits.smallest_class
+    large = torch.bincount(labels, minlength=count)[labels] >= limits.smallest_class
     if not large.any():
         raise DataError(f"no class has the {limits.smallest_class} records below which none is released")
     features, labels = features[large], labels[large]
     if claim is not None:
-        data = Clipped.of(features, labels, units, claim.clip, centre)
-        mixtures, facts = theorem_4_1(data, len(classes), config.fedpft.covariance, claim)
+        clipped = Clipped.of(features, labels, units, claim.clip, centre)
+        mixtures, facts = theorem_4_1(clipped, count, config.fedpft.covariance, claim)
         return FittedSurrogate(_present(header, mixtures, claim), facts)
     return FittedSurrogate(release_mixtures(features, labels, header, config, limits, generator))
 
@@ -119,19 +132,9 @@ def _fit(features: Tensor, labels: Tensor, classes: int, settings: MixtureSettin
 
 def fedpft_surrogate(task: Task) -> MethodOutput:
     """FedPFT's mixtures or noisy sums of this site's features."""
-    found, centre = task.found, unpack_question(task.question)
-    features = found.train.features.to(site_device(task.run, task.node))
-    made = make_surrogate(
-        features,
-        found.train.labels,
-        found.classes,
-        found.fingerprint,
-        task.site,
-        task.run,
-        task.limits,
-        found.train.units,
-        centre,
-    )
+    data, centre = SiteData.of(task), unpack_question(task.question)
+    data = replace(data, features=data.features.to(site_device(task.run, task.node)))
+    made = make_surrogate(data, task.run, task.limits, centre)
     claim = made.surrogate.claim
     events = (GaussianEvent(claim.noise_multiplier),) if claim else ()
     return MethodOutput(pack_surrogate(made.surrogate), claim, events, made.facts)

@@ -137,7 +137,7 @@ def site_accuracy(
 def class_counts(names: Sequence[str], classes: Sequence[str], counts: NDArray[np.float64]) -> str:
     """Draw `counts` (n_sites, n_classes) as a heat grid, with numbers while they fit and in groups when many.
 
-    NaN leaves a cell empty: the site told nothing.
+    NaN leaves a cell empty: the site reported nothing.
     """
     many = len(names) > NAMED_SITES
     named = len(classes) <= NAMED_CLASSES

@@ -16,21 +16,21 @@ MOST_SITES = 40
 
 
 def downstream(run: Run) -> str | None:
-    """Draw every site's three accuracies, and how much of its own it mixes in; None where no site has told."""
-    told = {name: as_numbers(row) for name, row in as_table(run.metrics.get("downstream")).items()}
-    told = {name: row for name, row in told.items() if all(f"accuracy-{source}" in row for source in SOURCES)}
-    sites = sorted(told, key=natural_order)[:MOST_SITES]
+    """Draw every site's three accuracies, and how much of its own it mixes in; None where no site has reported them."""
+    reported = {name: as_numbers(row) for name, row in as_table(run.metrics.get("downstream")).items()}
+    reported = {name: row for name, row in reported.items() if all(f"accuracy-{source}" in row for source in SOURCES)}
+    sites = sorted(reported, key=natural_order)[:MOST_SITES]
     if not sites:
         return None
 
     def draw(figure: Any) -> None:
         axes = make_axes(figure, left=0.85, right=1.0, top=0.5, bottom=0.5)
         for index, (source, label) in enumerate(SOURCES.items()):
-            values = [told[site][f"accuracy-{source}"] for site in sites]
+            values = [reported[site][f"accuracy-{source}"] for site in sites]
             axes.scatter(
                 values, range(len(sites)), color=COLOURS[index], marker=MARKS[index], s=34, label=label, zorder=3, alpha=0.9
             )
-        low, high = accuracy_range([told[site][f"accuracy-{source}"] for site in sites for source in SOURCES])
+        low, high = accuracy_range([reported[site][f"accuracy-{source}"] for site in sites for source in SOURCES])
         axes.set_xlim(low, high)
         axes.set_ylim(len(sites) - 0.5, -0.5)
         axes.set_yticks(range(len(sites)), [shorten(site, 12) for site in sites])
@@ -38,7 +38,7 @@ def downstream(run: Run) -> str | None:
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
         axes.set_xlabel("accuracy on the site's own test data")
         for row, site in enumerate(sites):
-            if (share := told[site].get("share")) is not None:
+            if (share := reported[site].get("share")) is not None:
                 at = axes.get_yaxis_transform()
                 axes.text(1.03, row, f"λ = {share:.1f}", transform=at, va="center", color=QUIET, fontsize=8.5)
         axes.legend(frameon=False, fontsize=8.5, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)

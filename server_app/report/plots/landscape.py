@@ -91,13 +91,13 @@ def radii(run: Run) -> str | None:
     if not rounds:
         return None
     numbers = [as_number(entry.get("round")) or 0.0 for entry in rounds]
-    told = [as_numbers(entry.get("radii")) for entry in rounds]
-    sites = sorted({site for each in told for site in each}, key=natural_order)
+    reported = [as_numbers(entry.get("radii")) for entry in rounds]
+    sites = sorted({site for each in reported for site in each}, key=natural_order)
 
     def draw(figure: Any) -> None:
         axes = make_axes(figure, left=0.6, right=0.1, top=0.15, bottom=0.5)
         for site in sites:
-            points = [(n, each[site]) for n, each in zip(numbers, told, strict=True) if site in each]
+            points = [(n, each[site]) for n, each in zip(numbers, reported, strict=True) if site in each]
             axes.plot(*zip(*points, strict=True), color=QUIET, lw=0.8, marker=".", ms=4, alpha=0.6)
         for key, colour, label in (("radius", INK, "heeded"), ("moved", "#0072b2", "moved")):
             line = [as_number(entry.get(key)) for entry in rounds]

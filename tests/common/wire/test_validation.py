@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.methods.fedpft.surrogate import make_surrogate
+from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common.config.run_config import RunConfig, parse_run_config
 from common.errors import RunError, SurrogateError
 from common.surrogates.class_sums import Sums, lengths
@@ -33,7 +33,7 @@ PRIVATE = {"epsilon": 4.0, "delta": 1e-5}
 def made(family: str = "diag", **settings: Any) -> tuple[RunConfig, Any]:
     run = parse_run_config({"fedpft.covariance": family, "fedpft.rank": 2, "fedpft.components": 2} | settings)
     features = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
-    return run, make_surrogate(features, torch.arange(300) % 3, CLASSES, "f" * 16, "north", run).surrogate
+    return run, make_surrogate(SiteData(features, torch.arange(300) % 3, CLASSES, "f" * 16, "north"), run).surrogate
 
 
 def sums(family: str = "diag") -> tuple[RunConfig, SumsSurrogate]:

@@ -6,12 +6,15 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from common.config.flat_settings import flatten
 from common.config.run_config import RunConfig, parse_run_config, run_digest
 from common.errors import RunError
 from common.models.classifiers import Head
 from common.surrogates.surrogates import Header
+from common.wire.model_files import save_model
 from common.wire.records import unpack_surrogate
-from server_app.runs.folder import RunFolder, flatten, read_json, read_payloads, save_model
+from server_app.runs.folder import RunFolder
+from server_app.runs.run_view import read_json, read_payloads
 from strategies.base.outcome import Outcome, Points, Site
 from tests.grid import InProcessGrid, default_run_config, run_federation, sites
 

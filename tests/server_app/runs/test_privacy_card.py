@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.methods.fedpft.surrogate import make_surrogate
+from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
 from common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
@@ -37,7 +37,7 @@ def released(config: RunConfig, site: str = "s", present: int = 3, records: int 
     labels = torch.arange(records) % present
     features = torch.randn(records, 8, generator=generator) + 4 * torch.eye(8)[labels]
     patients = [str(index // 2) for index in range(records)] if units else None
-    made = make_surrogate(features, labels, CLASSES, "f" * 64, site, config, units=patients)
+    made = make_surrogate(SiteData(features, labels, CLASSES, "f" * 64, site, units=patients), config)
     return unpack_surrogate(pack_surrogate(made.surrogate))
 
 

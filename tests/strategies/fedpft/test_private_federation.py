@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from client_app.methods.fedpft.surrogate import make_surrogate
+from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common import surrogate_pb2 as pb
 from common.config.run_config import parse_run_config
 from common.surrogates.surrogates import SumsSurrogate
@@ -41,7 +41,7 @@ def test_the_same_seed_twice_gives_the_same_but_for_the_noise(tmp_path: Path) ->
     features = torch.randn(900, 4, generator=torch.Generator().manual_seed(0))
     for settings in ({}, {"fedpft.components": 2}, {"fedpft.privacy": "theorem-4.1"}):
         run = parse_run_config({"epsilon": 4.0, "delta": 1e-5, "fedpft.covariance": "diag", **settings})  # type: ignore[dict-item]
-        first, second = (make_surrogate(features, labels, ("a", "b"), "f", "s", run).surrogate for _ in range(2))
+        first, second = (make_surrogate(SiteData(features, labels, ("a", "b"), "f", "s"), run).surrogate for _ in range(2))
         assert (first.header, first.claim) == (second.header, second.claim)
         if isinstance(first, SumsSurrogate) and isinstance(second, SumsSurrogate):
             for name in ("counts", "sums", "squares"):
@@ -49,7 +49,7 @@ def test_the_same_seed_twice_gives_the_same_but_for_the_noise(tmp_path: Path) ->
         else:
             assert not (first.mixtures.means == second.mixtures.means).any()  # type: ignore[union-attr]
     plain = parse_run_config({})
-    first, second = (make_surrogate(features, labels, ("a", "b"), "f", "s", plain).surrogate for _ in range(2))
+    first, second = (make_surrogate(SiteData(features, labels, ("a", "b"), "f", "s"), plain).surrogate for _ in range(2))
     assert torch.equal(first.mixtures.means, second.mixtures.means)  # type: ignore[union-attr]
 
 

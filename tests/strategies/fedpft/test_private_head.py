@@ -18,7 +18,7 @@ from strategies.fedpft.private_head import (
 )
 from torch import Tensor
 
-from client_app.methods.fedpft.surrogate import make_surrogate
+from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common.config.run_config import parse_run_config
 from common.errors import RunError
 from common.privacy.gaussian_mechanism import clip
@@ -46,7 +46,7 @@ def data(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def made(features: Tensor, labels: Tensor, epsilon: float, family: str = "spherical", site: str = "s") -> SumsSurrogate:
     run = parse_run_config({"epsilon": epsilon, "delta": 1e-5, "fedpft.covariance": family, "fedpft.rank": DIMENSION})
-    found = make_surrogate(features, labels, CLASSES, "f" * 16, site, run).surrogate
+    found = make_surrogate(SiteData(features, labels, CLASSES, "f" * 16, site), run).surrogate
     assert isinstance(found, SumsSurrogate)
     return found
 
@@ -273,7 +273,7 @@ def test_a_class_lost_in_noise_is_not_in_the_head() -> None:
 
 def test_with_nothing_but_noise_there_is_nothing_to_learn() -> None:
     run = parse_run_config({"epsilon": 0.01, "delta": 1e-5, "fedpft.covariance": "spherical"})
-    nobody = make_surrogate(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), CLASSES, "f", "s", run).surrogate
+    nobody = make_surrogate(SiteData(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), CLASSES, "f", "s"), run).surrogate
     assert isinstance(nobody, SumsSurrogate)
     silent = replace(nobody, sums=replace(nobody.sums, counts=torch.zeros(3)))
     with pytest.raises(RunError, match="no class stands out"):
@@ -376,7 +376,9 @@ def test_every_mechanism_learns_what_is_far_apart(settings: dict[str, object]) -
     features = 5 * torch.eye(3, 8)[labels] + 0.3 * torch.randn(6000, 8, generator=generator)
     run = parse_run_config({"epsilon": 8.0, "delta": 1e-5, "fedpft.covariance": "spherical", **settings})  # type: ignore[dict-item]
     sent = [
-        unpack_surrogate(pack_surrogate(make_surrogate(features[i::2], labels[i::2], CLASSES, "f", str(i), run).surrogate))
+        unpack_surrogate(
+            pack_surrogate(make_surrogate(SiteData(features[i::2], labels[i::2], CLASSES, "f", str(i)), run).surrogate)
+        )
         for i in range(2)
     ]
     head = unpack_head(pack_head(learn(sent, run, "cpu").head))
@@ -388,8 +390,8 @@ def test_a_public_centre_goes_round_and_is_part_of_the_head() -> None:
     features, labels = data(3000)
     centre = torch.full((DIMENSION,), 0.5)
     run = parse_run_config({"epsilon": PLENTY, "delta": 1e-5, "fedpft.covariance": "spherical"})
-    shifted = make_surrogate(features + 0.5, labels, CLASSES, "f", "s", run, centre=centre).surrogate
-    plain = make_surrogate(features, labels, CLASSES, "f", "s", run).surrogate
+    shifted = make_surrogate(SiteData(features + 0.5, labels, CLASSES, "f", "s"), run, centre=centre).surrogate
+    plain = make_surrogate(SiteData(features, labels, CLASSES, "f", "s"), run).surrogate
     assert shifted.claim is not None
     assert len(shifted.claim.centre) == 16
     head = unpack_head(pack_head(learn([shifted], run, "cpu", centre=centre).head))

@@ -19,9 +19,9 @@ from client_app.methods.dpcvae.downstream import (
     grouped,
     head_on,
     mix,
+    out_of_distribution,
     ranks_above,
     score,
-    strangeness,
 )
 from client_app.node_config import NodeConfig
 from common.config.run_config import parse_run_config
@@ -103,7 +103,7 @@ def test_coarser_labels_take_every_class_once() -> None:
             grouped(wrong, ("car", "cat", "dog"))
 
 
-def test_strangeness_is_the_distance_of_mahalanobis_to_the_nearest_class() -> None:
+def test_the_out_of_distribution_score_is_the_distance_of_mahalanobis_to_the_nearest_class() -> None:
     from scipy.spatial.distance import mahalanobis
     from sklearn.covariance import LedoitWolf
 
@@ -112,10 +112,10 @@ def test_strangeness_is_the_distance_of_mahalanobis_to_the_nearest_class() -> No
     around = np.stack([x - means[k] for x, k in zip(known.features.double().numpy(), known.labels.tolist(), strict=True)])
     precision = LedoitWolf(assume_centered=True).fit(around).precision_
     expected = [min(mahalanobis(x, m, precision) ** 2 for m in means) for x in asked.double().numpy()]
-    assert torch.allclose(strangeness(known, asked), torch.tensor(expected), rtol=1e-4)
+    assert torch.allclose(out_of_distribution(known, asked), torch.tensor(expected), rtol=1e-4)
     far = torch.zeros(5, 6)
     far[:, 5] = -1
-    assert ranks_above(strangeness(known, asked), strangeness(known, far)) == 1.0
+    assert ranks_above(out_of_distribution(known, asked), out_of_distribution(known, far)) == 1.0
 
 
 def test_distances_are_zero_between_equals_and_grow_as_sets_part() -> None:

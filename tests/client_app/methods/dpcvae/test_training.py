@@ -54,7 +54,7 @@ class Site:
 
     def task(self) -> Task:
         told = {"round": self.training.round + 1, "lineage": "abc", "confirmed": self.confirmed}
-        return Task(self.config, self.node, "s", self.found, question=self.training.question(), told=told)
+        return Task(self.config, self.node, "s", self.found, question=self.training.question(), info=told)
 
     def round(self) -> MethodOutput:
         """One round, after which what is to be kept is kept and the coordinator has taken the reply in."""

@@ -11,7 +11,7 @@ from client_app.features.site_features import LabelledFeatures, SiteFeatures
 from client_app.methods.fedavg.personalization import _share, personal_accuracy
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
-from client_app.offline.keys import private_key, told_keys
+from client_app.offline.keys import private_key, received_keys
 from common.config.run_config import parse_run_config
 from common.errors import ConfigError, SealError
 from common.models.classifiers import Head
@@ -67,20 +67,20 @@ def test_a_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
         private_key(node, "north")
 
 
-def test_told_keys_must_be_those_in_peers_where_there_are_any(tmp_path: Path) -> None:
+def test_received_keys_must_be_those_in_peers_where_there_are_any(tmp_path: Path) -> None:
     north = public_key(private_key(NodeConfig(state_dir=str(tmp_path)), "north")).hex()
     told = f'{{"north": "{north}"}}'
-    assert told_keys(NodeConfig(), told) == {"north": bytes.fromhex(north)}
+    assert received_keys(NodeConfig(), told) == {"north": bytes.fromhex(north)}
     peers = tmp_path / "peers.toml"
     pinned = NodeConfig(peers=str(peers))
     peers.write_text(f'north = "{north}"\n')
-    assert told_keys(pinned, told) == {"north": bytes.fromhex(north)}
+    assert received_keys(pinned, told) == {"north": bytes.fromhex(north)}
     peers.write_text(f'south = "{"00" * 64}"\n')
-    assert told_keys(pinned, told) == {}
-    assert told_keys(NodeConfig(), '{"north": 3, "south": "00"}') == {}
+    assert received_keys(pinned, told) == {}
+    assert received_keys(NodeConfig(), '{"north": 3, "south": "00"}') == {}
     for bad in ("", "[1]", f'{{"north": "{"xy" * 64}"}}', "null"):
         with pytest.raises(SealError, match="cannot be read"):
-            told_keys(NodeConfig(), bad)
+            received_keys(NodeConfig(), bad)
     peers.write_text("north = 3\n")
     with pytest.raises(ConfigError, match="write lines such as"):
         read_keys(peers)

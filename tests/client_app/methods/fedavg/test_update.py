@@ -14,7 +14,7 @@ from client_app.governance.release import method_of
 from client_app.methods.dp import dp_sgd as private_training
 from client_app.methods.dp.dp_sgd import train_privately
 from client_app.methods.fedavg import scaffold
-from client_app.methods.local_training import network, step_length, train
+from client_app.methods.local_training import Variant, network, step_length, train
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig, parse_run_config
@@ -44,7 +44,7 @@ def task(folder: Path, run: RunConfig, training: Training) -> Task:
     node = NodeConfig(state_dir=str(folder))
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
     told = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
-    return Task(run, node, "s", found, question=training.question(), told=told)
+    return Task(run, node, "s", found, question=training.question(), info=told)
 
 
 def run(method: str, **settings: Any) -> RunConfig:
@@ -101,7 +101,7 @@ def test_the_proximal_gradient_is_that_of_half_mu_times_the_squared_distance() -
     features, labels = data()
     module, mu, rate = linear(16, 3), 0.7, 0.1
     weight = [parameter.detach().clone() for parameter in module.parameters()]
-    train(module, features, labels, config.fedavg, rate, torch.Generator().manual_seed(0), mu=mu)
+    train(module, features, labels, config.fedavg, rate, torch.Generator().manual_seed(0), Variant(mu=mu))
     copy = linear(16, 3)
     for _ in range(2):
         loss = torch.nn.functional.cross_entropy(copy(features), labels)

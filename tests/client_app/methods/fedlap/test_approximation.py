@@ -24,8 +24,8 @@ from client_app.methods.dp.record_gradients import (
 )
 from client_app.methods.fedlap import approximation as fedlap
 from client_app.methods.fedlap.approximation import approximate
-from client_app.methods.fedlap.image_synthesis import synthesise
-from client_app.methods.fedlap.trust_region import SHARE, Search, effective_radius
+from client_app.methods.fedlap.image_synthesis import Matching, synthesise
+from client_app.methods.fedlap.trust_region import SHARE, Search, ServerWalk, effective_radius
 from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig, parse_run_config
@@ -73,7 +73,7 @@ def task(folder: Path, config: RunConfig, *, round: int = 1, confirmed: int = 0,
     training = Training.begin(config, CLASSES, "f", 64)
     training.round = round - 1
     told = {"round": round, "lineage": "abc", "confirmed": confirmed}
-    return Task(config, NodeConfig(state_dir=str(folder)), "s", found, question=training.question(), told=told)
+    return Task(config, NodeConfig(state_dir=str(folder)), "s", found, question=training.question(), info=told)
 
 
 def sent(made: MethodOutput) -> Synthetic:
@@ -97,7 +97,7 @@ def test_synthesis_brings_the_synthetic_gradient_to_the_real_one() -> None:
     begin = LandscapeRecords.evenly(torch.randn(20, 1, 8, 8), torch.arange(20) % 2)
     target = gradient(body, model, real())
     settings = FedLAPConfig(image_steps=300, image_learning_rate=5.0)
-    made, story = synthesise(body, model, begin, Looks(lambda here: target), settings, 0.1, 0.1, unchanged())
+    made, story = synthesise(body, model, begin, Looks(lambda here: target), Matching(settings, 0.1, 0.1), unchanged())
 
     def cosine(records: LandscapeRecords) -> float:
         mine = torch.cat([part.flatten() for part in gradient(body, model, records).values()])
@@ -118,12 +118,13 @@ def test_a_synthesis_looks_as_often_as_it_says_and_walks_only_between_loops() ->
         return gradient(body, here, real())
 
     settings = FedLAPConfig(trajectories=2, loops=3, batches=2, image_steps=1, model_steps=2, trust_radius=100.0)
-    _, story = synthesise(body, model, begin, Looks(look), settings, 0.1, 0.1, unchanged())
+    _, story = synthesise(body, model, begin, Looks(look), Matching(settings, 0.1, 0.1), unchanged())
     assert story.looks == len(looked) == settings.private_steps == 12
     assert looked[0] == looked[1] == looked[6] == looked[7] == 0, "every trajectory begins at the model"
     assert 0 < looked[2] == looked[3] < looked[4] == looked[5]
     looked.clear()
-    synthesise(body, model, begin, Looks(look), settings.model_copy(update={"trust_radius": 1e-6}), 0.1, 0.1, unchanged())
+    near = settings.model_copy(update={"trust_radius": 1e-6})
+    synthesise(body, model, begin, Looks(look), Matching(near, 0.1, 0.1), unchanged())
     assert len(looked) == 4, "a trajectory that has left the trust region is over"
 
 
@@ -147,11 +148,13 @@ def test_the_radius_equals_a_brute_force_search(seed: int) -> None:
     assert own.index(min(own)) > best + 4
     for every in (1, 3):
         search = Search(40, every)
-        found = effective_radius(body, model, synthetic, true, 0.1, 40, 50.0, search, unchanged(), torch.Generator())
+        server = ServerWalk(body, model, 0.1, 40, 50.0, unchanged())
+        found = effective_radius(server, synthetic, true, search, torch.Generator())
         seen = range(every - 1, 40, every)
         nearest = min(seen, key=lambda step: losses[step])
         assert found == pytest.approx(distance(path[nearest], model), rel=1e-5)
-    close = effective_radius(body, model, synthetic, true, 0.1, 40, 1e-3, Search(40, 1), unchanged(), torch.Generator())
+    server = ServerWalk(body, model, 0.1, 40, 1e-3, unchanged())
+    close = effective_radius(server, synthetic, true, Search(40, 1), torch.Generator())
     assert close <= 1e-3
 
 
@@ -161,7 +164,7 @@ def test_a_sites_radius_is_that_of_its_real_records(tmp_path: Path, monkeypatch:
     whole = effective_radius
 
     def spy(*arguments: Any) -> float:
-        seen.append(arguments[2:4])
+        seen.append(arguments[1:3])
         return whole(*arguments)
 
     monkeypatch.setattr(fedlap, "effective_radius", spy)
@@ -174,8 +177,8 @@ def test_a_sites_radius_is_that_of_its_real_records(tmp_path: Path, monkeypatch:
 
 def test_a_loss_that_still_falls_at_the_end_gives_the_trust_radius() -> None:
     body, model = body_and_model()
-    args = (body, model, real(), real(), 0.01, 10, 7.0, Search(10, 3), unchanged(), torch.Generator())
-    assert effective_radius(*args) == 7.0
+    server = ServerWalk(body, model, 0.01, 10, 7.0, unchanged())
+    assert effective_radius(server, real(), real(), Search(10, 3), torch.Generator()) == 7.0
 
 
 def test_a_search_costs_no_more_than_its_share() -> None:

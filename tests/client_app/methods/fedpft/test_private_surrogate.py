@@ -10,7 +10,7 @@ from torch import Tensor
 
 from client_app.methods.fedpft import private_surrogate as fedpft_private
 from client_app.methods.fedpft.private_surrogate import Clipped, dp_em, theorem_4_1
-from client_app.methods.fedpft.surrogate import make_surrogate
+from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common.config.flat_settings import Scalar
 from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError
@@ -60,7 +60,7 @@ def test_one_seed_twice_gives_the_same_but_for_the_noise_which_differs_everywher
     config, made = run(8.0, **MECHANISMS[mechanism]), []
     for _ in range(2):
         torch.manual_seed(0)
-        made.append(make_surrogate(*records(), CLASSES, "f" * 16, "s", config).surrogate)
+        made.append(make_surrogate(SiteData(*records(), CLASSES, "f" * 16, "s"), config).surrogate)
     first, second = made
     assert (first.header, first.claim) == (second.header, second.claim)
     assert first.claim is not None
@@ -73,7 +73,7 @@ def test_one_seed_twice_gives_the_same_but_for_the_noise_which_differs_everywher
 @pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
 def test_without_a_budget_one_seed_twice_gives_the_same(family: str) -> None:
     config = parse_run_config({"fedpft.covariance": family, "fedpft.components": 2})
-    first, second = (make_surrogate(*records(), CLASSES, "f" * 16, "s", config).surrogate for _ in range(2))
+    first, second = (make_surrogate(SiteData(*records(), CLASSES, "f" * 16, "s"), config).surrogate for _ in range(2))
     assert first.header == second.header
     assert first.claim is second.claim is None
     assert torch.equal(first.mixtures.means, second.mixtures.means)  # type: ignore[union-attr]
@@ -84,7 +84,9 @@ def test_without_a_budget_one_seed_twice_gives_the_same(family: str) -> None:
 def test_which_classes_a_site_has_does_not_show_in_the_shape_of_noisy_sums() -> None:
     features, labels = records()
     for keep in (labels >= 0, labels == 1, labels < 0):
-        surrogate = make_surrogate(features[keep], labels[keep], CLASSES, "f", "s", run(**MECHANISMS["sums"])).surrogate
+        surrogate = make_surrogate(
+            SiteData(features[keep], labels[keep], CLASSES, "f", "s"), run(**MECHANISMS["sums"])
+        ).surrogate
         assert surrogate.header.classes == CLASSES
         assert [tuple(table.shape) for table in tables(surrogate).values()] == [(3,), (3, 4), (10,)]
         assert all((table != 0).all() for table in tables(surrogate).values())
@@ -152,7 +154,9 @@ def test_what_a_site_releases_composes_to_its_claim_and_has_the_noise_that_the_c
         return released[-1][1]
 
     monkeypatch.setattr(fedpft_private, "release", spy)
-    made = make_surrogate(torch.zeros(0, 40), torch.zeros(0, dtype=torch.int64), CLASSES, "f", "s", config).surrogate
+    made = make_surrogate(
+        SiteData(torch.zeros(0, 40), torch.zeros(0, dtype=torch.int64), CLASSES, "f", "s"), config
+    ).surrogate
     assert made.claim is not None
     events = [GaussianEvent(multiplier) for multiplier, _ in released]
     assert epsilon_spent(events, 1e-5) == pytest.approx(3.0, rel=1e-6)
@@ -186,7 +190,7 @@ def test_with_plenty_of_budget_dp_em_finds_what_is_there() -> None:
 def test_dp_em_of_no_records_at_all_is_noise_that_can_be_sent() -> None:
     for _ in range(20):
         nobody = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
-        surrogate = make_surrogate(*nobody, CLASSES, "f", "s", run(0.1, **MECHANISMS["dp-em"])).surrogate
+        surrogate = make_surrogate(SiteData(*nobody, CLASSES, "f", "s"), run(0.1, **MECHANISMS["dp-em"])).surrogate
         assert 1 <= len(surrogate.header.classes) <= 3
         assert min(surrogate.counts) >= 1
         assert all(table.isfinite().all() for table in tables(surrogate).values())
@@ -216,7 +220,7 @@ def test_theorem_4_1_adds_the_published_noise_to_every_entry(monkeypatch: pytest
 
 
 def test_under_theorem_4_1_a_full_covariance_stays_symmetric_and_positive() -> None:
-    surrogate = make_surrogate(*records(), CLASSES, "f", "s", run(**MECHANISMS["theorem-4.1"])).surrogate
+    surrogate = make_surrogate(SiteData(*records(), CLASSES, "f", "s"), run(**MECHANISMS["theorem-4.1"])).surrogate
     cholesky = surrogate.mixtures.covariance.cholesky  # type: ignore[union-attr]
     assert torch.equal(cholesky, cholesky.tril())
     assert float(torch.linalg.eigvalsh((cholesky @ cholesky.mT).double()).min()) > -1e-6
@@ -249,6 +253,10 @@ def test_theorem_4_1_bounds_the_exchange_of_a_record_and_a_search_comes_close() 
 
 def test_theorem_4_1_is_refused_for_patients() -> None:
     with pytest.raises(ConfigError, match="protects single records"):
-        make_surrogate(*records(4), CLASSES, "f", "s", run(**MECHANISMS["theorem-4.1"]), units=["p", "p", "q", "r"])
+        make_surrogate(
+            SiteData(*records(4), CLASSES, "f", "s", units=["p", "p", "q", "r"]), run(**MECHANISMS["theorem-4.1"])
+        )
     with pytest.raises(ConfigError, match="protects single records"):
-        make_surrogate(*records(4), CLASSES, "f", "s", run(**MECHANISMS["theorem-4.1"]), units=["p", "o", "q", "r"])
+        make_surrogate(
+            SiteData(*records(4), CLASSES, "f", "s", units=["p", "o", "q", "r"]), run(**MECHANISMS["theorem-4.1"])
+        )

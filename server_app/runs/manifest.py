@@ -1,0 +1,75 @@
+"""The manifest: what is needed to repeat a run."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from common.config.flat_settings import flatten
+from common.config.run_config import RunConfig, run_digest
+from common.models.classifiers import Classifier
+
+PACKAGES = (
+    "fedsurrogate",
+    "flwr",
+    "torch",
+    "torchvision",
+    "open_clip_torch",
+    "timm",
+    "numpy",
+    "scikit-learn",
+    "protobuf",
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """When and with which software a run started. git_commit: of the working folder, empty where it is no repository."""
+
+    flower_run_id: int
+    time: datetime
+    versions: dict[str, str]
+    git_commit: str
+
+    @classmethod
+    def now(cls, flower_run_id: int, time: datetime) -> Start:
+        """The start of a run with the software of this process."""
+        return cls(flower_run_id, time, _versions(), _git_commit())
+
+
+def make_manifest(config: RunConfig, start: Start, model: Classifier | None = None) -> dict[str, Any]:
+    """What manifest.json holds; fingerprint and classes once a model has been learned."""
+    manifest: dict[str, Any] = {
+        "config": flatten(config.model_dump(by_alias=True, mode="json")),
+        "versions": start.versions,
+        "seed": config.seed,
+        "run": run_digest(config),
+        "flower_run_id": str(start.flower_run_id),
+        "git_commit": start.git_commit,
+        "started": start.time.isoformat(timespec="seconds"),
+    }
+    if model is not None:
+        manifest |= {"fingerprint": model.header.fingerprint, "classes": list(model.header.classes)}
+    return manifest
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _git_commit() -> str:
+    """The commit of the working folder, when there is one."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,91 @@
+"""What a run amounts to, as metrics.json and projection.json report it. No file and no clock in here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from common.config.run_config import RunConfig
+from server_app.runs.card import run_card
+from server_app.runs.privacy_card import privacy_card
+from strategies.base.outcome import Fate, Outcome, Site
+
+Json = dict[str, Any]
+FATES: tuple[Fate, ...] = ("used", "rejected", "dropped")
+FIDELITY = ("sliced", "sinkhorn")
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended: "running" while it has not, "ok" or "failed", why it failed, and its seconds in all."""
+
+    status: str = "running"
+    failure: str = ""
+    seconds: float = 0.0
+
+
+def make_metrics(config: RunConfig, outcome: Outcome, end: End) -> Json:
+    """What metrics.json holds. Parts that a run does not have are left out."""
+    sites, seconds = outcome.sites.values(), round(end.seconds, 3)
+    simulated = any(site.simulated for site in sites)
+    names = "" if simulated and outcome.names == "claimed" else outcome.names
+    rounds = outcome.rounds
+    if outcome.model is not None and not rounds:
+        rounds = [{"round": 1, "accuracy": outcome.accuracy.get("model"), "seconds": seconds}]
+    metrics: Json = {
+        "schema": 1,
+        "method": config.method,
+        "status": end.status,
+        "sites": {"invited": len(sites)} | {fate: outcome.count(fate) for fate in FATES},
+        "card": run_card(sites, config.sites, outcome.absent, names),
+        "accuracy": outcome.accuracy
+        | {"per_site": {site.name: site.correct / site.tested for site in sites if site.tested}},
+        "bytes": {
+            "up": sum(site.bytes_up for site in sites),
+            "down": sum(site.bytes_down for site in sites),
+            "up_per_site": {site.name: site.bytes_up for site in sites},
+            "compare": outcome.compare_bytes,
+        },
+        "privacy": _privacy(config, outcome, simulated),
+        "rounds": rounds,
+        "seconds": {key: round(value, 3) for key, value in outcome.seconds.items()} | {"total": seconds},
+    }
+    metrics |= _downstream(sites)
+    optional = {
+        "parameters": outcome.parameters,
+        "failure": end.failure,
+        "stopped": outcome.stopped,
+        "hops": outcome.hops,
+    }
+    return metrics | {name: value for name, value in optional.items() if value}
+
+
+def make_projection(outcome: Outcome) -> Json:
+    """What projection.json holds: the points of the report's picture; empty without any."""
+    if outcome.model is None or not outcome.points:
+        return {}
+    return {"classes": outcome.model.header.classes} | {kind: asdict(points) for kind, points in outcome.points.items()}
+
+
+def _privacy(config: RunConfig, outcome: Outcome, simulated: bool) -> Json | None:
+    """The privacy card; of a run that stopped early with the epsilon that was spent, less than the promised one."""
+    trained = {site.name: site.claim for site in outcome.sites.values() if site.claim is not None}
+    card = privacy_card(config, outcome.surrogates, outcome.model, simulated, trained)
+    if card and outcome.stopped and outcome.rounds and (spent := outcome.rounds[-1].get("epsilon")):
+        card["epsilon"] = spent
+    return card
+
+
+def _downstream(sites: Collection[Site]) -> Json:
+    """How well a generator serves at the sites, and how similar its embeddings are to theirs."""
+    rows = {site.name: site.downstream for site in sites if site.downstream}
+    if not rows:
+        return {}
+    measured = [row for row in rows.values() if all(name in row for name in FIDELITY)]
+    if not measured:
+        return {"downstream": rows}
+    return {
+        "downstream": rows,
+        "fidelity": {name: sum(row[name] for row in measured) / len(measured) for name in FIDELITY},
+    }
