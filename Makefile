@@ -13,12 +13,22 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export RAY_USAGE_STATS_ENABLED = 0
 export GRPC_ENABLE_FORK_SUPPORT = 0
 
+# The packages are there, and the commands of this project are those that pyproject.toml names now.
+define CHECK_INSTALLED
+import sys, tomllib
+from importlib.metadata import distribution, version
+[version(name) for name in sys.argv[1:]]
+scripts = {entry.name: entry.value for entry in distribution("fedsurrogate").entry_points}
+assert scripts == tomllib.load(open("pyproject.toml", "rb"))["project"]["scripts"]
+endef
+export CHECK_INSTALLED
+
 .PHONY: setup demo demo-compose test test-all faults mutants lint bench proto
 
 setup:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x "$(VENV)/bin/python" || $(PYTHON) -m venv "$(VENV)"
-	@"$(VENV)/bin/python" -c 'import sys; from importlib.metadata import version; [version(name) for name in sys.argv[1:]]' $(NEEDED) 2>/dev/null \
+	@"$(VENV)/bin/python" -c "$$CHECK_INSTALLED" $(NEEDED) 2>/dev/null \
 		|| "$(VENV)/bin/python" -m pip install --quiet --progress-bar off -c constraints.txt -e '.[dev]'
 
 # A coordinator and three hospitals in containers; on a machine with Docker.

@@ -6,16 +6,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from strategies.fedpft.learn import learn
-from strategies.fedpft.private_head import (
-    SITES_DIFFER,
-    _diagonal,
-    _solve,
-    _spiked,
-    learn_from_sums,
-    least_squares,
-    within,
-)
 from torch import Tensor
 
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
@@ -27,6 +17,16 @@ from common.surrogates.covariances import LowRank
 from common.surrogates.surrogates import SumsSurrogate, without_classes
 from common.wire.model_proto import pack_head, unpack_head
 from common.wire.records import pack_surrogate, unpack_surrogate
+from strategies.fedpft.learn import learn
+from strategies.fedpft.private_head import (
+    SITES_DIFFER,
+    _diagonal,
+    _solve,
+    _spiked,
+    learn_from_sums,
+    least_squares,
+    within,
+)
 from strategies.pooling.class_means import Components, by_site, pool, shrink
 
 CLASSES = ("a", "b", "c")
