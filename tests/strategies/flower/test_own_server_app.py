@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 
-from server_app.deployment.simulate import _superlink
+from server_app.deployment.simulate import superlink
 from server_app.deployment.submit import DONE, flower_environment
 from tests.e2e.processes import submit, wait
 from tests.grid import FAST, ROOT, InProcessGrid, sites
@@ -51,7 +51,7 @@ def test_the_example_fits_on_a_page() -> None:
 def test_flower_runs_the_example_in_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     environment = flower_environment(tmp_path)
-    with _superlink(tmp_path, environment) as name:
+    with superlink(tmp_path, environment) as name:
         flags = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1", "--run-config", "head.min-steps=20")
         run = submit(tmp_path, name, EXAMPLE, tmp_path, *flags)
         status = wait(tmp_path, name, run)
