@@ -23,6 +23,7 @@ FEW: dict[str, Any] = {
     **FAST,
     "alpha": 1.0,
     "fedlap.rounds": 2,
+    "fedlap.model": "linear",
     "fedlap.image-steps": 5,
     "fedlap.server-steps": 5,
     "dpcvae.rounds": 2,
@@ -34,12 +35,12 @@ FEW: dict[str, Any] = {
 # What the arrays of a Result are called, by method.
 NAMES = {
     "fedpft": {"weight", "bias"},
-    "fedlap": {"convolution1.weight"},
-    "dpcvae": {"class_means"},
+    "fedlap": {"weight", "bias"},
+    "dpcvae": {"means", "counts", "linear.weight"},
 }
 # One method a strategy, and the chain.
 ONE_EACH: dict[str, dict[str, Any]] = {
-    name: {"method": name} for name in ("fedpft", "average", "local", "kd", "fedavg", "scaffold", "fedlap", "dpcvae")
+    name: {"method": name} for name in ("fedpft", "average", "local", "kd", "fedavg", "fedlap", "dpcvae")
 } | {"chain": {"method": "fedpft", "fedpft.topology": "chain"}}
 
 
@@ -131,11 +132,10 @@ def test_configure_train_asks_each_connected_node_once(tmp_path: Path, kind: Any
 
 
 @pytest.mark.parametrize("kind", [FedPFT, FedLAP, DPCVAE])
-@pytest.mark.parametrize("fault", [Fault(crash=RuntimeError("broken")), Fault(payload=lambda payload: b"not a payload")])
-def test_a_site_that_fails_does_not_stop_start(tmp_path: Path, kind: Any, fault: Fault) -> None:
+def test_a_site_that_fails_does_not_stop_start(tmp_path: Path, kind: Any) -> None:
     settings = settings_of(tmp_path, method=kind.__name__.lower())
     strategy = kind(settings)
-    result = strategy.start(grid_for(tmp_path, settings, faults={1: fault}), ArrayRecord())
+    result = strategy.start(grid_for(tmp_path, settings, faults={1: Fault(crash=RuntimeError("broken"))}), ArrayRecord())
     assert all(metrics["used"] == 2 for metrics in result.train_metrics_clientapp.values())
     assert result.arrays
     assert strategy.outcome.sites[FIRST_NODE + 1].fate == "rejected"
@@ -150,21 +150,16 @@ def test_a_site_that_is_silent_is_waited_for_until_the_timeout(tmp_path: Path) -
     assert strategy.outcome.sites[FIRST_NODE + 1].fate == "dropped"
 
 
-def test_training_begins_with_the_initial_arrays(tmp_path: Path) -> None:
+def test_training_begins_with_the_initial_arrays_and_ends_after_num_rounds(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, method="fedavg")
     kind = strategy_of(parse_run_config(settings))
     first = kind(settings).start(grid_for(tmp_path, settings), num_rounds=1)
     again = kind(settings).start(grid_for(tmp_path, settings), first.arrays, num_rounds=1)
     fresh = kind(settings).start(grid_for(tmp_path, settings), num_rounds=1)
     weight = "weight"
+    assert list(first.train_metrics_clientapp) == [1]
     np.testing.assert_array_equal(numbers(first)[weight], numbers(fresh)[weight])
     assert not np.array_equal(numbers(first)[weight], numbers(again)[weight])
-
-
-def test_num_rounds_ends_training_early(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, method="fedavg")
-    result = strategy_of(parse_run_config(settings))(settings).start(grid_for(tmp_path, settings), num_rounds=1)
-    assert list(result.train_metrics_clientapp) == [1]
 
 
 @pytest.mark.parametrize(
