@@ -45,7 +45,7 @@ def _simulate(sites: int, overrides: Mapping[str, Scalar], output: Path, gpus: f
     with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
         environment = flower_environment(Path(home))
         log = Path(home) / "flower.log"
-        with _superlink(Path(home), environment) as name:
+        with superlink(Path(home), environment) as name:
             resources = f"num-supernodes={sites} client-resources-num-cpus=1 client-resources-num-gpus={gpus}"
             folder, status = submit(name, overrides, output, environment, log, on_event, resources)
         if folder is None:
@@ -58,7 +58,7 @@ def _simulate(sites: int, overrides: Mapping[str, Scalar], output: Path, gpus: f
 
 
 @contextmanager
-def _superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
+def superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
     """A SuperLink with simulation, on free loopback ports: the name of its connection."""
     port = _free_port()
     (home / "config.toml").write_text(f'[superlink.simulation]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')

@@ -8,12 +8,13 @@ import secrets
 import time
 from abc import abstractmethod
 from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from flwr.app import MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from common.config.run_config import RunConfig, run_digest
+from common.config.run_config import run_digest
 from common.errors import RunError, SurrogateError
 from common.wire.records import Info, to_record
 from common.wire.validation import Expectation
@@ -22,7 +23,9 @@ from strategies.base.federation import Federation
 from strategies.base.introductions import Group
 from strategies.base.outcome import NO_REPLY
 from strategies.base.reported import seconds_told, share_told
-from strategies.base.rounds import read_kept
+from strategies.base.training import read_kept
+from strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
+from strategies.flower.settings import Settings
 
 GIVE_HEAD = f"{MessageType.QUERY}.head"
 STATE, RELAY = "chain.json", "relay.bin"
@@ -50,6 +53,21 @@ class Walk:
         """Sites still to come, in order."""
         return [name for name in self.order if name not in self.done and name not in self.skipped]
 
+    @property
+    def hop(self) -> int:
+        """The number of the next hop, from 1."""
+        return len(self.done) + len(self.skipped) + 1
+
+
+@dataclass
+class Way:
+    """A walk under way: over which grid, through which sites, and the relay that the next site gets."""
+
+    grid: Grid
+    group: Group
+    walk: Walk
+    relay: bytes | None
+
 
 class Chain(Federation):
     """`fedpft.order`, or a random order: site after site. Who does not answer is skipped and named."""
@@ -57,38 +75,74 @@ class Chain(Federation):
     # A sealed relay before the one that is on its way, with its sender, the sender's key and the hop.
     _earlier: tuple[bytes | None, str, str, int] | None = None
 
-    def __init__(self, config: RunConfig, recorder: Recorder, device: str = "cpu") -> None:
+    def __init__(self, config: Settings = None, recorder: Recorder | None = None, device: str = "") -> None:
         super().__init__(config, recorder, device)
         # Sites that could not use the relay on its way.
         self._failed: list[str] = []
-
-    def summary(self) -> None:
-        """Record what is about to happen."""
-        self.recorder.event("configured", method=self.config.method, **self.config.fedpft.model_dump())
+        self._way: Way | None = None
+        self._asked = self._learned = False
+        self._started = self._hop_started = 0.0
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Walk the chain. Raises RunError for an order of unknown sites, a missed quorum, or a chain nobody has answered."""
-        deadline = deadline or self.config.deadline
+        self.deadline = deadline or self.config.deadline
         self.summary()
-        group = self.introduce(grid, deadline)
-        walk, relay = self._begin(group)
-        self.outcome.hops = walk.hops
-        started = time.perf_counter()
-        while walk.left:
-            relay = self._hop(grid, group, walk, relay, deadline)
-            # One file, so that no kill can leave a relay with a site in it that counts as not yet asked.
-            walk.relay = b64encode(relay or b"").decode()
-            self.recorder.keep(STATE, json.dumps(vars(walk)).encode())
-            self.recorder.keep(RELAY, relay or b"")
-        self.outcome.seconds["chain"] = time.perf_counter() - started
-        check_quorum(len(walk.done), len(self.outcome.sites), self.config.sites, self.config.quorum)
-        assert relay is not None  # somebody is done
-        self._learn(grid, group, walk, relay, deadline)
-        found = None if self.outcome.model is None else self.evaluate(grid, deadline)
-        if walk.hops and isinstance(accuracy := walk.hops[-1].get("accuracy"), float):
+        hop = 0
+        while not self._learned:
+            hop += 1
+            messages = self.configure_train(hop, self.initial, ConfigRecord(), grid)
+            self._finish_round(hop, self.aggregate_train(hop, Collection(grid, messages, self.deadline)))
+        found = None if self.outcome.model is None else self.evaluate(grid, self.deadline)
+        hops = self.outcome.hops
+        if hops and isinstance(accuracy := hops[-1].get("accuracy"), float):
             # The last site's own head, also where it stays there.
             self.outcome.accuracy.setdefault("last_site", accuracy)
         return found
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """The relay for the next site of the chain; a round is a hop. No model goes out, so `arrays` are not used.
+
+        Raises RunError when no site is connected, or for an order of unknown sites.
+        """
+        check_no_settings(config, "train_config")
+        if self._way is None:
+            group = self.introduce(grid, self.deadline)
+            self._way = Way(grid, group, *self._begin(group))
+            self.outcome.hops = self._way.walk.hops
+            self._started = time.perf_counter()
+        self._asked, self._hop_started = bool(self._way.walk.left), time.perf_counter()
+        return [self._question(self._way, self._way.relay, self._way.walk.hop)] if self._asked else []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Take in what a site passes on, or skip the site; after the last one there is a model, unless relays are sealed.
+
+        Raises RunError when too few sites have answered.
+        """
+        way = self._way
+        if way is None or self._learned:
+            return None, None
+        if self._asked:
+            self._asked = False
+            self._hop(way, replies)
+            # One file, so that no kill can leave a relay with a site in it that counts as not yet asked.
+            way.walk.relay = b64encode(way.relay or b"").decode()
+            self.recorder.keep(STATE, json.dumps(vars(way.walk)).encode())
+            self.recorder.keep(RELAY, way.relay or b"")
+        if not way.walk.left:
+            self._finish(way)
+        model, sent = self.outcome.model, sum(site.bytes_up for site in self.outcome.sites.values())
+        metrics = metrics_of({"used": len(way.walk.done), "bytes_up": sent, "seconds": time.perf_counter() - self._started})
+        return None if model is None else classifier_arrays(model), metrics
+
+    def _finish(self, way: Way) -> None:
+        """All sites have been asked: learn."""
+        self._learned = True
+        self.outcome.seconds["chain"] = time.perf_counter() - self._started
+        check_quorum(len(way.walk.done), len(self.outcome.sites), self.config.sites, self.config.quorum)
+        assert way.relay is not None  # somebody is done
+        self._learn(way.grid, way.group, way.walk, way.relay, self.deadline)
 
     def _begin(self, group: Group) -> tuple[Walk, bytes | None]:
         if self.config.resume:
@@ -128,66 +182,55 @@ class Chain(Federation):
                 self.outcome.sites[group.nodes[name]].reason = "not in fedpft.order"
         return list(self.config.fedpft.order)
 
-    def _hop(self, grid: Grid, group: Group, walk: Walk, relay: bytes | None, deadline: float) -> bytes | None:
-        """Send the relay to the next site; return what it passes on, or the same relay when it does not answer."""
-        name, hop = walk.left[0], len(walk.done) + len(walk.skipped) + 1
-        started, node = time.perf_counter(), group.nodes[name]
-        answer = self._ask(grid, group, walk, relay, hop, deadline)
+    def _hop(self, way: Way, replies: Iterable[Message]) -> None:
+        """Take in what the next site passes on; the relay stays as it is when the site does not answer."""
+        walk, name, hop = way.walk, way.walk.left[0], way.walk.hop
+        answer = self._answer(way, way.relay, replies)
         if isinstance(answer, SurrogateError) and self._earlier is not None and (self._failed or len(walk.left) == 1):
-            answer, relay = self._without_last(grid, group, walk, relay, answer, hop, deadline)
+            answer = self._without_last(way, answer, hop)
         if isinstance(answer, SurrogateError):
             walk.skipped.append(name)
             self._failed.append(name)
-            self._reject(node, str(answer), hop)
+            self._reject(way.group.nodes[name], str(answer), hop)
         elif answer is None:
             self._skip(walk, name, NO_REPLY)
         else:
             self._failed = []
             if self.config.fedpft.seal:
-                self._earlier = (relay, walk.sender, walk.sender_key, walk.sent_hop)
-            self._passed_on(walk, group, name, hop, *answer, time.perf_counter() - started)
-            return answer[0]
-        return relay
+                self._earlier = (way.relay, walk.sender, walk.sender_key, walk.sent_hop)
+            self._passed_on(walk, way.group, name, hop, *answer, time.perf_counter() - self._hop_started)
+            way.relay = answer[0]
 
-    def _without_last(
-        self,
-        grid: Grid,
-        group: Group,
-        walk: Walk,
-        relay: bytes | None,
-        failure: SurrogateError,
-        hop: int,
-        deadline: float,
-    ) -> tuple[tuple[bytes, Info] | SurrogateError | None, bytes | None]:
-        """What a site answers to the relay before the last, and that relay, when others have failed on the last as well.
+    def _without_last(self, way: Way, failure: SurrogateError, hop: int) -> tuple[bytes, Info] | SurrogateError | None:
+        """What a site answers to the relay before the last, when others have failed on the last as well.
 
         Nobody but the sites can read a sealed relay. If this site can use the earlier one, the site that made the last is
         left out, and who failed on it is asked again; else the failure is this site's own.
         """
         assert self._earlier is not None
+        walk = way.walk
         name, last, before = walk.left[0], walk.done[-1], replace(walk, skipped=list(walk.skipped), order=list(walk.order))
         earlier, walk.sender, walk.sender_key, walk.sent_hop = self._earlier
         others = [each for each in walk.order if each not in self._failed]
         place = others.index(name) + 1
         walk.order = [*others[:place], *self._failed, *others[place:]]
         walk.skipped = [each for each in walk.skipped if each not in self._failed]
-        answer = self._ask(grid, group, walk, earlier, hop, deadline)
+        answer = self._answer(way, earlier, Collection(way.grid, [self._question(way, earlier, hop)], self.deadline))
         if not isinstance(answer, tuple):
             walk.order, walk.skipped = before.order, before.skipped
             walk.sender, walk.sender_key, walk.sent_hop = before.sender, before.sender_key, before.sent_hop
-            return failure, relay
+            return failure
         self._earlier, self._failed = None, []
         walk.done.remove(last)
         walk.skipped.append(last)
         walk.hops.pop()
-        self._reject(group.nodes[last], f"others cannot use what it passed on, but what came before it: {failure}")
-        return answer, earlier
+        self._reject(way.group.nodes[last], f"others cannot use what it passed on, but what came before it: {failure}")
+        way.relay = earlier
+        return answer
 
-    def _ask(
-        self, grid: Grid, group: Group, walk: Walk, relay: bytes | None, hop: int, deadline: float
-    ) -> tuple[bytes, Info] | SurrogateError | None:
-        """What the next site passes on and tells, why that is no use, or None when it does not answer."""
-        name = walk.left[0]
+    def _question(self, way: Way, relay: bytes | None, hop: int) -> Message:
+        """What the next site is asked with."""
+        walk, group = way.walk, way.group
         told: Info = {"run": run_digest(self.config), "hop": hop, "lineage": walk.lineage}
         told["classes"] = json.dumps(group.classes)
         if self.config.fedpft.seal:
@@ -196,14 +239,20 @@ class Chain(Federation):
             told |= {"keys": json.dumps(keys), "readers": ",".join(later), "sender": walk.sender, "sent-hop": walk.sent_hop}
         if relay is not None:
             told["bytes"] = len(relay)
-        node = group.nodes[name]
-        for reply in Collection(grid, [self._message(MessageType.TRAIN, node, to_record(relay, told))], deadline):
+        return self._message(MessageType.TRAIN, group.nodes[walk.left[0]], to_record(relay, told))
+
+    def _answer(
+        self, way: Way, relay: bytes | None, replies: Iterable[Message]
+    ) -> tuple[bytes, Info] | SurrogateError | None:
+        """What the next site passes on and reports, why that is no use, or None when it does not answer."""
+        name = way.walk.left[0]
+        for reply in replies:
             try:
-                payload, info = self._read(reply, self.outcome.sites[node])
+                payload, info = self._read(reply, self.outcome.sites[way.group.nodes[name]])
                 if payload is None:
                     raise SurrogateError("a reply without a relay")
                 if not self.config.fedpft.seal:
-                    self._check(payload, relay, name, group)
+                    self._check(payload, relay, name, way.group)
             except SurrogateError as error:
                 return error
             return payload, info

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import secrets
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from common.config.run_config import RunConfig, run_digest
+from common.config.run_config import pick_device, run_digest
 from common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
 from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import Info, check_form, from_record, record_bytes, to_record
 from common.wire.validation import SITE_NAME, check_class_number
-from strategies.base.collection import Collection, Recorder, check_quorum, connected_nodes
+from strategies.base.collection import Collection, Recorder, Unrecorded, check_quorum, connected_nodes
 from strategies.base.introductions import Group, Introduction, introduction, settle
 from strategies.base.outcome import NO_REPLY, Outcome, Points, Site, nameless
 from strategies.base.receipts import Receipts
 from strategies.base.registered import Registered, addressed, admit, check_name
 from strategies.base.reported import downstream_told, numbers_told, share_told, whole_number
+from strategies.flower.settings import Settings, settings_of
+from strategies.flower.strategy import FlowerStrategy
 from strategies.robustness.defence import Defended
 
 COMPARE = f"{MessageType.QUERY}.compare"
@@ -38,27 +39,27 @@ IN_ITS_PLACE = {
 }
 
 
-class Federation(ABC):
+class Federation(FlowerStrategy):
     """A run over a grid of sites. Subclasses say what is asked of the sites, and learn a model from the replies.
 
+    config: the settings; a flat run-config, as Flower hands it to an app, will do. recorder: where the run's events go;
+    without one nothing is kept. device: where the model is learned; without one that of the settings.
     registered: the table of registered sites; without one a site is called what it calls itself.
     """
 
     registered: Registered | None = None
 
-    def __init__(self, config: RunConfig, recorder: Recorder, device: str = "cpu") -> None:
-        self.config = config
-        self.recorder = recorder
-        self.device = device
+    def __init__(self, config: Settings = None, recorder: Recorder | None = None, device: str = "") -> None:
+        super().__init__()
+        self.config = settings_of(type(self), config)
+        self.recorder: Recorder = Unrecorded() if recorder is None else recorder
+        self.device = device or pick_device(self.config.device)
+        self.deadline = self.config.deadline
         self.outcome = Outcome()
-        self.receipts = Receipts(config, recorder)
+        self.receipts = Receipts(self.config, self.recorder)
         self._sent: list[Message] = []
         # Whose name nobody else may take, unless they were rejected.
         self._connected: set[int] = set()
-
-    @abstractmethod
-    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
-        """Run the federation; return the accuracy over all sites' own test splits, where they told it."""
 
     def receive_late(self, grace: float) -> bool:
         """Take in what comes after the deadline, for up to `grace` seconds; return whether anything did.
@@ -130,6 +131,8 @@ class Federation(ABC):
     def _judge(self, replies: Iterable[Message]) -> float | None:
         """Take in each site's accuracy on its own test split; return the accuracy over all of these together."""
         silent = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
+        for node in silent:
+            self.outcome.sites[node].correct = self.outcome.sites[node].tested = 0
         for reply in replies:
             node = self._node(reply)
             site = self.outcome.sites[node]

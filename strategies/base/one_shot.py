@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from flwr.app import Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from common.config.run_config import RunConfig, run_digest
+from common.config.run_config import run_digest
 from common.errors import SurrogateError
 from common.models.classifiers import Classifier
 from common.surrogates.surrogates import HasHeader
@@ -24,6 +24,8 @@ from strategies.base.collection import Collection, Recorder, check_quorum
 from strategies.base.federation import Federation
 from strategies.base.outcome import PointSource, Site
 from strategies.base.reported import seconds_told
+from strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
+from strategies.flower.settings import Settings
 from strategies.pooling.public_mean import read_centre
 from strategies.robustness.defence import Defended
 
@@ -50,11 +52,14 @@ class OneShot(Federation, Generic[S]):
     centre (d,): the public mean that sites subtract; read from the settings unless given.
     """
 
-    def __init__(self, config: RunConfig, recorder: Recorder, device: str = "cpu", centre: Tensor | None = None) -> None:
+    def __init__(
+        self, config: Settings = None, recorder: Recorder | None = None, device: str = "", centre: Tensor | None = None
+    ) -> None:
         super().__init__(config, recorder, device)
         self._received: dict[int, S] = {}
         self._asked: Collection | None = None
-        self._centre = read_centre(config.fedpft.public) if centre is None else centre
+        self._done = False
+        self._centre = read_centre(self.config.fedpft.public) if centre is None else centre
 
     @abstractmethod
     def unpack(self, payload: bytes) -> S:
@@ -88,24 +93,43 @@ class OneShot(Federation, Generic[S]):
         """The classes in their order where all sites must have the same; else empty."""
         return ()
 
-    def summary(self) -> None:
-        """Record what is about to happen."""
-        settings = getattr(self.config, self.config.spec.configured).model_dump()
-        self.recorder.event("configured", method=self.config.method, **settings)
-
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run the one round. Raises RunError when there is no site or the quorum is missed.
 
         Differs from Flower's loop: replies are checked as they arrive, and late ones are still kept for `relearn`.
         """
-        deadline = deadline or self.config.deadline
+        self.deadline = deadline or self.config.deadline
         self.summary()
         started = time.perf_counter()
-        self._asked = Collection(grid, self._ask(grid), deadline)
-        self._gather(self._asked)
+        messages = self.configure_train(1, self.initial, ConfigRecord(), grid)
+        self._asked = Collection(grid, messages, self.deadline)
+        self._finish_round(1, self.aggregate_train(1, self._asked))
         spent = self.outcome.seconds
         spent["wait"] = max(0.0, time.perf_counter() - started - sum(spent.values()))
-        return self.evaluate(grid, deadline)
+        return self.evaluate(grid, self.deadline)
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Ask every connected site for its surrogate, in the one round; no model goes out, so `arrays` are not used.
+
+        Raises RunError when no site is connected.
+        """
+        check_no_settings(config, "train_config")
+        return [] if self._done else self._questions(grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check every surrogate, and learn from those that are left. Raises RunError when they are too few."""
+        if self._done:
+            return None, None
+        self._done = True
+        for reply in replies:
+            self._receive(reply)
+        self._conclude()
+        model, outcome = self.outcome.model, self.outcome
+        assert model is not None
+        sent = {"bytes_up": sum(site.bytes_up for site in outcome.sites.values()), "used": outcome.count("used")}
+        return classifier_arrays(model), metrics_of({**sent, "seconds": outcome.seconds["learn"]})
 
     def learn_from(self, found: Sequence[tuple[str, tuple[str, bytes] | SurrogateError]]) -> None:
         """Learn from what sites have sent before, without a grid: canonical bytes, each with the site whose it is known to
@@ -143,9 +167,9 @@ class OneShot(Federation, Generic[S]):
             came = True
         return came
 
-    def _ask(self, grid: Grid) -> Iterable[Message]:
-        """Ask every connected site for its surrogate."""
-        nodes = self._named(grid, self.invite(grid, self.config.deadline))
+    def _questions(self, grid: Grid) -> Iterable[Message]:
+        """One for every connected site."""
+        nodes = self._named(grid, self.invite(grid, self.deadline))
         question, told = pack_question(self._centre), Info(run=run_digest(self.config))
         if question is not None:
             self.recorder.keep(CENTRE_FILE, question)
@@ -161,7 +185,7 @@ class OneShot(Federation, Generic[S]):
         sites = self.outcome.sites
         unknown = [n for n in nodes if self.receipts and not (sites[n].registered or self.receipts.has_node(n))]
         asked = [self._message(NAME, node, to_record(None, {"run": run_digest(self.config)})) for node in unknown]
-        for reply in Collection(grid, asked, min(self.config.deadline, NAME_SECONDS)) if asked else ():
+        for reply in Collection(grid, asked, min(self.deadline, NAME_SECONDS)) if asked else ():
             unknown.remove(node := self._node(reply))
             # Why it cannot say so shows once more when it is asked for its surrogate.
             with suppress(SurrogateError):
@@ -169,12 +193,6 @@ class OneShot(Federation, Generic[S]):
         for node in unknown:
             self.outcome.sites[node].reason = f"did not say its name within {NAME_SECONDS:g} seconds"
         return [node for node in nodes if node not in unknown]
-
-    def _gather(self, replies: Iterable[Message]) -> None:
-        """Check every surrogate, and learn from those that are left. Raises RunError."""
-        for reply in replies:
-            self._receive(reply)
-        self._conclude()
 
     def _conclude(self) -> None:
         """Settle which replies fit together, and learn. Raises RunError."""

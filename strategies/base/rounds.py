@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Collection as Container
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
-from flwr.app import Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
 from common.config.run_config import run_digest
@@ -19,12 +18,14 @@ from common.models.parameters import Parameters
 from common.privacy.claims import check_claim, private_rounds, spent_after
 from common.surrogates.synthetic import Synthetic
 from common.wire.records import Info, to_record
-from strategies.base.collection import Collection, check_quorum
+from strategies.base.collection import Collection, Recorder, check_quorum
 from strategies.base.federation import Federation
 from strategies.base.introductions import introduction
 from strategies.base.outcome import NO_REPLY
 from strategies.base.reported import seconds_told, share_told
-from strategies.base.training import Training
+from strategies.base.training import Training, read_kept
+from strategies.flower.records import arrays_of, check_no_settings, metrics_of, tensors_like
+from strategies.flower.settings import Settings
 
 CHECKPOINT = "checkpoint.safetensors"
 # What the time of a FedLAP site goes into.
@@ -40,6 +41,14 @@ class Rounds(Federation, Generic[R]):
 
     Subclasses say what a reply must be, and how replies move the model.
     """
+
+    def __init__(self, config: Settings = None, recorder: Recorder | None = None, device: str = "") -> None:
+        super().__init__(config, recorder, device)
+        self._training: Training | None = None
+        # Who is asked in the round that is under way, and who did not even say its name; None between rounds.
+        self._asked: tuple[list[int], set[int]] | None = None
+        self._grid: Grid | None = None
+        self._started, self._bytes_before = 0.0, 0
 
     @abstractmethod
     def read(self, payload: bytes, training: Training) -> R:
@@ -63,25 +72,69 @@ class Rounds(Federation, Generic[R]):
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run all rounds that are left. Raises RunError when a quorum is missed; what was learned by then can be resumed."""
-        deadline = deadline or self.config.deadline
-        rounds, affordable = self.config.trained.rounds, private_rounds(self.config)
+        self.deadline = deadline or self.config.deadline
         self.summary()
-        training = self._begin(grid, deadline)
-        self.outcome.rounds = training.history
-        started, asked_before = time.perf_counter(), sum(entry["bytes_up"] or 0 for entry in training.history[-1:])
-        while training.round < rounds and not self.outcome.stopped:
-            if self.config.epsilon and training.asked >= affordable:
-                paid = f"{training.round} are done, {training.asked} are paid for"
-                self._stop(f"epsilon = {self.config.epsilon:g} affords {affordable} of {rounds} rounds; {paid}")
-                break
-            self._round(grid, training, deadline, started, asked_before)
+        training = self._begun(grid)
+        training.model = tensors_like(training.model, self.initial)
+        while not self._over(training):
+            number = training.round + 1
+            messages = self.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
+            self._finish_round(number, self.aggregate_train(number, Collection(grid, messages, self.deadline)))
         self.outcome.model = self.classifier(training)
-        self.outcome.seconds["learn"] = time.perf_counter() - started
-        return self.evaluate(grid, deadline)
+        self.outcome.seconds["learn"] = time.perf_counter() - self._started
+        return self.evaluate(grid, self.deadline)
 
-    def summary(self) -> None:
-        """Record what is about to happen."""
-        self.recorder.event("configured", method=self.config.method, **self.config.trained.model_dump())
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """The model for every connected site, in the next round; nothing after the last round that there can be.
+
+        arrays: the model that goes out; empty for the strategy's own. Before the first round sites are asked who they are.
+        Raises RunError when no site is connected, ConfigError for arrays that do not fit.
+        """
+        check_no_settings(config, "train_config")
+        self._grid, training = grid, self._begun(grid)
+        training.model = tensors_like(training.model, arrays)
+        if self._over(training):
+            return []
+        asked, mute = self._present(grid, training, self.deadline)
+        training.asked += bool(asked)
+        # Before anybody is asked: what is paid for must not be forgotten when this process dies.
+        self.recorder.keep(CHECKPOINT, training.save())
+        self._asked = (asked, mute)
+        return self._questions(training, asked)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the replies of a round as they arrive, and move the model by them. Raises RunError when they are too few."""
+        if self._asked is None or self._training is None or self._grid is None:
+            return None, None
+        training, (asked, mute), self._asked = self._training, self._asked, None
+        found = self._round(training, asked, mute, replies)
+        if found is None:
+            return None, None
+        training.history.append(found | {"seconds": round(time.perf_counter() - self._started, 3)})
+        self.recorder.keep(CHECKPOINT, training.save())
+        self.recorder.event("round", **found)
+        return arrays_of(training.model), metrics_of(training.history[-1])
+
+    def _begun(self, grid: Grid) -> Training:
+        """The training, which begins when it is first asked for."""
+        if self._training is None:
+            self._training = self._begin(grid, self.deadline)
+            self.outcome.rounds = self._training.history
+            self._started = time.perf_counter()
+            self._bytes_before = sum(entry["bytes_up"] or 0 for entry in self._training.history[-1:])
+        return self._training
+
+    def _over(self, training: Training) -> bool:
+        """Whether there is no further round: all are done, or the budget affords none."""
+        rounds, affordable = self.config.trained.rounds, private_rounds(self.config)
+        if self.outcome.stopped or training.round >= (self.last_round or rounds):
+            return True
+        if self.config.epsilon and training.asked >= affordable:
+            paid = f"{training.round} are done, {training.asked} are paid for"
+            self._stop(f"epsilon = {self.config.epsilon:g} affords {affordable} of {rounds} rounds; {paid}")
+        return bool(self.outcome.stopped)
 
     def _begin(self, grid: Grid, deadline: float) -> Training:
         """A new model for the backbone and the classes of the connected sites, or the one of an earlier run."""
@@ -94,13 +147,12 @@ class Rounds(Federation, Generic[R]):
             return training
         return Training.begin(self.config, group.classes, group.fingerprint, group.dimension)
 
-    def _round(self, grid: Grid, training: Training, deadline: float, started: float, before: float) -> None:
+    def _round(
+        self, training: Training, asked: Sequence[int], mute: set[int], answers: Iterable[Message]
+    ) -> dict[str, object] | None:
+        """Move the model by the answers; return what there is to report of the round, or None when budgets end the run."""
         number, sites = training.round + 1, self.outcome.sites
-        asked, mute = self._present(grid, training, deadline)
-        training.asked += bool(asked)
-        # Before anybody is asked: what is paid for must not be forgotten when this process dies.
-        self.recorder.keep(CHECKPOINT, training.save())
-        replies, silent = self._ask(grid, training, asked, deadline)
+        replies, silent = self._replies(training, asked, answers)
         silent |= mute
         try:
             check_quorum(len(replies), len(asked) + len(mute), self.config.sites, self.config.quorum)
@@ -110,29 +162,26 @@ class Rounds(Federation, Generic[R]):
                 for site in sites.values():
                     if site.name in training.confirmed:
                         site.fate, site.reason = "used", ""
-                return
+                return None
             raise RunError(f"round {number}: {error}; go on from its checkpoint with resume") from None
         # The same order whoever was faster, so that sums agree to the last bit.
         replies.sort(key=lambda reply: (len(reply.header.site), reply.header.site))
         walked = self.absorb(training, replies)
         self.outcome.model = self.classifier(training)
-        accuracy = self._accuracy(grid, deadline)
-        bytes_up = before + sum(site.bytes_up for site in sites.values())
+        accuracy = self._accuracy()
         story: dict[str, object] = {
             "round": number,
             "accuracy": accuracy,
-            "bytes_up": bytes_up,
+            "bytes_up": self._bytes_before + sum(site.bytes_up for site in sites.values()),
             "used": len(replies),
             **walked,
         }
         if self.config.epsilon:
             story["epsilon"] = spent_after(self.config, training.asked)
-        training.history.append(story | {"seconds": round(time.perf_counter() - started, 3)})
-        self.recorder.keep(CHECKPOINT, training.save())
-        self.recorder.event("round", **story)
+        return story
 
-    def _ask(self, grid: Grid, training: Training, asked: Sequence[int], deadline: float) -> tuple[list[R], set[int]]:
-        """What the sites answer in a round, and the nodes that stay silent."""
+    def _questions(self, training: Training, asked: Sequence[int]) -> list[Message]:
+        """The model, and how far each site had come, for the nodes that are asked."""
         number, question = training.round + 1, training.question()
         told: Info = {"run": run_digest(self.config), "round": number, "lineage": training.lineage, "bytes": len(question)}
 
@@ -140,13 +189,17 @@ class Rounds(Federation, Generic[R]):
             confirmed = training.confirmed.get(self.outcome.sites[node].name, 0)
             return self._message(MessageType.TRAIN, node, to_record(question, told | {"confirmed": confirmed}))
 
+        return list(map(message, asked))
+
+    def _replies(self, training: Training, asked: Sequence[int], answers: Iterable[Message]) -> tuple[list[R], set[int]]:
+        """What the sites answer in a round, and the nodes that stay silent."""
         replies: list[R] = []
         silent = set(asked)
-        for reply in Collection(grid, map(message, asked), deadline):
+        for reply in answers:
             silent.discard(self._node(reply))
             if (read := self._reply(reply, training)) is not None:
                 replies.append(read)
-        self._miss(silent, number)
+        self._miss(silent, training.round + 1)
         return replies, silent
 
     def _miss(self, silent: Container[int], number: int) -> None:
@@ -156,12 +209,12 @@ class Rounds(Federation, Generic[R]):
                 site.fate, site.reason = "dropped", NO_REPLY
                 self.recorder.event("dropped", site=site.name, reason=NO_REPLY, round=number)
 
-    def _accuracy(self, grid: Grid, deadline: float) -> float | None:
+    def _accuracy(self) -> float | None:
         """Of the model as it is now on all test data, in a simulation where a site answers."""
-        if not self._simulated():
+        if self._grid is None or not self._simulated():
             return None
         try:
-            return share_told(self._judged(grid, deadline, {"brief": True}), "accuracy.model")
+            return share_told(self._judged(self._grid, self.deadline, {"brief": True}), "accuracy.model")
         except SurrogateError as error:
             self.recorder.event("comparison-failed", reason=str(error))
             return None
@@ -242,13 +295,3 @@ class Rounds(Federation, Generic[R]):
         told = {"payload": len(payload), "seconds": seconds_told(info, "fit"), "parts": parts or None} | self.facts(read)
         self.recorder.event("replied", site=site.name, round=number, bytes=site.bytes_up, **told)
         return read
-
-
-def read_kept(folder: str, name: str) -> bytes:
-    """A file an earlier run has left to go on from. Raises RunError."""
-    file = Path(folder).expanduser() / name
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        what = type(error).__name__
-        raise RunError(f"resume = {folder!r}: {name} cannot be read ({what}); name the folder of an earlier run") from None

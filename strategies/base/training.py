@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -130,3 +131,13 @@ class Training:
         place = (tuple(state["classes"]), state["fingerprint"], state["inputs"])
         story = (state["round"], state["asked"], state["lineage"], state["history"], state["confirmed"])
         return cls(config, *place, parts["model"], parts["memory"], *story)
+
+
+def read_kept(folder: str, name: str) -> bytes:
+    """A file an earlier run has left to go on from. Raises RunError."""
+    file = Path(folder).expanduser() / name
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        what = type(error).__name__
+        raise RunError(f"resume = {folder!r}: {name} cannot be read ({what}); name the folder of an earlier run") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flwr.app import Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
 from common.config.run_config import run_digest
@@ -14,6 +14,7 @@ from strategies.base.collection import Collection
 from strategies.base.federation import COMPARE, Federation
 from strategies.base.outcome import Site
 from strategies.base.reported import share_told
+from strategies.flower.records import check_no_settings
 
 
 class Local(Federation):
@@ -21,18 +22,43 @@ class Local(Federation):
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Ask every site how good its own head is. The run's accuracy is the mean over sites, on all test data."""
-        deadline = deadline or self.config.deadline
+        self.deadline = deadline or self.config.deadline
         self.recorder.event("configured", method=self.config.method)
-        group = self.introduce(grid, deadline)
-        for node in group.nodes.values():
-            self.outcome.sites[node].fate, self.outcome.sites[node].reason = "used", ""
-        accuracy = self._judge(Collection(grid, self._broadcast(), deadline))
+        self._introduced(grid)
+        accuracy = self._judge(Collection(grid, self._broadcast(), self.deadline))
         if self._simulated():
-            asked = [Message(to_record(None, {"brief": True}), node, COMPARE) for node in group.nodes.values()]
-            found = list(self._accuracies(Collection(grid, asked, deadline)))
+            nodes = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
+            asked = [Message(to_record(None, {"brief": True}), node, COMPARE) for node in nodes]
+            found = list(self._accuracies(Collection(grid, asked, self.deadline)))
             if found:
                 self.outcome.accuracy["model"] = sum(found) / len(found)
         return accuracy
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Nothing: a site trains when it is asked how good its head is."""
+        check_no_settings(config, "train_config")
+        return []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Nothing: heads stay at the sites."""
+        return None, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask every site how good its own head is. Raises RunError when no site is connected."""
+        check_no_settings(config, "evaluate_config")
+        self._introduced(grid)
+        return self._broadcast()
+
+    def _introduced(self, grid: Grid) -> None:
+        """Sites that fit together take part; they are asked who they are once."""
+        if self.outcome.sites:
+            return
+        for node in self.introduce(grid, self.deadline).nodes.values():
+            self.outcome.sites[node].fate, self.outcome.sites[node].reason = "used", ""
 
     def _broadcast(self) -> Iterable[Message]:
         """Nothing is taken to the sites but the question."""

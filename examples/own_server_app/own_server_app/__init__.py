@@ -1,0 +1,1 @@
+"""A Flower app with a ServerApp of its own, and the ClientApp of fedsurrogate."""

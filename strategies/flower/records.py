@@ -1,0 +1,74 @@
+"""Models and numbers as Flower's records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from torch import Tensor
+
+from common.errors import ConfigError
+from common.models.classifiers import Classifier, Ensemble, Head, Network
+from common.models.parameters import Tensors
+
+# Flower's strategies put the number of the round into every request under this key.
+ROUND_KEY = "server-round"
+
+
+def arrays_of(tensors: Tensors) -> ArrayRecord:
+    """Tensors as 32-bit arrays of the same names."""
+    arrays = {name: tensor.detach().to("cpu", torch.float32).contiguous().numpy() for name, tensor in tensors.items()}
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def classifier_arrays(model: Classifier) -> ArrayRecord:
+    """The arrays of a classifier.
+
+    A linear head is `weight` (C, d) and `bias` (C,). Where it needs clipped features there is `clip` () too, and `centre`
+    (d,) where these are centred first. An ensemble of M heads has `weight` (M, C, d) and `bias` (M, C). A network has its
+    own parameters.
+    """
+    tensors: dict[str, Tensor] = {}
+    match model:
+        case Head():
+            tensors = {"weight": model.weight, "bias": model.bias}
+            if model.clip is not None:
+                tensors["clip"] = torch.tensor(model.clip)
+            if model.centre is not None:
+                tensors["centre"] = model.centre
+        case Ensemble():
+            tensors = {name: torch.stack([getattr(head, name) for head in model.heads]) for name in ("weight", "bias")}
+        case Network():
+            tensors = dict(model.tensors)
+    return arrays_of(tensors)
+
+
+def tensors_like(model: Tensors, arrays: ArrayRecord) -> dict[str, Tensor]:
+    """The arrays as 32-bit tensors, or `model` where there are none. Raises ConfigError for other names or shapes."""
+    if not arrays:
+        return dict(model)
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.items()}
+    found = {name: tuple(array.shape) for name, array in arrays.items()}
+    if found != wanted:
+        wrong = ", ".join(f"{name} {shape}" for name, shape in sorted(found.items() ^ wanted.items())[:4])
+        raise ConfigError(
+            f"arrays with other names or shapes than the model: {wrong}; leave the arrays out, or pass those of a Result"
+        )
+    tensors = {name: torch.from_numpy(array.numpy().copy()).to(torch.float32) for name, array in arrays.items()}
+    if not all(tensor.isfinite().all() for tensor in tensors.values()):
+        raise ConfigError("arrays with a number that is not finite; leave the arrays out, or pass those of a Result")
+    return tensors
+
+
+def metrics_of(facts: Mapping[str, object]) -> MetricRecord:
+    """Those facts that are numbers."""
+    return MetricRecord({name: value for name, value in facts.items() if type(value) in (int, float)})  # type: ignore[misc]
+
+
+def check_no_settings(config: ConfigRecord | None, name: str) -> None:
+    """Raise ConfigError for settings in a message: a site takes its settings from the run-config alone."""
+    if extra := sorted(set(config or ()) - {ROUND_KEY}):
+        raise ConfigError(
+            f"{name} has {', '.join(extra)[:200]}: sites take no settings from a message; set them in the app's run-config"
+        )

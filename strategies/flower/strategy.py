@@ -1,0 +1,157 @@
+"""A strategy as Flower's users know it: `start` runs a federation and returns Flower's `Result`."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from common.config.run_config import RunConfig, run_digest
+from common.errors import ConfigError
+from strategies.base.collection import Recorder
+from strategies.base.outcome import Outcome
+from strategies.flower.records import check_no_settings, metrics_of
+
+log = logging.getLogger("flwr")
+
+
+class Judge(Protocol):
+    """Judges the model after a round, at the coordinator."""
+
+    def __call__(self, server_round: int, arrays: ArrayRecord, /) -> MetricRecord | None:
+        """Metrics of the arrays after a round; round 0 is before the first."""
+
+
+class FlowerStrategy(Strategy):
+    """What `start` adds to a run: Flower's arguments and Flower's `Result`.
+
+    Differs from Flower's loop: replies are checked as they arrive, a site that fails or is late does not stop the run, the
+    sites judge the model once, at the end, and a run can be resumed. The four methods `configure_...` and `aggregate_...`
+    are what the run itself calls, so Flower's own loop over them learns the same model.
+
+    result: what the run has given so far. initial: arrays that training begins with, empty for the seed's own. last_round:
+    after which round training ends, 0 for that of the settings.
+    """
+
+    config: RunConfig
+    recorder: Recorder
+    outcome: Outcome
+
+    def __init__(self) -> None:
+        self.result = Result()
+        self.initial = ArrayRecord()
+        self.last_round = 0
+        self._judge_model: Judge | None = None
+
+    @abstractmethod
+    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
+        """Run the federation; return the accuracy over all sites' own test splits, where they reported it."""
+
+    @abstractmethod
+    def _broadcast(self) -> Iterable[Message]:
+        """The messages that take the model to the sites that were used."""
+
+    @abstractmethod
+    def _judge(self, replies: Iterable[Message]) -> float | None:
+        """Take in each site's accuracy; return the accuracy over all of these together."""
+
+    def summary(self) -> None:
+        """Record what is about to happen."""
+        settings = getattr(self.config, self.config.spec.configured).model_dump()
+        self.recorder.event("configured", method=self.config.method, **settings)
+        log.info("\t└──> %s, settings %s: %s", self.config.spec.title, run_digest(self.config), settings)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The model for every site that was used, to judge on its own test split; nothing before there is a model.
+
+        What goes out is the strategy's own model, at 16 bits. Raises ConfigError for settings in `config`.
+        """
+        check_no_settings(config, "evaluate_config")
+        return [] if self.outcome.model is None else list(self._broadcast())
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The accuracy over all sites' own test splits; a reply that cannot be used is left out."""
+        self._judge(replies)
+        return self.evaluated()
+
+    def evaluated(self) -> MetricRecord | None:
+        """Accuracy on the sites' own test splits, and in a simulation on all test data; None where there is neither."""
+        sites = self.outcome.sites.values()
+        tested, correct = sum(site.tested for site in sites), sum(site.correct for site in sites)
+        facts: dict[str, object] = {f"accuracy.{name}": share for name, share in self.outcome.accuracy.items()}
+        if tested:
+            facts |= {"accuracy": correct / tested, "correct": correct, "tested": tested}
+        return metrics_of(facts) if facts else None
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the federation; return the model's arrays and the metrics of every round.
+
+        initial_arrays: a model of the same names and shapes to begin with; empty, or None, for one that follows from the
+        seed. A method of one round sends no model out and uses none. num_rounds: at most those of the settings, on which
+        the sites' noise depends; None for all of them. timeout: seconds to wait for replies; None for `deadline` of the
+        settings. train_config, evaluate_config: empty, because sites take their settings from the run-config.
+        evaluate_fn: is called with the arrays before the first round and after each.
+
+        Raises ConfigError for an argument that cannot be used, and RunError when too few sites can be used.
+        """
+        check_no_settings(train_config, "train_config")
+        check_no_settings(evaluate_config, "evaluate_config")
+        if timeout is not None and timeout <= 0:
+            raise ConfigError(f"timeout = {timeout:g}: must be above 0 seconds")
+        self.initial = ArrayRecord() if initial_arrays is None else initial_arrays
+        if self.initial and self.config.resume:
+            raise ConfigError(
+                f"initial_arrays with resume = {self.config.resume!r}, whose checkpoint has a model; leave one out"
+            )
+        self.last_round = self._checked_rounds(num_rounds)
+        self._judge_model = evaluate_fn
+        self.result = Result(arrays=self.initial)
+        self._judge_round(0)
+        self.run(grid, timeout or 0.0)
+        if (metrics := self.evaluated()) is not None:
+            self.result.evaluate_metrics_clientapp[max(self.result.train_metrics_clientapp, default=1)] = metrics
+        log.info("%s", self.result)
+        return self.result
+
+    def _checked_rounds(self, number: int | None) -> int:
+        if number is None:
+            return 0
+        if number < 1:
+            raise ConfigError(f"num_rounds = {number}: must be at least 1")
+        most, section = self.config.trained.rounds, self.config.spec.trained
+        if self.config.spec.kind == "rounds" and number > most:
+            raise ConfigError(
+                f"num_rounds = {number}, but {section}.rounds = {most}, which the sites know too; set {section}.rounds"
+            )
+        return number
+
+    def _finish_round(self, number: int, found: tuple[ArrayRecord | None, MetricRecord | None]) -> None:
+        """Take what a round has given into the result."""
+        arrays, metrics = found
+        if metrics is not None:
+            self.result.train_metrics_clientapp[number] = metrics
+        if arrays is not None:
+            self.result.arrays = arrays
+            self._judge_round(number)
+
+    def _judge_round(self, number: int) -> None:
+        if self._judge_model is None:
+            return
+        if (metrics := self._judge_model(number, self.result.arrays)) is not None:
+            self.result.evaluate_metrics_serverapp[number] = metrics

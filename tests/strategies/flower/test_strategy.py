@@ -1,0 +1,212 @@
+"""Every strategy through Flower's interface: what `start` returns, and that Flower's own loop learns the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp.strategy import Result, Strategy
+
+from common.config.run_config import parse_run_config
+from common.errors import ConfigError, RunError
+from common.methods import FEDPFT_CHAIN, METHODS
+from common.rules.spec import load
+from strategies import DPCVAE, Federation, FedLAP, FedPFT, strategy_of
+from tests.grid import FAST, FIRST_NODE, Fault, InProcessGrid, sites
+
+FEW: dict[str, Any] = {
+    **FAST,
+    "alpha": 1.0,
+    "fedlap.rounds": 2,
+    "fedlap.model": "linear",
+    "fedlap.image-steps": 5,
+    "fedlap.server-steps": 5,
+    "dpcvae.rounds": 2,
+    "dpcvae.local-epochs": 1,
+    "dpcvae.synthetic": 100,
+    "fedavg.rounds": 2,
+    "fedavg.local-epochs": 1,
+}
+# What the arrays of a Result are called, by method.
+NAMES = {
+    "fedpft": {"weight", "bias"},
+    "fedlap": {"weight", "bias"},
+    "dpcvae": {"means", "counts", "linear.weight"},
+}
+# One method a strategy, and the chain.
+ONE_EACH: dict[str, dict[str, Any]] = {
+    name: {"method": name} for name in ("fedpft", "average", "local", "kd", "fedavg", "fedlap", "dpcvae")
+} | {"chain": {"method": "fedpft", "fedpft.topology": "chain"}}
+
+
+class FlowerGrid(InProcessGrid):
+    """A grid with the call that Flower's own loop makes."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+
+@pytest.fixture(autouse=True)
+def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+
+
+def settings_of(tmp_path: Path, **settings: Any) -> dict[str, Any]:
+    return FEW | {"output-dir": str(tmp_path / "runs")} | settings
+
+
+def grid_for(tmp_path: Path, settings: dict[str, Any], count: int = 3, faults: dict[int, Fault] | None = None) -> FlowerGrid:
+    """Sites with the run-config that Flower hands them."""
+    nodes = sites(count, state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache"))
+    grid = FlowerGrid(nodes, faults)
+    grid.run_config = dict(settings)
+    return grid
+
+
+def numbers(result: Result) -> dict[str, np.ndarray]:
+    return {name: array.numpy() for name, array in result.arrays.items()}
+
+
+def test_strategies_of_the_registry_are_flower_strategies() -> None:
+    for spec in (*METHODS.values(), FEDPFT_CHAIN):
+        assert issubclass(load(spec.strategy), Strategy), spec.name
+    assert {FedPFT.__name__, FedLAP.__name__, DPCVAE.__name__} == {"FedPFT", "FedLAP", "DPCVAE"}
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [(FedPFT, 1), (FedLAP, 2), (DPCVAE, 2)])
+def test_the_result_holds_the_model_and_the_metrics_of_every_round(tmp_path: Path, kind: Any, rounds: int) -> None:
+    method = kind.__name__.lower()
+    settings = settings_of(tmp_path, method=method)
+    strategy, seen = kind(settings), []
+
+    def judge(number: int, arrays: ArrayRecord) -> MetricRecord:
+        seen.append((number, len(arrays)))
+        return MetricRecord({"arrays": len(arrays)})
+
+    result = strategy.start(grid_for(tmp_path, settings), ArrayRecord(), evaluate_fn=judge)
+    assert isinstance(result, Result)
+    found = numbers(result)
+    assert set(found) >= NAMES[method], sorted(found)
+    assert all(np.isfinite(array).all() for array in found.values())
+    assert list(result.train_metrics_clientapp) == list(range(1, rounds + 1))
+    for metrics in result.train_metrics_clientapp.values():
+        assert metrics["used"] == 3
+        assert float(str(metrics["bytes_up"])) > 0
+    (last,) = result.evaluate_metrics_clientapp
+    assert last == rounds
+    assert 0 <= float(str(result.evaluate_metrics_clientapp[last]["accuracy"])) <= 1
+    assert seen == [(0, 0)] + [(number, len(found)) for number in range(1, rounds + 1)]
+    assert list(result.evaluate_metrics_serverapp) == list(range(rounds + 1))
+    assert not (tmp_path / "runs").exists(), "a run folder that nobody has asked for"
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_flowers_own_loop_learns_what_start_learns(tmp_path: Path, name: str) -> None:
+    settings = settings_of(tmp_path, **ONE_EACH[name])
+    config = parse_run_config(settings)
+    ours = strategy_of(config)(settings).start(grid_for(tmp_path, settings), ArrayRecord())
+    theirs = Strategy.start(strategy_of(config)(settings), grid_for(tmp_path, settings), ArrayRecord(), num_rounds=3)
+    assert set(numbers(ours)) == set(numbers(theirs))
+    for key, array in numbers(ours).items():
+        np.testing.assert_array_equal(array, numbers(theirs)[key])
+    assert bool(ours.arrays) == (name != "local")
+    assert list(ours.train_metrics_clientapp) == list(theirs.train_metrics_clientapp)
+    last = max(theirs.evaluate_metrics_clientapp)
+    (found,) = ours.evaluate_metrics_clientapp.values()
+    assert found["accuracy"] == theirs.evaluate_metrics_clientapp[last]["accuracy"]
+
+
+@pytest.mark.parametrize("kind", [FedPFT, FedLAP, DPCVAE])
+def test_configure_train_asks_each_connected_node_once(tmp_path: Path, kind: Any) -> None:
+    settings = settings_of(tmp_path, method=kind.__name__.lower())
+    strategy, grid = kind(settings), grid_for(tmp_path, settings)
+    messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord({"server-round": 1}), grid))
+    assert sorted(m.metadata.dst_node_id for m in messages) == [FIRST_NODE + index for index in range(3)]
+    assert {m.metadata.message_type for m in messages} == {"train"}
+    assert grid.asked("train") == [], "Flower pushes what configure_train returns"
+
+
+@pytest.mark.parametrize("kind", [FedPFT, FedLAP, DPCVAE])
+def test_a_site_that_fails_does_not_stop_start(tmp_path: Path, kind: Any) -> None:
+    settings = settings_of(tmp_path, method=kind.__name__.lower())
+    strategy = kind(settings)
+    result = strategy.start(grid_for(tmp_path, settings, faults={1: Fault(crash=RuntimeError("broken"))}), ArrayRecord())
+    assert all(metrics["used"] == 2 for metrics in result.train_metrics_clientapp.values())
+    assert result.arrays
+    assert strategy.outcome.sites[FIRST_NODE + 1].fate == "rejected"
+
+
+def test_a_site_that_is_silent_is_waited_for_until_the_timeout(tmp_path: Path) -> None:
+    settings, began = settings_of(tmp_path), time.monotonic()
+    grid = grid_for(tmp_path, settings, faults={1: Fault(offline=True)})
+    strategy = FedPFT(settings)
+    assert strategy.start(grid, timeout=2.0).train_metrics_clientapp[1]["used"] == 2
+    assert time.monotonic() - began >= 2.0
+    assert strategy.outcome.sites[FIRST_NODE + 1].fate == "dropped"
+
+
+def test_training_begins_with_the_initial_arrays_and_ends_after_num_rounds(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, method="fedavg")
+    kind = strategy_of(parse_run_config(settings))
+    first = kind(settings).start(grid_for(tmp_path, settings), num_rounds=1)
+    again = kind(settings).start(grid_for(tmp_path, settings), first.arrays, num_rounds=1)
+    fresh = kind(settings).start(grid_for(tmp_path, settings), num_rounds=1)
+    weight = "weight"
+    assert list(first.train_metrics_clientapp) == [1]
+    np.testing.assert_array_equal(numbers(first)[weight], numbers(fresh)[weight])
+    assert not np.array_equal(numbers(first)[weight], numbers(again)[weight])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"num_rounds": 0}, "at least 1"),
+        ({"num_rounds": 9}, "fedlap.rounds"),
+        ({"timeout": 0.0}, "timeout"),
+        ({"train_config": ConfigRecord({"lr": 0.1})}, "lr"),
+        ({"evaluate_config": ConfigRecord({"lr": 0.1})}, "lr"),
+        ({"initial_arrays": ArrayRecord({"a": Array(np.zeros(3, np.float32))})}, "other names or shapes"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_is_refused_before_a_site_trains(
+    tmp_path: Path, arguments: dict[str, Any], reason: str
+) -> None:
+    settings = settings_of(tmp_path, method="fedlap")
+    grid = grid_for(tmp_path, settings)
+    with pytest.raises(ConfigError, match=reason):
+        FedLAP(settings).start(grid, **arguments)
+    assert grid.asked("train") == []
+
+
+def test_a_strategy_without_settings_runs_its_own_method() -> None:
+    assert (FedPFT().config.method, FedLAP().config.method, DPCVAE().config.method) == ("fedpft", "fedlap", "dpcvae")
+    assert DPCVAE({"method": "dpcgan"}).config.method == "dpcgan"
+
+
+@pytest.mark.parametrize("settings", [{"method": "fedpft"}, {"fedlap.rounds": 0}, {"no-such-key": 1}])
+def test_settings_of_another_strategy_or_wrong_ones_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        FedLAP(settings)
+
+
+def test_too_few_sites_are_an_error(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    faults = {index: Fault(crash=RuntimeError("broken")) for index in range(2)}
+    with pytest.raises(RunError, match="quorum"):
+        FedPFT(settings).start(grid_for(tmp_path, settings, faults=faults))
+
+
+def test_no_further_round_is_asked_for_than_the_budget_affords(tmp_path: Path) -> None:
+    """Flower's loop may go on; the strategy asks nobody any more."""
+    private = {"epsilon": 8.0, "delta": 1e-5, "fedavg.sample-rate": 1.0, "fedavg.batch-size": 512}
+    settings = settings_of(tmp_path, method="dp-fedavg", **private)
+    strategy: Federation = strategy_of(parse_run_config(settings))(settings)
+    grid = grid_for(tmp_path, settings)
+    result = Strategy.start(strategy, grid, ArrayRecord(), num_rounds=4)
+    assert len(grid.asked("train")) == 2 * 3
+    assert list(result.train_metrics_clientapp) == [1, 2]
