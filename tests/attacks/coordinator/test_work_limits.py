@@ -261,7 +261,7 @@ def _unused() -> None:
 def test_what_is_planned_is_what_is_charged(
     tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.attacks import visits
+    from tests.attacks.privacy import visits
     from tests.attacks.privacy.neighbours import Record
 
     plans: list[Release] = []

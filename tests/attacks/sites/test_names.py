@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from common.errors import RunError
+from common.methods import method_named
 from server_app.report.build import write_report
 from server_app.runs.card import missing_line
 from server_app.runs.run_view import read_run
@@ -111,7 +112,7 @@ def test_a_run_among_strangers_alone_fails_and_names_whom_it_waits_for(tmp_path:
 
 @pytest.mark.parametrize("method", ["fedpft", "average", "fedavg"])
 def test_a_site_lost_before_it_answers_is_named_from_the_start(tmp_path: Path, table: Table, method: str) -> None:
-    kind = "train" if method == "fedpft" else "query.hello"
+    kind = "query.hello" if method_named(method).introduces else "train"
     grid = InProcessGrid(named(*NAMES), {1: Fault(offline=True, kind=kind)})
     folder = quick(tmp_path, grid, **METHODS[method] | {"deadline": 0.5})
     events, metrics = events_of(folder), metrics_of(folder)
