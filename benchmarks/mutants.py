@@ -30,14 +30,12 @@ from _planting import in_a_function, plant_in_function, plant_in_import
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-RESULTS, EQUIVALENT, COVERED = (
-    HERE / "results" / "mutants.json", HERE / "mutants_equivalent.toml", ROOT / ".mutants-coverage.json"
-)  # fmt: skip
+RESULTS, EQUIVALENT = HERE / "results" / "mutants.json", HERE / "mutants_equivalent.toml"
+COVERED = ROOT / ".mutants-coverage.json"
+PRIVACY = ("accounting", "claims", "exact_sums", "gaussian_mechanism", "privacy_filter")
 # Files, and of some the functions or classes that the promises rest on.
 FILES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(f"common/privacy/{name}.py" for name in (
-        "accounting", "claims", "exact_sums", "gaussian_mechanism", "privacy_filter",
-    )),
+    **dict.fromkeys(f"common/privacy/{name}.py" for name in PRIVACY),
     **dict.fromkeys(f"common/wire/{name}.py" for name in ("bundles", "float16", "records", "validation")),
     **dict.fromkeys(f"common/{name}.py" for name in ("safe_parsing", "security/sealing", "surrogates/class_sums")),
     **dict.fromkeys(f"client_app/governance/{name}.py" for name in (
@@ -58,27 +56,25 @@ TESTS = (
         "test_safe_parsing", "security/test_sealing", "surrogates/test_class_sums",
     )),
     *(f"tests/client_app/governance/test_{name}.py" for name in ("budget", "gate", "ledger", "ledger_power_cut", "witness")),
-    *(f"tests/client_app/methods/{name}.py" for name in (
-        "dp/test_linear_clipping", "fedpft/test_private_surrogate", "fedavg/test_update", "fedlap/test_approximation",
-        "dpcvae/test_training",
+    *(f"tests/{name}.py" for name in (
+        "client_app/methods/dp/test_linear_clipping", "client_app/methods/fedpft/test_private_surrogate",
+        "client_app/methods/fedavg/test_update", "client_app/methods/fedlap/test_approximation",
+        "client_app/methods/dpcvae/test_training", "strategies/fedpft/test_private_head",
+        "strategies/base/test_tampered_replies", "server_app/test_offline", "attacks/ledger/test_ledger_rollback",
+        "attacks/coordinator/test_require_seal", "attacks/sites/test_senders",
     )),
-    "tests/strategies/fedpft/test_private_head.py", "tests/strategies/base/test_tampered_replies.py",
-    "tests/server_app/test_offline.py", "tests/attacks/ledger/test_ledger_rollback.py",
-    "tests/attacks/coordinator/test_require_seal.py", "tests/attacks/sites/test_senders.py",
 )  # fmt: skip
 # Of the processor, for one test and for all tests of a mutant.
 SLOWEST_TEST, MOST_SECONDS = 10.0, 20.0
 # Of the clock, for all tests of a file, while what they execute is found.
 LONGEST_FILE = 400
 GOAL = 0.95
-# How a fork ends that could not do its work.
-NOT_RUN = 99
+NOT_RUN = 99  # How a fork ends that could not do its work.
 LIBRARIES = (
     "torch", "torch.func", "opacus", "pytest", "hypothesis", "hypothesis.strategies", "sklearn.discriminant_analysis",
     "scipy.stats", "scipy.special", "dp_accounting.pld", "dp_accounting.rdp", "pydantic", "google.protobuf.message",
-    "cryptography.hazmat.primitives.ciphers.aead",
-    "safetensors.torch", "filelock", "PIL.Image", "typer.testing", "flwr.app", "flwr.clientapp", "flwr.serverapp",
-    "flwr.superlink.federation.noop_federation_manager", "pydicom", "grpc",
+    "cryptography.hazmat.primitives.ciphers.aead", "safetensors.torch", "filelock", "PIL.Image", "typer.testing",
+    "flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.superlink.federation.noop_federation_manager", "pydicom", "grpc",
 )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def _squares(message: pb.Surrogate) -> None:
         (_no_claim, "without a privacy claim"),
         (_nobody, "unit 'hospital'"),
         (_classes_swapped, "other classes"),
-        (_long_sums, "longer than so many records"),
+        (_long_sums, "a class sum beyond its count"),
         (_not_finite, "not finite"),
         (_squares, "noise is claimed for"),
     ],

@@ -245,7 +245,8 @@ def test_a_site_is_shown_how_far_its_gradients_stand_out_and_how_many_were_too_l
     assert facts["clip-fraction"] == cut / len(real(4).labels)
     # Lengths 5, which is the clip, and 10.
     sums = sums_like([torch.zeros(2)], 5.0)
-    assert add_clipped(sums, [torch.tensor([[3.0, 4.0], [6.0, 8.0]])], 5.0) == 1
+    each = [torch.tensor([[3.0, 4.0], [6.0, 8.0]])]
+    assert add_clipped(sums, each, norms_of(each), 5.0) == 1
 
 
 def test_private_gradients_never_repeat_whatever_the_seeds(tmp_path: Path) -> None:
