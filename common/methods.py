@@ -59,6 +59,7 @@ FEDPFT = MethodSpec(
     mechanisms=("sums", "dp-em", "theorem-4.1"),
     mechanism=fedpft.mechanism,
     refusal=fedpft.refusal,
+    makes_surrogates=True,
     stored=True,
     introduces=False,
 )
@@ -118,6 +119,7 @@ FEDLAP = MethodSpec(
     undefended=", whose synthetic images nothing here screens; max-share and fedlap.rule limit a site",
     mechanisms=("dp-sgd",),
     refusal=training.fedlap_refusal,
+    makes_surrogates=True,
     unit_features=True,
 )
 # The methods that FedPFT is compared with. First those whose sites train a head on their own records and send it once.
@@ -251,6 +253,7 @@ DPCVAE = MethodSpec(
     work=generators.work,
     defences=lambda config: ALL_DEFENCES,
     mechanisms=("dp-sgd",),
+    makes_surrogates=True,
 )
 DPCGAN = replace(
     DPCVAE,

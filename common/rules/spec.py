@@ -108,8 +108,8 @@ class MethodSpec:
     whether the method runs under privacy only. refusal: why settings do not fit the method, empty where they do.
     defences: against hostile sites, without "auto". undefended: why there are none.
     allows: settings of section fedpft that only chains know. stored: whether what sites send is kept, so that a model can be
-    learned again without asking them. additive: whether it is combined by sums. unit_features: whether every record is
-    brought to norm one without privacy too.
+    learned again without asking them. makes_surrogates: whether what is sent stands for data, and is no model trained on
+    labels. unit_features: whether every record is brought to norm one without privacy too.
     """
 
     name: str
@@ -137,7 +137,7 @@ class MethodSpec:
     undefended: str = ""
     allows: frozenset[str] = frozenset()
     stored: bool = False
-    additive: bool = False
+    makes_surrogates: bool = False
     introduces: bool = True
     opening: Fields | None = None
     unit_features: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -76,7 +76,11 @@ class HasHeader(Protocol):
 
 def class_order(sent: Iterable[HasHeader]) -> tuple[str, ...]:
     """All classes of all sites; by number when all are numbers."""
-    names = {name for each in sent for name in each.header.classes}
+    return in_class_order({name for each in sent for name in each.header.classes})
+
+
+def in_class_order(names: Collection[str]) -> tuple[str, ...]:
+    """Distinct names of classes, sorted; by number when all are numbers."""
     numeric = all(name.isdecimal() for name in names)
     return tuple(sorted(names, key=lambda name: (int(name), name) if numeric else (0, name)))
 

@@ -88,7 +88,8 @@ class Run:
     @property
     def sends_surrogates(self) -> bool:
         """Return whether what the sites sent stands for their data, rather than being a model."""
-        return str(self.metrics.get("method") or "fedpft") in ("fedpft", "fedlap", "dpcvae", "dpcgan")
+        spec = METHODS.get(str(self.metrics.get("method") or "fedpft"))
+        return spec is not None and spec.makes_surrogates
 
     @property
     def method(self) -> str:

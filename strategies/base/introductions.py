@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from common.errors import SurrogateError
 from common.limits import MOST_CLASSES
+from common.surrogates.surrogates import in_class_order
 from common.wire.records import Info
 from common.wire.validation import is_name
 
@@ -75,6 +76,5 @@ def settle(said: dict[int, Introduction], wanted: tuple[str, ...], fingerprint: 
         group.nodes[each.name] = node
         group.keys[each.name] = each.key
         names |= set(each.classes)
-    numeric = all(name.isdecimal() for name in names)
-    group.classes = wanted or tuple(sorted(names, key=lambda name: (int(name), name) if numeric else (0, name)))
+    group.classes = wanted or in_class_order(names)
     return group, misfits
