@@ -54,7 +54,7 @@ def load(run: RunConfig, sites: int) -> Data:
         node = NodeConfig(partition_id=site, num_partitions=sites)
         own = share(run, node, in_simulation=True)
         found = dataset_features(own.dataset, run, node)
-        train = usable(own.dataset, found, own.train)
+        train = usable(own.dataset, found, own.train, run.power)
         parts.append((train.features, train.labels, own.dataset.classes))
         fingerprint = found.fingerprint
     return Data(parts, fingerprint)

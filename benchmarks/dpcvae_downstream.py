@@ -45,8 +45,8 @@ def scores(model: Classifier, data: Federation, run: RunConfig) -> dict[str, flo
     for site in data.sites:
         # No scaling here: every head scales the features to its own norm.
         own, test = (LabelledEmbeddings(part.features, part.labels) for part in (site.train, site.test))
-        told = mix(own, model, run.head, run.seed, run.baseline.validation).measures(test)
-        for key, value in told.items():
+        reported = mix(own, model, run.head, run.seed, run.baseline.validation).measures(test)
+        for key, value in reported.items():
             found[key].append(100 * value)
     return {key: statistics.mean(values) for key, values in found.items()}
 
@@ -55,7 +55,7 @@ def main() -> None:
     parser = arguments(__doc__, "dpcvae-downstream")
     parser.add_argument("--sites", type=int, default=10)
     options = parser.parse_args()
-    settings, said = settings_of(options, {"dataset": "cifar10", "alpha": 0.3, "classes": CLASSES})
+    settings, message = settings_of(options, {"dataset": "cifar10", "alpha": 0.3, "classes": CLASSES})
     found: Found = defaultdict(list)
     for seed in range(options.seeds):
         data = load(parse_run_config(settings | {"seed": seed}), options.sites)
@@ -68,26 +68,37 @@ def main() -> None:
             run = parse_run_config(settings | {"seed": seed} | own | budget)
             measured = federate(run, data)
             assert measured.model is not None
-            told = scores(measured.model, data, run)
-            found[name, epsilon].append(told | {"all": measured.accuracy, "bytes": measured.bytes / 1e6})
+            reported = scores(measured.model, data, run)
+            found[name, epsilon].append(reported | {"all": measured.accuracy, "bytes": measured.bytes / 1e6})
         # Write after every seed, because the GANs take most of an hour.
-        write(found, f"{options.sites} sites, Dirichlet 0.3, delta {DELTA:g}, {seed + 1} seeds. {said}", options.name)
+        write(found, f"{options.sites} sites, Dirichlet 0.3, delta {DELTA:g}, {seed + 1} seeds. {message}", options.name)
 
 
 def write(found: Found, title: str, name: str) -> None:
     """Print and store the table of the results so far."""
     rows: list[tuple[Any, ...]] = []
-    local = [told for (row, _), each in found.items() if row == "DP-CVAE" for told in each]
+    local = [reported for (row, _), each in found.items() if row == "DP-CVAE" for reported in each]
     rows.append(
-        ("local", "", *(mean_and_deviation([told[f"{n}-local"] for told in local]) for n in NAMES), "", "", "", "", "")
+        (
+            "local",
+            "",
+            *(mean_and_deviation([reported[f"{n}-local"] for reported in local]) for n in NAMES),
+            "",
+            "",
+            "",
+            "",
+            "",
+        )
     )
     for (row, epsilon), each in found.items():
         columns = [
-            mean_and_deviation([told[f"{n}-{kind}"] for told in each]) for kind in ("synthetic", "mixed") for n in NAMES
+            mean_and_deviation([reported[f"{n}-{kind}"] for reported in each])
+            for kind in ("synthetic", "mixed")
+            for n in NAMES
         ]
-        share = statistics.mean(told["share"] for told in each) / 100
-        everywhere = mean_and_deviation([told["all"] for told in each])
-        sent = statistics.mean(told["bytes"] for told in each)
+        share = statistics.mean(reported["share"] for reported in each) / 100
+        everywhere = mean_and_deviation([reported["all"] for reported in each])
+        sent = statistics.mean(reported["bytes"] for reported in each)
         rows.append((row, f"{epsilon:g}" if epsilon else "none", *columns, share, everywhere, sent))
     heads = (
         "shared head",

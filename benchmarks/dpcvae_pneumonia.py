@@ -68,17 +68,17 @@ def main() -> None:
             metrics = json.loads((kept / "metrics.json").read_text())
             made = str(place / f"synthetic-{epsilon:g}.safetensors")
             typed("site", "synthesize", str(kept), "--per-class", "1000", "--out", made)
-            told = []
+            reported = []
             for site in range(SITES):
                 node = f'data="imagefolder" data-dir="{images}" weights-path="{weights}"'
                 node += f" partition-id={site} num-partitions={SITES}"
-                told.append(json.loads(typed("site", "classify", made, "--node-config", node, "-c", kind, "--json")))
+                reported.append(json.loads(typed("site", "classify", made, "--node-config", node, "-c", kind, "--json")))
             scores = [
-                f"{100 * statistics.mean(each['scores'][source][kind] for each in told):.1f}"
+                f"{100 * statistics.mean(each['scores'][source][kind] for each in reported):.1f}"
                 for source in ("local", "synthetic", "mixed")
                 for kind in ("accuracy", "balanced")
             ]
-            share = statistics.mean(each["share"] for each in told)
+            share = statistics.mean(each["share"] for each in reported)
             everywhere, sent = 100 * metrics["accuracy"]["model"], metrics["bytes"]["up"] / 1e6
             rows.append((f"{epsilon:g}" if epsilon else "none", *scores, share, everywhere, sent, seconds))
     heads = [f"{source}{kind}" for source in ("own", "synthetic", "both") for kind in (", %", ", balanced")]

@@ -80,7 +80,7 @@ def judged(data: Federation, x: Tensor, labels: Tensor, run: RunConfig) -> float
 
 def main() -> None:
     options = arguments(__doc__, "dpcvae-without-privacy").parse_args()
-    settings, said = settings_of(options, {"dataset": "cifar10", "partition": "iid"})
+    settings, message = settings_of(options, {"dataset": "cifar10", "partition": "iid"})
     found: dict[str, list[Sequence[float]]] = {}
     for seed in range(options.seeds):
         shared: dict[str, Any] = {"method": "dpcvae", "seed": seed, "dpcvae.local-epochs": PASSES // 10}
@@ -114,7 +114,9 @@ def main() -> None:
         "of raw, %",
         "z fitted, of raw, %",
     )
-    report(options.name, f"One site, {PASSES} passes, {options.seeds} seeds, {MEANS} from class sums. {said}", columns, rows)
+    report(
+        options.name, f"One site, {PASSES} passes, {options.seeds} seeds, {MEANS} from class sums. {message}", columns, rows
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from _report import report, shared
 
 from client_app.datasets.dataset import Dataset, DataSource, load
 from client_app.features.extraction import CPU_FORWARD_TOGETHER, extract
-from common.models.backbones import Backbone, load_backbone
+from common.backbones.backbones import Backbone, load_backbone
 
 
 def bare_rate(backbone: Backbone, images: torch.Tensor, batch_size: int) -> float:

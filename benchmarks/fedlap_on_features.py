@@ -32,7 +32,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     options = arguments(__doc__, "fedlap-on-features").parse_args()
-    settings, said = settings_of(options, {"dataset": "cifar10", "alpha": 0.1})
+    settings, message = settings_of(options, {"dataset": "cifar10", "alpha": 0.1})
     found: dict[tuple[str, int], list[tuple[float, int]]] = {}
     for seed in range(options.seeds):
         data = load(parse_run_config(settings | {"seed": seed}), 10)
@@ -45,7 +45,7 @@ def main() -> None:
         for (name, number), pairs in found.items()
     ]
     columns = ("method", "round", "accuracy, %", "MB sent, all sites")
-    report(options.name, f"10 sites, Dirichlet 0.1, {options.seeds} seeds. {said}", columns, rows)
+    report(options.name, f"10 sites, Dirichlet 0.1, {options.seeds} seeds. {message}", columns, rows)
 
 
 if __name__ == "__main__":

@@ -82,8 +82,10 @@ def _answer(ready: bytes, site: str, connection: Any) -> None:
     )
     message.metadata.__dict__["_message_id"] = tree.object_id
     answer = ready if message.metadata.message_type == MessageType.TRAIN else None
-    told: dict[str, Any] = {"status": "ok", "site": site, "simulated": False} | ({"bytes": len(answer)} if answer else {})
-    reply = Message(to_record(answer, told), reply_to=message)
+    answered: dict[str, Any] = {"status": "ok", "site": site, "simulated": False} | (
+        {"bytes": len(answer)} if answer else {}
+    )
+    reply = Message(to_record(answer, answered), reply_to=message)
     reply.metadata.__dict__["_message_id"] = reply.object_id
     wanted, session = push(remove_content_from_message(reply), get_object_tree(reply), 0.1)
     push_objects(

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from _report import RESULTS, report, shared
+from _report import draw, report, shared
 from accuracy_against_bytes import Data, judge, load
 from rich.progress import track
 
@@ -28,6 +28,7 @@ from common.surrogates.class_sums import PRESENT, as_mixtures
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 from common.wire.model_proto import pack_head, unpack_head
 from common.wire.records import pack_surrogate, unpack_surrogate
+from strategies.fedpft import sampling
 from strategies.fedpft.learn import learn
 from strategies.pooling.public_mean import read_centre
 
@@ -62,9 +63,14 @@ def federate(run: RunConfig, data: Data, row: str, centre: torch.Tensor | None =
     if row == EQUAL:
         surrogates = [_equal(surrogates)]
     elif row == SAMPLED:
-        surrogates = [_mixture(surrogate) for surrogate in surrogates]
-    head = learn(surrogates, run, "cpu", data.parts[0][2], centre).head
-    return unpack_head(pack_head(head)), sum(map(len, payloads))
+        mixtures = [_mixture(surrogate) for surrogate in surrogates]
+        claim = mixtures[0].claim
+        assert claim is not None
+        head = replace(sampling.learn(mixtures, run.head, run.seed, data.parts[0][2]), clip=claim.clip)
+        return unpack_head(pack_head(head)), sum(map(len, payloads))
+    found = learn(surrogates, run, "cpu", data.parts[0][2], centre).head
+    assert isinstance(found, Head)
+    return unpack_head(pack_head(found)), sum(map(len, payloads))
 
 
 def _sums(surrogates: Sequence[AnySurrogate]) -> list[SumsSurrogate]:
@@ -98,15 +104,18 @@ def main() -> None:
     parser.add_argument("--name", default="private-cifar10", help="of the files in benchmarks/results")
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--power", type=float, default=1.0, help="of the default features")
     parser.add_argument("--public", default="", help="features of public images, for the row with a public centre")
     parser.add_argument("-c", "--run-config", action="append", default=[], metavar="'key=value ...'")
     options = parser.parse_args()
     settings = parse_overrides(options.run_config)
     if not settings:
         folder = str(shared("features/cifar10-train.safetensors").parent)
+        # The power that "auto" takes for the backbone of these features is 1 under privacy, and 0.5 without.
         settings = {"data": "safetensors", "data-dir": folder, "dataset": "cifar10", "alpha": 0.1}
+        settings["features.power"] = options.power
         options.public = options.public or str(shared("features/pacs-photo-train.safetensors"))
-    public = read_centre(options.public)
+    public = read_centre(options.public, parse_run_config(settings).power)
     accuracy: dict[tuple[str, str], list[float]] = defaultdict(list)
     size: dict[str, list[int]] = defaultdict(list)
     for seed in range(options.seeds):
@@ -124,6 +133,7 @@ def main() -> None:
             head, count = federate(run, data, name, public if name == CENTRED else None)
             accuracy[name, f"{epsilon:g}"].append(100 * judge(head, run, options.sites)["accuracy.model"])
             size[name].append(count)
+            print(f"seed {seed}, {name}, epsilon {epsilon:g}: {accuracy[name, f'{epsilon:g}'][-1]:.2f} %", flush=True)
     columns = [f"{epsilon:g}" for epsilon in EPSILONS]
     rows = []
     for name, row in ROWS.items():
@@ -160,10 +170,7 @@ def plot(rows: list[tuple[Any, ...]], title: str, name: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set(xlabel="epsilon of every site", ylabel="test accuracy, %", title=title.replace(", accuracy % at epsilon", ""))
     axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize=8)
-    figure.savefig(RESULTS / f"{name}.png", dpi=130)
-    print(f"drawn to benchmarks/results/{name}.png")
+    draw(axes, name)
 
 
 if __name__ == "__main__":

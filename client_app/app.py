@@ -15,6 +15,8 @@ from common.errors import FedSurrogateError
 
 log = logging.getLogger("fedsurrogate.site")
 app = ClientApp()
+# In characters.
+LONGEST_REASON = 1000
 
 
 @app.train()
@@ -47,6 +49,24 @@ def hello(message: Message, context: Context) -> Message:
     return _answer(message, context, "introduction")
 
 
+@app.query("sum_shares")
+def sum_shares(message: Message, context: Context) -> Message:
+    """Share this site's secrets of a secure sum among its sites."""
+    return _answer(message, context, "sum-shares")
+
+
+@app.query("sum_list")
+def sum_list(message: Message, context: Context) -> Message:
+    """Sign the list of the sites in a secure sum."""
+    return _answer(message, context, "sum-list")
+
+
+@app.query("sum_open")
+def sum_open(message: Message, context: Context) -> Message:
+    """Reveal the shares that complete a secure sum."""
+    return _answer(message, context, "sum-open")
+
+
 @app.query("head")
 def head(message: Message, context: Context) -> Message:
     """Release the head that this site trained in a chain."""
@@ -64,10 +84,27 @@ def _answer(message: Message, context: Context, work: str) -> Message:
         return Message(answer(work, message.content, context.run_config, str(context.run_id), node, site), reply_to=message)
     except FedSurrogateError as error:
         log.error("%s: %s", error.code, error)
-        reported["status"] = error.code
+        reported |= {"status": error.code, **_reason(error, context)}
     except KeyboardInterrupt:
         raise
-    except BaseException:
+    except BaseException as error:
         # Not only Exception: libraries call sys.exit, and a panic in a Rust library is a BaseException.
         log.exception("unexpected failure")
+        reported |= _reason(error, context)
     return Message(RecordDict({"info": ConfigRecord(reported)}), reply_to=message)
+
+
+def _reason(error: BaseException, context: Context) -> dict[str, ConfigRecordValues]:
+    """The error's text, for a simulated site only: it has no data of its own, and runs on the coordinator's machine.
+
+    The process decides whether it simulates, never a message. A site with its own data never sends a text.
+    """
+    try:
+        from client_app.features.site_features import in_simulation
+
+        if context.node_config.get("data") or not in_simulation():
+            return {}
+        text = str(error) if isinstance(error, FedSurrogateError) else f"{type(error).__name__}: {error}"
+        return {"reason": text[:LONGEST_REASON]} if text else {}
+    except Exception:
+        return {}

@@ -2,50 +2,101 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from common.config.flat_settings import Scalar, parse_settings
 from common.config.run_config import RunConfig
 from common.config.sections import DataKind, Device, Names, Settings
+from common.config.sections.base import MiB, Range
+from common.config.sections.base import Unit as Quantity
+from common.errors import ConfigError
 from common.privacy.accounting import Unit
+from common.rules.counting import JUDGING
 
 # Treatment of a DICOM file that holds several images.
 Frames = Literal["refuse", "first", "middle"]
+SiteName = Annotated[str, Range("empty, or at most 64 letters, digits, dots, dashes and underscores, no punctuation first")]
+Shares = Annotated[int, Quantity("shares")]
+Components = Annotated[int, Quantity("components")]
+
+
+def _is_reference(name: str) -> str:
+    if name and not re.fullmatch(r"python:[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+        raise ValueError(
+            "must name a function as python:PACKAGE.MODULE:FUNCTION; other backbones are named by the run, not by a site"
+        )
+    return name
 
 
 class NodeConfig(Settings):
-    """Keys of `flower-supernode --node-config`. Without `data` the site is a share of the run's own data (simulation).
+    """Keys of `flower-supernode --node-config`. `site settings` prints them."""
 
-    peers: a file with public keys of other sites. coordinator_key: the public key of the coordinator whose signed requests
-    this site answers, as hexadecimal digits or a file that contains them.
-    unit: the unit of privacy if the data have patient IDs; "record" protects each image alone, so a patient with several
-    images is protected less.
-    """
-
-    site: str = Field("", max_length=64, pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")
-    partition_id: int = Field(0, ge=0)
-    num_partitions: int = Field(1, ge=1)
-    data: DataKind | Literal[""] = ""
-    data_dir: str = ""
-    dataset: Names = ()
-    label_column: str = "label"
-    patient_column: str = ""
-    unit: Literal["patient", "record"] = "patient"
-    dicom_frames: Frames = "refuse"
-    policy: str = ""
-    peers: str = ""
-    coordinator_key: str = ""
-    weights_path: str = ""
-    device: Device = "auto"
-    cache_dir: str = ""
-    state_dir: str = ""
-    witness_dir: str = ""
-    max_components: int = Field(0, ge=0)
-    max_rank: int = Field(0, ge=0)
+    site: SiteName = Field(
+        "", max_length=64, pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$", description="Name of this site; empty for a number."
+    )
+    partition_id: int = Field(0, ge=0, description="Index of this site's share of public data, in a simulation.")
+    num_partitions: Shares = Field(1, ge=1, description="Number of shares into which public data are divided.")
+    data: DataKind | Literal[""] = Field(
+        "", description="Kind of this site's data; empty makes the site a share of the run's own data, for simulations."
+    )
+    data_dir: str = Field("", description="Folder of this site's data.")
+    dataset: Names = Field((), description="Files or folders in data-dir that are this site's; empty for all.")
+    held_out_dir: str = Field(
+        "",
+        description="Folder of labelled records that no run trains on, of the same kind, for evaluations; data-dir itself "
+        "means the test split that its files name.",
+    )
+    label_column: str = Field("label", description="Column of a table that holds the class of a record.")
+    patient_column: str = Field("", description="Column of a table that holds the patient ID; patients are then protected.")
+    unit: Literal["patient", "record"] = Field(
+        "patient",
+        description="Unit of privacy if the data have patient IDs; record protects each image alone, so a patient with "
+        "several images is protected less.",
+    )
+    dicom_frames: Frames = Field("refuse", description="What is done with a DICOM file that holds several images.")
+    policy: str = Field(
+        "", description="File of limits on releases; empty for the default policy, which answers private runs only."
+    )
+    peers: str = Field("", description="File with the public keys of other sites, for sealed chains.")
+    coordinator_key: str = Field(
+        "",
+        description="Public key of the coordinator whose signed requests this site answers: hexadecimal digits, or a file "
+        "that contains them.",
+    )
+    weights_path: str = Field("", description="File of the backbone's weights at this site; empty downloads the library's.")
+    backbone: Annotated[str, AfterValidator(_is_reference), Range("empty, or python:PACKAGE.MODULE:FUNCTION")] = Field(
+        "",
+        max_length=200,
+        description="A backbone of this site's own, for runs with backbone = own: a function without arguments that returns "
+        "a torch module, or a module and a transform.",
+    )
+    device: Device = Field("auto", description="Processor or GPU of this site; auto uses the run's setting.")
+    cache_dir: str = Field("", description="Folder for computed features; empty for ~/.cache/fedsurrogate.")
+    features_in_memory_mib: MiB = Field(
+        128,
+        ge=1,
+        description="Features that stay in memory; those of a larger site are on disk in cache-dir, and their sums and "
+        "mixtures are computed in chunks.",
+    )
+    state_dir: str = Field(
+        "", description="Folder for log, ledgers, keys and other state; empty for ~/.local/state/fedsurrogate."
+    )
+    witness_dir: str = Field(
+        "",
+        description="Folder for the witnesses of the ledgers, never restored together with state-dir; empty for witness "
+        "next to the policy, or ~/.config/fedsurrogate/witness without one.",
+    )
+    max_components: Components = Field(
+        0, ge=0, description="Most components of a mixture that this site sends, for a slow connection; 0 for no limit."
+    )
+    max_rank: int = Field(
+        0, ge=0, description="Largest rank of a covariance that this site sends, for a slow connection; 0 for no limit."
+    )
 
     @model_validator(mode="after")
     def _partition_exists(self) -> Self:
@@ -57,6 +108,11 @@ class NodeConfig(Settings):
     def protects(self) -> Unit:
         """The unit of privacy at a site with its own data; it depends on these settings only, not on the data."""
         return "patient" if self.unit == "patient" and (self.patient_column or self.data == "dicom") else "record"
+
+    @property
+    def held_out_apart(self) -> bool:
+        """Whether all records of held-out-dir are held out, because it is not data-dir."""
+        return Path(self.held_out_dir).expanduser().resolve() != Path(self.data_dir).expanduser().resolve()
 
     @property
     def cache(self) -> Path:
@@ -86,6 +142,20 @@ def is_protected(run: RunConfig, node: NodeConfig) -> bool:
     False for public data: the bundled digits, and a share of the run's own data.
     """
     return bool(run.epsilon) and node.data not in ("", "digits")
+
+
+def judges(run: RunConfig, node: NodeConfig) -> bool:
+    """Whether a run evaluates a model on a hospital's own held-out records."""
+    return run.counting.kind in JUDGING and node.data not in ("", "digits")
+
+
+def check_held_out(run: RunConfig, node: NodeConfig) -> None:
+    """Raise ConfigError for an evaluation at a hospital that names no held-out records."""
+    if judges(run, node) and not node.held_out_dir:
+        raise ConfigError(
+            "held-out-dir is empty, so this site has no held-out records to evaluate a model on; set it to a folder of "
+            "labelled records that no run trains on"
+        )
 
 
 def parse_node_config(flat: Mapping[str, Scalar]) -> NodeConfig:

@@ -6,34 +6,38 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from client_app.audit.output import check_attacks
 from client_app.features.site_features import SiteFeatures, check_addressee, load_site, site_name
 from client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
 from client_app.governance.policy import policy_of
 from client_app.governance.release import SurrogateRequest, entry, leave, prepare, stage_file
-from client_app.governance.sealed_only import check_work, in_clear
+from client_app.governance.sealed_only import check_counting, check_work, in_clear
 from client_app.governance.uncharged import with_records, without_records
 from client_app.governance.work_limits import admit
 from client_app.methods.chain_step import kept_head
-from client_app.methods.evaluation import evaluate, received_classifier
-from client_app.methods.local_head import local_head
+from client_app.methods.evaluation import evaluate, own_classifier, received_classifier
 from client_app.methods.pooled_baselines import check_comparable, compare
 from client_app.methods.task import MethodOutput, SiteLimits, Task
+from client_app.model_use.store import keep_received
 from client_app.node_config import NodeConfig, is_protected, parse_node_config
 from client_app.offline.keys import private_key
+from client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_shares
 from common.config.flat_settings import Scalar
 from common.config.run_config import RunConfig, parse_run_config, run_digest
 from common.errors import LedgerError, PolicyError, SurrogateError
-from common.models.classifiers import Classifier
 from common.security.sealing import public_key
+from common.signed_models.making import received_model
 from common.wire.model_proto import pack_classifier
 from common.wire.records import Info, Record, from_record, to_record
 
 LARGEST_MODEL = 2**30
 # Requests that may contain a model; the others have no payload.
-WITH_MODEL = ("surrogate", "evaluation", "comparison")
+WITH_MODEL = ("surrogate", "evaluation", "comparison", "sum-shares", "sum-list", "sum-open")
 
 Answer = tuple[bytes | None, Info]
 
@@ -66,14 +70,24 @@ def answer(
     check_addressee(content, site)
     policy = policy_of(node)
     check_work(policy, run, node.peers, work)
+    check_counting(run, work)
     # Check form and size before reading the content, and count the request before work that takes time.
     _, asked = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
     admit(run, node, policy, flower_run)
     before = check_receipts(node, asked.get("receipts", ""))
     payload, reported = WORK[work](Asked(content, run, node, site, flower_run))
     reported = in_clear(policy, work, reported)
-    info: Info = {"status": "ok"} | reported | new_receipt(node, before) | {"site": site}
+    info: Info = {"status": "ok"} | reported | new_receipt(node, before) | {"site": site, "version": own_version()}
     return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
+
+
+@cache
+def own_version() -> str:
+    """The version of this software; empty where it is not installed."""
+    try:
+        return version("fedsurrogate")
+    except PackageNotFoundError:
+        return ""
 
 
 def _surrogate(asked: Asked) -> Answer:
@@ -83,8 +97,9 @@ def _surrogate(asked: Asked) -> Answer:
         raise SurrogateError(f"a request for run {info.get('run')!r}, but these settings are run {run_digest(run)!r}")
     gate = open_gate(node, run, asked.flower_run)
     prepared = prepare(SurrogateRequest(run, node, site, asked.flower_run, question, info), gate)
+    check_attacks(run, node, gate.policy)
     reported: Info = {"simulated": prepared.found.simulated, **prepared.answer}
-    if not run.epsilon or prepared.found.simulated:
+    if not (run.epsilon or run.secure_sum) or prepared.found.simulated:
         # The duration of the work reveals the number of records, and in a private run no exact number may leave.
         reported |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
     if prepared.keep is None:
@@ -124,6 +139,9 @@ def _introduction(asked: Asked) -> Answer:
             gate.let_out(entry(run, asked.flower_run, MethodOutput(str(reported["classes"]).encode())))
     if run.fedpft.seal:
         reported["key"] = public_key(private_key(node, site)).hex()
+    if run.secure_sum:
+        _, info = from_record(asked.content, 0)
+        reported["key"] = sum_keys(Step(run, node, site, asked.flower_run, None, info))
     return None, reported
 
 
@@ -132,17 +150,26 @@ def _head(asked: Asked) -> Answer:
     _, info = from_record(asked.content, 0)
     gate = open_gate(node, run, asked.flower_run)
     gate.check_request(run)
-    if run.epsilon or run.fedpft.seal:
-        raise PolicyError("in a private or sealed run, a head that a site trained on its own records does not leave it")
+    if run.epsilon or run.fedpft.seal or run.secure_sum:
+        raise PolicyError(
+            "in a private or sealed run, or a secure sum, a head that a site trained on its own records does not leave it"
+        )
     made = MethodOutput(pack_classifier(kept_head(Task(run, node, site, load_site(run, node), info=info))))
     gate.let_out(entry(run, asked.flower_run, made))
     return made.payload, {}
+
+
+def _step(asked: Asked, work: Callable[[Step], Answer]) -> Answer:
+    """One step of a secure sum that depends on no record."""
+    payload, info = from_record(asked.content, LARGEST_MODEL)
+    return work(Step(asked.run, asked.node, asked.site, asked.flower_run, payload, info))
 
 
 def _evaluation(asked: Asked) -> Answer:
     run, node = asked.run, asked.node
     gate = open_gate(node, run, asked.flower_run)
     gate.check_request(run)
+    _keep(asked, gate)
     if is_protected(run, node):
         # Evaluated for the site's own log only; the reply does not depend on the result.
         with_records(run, node, lambda found, here: _judge(replace(asked, node=here), found, gate))
@@ -154,6 +181,15 @@ def _evaluation(asked: Asked) -> Answer:
             return None, {}
         gate.let_out(entry(run, asked.flower_run, MethodOutput(json.dumps(reported).encode())))
     return None, reported | {"simulated": found.simulated}
+
+
+def _keep(asked: Asked, gate: Gate) -> None:
+    """Keep the signed model that came with this request, at a site with its own data. It depends on no record."""
+    payload, info = from_record(asked.content, LARGEST_MODEL)
+    if asked.node.data and (model := received_model(payload, info)) is not None:
+        if (model.manifest.run, model.manifest.flower_run) != (run_digest(asked.run), asked.flower_run):
+            raise SurrogateError(f"a signed model of run {model.manifest.run!r}, in a request of {run_digest(asked.run)!r}")
+        keep_received(asked.node, model, any(e.get("flower_run") == asked.flower_run for e in gate.ledger.entries()))
 
 
 def _judge(asked: Asked, found: SiteFeatures, gate: Gate) -> Info:
@@ -173,8 +209,8 @@ def _comparison(asked: Asked) -> Answer:
     run, node, site = asked.run, asked.node, asked.site
     check_comparable(node)
     payload, info = from_record(asked.content, LARGEST_MODEL)
-    if run.spec.kind == "alone":
-        model: Classifier = local_head(Task(run, node, site, load_site(run, node)))
+    if run.spec.personal:
+        model = own_classifier(Task(run, node, site, load_site(run, node), question=payload))
     else:
         model = received_classifier(run, payload)
     return None, compare(model, run, node, baselines=info.get("brief") is not True)
@@ -196,6 +232,9 @@ WORK: dict[str, Callable[[Asked], Answer]] = {
     "name": lambda asked: (None, {}),
     "surrogate": _surrogate,
     "introduction": _introduction,
+    "sum-shares": lambda asked: _step(asked, sum_shares),
+    "sum-list": lambda asked: _step(asked, sum_list),
+    "sum-open": lambda asked: _step(asked, sum_open),
     "head": _head,
     "evaluation": _evaluation,
     "comparison": _comparison,

@@ -1,32 +1,140 @@
-"""Shared parts of the commands `site` and `coordinator`: output, errors, exit codes and common options."""
+"""Shared parts of the commands `site` and `coordinator`: output, errors, exit codes and common options.
+
+Imported for each help text and completion, so heavy libraries, and the models of the settings, are imported in functions.
+"""
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
-from common.config.flat_settings import parse_overrides
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import FedSurrogateError
+
+if TYPE_CHECKING:
+    from common.config.run_config import RunConfig
 
 # No markup: patterns, paths and reasons are shown unchanged, "[a-z]" included.
 console = Console(highlight=False, markup=False, emoji=False)
+# Characters of a summary in a list of commands; a summary is folded, not cut.
+LONGEST_SUMMARY = 200
+SHOWN_VERSIONS = ("fedsurrogate", "flwr", "torch")
+
+
+def complete_settings(incomplete: str) -> list[tuple[str, str]]:
+    """Keys of a run's settings for shell completion: of the last setting in the text."""
+    from common.config.descriptions import descriptions
+
+    before, _, begun = incomplete.rpartition(" ")
+    start = f"{before} " if before else ""
+    return [(f"{start}{row.key}=", row.text) for row in descriptions() if row.key.startswith(begun)]
+
+
 RunSettings = Annotated[
     list[str] | None,
     typer.Option(
-        "-c", "--run-config", metavar="'key=value ...'", help="Settings of the run, as in `flwr run`; strings in quotes."
+        "-c",
+        "--run-config",
+        metavar="'key=value ...'",
+        help="Settings of the run, as in `flwr run`; strings in quotes.",
+        autocompletion=complete_settings,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
-def new_app(text: str | None) -> typer.Typer:
-    """A command with subcommands. text: its help."""
-    return typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=text)
+def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked or context.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for package in SHOWN_VERSIONS:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"{package} is not installed")
+    click.echo(f"{found[0]} ({', '.join(found[1:])}, Python {sys.version.split()[0]})")
+    context.exit()
+
+
+# One object for all commands: click orders the callbacks of options by identity.
+VERSION = click.Option(
+    ["--version"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the installed versions, and exit.",
+)
+
+
+class _Shared(click.Command):
+    """What commands and groups of commands have in common."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), VERSION]
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help(ctx, formatter)
+        # Typer escapes brackets for Rich also where Rich does not write the help.
+        formatter.buffer = [part.replace("\\[", "[") for part in formatter.buffer]
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        return super().get_short_help_str(limit=max(limit, LONGEST_SUMMARY))
+
+
+class _Command(_Shared, TyperCommand):
+    pass
+
+
+class _Group(_Shared, TyperGroup):
+    pass
+
+
+class App(typer.Typer):
+    """A command with subcommands. All of them take -h, --help and --version."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
+        """Register a function as a subcommand."""
+        return super().command(name, **{"cls": _Command} | options)
+
+
+def new_app(text: str | None, main: bool = True) -> App:
+    """A command with subcommands. text: its help. main: whether it is a program, which can install shell completion."""
+    return App(
+        cls=_Group,
+        no_args_is_help=True,
+        add_completion=main,
+        pretty_exceptions_enable=False,
+        # Rich would cut long names of options and variables at 80 columns, which a reader then cannot type.
+        rich_markup_mode=None,
+        help=text,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+@contextmanager
+def handling(signals: Sequence[signal.Signals], handler: Callable[..., None]) -> Iterator[None]:
+    """These signals call `handler`, and afterwards what they called before. Ignored ones, as under nohup, stay ignored."""
+    before = {number: signal.getsignal(number) for number in signals}
+    for number, old in before.items():
+        if old is not signal.SIG_IGN:
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            # None, for a handler that was not set in Python, cannot be set again.
+            with suppress(TypeError):
+                signal.signal(number, old)
 
 
 def stderr_console() -> Console:
@@ -41,13 +149,24 @@ def print_error(text: str) -> None:
 
 def run_config_of(settings: Sequence[str] | None) -> RunConfig:
     """The run configuration from `--run-config`. Raises ConfigError."""
+    from common.config.flat_settings import parse_overrides
+    from common.config.run_config import parse_run_config
+
     return parse_run_config(parse_overrides(settings or []))
 
 
 def run_command(app: typer.Typer) -> None:
-    """Run a command. An expected error becomes one line on stderr and exit code 1."""
+    """Run a command. An expected error becomes one line on stderr and exit code 1.
+
+    So does a file that cannot be read or written: a wrong path is a wrong argument, not a fault of the program.
+    """
     try:
         app()
     except FedSurrogateError as error:
         print_error(f"error: {error}")
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise
+        print_error(f"error: {error.filename}: {error.strerror}")
         sys.exit(1)

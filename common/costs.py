@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 from common.config.run_config import RunConfig
 from common.privacy.claims import private_rounds
-from common.rules.spec import BYTES_OF_A_NUMBER, count
+from common.rules.spec import byte_count, count
 
 # Bytes in addition to the numbers, measured on real messages: headers and frames of a payload up and down, a request
 # without a payload, the reply to an evaluation, and an introduction; then the bytes for each class and a privacy claim.
-PAYLOAD_UP, PAYLOAD_DOWN, REQUEST, EVALUATION, INTRODUCTION = 233, 135, 19, 52, 120
+PAYLOAD_UP, PAYLOAD_DOWN, REQUEST, EVALUATION, INTRODUCTION = 246, 135, 19, 65, 133
 CLASS_BYTES = 5
 CLAIM_BYTES = 65
+# Manifest, signature and key of the model, which come with the final evaluation.
+SIGNED_MODEL = 960
+# Gaussians for out-of-distribution scores come with the model where privacy allows it: directions, and bytes of their names.
+GAUSSIAN_RANK, GAUSSIAN_NAMES = 32, 500
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ def numbers(config: RunConfig, dimension: int, classes: int, records: int) -> in
 def costs(config: RunConfig, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
     """Costs per site: this run, FedAvg of the same linear head at 16 bits, and raw features at 16 bits.
 
-    classes: number of classes at the site. A private surrogate has all classes that the run names.
+    classes: number of classes at the site. A private surrogate has all classes that the run names. Left out: the keys of a
+    sealed chain, some 200 bytes for every site.
     """
     head = 2 * classes * (dimension + 1)
     fedavg = fedavg_rounds * head
@@ -55,18 +60,36 @@ def costs(config: RunConfig, dimension: int, classes: int, records: int, fedavg_
 def _own(config: RunConfig, dimension: int, classes: int, records: int) -> Cost:
     """Cost of this run: the numbers in the method's schema, plus the overhead of every message."""
     spec = config.spec
-    released = max(classes, len(config.classes)) if config.mechanism in ("sums", "dp-em") else classes
+    released = max(classes, len(config.classes)) if spec.all_classes(config) else classes
     sizes, named = spec.sizes(config, released, dimension, records), CLASS_BYTES * released
     rounds = private_rounds(config) if spec.kind == "rounds" else 1
-    sent = rounds * count(spec.sends(config), sizes)
+    ups = downs = float(rounds)
+    if spec.kind == "chain" and config.epsilon:
+        # A private chain passes on every earlier site's surrogate; on average, half of the other sites are earlier.
+        downs = (max(1, config.sites) - 1) / 2
+        ups = 1 + downs
+    sent = round(ups * byte_count(spec.sends(config), sizes))
     if spec.opening is not None:
-        sent += count(spec.opening(config), sizes) - count(spec.sends(config), sizes)
-    received = rounds * count(spec.receives(config), sizes) + count(spec.result(config), sizes)
-    carried = rounds * bool(spec.receives(config)) + bool(spec.result(config))
+        sent += byte_count(spec.opening(config), sizes) - byte_count(spec.sends(config), sizes)
+    received = round(downs * byte_count(spec.receives(config), sizes)) + byte_count(spec.result(config), sizes)
+    payloads = rounds * bool(spec.receives(config)) + bool(spec.result(config))
     messages = rounds * bool(spec.sends(config)) + 1 + spec.introduces
-    up = BYTES_OF_A_NUMBER * sent + EVALUATION + spec.introduces * (INTRODUCTION + named)
+    up = sent + EVALUATION + spec.introduces * (INTRODUCTION + named)
     up += rounds * bool(spec.sends(config)) * (PAYLOAD_UP + named + (CLAIM_BYTES if config.epsilon else 0))
-    down = BYTES_OF_A_NUMBER * received + carried * (PAYLOAD_DOWN + named) + (messages - carried) * REQUEST
+    down = received + payloads * (PAYLOAD_DOWN + named) + (messages - payloads) * REQUEST
+    if spec.result(config) and spec.signs:
+        down += SIGNED_MODEL
+        # Privacy allows the Gaussians, see `release_gaussians`.
+        down += _gaussians(released, dimension) if config.epsilon and spec.samples else 0
+    # A secure sum takes three more messages, whose size grows with the number of sites.
+    (more_up, more_down), more = spec.member_bytes, 3 * any(spec.member_bytes)
+    up, down, messages = up + more_up * max(1, config.sites), down + more_down * max(1, config.sites), messages + more
     budget = (config.epsilon or None, config.delta or None)
     name = f"{config.method} {spec.variant(config)}".rstrip() + (f", {rounds} rounds" if rounds > 1 else "")
     return Cost(name, up, down, rounds, messages, *budget)
+
+
+def _gaussians(classes: int, dimension: int) -> int:
+    """Bytes of class means and two covariances at 16 bits, as base64 text."""
+    rank = min(GAUSSIAN_RANK, dimension - 1)
+    return 4 * (2 * dimension * (classes + 1 + 2 * rank) + 8 * rank + GAUSSIAN_NAMES) // 3

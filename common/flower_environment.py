@@ -1,4 +1,10 @@
-"""Environment variables that stop Flower's telemetry, update checks and installation of a run's dependencies."""
+"""Flower's surroundings: variables against telemetry, update checks and installations; servers on Unix sockets."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping
+from typing import Any
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -9,3 +15,46 @@ QUIET = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
+# Unix time at which the command that makes a run was started; its processes inherit it.
+COMMAND_BEGAN = "FEDSURROGATE_COMMAND_BEGAN"
+
+# Variables by which gRPC finds its proxy, in this order; in small letters only.
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+HERE = ("localhost", "127.0.0.1", "::1")
+
+UNIX = "unix:"
+"""Beginning of the address of a Unix socket, as gRPC writes it: unix:/path."""
+
+
+def allow_unix_sockets(flower: Any) -> None:
+    """Let Flower's servers listen on Unix sockets; Flower takes their addresses for ports in use.
+
+    flower: the module `flwr.supercore.grpc`. gRPC replaces the file that a killed process has left.
+    """
+    in_use: Callable[[str], bool] = flower.is_port_in_use
+    flower.is_port_in_use = lambda address: not address.startswith(UNIX) and in_use(address)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address, host:port, is of this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def no_proxy_option(address: str) -> list[tuple[str, int]]:
+    """Options of a gRPC channel: without a proxy to an address of this machine. gRPC would use `https_proxy` even there."""
+    return [("grpc.enable_http_proxy", 0)] if is_loopback(address) else []
+
+
+def without_proxy_here(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which gRPC uses the same proxy as in this one, but none to this machine.
+
+    gRPC reads `no_grpc_proxy`, and `no_proxy` only without it.
+    """
+    if not any(environment.get(name) for name in PROXIES):
+        return {}
+    listed = environment.get("no_grpc_proxy", environment.get("no_proxy", ""))
+    return {"no_grpc_proxy": ",".join(filter(None, [listed, *HERE]))}

@@ -10,13 +10,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
-from common.rules import fedpft, generators, heads, training
-from common.rules.spec import MethodSpec
+from common.rules import fedpft, heads, training
+from common.rules.closed_form import AFL, FEDCGS, FEDCOF, GH_OFL
+from common.rules.counting import COUNTS
+from common.rules.generators import DPCGAN, DPCVAE
+from common.rules.secure_sum import UPDATES, with_secure_sum
+from common.rules.spec import ALL_DEFENCES, MethodSpec
+from common.rules.synthetic_records import DSC, FEDDM, FEDLAP, PSG
 
 if TYPE_CHECKING:
     from common.config.run_config import RunConfig
 
-ALL_DEFENCES = ("none", "median", "trimmed", "screen")
 # No median of parameters: probabilities and votes have none, and for sparse updates it would be zero almost everywhere.
 NO_MEDIAN = ("none", "screen")
 
@@ -37,6 +41,7 @@ FEDPFT = MethodSpec(
     symbols=fedpft.symbols,
     work=fedpft.work,
     variant=fedpft.variant,
+    head=fedpft.head,
     defences=fedpft.defences,
     default_defence="screen",
     mechanisms=("sums", "dp-em", "theorem-4.1"),
@@ -45,6 +50,11 @@ FEDPFT = MethodSpec(
     makes_surrogates=True,
     stored=True,
     introduces=False,
+    summed=fedpft.summed,
+    all_classes=fedpft.all_classes,
+    samples=True,
+    site_sums="client_app.methods.moments:class_moments",
+    from_sums="strategies.fedpft.from_sums:learn_from_total",
 )
 # method = "fedpft" with fedpft.topology = "chain".
 FEDPFT_CHAIN = replace(
@@ -61,6 +71,7 @@ FEDPFT_CHAIN = replace(
     mechanisms=("sums",),
     refusal=fedpft.chain_refusal,
     allows=frozenset({"order", "seal"}),
+    result=lambda config: () if config.fedpft.seal else fedpft.result(config),
     introduces=True,
 )
 KD = MethodSpec(
@@ -81,29 +92,6 @@ KD = MethodSpec(
     defences=lambda config: ("none",),
     undefended=", a chain in which each site builds on the previous one",
     allows=frozenset({"order"}),
-)
-FEDLAP = MethodSpec(
-    name="fedlap",
-    title="FedLAP",
-    paper="Wang et al. 2024, algorithms 1 to 3",
-    kind="rounds",
-    trained="fedlap",
-    configured="fedlap",
-    digest={"fedlap": training.FEDLAP_KEYS},
-    site="client_app.methods.fedlap.approximation:approximate",
-    strategy="strategies.fedlap.strategy:FedLAP",
-    sends=lambda config: training.IMAGES,
-    receives=lambda config: training.MODEL,
-    result=lambda config: training.MODEL,
-    symbols=training.fedlap_symbols,
-    work=training.fedlap_work,
-    variant=training.variant,
-    defences=lambda config: ("none",),
-    undefended=": there is no screen for its synthetic images; max-share and fedlap.rule limit a site",
-    mechanisms=("dp-sgd",),
-    refusal=training.fedlap_refusal,
-    makes_surrogates=True,
-    unit_features=True,
 )
 # Baselines that FedPFT is compared with. First, methods whose sites train a head on their own records and send it once.
 AVERAGE = MethodSpec(
@@ -142,22 +130,6 @@ FEDKT = replace(
     work=heads.work_of_teachers,
     defences=lambda config: NO_MEDIAN,
 )
-AFL = replace(
-    AVERAGE,
-    name="afl",
-    title="AFL",
-    paper="He et al. 2025; Fed3R, Fanì et al. 2024",
-    configured="afl",
-    digest={},
-    reads=("afl",),
-    site="client_app.methods.analytic:normal_equations",
-    strategy="strategies.heads.analytic:Analytic",
-    sends=lambda config: heads.NORMAL_EQUATIONS,
-    symbols=heads.triangle,
-    work=heads.one_pass,
-    defences=lambda config: ("none",),
-    undefended=", whose second moments nothing here screens; max-share limits a site",
-)
 LOCAL = replace(
     AVERAGE,
     name="local",
@@ -167,7 +139,9 @@ LOCAL = replace(
     stored=False,
     introduces=True,
     strategy="strategies.heads.local:Local",
-    evaluate="client_app.methods.evaluation:own_head",
+    evaluate="client_app.methods.evaluation:own_model",
+    personal="client_app.methods.local_head:local_head",
+    tested="the site's own head, trained alone",
     sends=lambda config: (),
     result=lambda config: (),
     defences=lambda config: ("none",),
@@ -191,38 +165,13 @@ FEDAVG = MethodSpec(
     work=training.work,
     variant=training.variant,
     defences=lambda config: ALL_DEFENCES,
+    summed=lambda config: UPDATES,
+    site_sums="client_app.methods.fedavg.update:weighted_update",
+    from_sums="strategies.fedavg.from_sums:absorb_total",
 )
 FEDPROX = replace(FEDAVG, name="fedprox", title="FedProx", paper="Li et al. 2020")
 FEDYOGI = replace(FEDAVG, name="fedyogi", title="FedYogi", paper="Reddi et al. 2021")
 FEDSGD = replace(FEDAVG, name="fedsgd", title="FedSGD", paper="McMahan et al. 2017")
-SCAFFOLD = replace(
-    FEDAVG,
-    name="scaffold",
-    title="SCAFFOLD",
-    paper="Karimireddy et al. 2020, algorithm 1",
-    sends=lambda config: training.MODEL_AND_CONTROL,
-    receives=lambda config: training.MODEL_AND_CONTROL,
-    refusal=training.no_momentum,
-)
-DSFL = replace(
-    FEDAVG,
-    name="dsfl",
-    title="DSFL",
-    paper="sparse updates, as in FedPFT's comparison",
-    sends=lambda config: training.SPARSE_UPDATE,
-    defences=lambda config: NO_MEDIAN,
-    refusal=training.linear_only,
-)
-FEDLAMBDA = replace(
-    FEDAVG,
-    name="fedlambda",
-    title="FedLambda",
-    paper="a local head mixed with FedAvg's, as in DP-CVAE's comparison",
-    reads=("head",),
-    evaluate="client_app.methods.fedavg.personalization:personal",
-    refusal=training.linear_only,
-)
-KNN_PER = replace(FEDLAMBDA, name="knn-per", title="kNN-Per", paper="Marfoq et al. 2022")
 DP_FEDAVG = replace(
     FEDAVG,
     name="dp-fedavg",
@@ -233,51 +182,75 @@ DP_FEDAVG = replace(
     refusal=training.no_augmentation,
 )
 DP_FEDPROX = replace(DP_FEDAVG, name="dp-fedprox", title="DP-FedProx")
-# Generators of embeddings, trained in rounds and used at the sites.
-DPCVAE = MethodSpec(
-    name="dpcvae",
-    title="DP-CVAE",
-    paper="Di Salvo et al. 2025",
-    kind="rounds",
-    trained="dpcvae",
-    configured="dpcvae",
-    digest={"dpcvae": generators.DPCVAE_KEYS},
-    reads=("head", "baseline"),
-    site="client_app.methods.dpcvae.training:train_generator",
-    evaluate="client_app.methods.dpcvae.received_generator:use_generator",
-    strategy="strategies.dpcvae.strategy:DPCVAE",
-    sends=lambda config: generators.DECODER,
-    receives=lambda config: (*generators.DECODER, *generators.CLASSES),
-    result=lambda config: (*generators.DECODER, *generators.CLASSES),
-    opening=generators.opening,
-    symbols=generators.symbols,
-    work=generators.work,
-    defences=lambda config: ALL_DEFENCES,
-    mechanisms=("dp-sgd",),
-    makes_surrogates=True,
+# What follows combines more than a weighted sum of updates.
+UNSUMMED = replace(FEDAVG, summed=lambda config: (), site_sums="", from_sums="")
+SCAFFOLD = replace(
+    UNSUMMED,
+    name="scaffold",
+    title="SCAFFOLD",
+    paper="Karimireddy et al. 2020, algorithm 1",
+    sends=lambda config: training.MODEL_AND_CONTROL,
+    receives=lambda config: training.MODEL_AND_CONTROL,
+    refusal=training.no_momentum,
 )
-DPCGAN = replace(
-    DPCVAE,
-    name="dpcgan",
-    title="DP-CGAN",
-    paper="a conditional GAN, as in DP-CVAE's comparison",
-    sends=lambda config: generators.GAN,
-    receives=lambda config: (*generators.GAN, *generators.CLASSES),
-    result=lambda config: (*generators.GAN, *generators.CLASSES),
+DSFL = replace(
+    UNSUMMED,
+    name="dsfl",
+    title="DSFL",
+    paper="sparse updates, as in FedPFT's comparison",
+    sends=lambda config: training.SPARSE_UPDATE,
+    defences=lambda config: NO_MEDIAN,
+    refusal=training.linear_only,
+)
+FEDLAMBDA = replace(
+    UNSUMMED,
+    name="fedlambda",
+    title="FedLambda",
+    paper="a local head mixed with FedAvg's, as in DP-CVAE's comparison",
+    reads=("head",),
+    evaluate="client_app.methods.fedavg.personalization:personal",
+    tested="the model of the run, mixed with one of the site's own records",
+    refusal=training.linear_only,
+)
+KNN_PER = replace(FEDLAMBDA, name="knn-per", title="kNN-Per", paper="Marfoq et al. 2022")
+FEDREP = replace(
+    UNSUMMED,
+    name="fedrep",
+    title="FedRep",
+    paper="Collins et al. 2021, algorithm 1",
+    reads=("head",),
+    network="mlp",
+    site="client_app.methods.fedavg.representation:update_body",
+    strategy="strategies.fedavg.representation:Representation",
+    evaluate="client_app.methods.evaluation:own_model",
+    personal="client_app.methods.fedavg.representation:own_network",
+    tested="the site's own head on the shared representation",
+    sends=lambda config: training.BODY,
+    receives=lambda config: training.BODY,
+    refusal=training.body_only,
+    signs=False,
 )
 
 METHODS: dict[str, MethodSpec] = {
     spec.name: spec
     for spec in (
-        *(FEDPFT, FEDLAP, KD, DPCVAE, DPCGAN, LOCAL, ENSEMBLE, AVERAGE, FEDBE, FEDKT, AFL),
-        *(FEDAVG, FEDPROX, FEDYOGI, FEDSGD, SCAFFOLD, DSFL, DP_FEDAVG, DP_FEDPROX, FEDLAMBDA, KNN_PER),
+        *(FEDPFT, FEDLAP, DSC, FEDDM, PSG, KD, DPCVAE, DPCGAN, LOCAL, ENSEMBLE, AVERAGE, FEDBE, FEDKT),
+        *(AFL, FEDCOF, FEDCGS, GH_OFL, FEDAVG, FEDPROX, FEDYOGI, FEDSGD, SCAFFOLD, DSFL, DP_FEDAVG, DP_FEDPROX),
+        *(FEDLAMBDA, KNN_PER, FEDREP),
     )
 }
+
+# Methods whose combination is a sum, in runs with `secure-sum`.
+SECURE_SUMS = {name: with_secure_sum(spec) for name, spec in METHODS.items() if spec.from_sums}
 
 
 def spec_of(config: RunConfig) -> MethodSpec:
     """The description of a run's method. Raises ConfigError for a name that is not in the registry."""
     spec = method_named(config.method)
+    if config.counting.kind in COUNTS:
+        return COUNTS[config.counting.kind]
+    if config.secure_sum and spec.from_sums:
+        return SECURE_SUMS[spec.name]
     return FEDPFT_CHAIN if spec is FEDPFT and config.fedpft.topology == "chain" else spec
 
 

@@ -2,6 +2,7 @@
 # The demo federation: builds the image, starts a coordinator and three hospitals, runs every method, copies the run folders
 # to DEMO_OUT and stops everything again. `make demo-compose` calls it.
 # IMAGE, BASE, TORCH, TORCH_INDEX: see deploy/Dockerfile. KEEP=1 leaves it running. METHODS: names of methods, or chain.
+# ENGINE: docker or podman; without it, Docker if its engine runs, else Podman. COMPOSE: the compose command to use.
 set -eu
 cd "$(dirname "$0")/.."
 IMAGE=${IMAGE:-fedsurrogate:demo} DEMO_OUT=${DEMO_OUT:-runs/demo}
@@ -9,21 +10,30 @@ METHODS=${METHODS:-"fedpft chain fedlap dpcvae fedavg"}
 export IMAGE
 
 missing() { echo "demo-compose needs $1: $2" >&2; exit 1; }
-command -v docker >/dev/null || missing docker "install Docker Engine, https://docs.docker.com/engine/install"
-docker info >/dev/null 2>&1 || missing "a running Docker engine" "start it, or add yourself to the group docker"
-if docker compose version >/dev/null 2>&1; then COMPOSE="docker compose"
-elif command -v docker-compose >/dev/null; then COMPOSE=docker-compose
-else missing docker-compose "install the compose plugin, or docker-compose 1.29"; fi
+if [ -z "${ENGINE:-}" ]; then
+    if docker info >/dev/null 2>&1; then ENGINE=docker
+    elif podman info >/dev/null 2>&1; then ENGINE=podman
+    elif command -v docker >/dev/null; then missing "a running Docker engine" "start it, or add yourself to the group docker"
+    else missing "docker or podman" "install Docker Engine, https://docs.docker.com/engine/install"
+    fi
+fi
+if [ -z "${COMPOSE:-}" ]; then
+    for COMPOSE in "$ENGINE compose" "$ENGINE-compose" podman-compose ""; do
+        $COMPOSE version >/dev/null 2>&1 && break
+    done
+    [ -n "$COMPOSE" ] || missing "$ENGINE-compose" "install the compose plugin or docker-compose 1.29; with Podman, podman-compose"
+fi
+echo "engine: $ENGINE, compose: $COMPOSE"
 compose() { $COMPOSE -p fedsurrogate-demo -f deploy/compose.demo.yml "$@"; }
 
-if ! docker image inspect "$IMAGE" >/dev/null 2>&1; then
+if ! $ENGINE image inspect "$IMAGE" >/dev/null 2>&1; then
     # The bundled digits need no backbone.
     set -- --build-arg BACKBONES=no
     for name in BASE TORCH TORCH_INDEX PIP_NO_INDEX; do
         eval "value=\${$name:-}"
         [ -z "$value" ] || set -- "$@" --build-arg "$name=$value"
     done
-    docker build ${BUILD_NETWORK:+--network "$BUILD_NETWORK"} -f deploy/Dockerfile -t "$IMAGE" "$@" .
+    $ENGINE build ${BUILD_NETWORK:+--network "$BUILD_NETWORK"} -f deploy/Dockerfile -t "$IMAGE" "$@" .
 fi
 
 ended() { status=$?; [ -n "${KEEP:-}" ] || compose down --volumes --timeout 10; exit $status; }
@@ -46,6 +56,6 @@ for method in $METHODS; do
     compose exec -T superlink coordinator run -c "$settings sites=3 deadline=900.0" || failed="$failed $method"
 done
 mkdir -p "$DEMO_OUT"
-docker cp "$(compose ps -q superlink):/runs/." "$DEMO_OUT"
+compose exec -T superlink tar -C /runs -cf - . | tar -C "$DEMO_OUT" --no-same-owner -xf -
 echo "reports: $(ls -d "$DEMO_OUT"/*/report.html | tr '\n' ' ')"
 [ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }

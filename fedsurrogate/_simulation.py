@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
-from common.errors import DataError
+from common.backbones.backbone_names import OWN_BACKBONE
+from common.config.flat_settings import Scalar
+from common.config.run_config import parse_run_config
+from common.errors import ConfigError, DataError
 from common.surrogates.surrogates import in_class_order
 from common.wire.model_files import load_model
-from fedsurrogate._inputs import Array, as_features, as_labels, flat_settings
+from fedsurrogate._data import Images
+from fedsurrogate._images import Records, is_own, records_for
+from fedsurrogate._inputs import Array, flat_settings
 from fedsurrogate._model import Model
-from server_app.deployment.local_engine import simulate_here
+from server_app.deployment.local_engine import run_here
+from server_app.deployment.submit import OnEvent
+from server_app.report.build import write_report
 
 Pair = tuple[Array, Array]
+# Settings with which features are computed here.
+OF_BACKBONE = ("weights_path", "image_size", "device")
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,8 +69,9 @@ class Result:
         return pd.DataFrame(rows).set_index("site")
 
     def report(self) -> Path:
-        """The page with figures and tables: an HTML file."""
-        return self.folder / "report.html"
+        """The page with figures and tables, an HTML file; drawn at the first call, because that takes seconds."""
+        page = self.folder / "report.html"
+        return page if page.exists() else write_report(self.folder)
 
     def __repr__(self) -> str:
         config = json.loads((self.folder / "manifest.json").read_text())["config"]
@@ -68,40 +79,104 @@ class Result:
         return f"Result({config['method']}, {used} sites, accuracy {self.accuracy:.4f}, {self.bytes} bytes up)"
 
 
+@dataclass(frozen=True)
+class Federation:
+    """What the sites of a simulation have, ready for any number of runs.
+
+    records: of each site, or all in one, which the sites share; None: sites read the data that settings name. test: records
+    for evaluation. flat: settings that follow from the data and the backbone. own: node-config of every site.
+    """
+
+    count: int
+    records: list[Records] | None = None
+    test: Records | None = None
+    flat: Mapping[str, Scalar] = field(default_factory=dict)
+    own: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def run(self, settings: Mapping[str, Scalar], output_dir: str | Path, on_event: OnEvent) -> Path:
+        """Run the federation with these settings of a run; return the run folder. Raises FedSurrogateError."""
+        flat = dict(self.flat) | dict(settings) | {"output-dir": str(output_dir)}
+        nodes = [{"partition-id": index, "num-partitions": self.count} | dict(self.own) for index in range(self.count)]
+        with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as folder:
+            if self.records is not None:
+                names, classes = _write(self.records, self.test, Path(folder))
+                flat |= {"data": "safetensors", "data-dir": folder, "dataset": ",".join(names)}
+                if flat.get("epsilon"):
+                    flat.setdefault("classes", ",".join(classes))
+            return run_here(nodes, parse_run_config(flat), flat, on_event, report=False)
+
+
+def gather(
+    sites: Sequence[Pair | Images] | int,
+    data: Images | str | None,
+    backbone: str | nn.Module | None,
+    test: Pair | Images | None,
+    settings: Mapping[str, Any],
+) -> Federation:
+    """Compute the features of everything that the user gave. Raises DataError, BackboneError or ConfigError."""
+    flat: dict[str, Scalar] = {}
+    if backbone == OWN_BACKBONE:
+        raise ConfigError("backbone = 'own' stands for a module of a site; give the module, or its name, as the backbone")
+    if backbone is not None:
+        flat["backbone"] = OWN_BACKBONE if is_own(backbone) else str(backbone)
+    if isinstance(sites, int) and sites < 1:
+        raise ConfigError(f"sites = {sites}; a simulation needs at least one")
+    if isinstance(sites, int) and (data is None or isinstance(data, str)):
+        if test is not None:
+            raise ConfigError("test is for data of your own; the data that settings name have their own test records")
+        if not is_own(backbone):
+            return Federation(sites, flat=flat | ({} if data is None else {"data": data}))
+        if not isinstance(backbone, str) or not backbone.startswith("python:"):
+            raise ConfigError(
+                "sites that read files make the backbone themselves; give it as 'python:package.module:function', or give "
+                "the images as data"
+            )
+        return Federation(sites, flat=flat | ({} if data is None else {"data": data}), own={"backbone": backbone})
+    if data is not None and not isinstance(sites, int):
+        raise ConfigError("sites and data both hold records; give a number of sites with data, or the sites alone")
+    options = {key: value for key, value in settings.items() if key in OF_BACKBONE}
+    entries = [data] if isinstance(sites, int) else list(sites)
+    records = [records_for(entry, backbone, options) for entry in entries]
+    extra = None if test is None else records_for(test, backbone, options)
+    return Federation(sites if isinstance(sites, int) else len(entries), records, extra, flat)
+
+
 def simulate(
-    sites: Sequence[Pair] | int = 3,
+    sites: Sequence[Pair | Images] | int = 3,
     *,
+    data: Images | str | None = None,
+    backbone: str | nn.Module | None = None,
     method: str = "fedpft",
-    test: Pair | None = None,
+    test: Pair | Images | None = None,
     output_dir: str | Path = "runs",
     verbose: bool = False,
     **settings: Any,
 ) -> Result:
     """Run a whole federation in this process, with the messages and checks of a real one.
 
-    sites: a list of (features, labels), one pair a site; or a number of sites that share the bundled digits, or those that
-    `data` and `data_dir` in the settings name, by `partition`. test: records on which the model is evaluated; without them a
-    part of each site's records (`test_fraction`). Raises FedSurrogateError.
+    sites: a list with one entry a site, or a number of sites that share `data` by `partition`. An entry is a pair of
+    features or images (n, ...) and labels (n,), or a data set whose items are pairs (image, label).
+    data: with a number of sites, one such entry to share, or a kind of data as in the settings (the bundled digits by
+    default, or "imagefolder" with `data_dir`).
+    backbone: a name as in the settings, or your own: a module, a registered name, or "python:package.module:function".
+    Arrays (n, d) are taken as features if no backbone is given.
+    test: an entry on which the model is evaluated; without it a part of each site's records (`test_fraction`).
+    Raises FedSurrogateError.
     """
-    flat = flat_settings(method, settings) | {"output-dir": str(output_dir)}
-    with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as folder:
-        if isinstance(sites, int):
-            count = sites
-        else:
-            pairs = list(sites)
-            count = len(pairs)
-            names, classes = _write(pairs, test, Path(folder))
-            flat |= {"data": "safetensors", "data-dir": folder, "dataset": ",".join(names)}
-            if flat.get("epsilon"):
-                flat.setdefault("classes", ",".join(classes))
-        run = simulate_here(count, flat, print if verbose else lambda event: None)
+    flat = flat_settings(method, settings)
+    parse_run_config(flat)
+    federation = gather(sites, data, backbone, test, settings)
+    run = federation.run(flat, output_dir, print if verbose else lambda event: None)
     return Result(run, json.loads((run / "metrics.json").read_text()))
 
 
-def _write(pairs: Sequence[Pair], test: Pair | None, folder: Path) -> tuple[list[str], tuple[str, ...]]:
-    """Write the sites' records as files, which sites read as their data. Returns names of the data sets, and classes."""
-    known = [(as_features(x), as_labels(y, len(x))) for x, y in pairs]
-    extra = None if test is None else (as_features(test[0]), as_labels(test[1], len(test[0])))
+def _write(known: Sequence[Records], extra: Records | None, folder: Path) -> tuple[list[str], tuple[str, ...]]:
+    """Write records as files, which sites read as their data. Returns names of the data sets, and classes.
+
+    known: of each site, or all in one, which the sites share. extra: the test records.
+    """
+    if not known:
+        raise DataError("no site; give at least one")
     everything = [*known, *([extra] if extra else [])]
     if len(dimensions := {x.shape[1] for x, _ in everything}) > 1:
         raise DataError(f"features of {' and '.join(map(str, sorted(dimensions)))} dimensions; all sites need the same")
@@ -114,10 +189,10 @@ def _write(pairs: Sequence[Pair], test: Pair | None, folder: Path) -> tuple[list
         content = {"x": x.contiguous(), "y": torch.tensor([index[label] for label in labels], dtype=torch.int64)}
         save_file(content, folder / f"{name}.safetensors", {"classes": ",".join(classes)})
 
-    names = [f"site-{number}" for number in range(len(pairs))]
+    names = [f"site-{number}" for number in range(len(known))]
     for number, (name, (x, labels)) in enumerate(zip(names, known, strict=True)):
         save(name if extra is None else f"{name}-train", x, labels)
         if extra is not None:
             # Each site evaluates its share of the test records, so that each record counts once.
-            save(f"{name}-test", extra[0][number :: len(pairs)], extra[1][number :: len(pairs)])
+            save(f"{name}-test", extra[0][number :: len(known)], extra[1][number :: len(known)])
     return names, classes

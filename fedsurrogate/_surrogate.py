@@ -10,14 +10,16 @@ from typing import Any
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
+from common.backbones.feature_power import raised, with_power
 from common.config.flat_settings import flatten
 from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, SurrogateError
 from common.rules.spec import load as load_target
+from common.signed_models.signed_model import SUFFIX, read_signed_model
 from common.surrogates.surrogates import Header
 from common.wire.model_files import load_model
 from fedsurrogate._inputs import Array, check_budget, config_of, flat_settings, labelled
-from fedsurrogate._model import Model
+from fedsurrogate._model import ImageModel, Model
 from server_app.deployment.local_engine import quiet
 from strategies import stored_strategy
 
@@ -79,10 +81,12 @@ def fit(
         raise ConfigError(f"method = {method!r} does not send everything at once; use simulate")
     check_budget(config, classes)
     x, y, names = labelled(features, labels, classes)
+    x = raised(x, config.power)
     units = None if patients is None else tuple(map(str, patients))
     train = LabelledFeatures(x, y, units)
     empty = LabelledFeatures(x[:0], y[:0])
-    found = SiteFeatures(train, empty, names, f"features-{x.shape[1]}", 0.0, simulated=False)
+    fingerprint = with_power(f"features-{x.shape[1]}", config.power)
+    found = SiteFeatures(train, empty, names, fingerprint, 0.0, simulated=False)
     made = load_target(config.spec.site)(Task(config, NodeConfig(site=site), site, found))
     return _surrogate(made.payload, config)
 
@@ -112,11 +116,18 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
 
 
 def load(path: str | Path, **settings: Any) -> Surrogate | Model:
-    """Read a model (`.safetensors`) or a surrogate (`.pb`), as `save` and run folders write them.
+    """Read a model (`.fedsurrogate`, `.safetensors`, or a run folder) or a surrogate (`.pb`), as runs and `save` write them.
 
-    settings: those that a surrogate was made with, if they are not the defaults. Raises SurrogateError, ConfigError.
+    A `.fedsurrogate` file takes images as well as features. settings: of such a file `weights_path` and `device` of its
+    backbone; of a surrogate those that it was made with. Raises SurrogateError, SealError, ConfigError.
     """
     file = Path(path)
+    if file.suffix == SUFFIX:
+        return ImageModel(read_signed_model(file), **settings)
+    if file.is_dir():
+        file = file / "model.safetensors"
+        if not file.is_file():
+            raise SurrogateError(f"'{path}' has no model.safetensors: it is no run folder, or its run did not finish")
     if file.suffix == ".safetensors":
         return Model(load_model(file))
     try:

@@ -1,5 +1,1 @@
 """The coordinator."""
-
-from server_app.app import app
-
-__all__ = ["app"]

@@ -10,6 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from common.config.run_config import parse_run_config
+from common.logs.output import configure_log
 
 RAY_SECONDS = 60.0
 
@@ -19,13 +20,14 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run one federation. An invalid setting stops it before it starts."""
+    configure_log(os.environ)
     config = parse_run_config(context.run_config)
     if simulated := type(grid).__name__ == "InMemoryGrid":
         _wait_for_ray()
     from server_app.federate import federate
     from strategies.base.registered import Registered
 
-    federate(config, grid, context.run_id, None if simulated else Registered.here(os.environ))
+    federate(config, grid, context.run_id, None if simulated else Registered.here(os.environ), simulated=simulated)
 
 
 def _wait_for_ray() -> None:

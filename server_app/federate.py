@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from common.config.run_config import RunConfig, pick_device
+from common.config.run_config import RunConfig
 from common.errors import FedSurrogateError
+from common.models.devices import pick_device
+from common.signed_models.making import make_signed_model
+from common.signed_models.signed_model import SignedModel
+from server_app.deployment.request_key import signing_key
+from server_app.lifecycle.before_start import check_start
 from server_app.report.build import write_report
 from server_app.runs.folder import RunFolder
 from strategies import Federation, Grid, strategy_of
+from strategies.base.outcome import Outcome
 from strategies.base.registered import Registered
 
 STOPPED = "Flower ended this app: the run was stopped, or the SuperLink or SuperExec above the app ended or was restarted"
@@ -18,39 +26,68 @@ STOPPED = "Flower ended this app: the run was stopped, or the SuperLink or Super
 log = logging.getLogger("flwr")
 
 
-def federate(config: RunConfig, grid: Grid, flower_run_id: int, registered: Registered | None = None) -> None:
+def federate(
+    config: RunConfig,
+    grid: Grid,
+    flower_run_id: int,
+    registered: Registered | None = None,
+    *,
+    simulated: bool = False,
+    report: bool = True,
+) -> None:
     """Run one federation. After a failure the run folder is complete, its report gives the reason, and the error is raised.
 
-    registered: the table of registered sites, if the SuperLink accepts only registered sites.
+    registered: the table of registered sites, if the SuperLink accepts only registered sites. simulated: whether all sites
+    run on this machine, with the run's own data. report: whether the report is drawn, which takes longer than many a run;
+    `write_report` draws it later. Settings that cannot work raise an error before there is a run folder.
     """
+    check_start(config, simulated)
     device = pick_device(config.device)
-    folder = RunFolder(config, flower_run_id)
+    folder = RunFolder(config, flower_run_id, simulated)
     strategy = strategy_of(config)(config, folder, device)
-    strategy.registered = registered
+    strategy.registered, strategy.simulated = registered, simulated
+    strategy.signer = None if simulated else _signer(config, flower_run_id)
     log.info("Run folder: %s", folder.path)
     failure = None
     try:
-        with finished(folder, strategy):
+        with finished(folder, strategy, report=report):
             strategy.run(grid)
     except FedSurrogateError as error:
         # Late replies are still kept, so the error is raised after them.
         failure = error
-    log.info("Report: %s", folder.path / "report.html")
+    if report:
+        log.info("Report: %s", folder.path / "report.html")
     if strategy.receive_late(config.grace):
         folder.update(strategy.outcome)
-        write_report(folder.path)
+        if report:
+            write_report(folder.path)
     if failure is not None:
         raise failure
 
 
+def _signer(config: RunConfig, flower_run_id: int) -> Callable[[Outcome], SignedModel]:
+    """A function that signs the model of an outcome with the coordinator's key."""
+
+    def sign(outcome: Outcome) -> SignedModel:
+        assert outcome.model is not None  # the strategy sends a model, so it has one
+        private = signing_key(Path(config.output_dir), os.environ)
+        sampler = None if outcome.learned is None else outcome.learned.sample
+        return make_signed_model(outcome.model, config, sampler, str(flower_run_id), outcome.count("used"), private)
+
+    return sign
+
+
 @contextmanager
-def finished(folder: RunFolder, strategy: Federation) -> Iterator[None]:
-    """Complete the run folder after success and after any error. Errors are raised again."""
+def finished(folder: RunFolder, strategy: Federation, *, report: bool = True) -> Iterator[None]:
+    """Complete the run folder after success and after any error. Errors are raised again. report: whether to draw it."""
     try:
         yield
         folder.finish(strategy.outcome, "ok")
     except FedSurrogateError as error:
         folder.fail(strategy.outcome, str(error))
+        raise
+    except KeyboardInterrupt as error:
+        folder.interrupt(strategy.outcome, f"interrupted by {str(error) or 'Ctrl-C'}")
         raise
     except BaseException as error:
         # Flower ends an app with SystemExit, which carries only a number.
@@ -59,6 +96,7 @@ def finished(folder: RunFolder, strategy: Federation) -> Iterator[None]:
         raise
     finally:
         try:
-            write_report(folder.path)
+            if report:
+                write_report(folder.path)
         except OSError as error:
             log.error("No report: %s", error)

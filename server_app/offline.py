@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from common.config.flat_settings import Scalar
-from common.config.run_config import parse_run_config, pick_device
+from common.config.run_config import parse_run_config
 from common.errors import ConfigError, RunError, SurrogateError
+from common.models.devices import pick_device
 from common.security.sealing import read_keys
 from common.security.signed_requests import Request, read_request
 from common.wire.bundles import LARGEST_BUNDLE, unpack_bundle
@@ -37,7 +38,7 @@ def make_request(settings: Mapping[str, Scalar], file: Path, private: bytes, day
     if file.exists():
         raise ConfigError(f"{str(file)!r} exists, and sites may have replied to it already; choose another file")
     config = parse_run_config(settings)
-    centre = pack_question(read_centre(config.fedpft.public))
+    centre = pack_question(read_centre(config.fedpft.public, config.power))
     asked = {key: value for key, value in settings.items() if key not in AT_HOME}
     request = Request.fresh(asked, centre, days, stored_receipts(config))
     file.write_bytes(request.signed(private))

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.config.run_config import parse_run_config, pick_device
+from common.config.run_config import parse_run_config
 from common.errors import RunError
 from common.models.classifiers import Classifier
+from common.models.devices import pick_device
 from common.surrogates.surrogates import class_order
 from common.wire.model_files import save_model
 from common.wire.records import unpack_question
@@ -33,6 +34,11 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
     if not isinstance(settings, dict):
         raise RunError(f"{run} is not a run folder: manifest.json has no config")
     config = parse_run_config(settings)
+    if config.secure_sum:
+        raise RunError(
+            "this run stored only the sum over its sites, and a site cannot be taken out of a secure sum; run again without "
+            "that site, which the sites answer while enough of them take part"
+        )
     if config.fedpft.topology == "chain" and not config.epsilon and without:
         raise RunError(
             "the last surrogate of a chain stands for the records of all its sites, and one site cannot be removed from "

@@ -1,15 +1,26 @@
 """Flower strategies, one per way to run. Each separates message collection from `learn`, which has no Flower types."""
 
-from typing import Any
+from __future__ import annotations
 
-from flwr.serverapp import Grid
+from typing import TYPE_CHECKING, Any
 
-from common.config.run_config import RunConfig
 from common.errors import RunError
 from common.methods import METHODS, method_named
 from common.rules.spec import load
-from strategies.base.federation import Federation
-from strategies.base.one_shot import OneShot
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+    from common.config.run_config import RunConfig
+    from strategies.base.federation import Federation
+    from strategies.base.one_shot import OneShot
+
+# Imported on first use: the mathematics of the methods also runs on a machine without Flower.
+LAZY = {
+    "Grid": "flwr.serverapp:Grid",
+    "Federation": "strategies.base.federation:Federation",
+    "OneShot": "strategies.base.one_shot:OneShot",
+}
 
 
 def strategy_of(config: RunConfig) -> type[Federation]:
@@ -27,8 +38,11 @@ def stored_strategy(config: RunConfig) -> type[OneShot[Any]]:
     return strategy
 
 
-def __getattr__(name: str) -> type[Federation]:
-    """Import a strategy of the registry, such as FedPFT, FedLAP or DPCVAE, on its first use."""
+def __getattr__(name: str) -> type[Any]:
+    """Import a strategy of the registry, such as FedPFT, FedLAP or DPCVAE, or a base class, on its first use."""
+    if name in LAZY:
+        found: type[Any] = load(LAZY[name])
+        return found
     for spec in METHODS.values():
         if spec.strategy.endswith(f":{name}"):
             strategy: type[Federation] = load(spec.strategy)

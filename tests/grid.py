@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import sys
+import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,13 +22,13 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 import server_app.federate
-from client_app import app as client_app
+from client_app.app import app as client_app
 from client_app.governance.gate import open_ledger
 from client_app.node_config import parse_node_config
 from common.config.flat_settings import flatten
 from common.errors import FedSurrogateError
 from common.wire.records import INFO, PAYLOAD, record_bytes
-from server_app import app as server_app
+from server_app.app import app as server_app
 from server_app.deployment.local_grid import FIRST_NODE, LocalGrid
 
 Scalar = str | int | float | bool
@@ -37,6 +38,8 @@ Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 # Every run of Flower has its own id.
 RUN_IDS = itertools.count(1000)
+# Features of bundled data, for all tests of a process.
+CACHE = tempfile.TemporaryDirectory(prefix="features-")
 # Little training, for tests that need no good head.
 FAST: dict[str, Any] = {"head.min-steps": 20, "head.epochs": 1}
 # Part of paths that must not leave a site.
@@ -171,7 +174,7 @@ def run_federation(
     tmp_path: Path,
     nodes: Sequence[NodeConfig] | InProcessGrid,
     *,
-    report: bool = True,
+    report: bool = False,
     opened: bool = True,
     **run_config: Any,
 ) -> Path:
@@ -179,8 +182,8 @@ def run_federation(
 
     run_config: overrides with dots or dashes in their names (`**{"fedpft.rank": 4}`); underscores replace dashes. Each
     site keeps its log and its cache under `tmp_path`, next to the run folders. A site with its own data may release
-    without privacy unless its node-config names a policy. Its ledger is opened first; `opened=False` skips that. Drawing
-    the report takes longer than the run; `report=False` skips it.
+    without privacy unless its node-config names a policy. Its ledger is opened first; `opened=False` skips that. Features
+    of bundled data are kept for all tests of the process. `report=True` draws the report, which takes longer than the run.
     """
     grid = nodes if isinstance(nodes, InProcessGrid) else InProcessGrid(nodes, run_id=next(RUN_IDS))
     lenient = tmp_path / "lenient-policy.toml"
@@ -190,7 +193,7 @@ def run_federation(
         if config.get("data"):
             config.setdefault("policy", str(lenient))
         config.setdefault("state-dir", str(tmp_path / "site-state"))
-        config.setdefault("cache-dir", str(tmp_path / "site-cache"))
+        config.setdefault("cache-dir", str(tmp_path / "site-cache" if config.get("data") else CACHE.name))
         if opened:
             open_new(config)
     overrides = {key.replace("_", "-"): value for key, value in run_config.items()}

@@ -30,6 +30,6 @@ def test_every_command_explains_itself_and_all_it_takes(app: str, path: tuple[st
         command = command.commands[name]
     assert command.help
     for parameter in command.get_params(Context(command)):
-        said = getattr(parameter, "help", None)
-        assert said, parameter.name
-        assert " ".join(said.split())[:40] in " ".join(shown.output.split()), parameter.name
+        message = getattr(parameter, "help", None)
+        assert message, parameter.name
+        assert " ".join(message.split())[:40] in " ".join(shown.output.split()), parameter.name

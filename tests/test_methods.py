@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from server_app.runs.run_view import read_payloads
 from strategies.base.federation import Federation
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
 
-quick = partial(run_federation, report=False)
 CLASSES = ",".join(map(str, range(10)))
 SPECS = [*METHODS.values(), FEDPFT_CHAIN]
 NAMES = [*METHODS, "fedpft chain"]
@@ -31,10 +29,11 @@ NAMES = [*METHODS, "fedpft chain"]
 SMALL: dict[str, Scalar] = {
     **{"head.min-steps": 60, "head.epochs": 2, "alpha": 1.0, "fedavg.rounds": 2, "fedavg.local-epochs": 2},
     **{"fedlap.rounds": 1, "fedlap.image-steps": 20, "fedlap.images-per-class": 2, "fedlap.model": "linear"},
+    "fedlap.trust-radius": 2.0,
     **{"dpcvae.rounds": 3, "dpcvae.synthetic": 100},
 }
 # Settings that do not change a site's reply.
-NOT_IN_THE_DIGEST = {"fedpft": {"public", "order", "seal"}}
+NOT_IN_THE_DIGEST = {"fedpft": {"public", "order", "seal", "bits"}, "head": {"solver", "shrinkage"}, "fedcof": {"shrinkage"}}
 
 
 def settings_of(spec: MethodSpec, private: bool = False) -> dict[str, Scalar]:
@@ -110,7 +109,7 @@ def test_no_method_is_compared_by_name_outside_its_own_files() -> None:
 @pytest.mark.parametrize("spec", SPECS, ids=NAMES)
 def test_a_run_with_little_but_its_method_learns_and_costs_what_the_plan_says(tmp_path: Path, spec: MethodSpec) -> None:
     settings, grid = settings_of(spec), InProcessGrid(sites(3))
-    metrics = metrics_of(quick(tmp_path, grid, partition="iid", **settings))
+    metrics = metrics_of(run_federation(tmp_path, grid, partition="iid", **settings))
     assert metrics["status"] == "ok"
     assert metrics["sites"]["used"] == 3
     assert metrics["accuracy"]["model"] > 0.2, "a guess is right one time in ten"
@@ -124,10 +123,37 @@ def test_a_run_with_little_but_its_method_learns_and_costs_what_the_plan_says(tm
     assert 0.9 * received < planned.down < 1.05 * received + 2 * count(spec.receives(config), sizes)
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"fedpft.covariance": "spherical"},
+        # Little noise: components that do not stand out of it are dropped.
+        {"fedpft.covariance": "spherical", "fedpft.components": 2, "epsilon": 200.0},
+        {"fedpft.topology": "chain", "fedpft.covariance": "spherical"},
+        {"fedpft.covariance": "gram", "secure-sum": True},
+        {"method": "dpcvae", "dpcvae.rounds": 2},
+        {"method": "dp-fedavg", "fedavg.rounds": 2},
+    ],
+    ids=lambda own: " ".join(str(value) for value in own.values()),
+)
+def test_a_private_run_costs_what_the_plan_says(tmp_path: Path, own: dict[str, str | int | bool]) -> None:
+    settings = {"epsilon": 8.0, "delta": 1e-5, "classes": ",".join(map(str, range(10))), "sites": 3} | own
+    grid = InProcessGrid(sites(3))
+    assert metrics_of(run_federation(tmp_path, grid, partition="iid", **settings))["status"] == "ok"
+    config = parse_run_config(settings)
+    planned = costs(config, 64, 10, 479, 20)[0]
+    # Every message of the run, and the mean over the sites: in a chain a site's share depends on its place.
+    kinds = {message.metadata.message_type for message in grid.sent} - {"query.compare", "query.name"}
+    sent, received = (sum(way) / 3 for way in zip(*(grid.counted(node, tuple(kinds)) for node in range(3)), strict=True))
+    assert 0.85 * planned.up < sent < 1.1 * planned.up, "bytes up"
+    zeros = 2 * count(config.spec.receives(config), config.spec.sizes(config, 10, 64, 479))
+    assert 0.9 * received < planned.down < 1.05 * received + zeros
+
+
 @pytest.mark.parametrize("spec", [spec for spec in METHODS.values() if spec.stored], ids=lambda spec: spec.name)
 def test_what_sites_sent_once_is_learned_from_again(tmp_path: Path, spec: MethodSpec) -> None:
     settings = settings_of(spec)
-    folder = quick(tmp_path / "all", sites(3), **settings)
+    folder = run_federation(tmp_path / "all", sites(3), **settings)
     assert len(read_payloads(folder)) == 3
     _, again = relearn(folder)
     without, left = relearn(folder, without=["1"])

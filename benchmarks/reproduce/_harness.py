@@ -26,10 +26,12 @@ from client_app.methods.chain_step import kept_head
 from client_app.methods.fedavg.personalization import personal_accuracy
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
+from common.backbones.feature_power import with_power
 from common.config.flat_settings import Scalar, parse_overrides
-from common.config.run_config import RunConfig, pick_device
+from common.config.run_config import RunConfig
 from common.methods import METHODS
 from common.models.classifiers import Classifier, Head
+from common.models.devices import pick_device
 from common.models.generators import Generator
 from common.models.head_training import train_on_features
 from common.surrogates.surrogates import Header
@@ -86,10 +88,12 @@ def load(run: RunConfig, sites: int) -> Federation:
         node = NodeConfig(partition_id=index, num_partitions=sites)
         own = share(run, node, in_simulation=True)
         features = dataset_features(own.dataset, run, node)
-        train, test = (usable(own.dataset, features, rows) for rows in (own.train, own.test))
-        found.append(site(train.features, train.labels, test, own.dataset.classes, features.fingerprint))
+        train, test = (usable(own.dataset, features, rows, run.power) for rows in (own.train, own.test))
+        found.append(
+            site(train.features, train.labels, test, own.dataset.classes, with_power(features.fingerprint, run.power))
+        )
         if index == 0 or len(run.dataset) > 1:
-            tests.append(usable(own.dataset, features, (~own.dataset.is_train).nonzero().squeeze(1)))
+            tests.append(usable(own.dataset, features, (~own.dataset.is_train).nonzero().squeeze(1), run.power))
     return Federation(found, joined(tests))
 
 
@@ -168,10 +172,10 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
     sent, curve, seconds = 0, [], 0.0
     generates = run.spec.opening is not None
     while training.round < run.trained.rounds:
-        told: Info = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
+        reported: Info = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
         question = training.question()
         started = time.perf_counter()
-        made = [method_of(run)(replace(task, question=question, info=told)) for task in tasks]
+        made = [method_of(run)(replace(task, question=question, info=reported)) for task in tasks]
         seconds += time.perf_counter() - started
         for each in made:
             if each.keep is not None:
@@ -207,9 +211,12 @@ def _along(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
     sent, curve, relay = 0, [], None
     heads = []
     for number, task in enumerate(tasks, start=1):
-        told: Info = {"hop": number, "lineage": "harness", "classes": json.dumps(data.classes)}
-        asked = replace(task, question=relay, info=told)
-        relay = method_of(run)(asked).payload
+        reported: Info = {"hop": number, "lineage": "harness", "classes": json.dumps(data.classes)}
+        asked = replace(task, question=relay, info=reported)
+        made = method_of(run)(asked)
+        if made.keep is not None:
+            keep_file(*made.keep)
+        relay = made.payload
         sent += len(relay)
         heads.append(kept_head(asked))
         curve.append((sent, data.judge(heads[-1])))

@@ -25,7 +25,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     options = arguments(__doc__, "reproduce-fedpft-figure6").parse_args()
-    settings, said = settings_of(options, {"dataset": "cifar10"})
+    settings, message = settings_of(options, {"dataset": "cifar10"})
     curves: dict[str, list[list[float]]] = defaultdict(list)
     oracle = []
     for seed in range(options.seeds):
@@ -51,7 +51,7 @@ def main() -> None:
         rows.append((row, *sites, round(sum(curve[-1] for curve in found) / len(found) - middle, 2)))
     rows.append(("centralised", *[""] * (SITES - 1), mean_and_deviation(oracle), 0.0))
     columns = ("row", *(f"site {n}" for n in range(1, SITES + 1)), "last against centralised")
-    title = f"FedPFT figure 6, {SITES} sites of {RECORDS} images, {options.seeds} seeds. {said}"
+    title = f"FedPFT figure 6, {SITES} sites of {RECORDS} images, {options.seeds} seeds. {message}"
     report(options.name, title, columns, rows, curves=curves, centralised=oracle, paper="within 1.8 of centralised")
     plot(curves, middle, options.name)
 

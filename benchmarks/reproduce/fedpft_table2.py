@@ -61,7 +61,7 @@ def halves(run: RunConfig) -> Federation:
     return Federation(parts, whole.test)
 
 
-def table(name: str, said: str, settings: dict[str, Scalar], paper: dict[str, float], seeds: int) -> None:
+def table(name: str, message: str, settings: dict[str, Scalar], paper: dict[str, float], seeds: int) -> None:
     found: dict[str, list[Measured]] = defaultdict(list)
     for seed in range(seeds):
         # The sites are small, so the head needs more steps to converge; the same number for all rows.
@@ -83,7 +83,7 @@ def table(name: str, said: str, settings: dict[str, Scalar], paper: dict[str, fl
     columns = ("row", "accuracy, %", "against centralised", "MB sent", "paper")
     report(
         name,
-        f"FedPFT table 2, {seeds} seeds. {said}",
+        f"FedPFT table 2, {seeds} seeds. {message}",
         columns,
         rows,
         accuracy={k: [m.accuracy for m in v] for k, v in found.items()},
@@ -96,8 +96,8 @@ def main() -> None:
         table(options.name, *reversed(settings_of(options, {})), {}, options.seeds)  # type: ignore[misc]
         return
     for stand_in, paper in (("pacs-photo,pacs-sketch", "pacs"), ("cifar10", "cifar10")):
-        settings, said = settings_of(options, {"dataset": stand_in})
-        table(f"{options.name}-{paper}", said, settings, PAPER[paper], options.seeds)
+        settings, message = settings_of(options, {"dataset": stand_in})
+        table(f"{options.name}-{paper}", message, settings, PAPER[paper], options.seeds)
 
 
 if __name__ == "__main__":

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
-from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
 from client_app.cli.options import MaybeNode, node_of
-from client_app.node_config import NodeConfig
-from common.command_line import Json, RunSettings, console, run_config_of
-from common.config.run_config import RunConfig
+from common.command_line import Json, RunSettings, console, print_error, run_config_of
 
 if TYPE_CHECKING:
-    from client_app.diagnostics.connection_checks import Finding
+    from client_app.diagnostics.findings import Finding
+    from client_app.node_config import NodeConfig
+    from common.config.run_config import RunConfig
 
+# Exit code of wrong usage, as for a wrong option.
+USAGE = 2
+NEEDED = """nothing to examine; give at least one of these:
+  --node-config 'key=value ...'   this site's settings, to check its data, policy, ledger and backbone
+                                  (or the variable FEDSURROGATE_NODE_CONFIG; `site settings` explains them)
+  --superlink HOST:PORT           the coordinator, to check the connection
+  --run-config 'key=value ...'    the settings of a run, to check whether this site can take part"""
 STYLES = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 
@@ -41,10 +46,25 @@ def doctor(
 ) -> None:
     """Check this machine and its connection to the coordinator before a run: PASS, WARN or FAIL, and what to do.
 
-    Takes the same options as `site join`. Nothing is changed, nothing leaves. Exits with 1 if a check fails.
+    Takes the same options as `site join`. Without any, it asks on a terminal what to examine; elsewhere it lists what it
+    needs. Nothing is changed, nothing leaves. Exits with 1 if a check fails, with 2 if there is nothing to examine.
     """
-    from client_app.diagnostics.connection_checks import Link, check_link
+    from dataclasses import asdict
+    from itertools import chain
 
+    from rich.text import Text
+
+    from client_app.diagnostics.connection_checks import check_link
+    from client_app.diagnostics.findings import Link
+
+    if link_only and not superlink:
+        raise typer.BadParameter("needs --superlink, the coordinator", param_hint="--link-only")
+    if not (node_config or run_config or superlink):
+        if sys.stdin.isatty() and not as_json:
+            node_config, superlink = _ask()
+        if not (node_config or superlink):
+            print_error(NEEDED)
+            raise typer.Exit(USAGE)
     run, node = run_config_of(run_config), node_of(node_config or [])
     link = Link.parse(superlink, root_certificates, auth_supernode_private_key) if superlink else None
     found = []
@@ -70,3 +90,24 @@ def _check_site(run: RunConfig, node: NodeConfig, fingerprint: str, run_named: b
 
     yield check_isolation()
     yield from check_site(run, node, fingerprint, run_named)
+
+
+def _ask() -> tuple[list[str], str]:
+    """Ask for this site's settings, or a file that holds them, and for the coordinator. Empty answers leave a part out."""
+    typer.echo("What shall be examined? An empty answer leaves a part out.")
+    settings = typer.prompt("Settings of this site (key=value ...), or a file with them", default="", show_default=False)
+    superlink = typer.prompt("Coordinator (HOST:PORT)", default="", show_default=False)
+    return settings_in(settings.strip()), superlink.strip()
+
+
+def settings_in(text: str) -> list[str]:
+    """The settings in a text, or in the file that it names: TOML, or lines of key=value. Raises OSError."""
+    import tomllib
+
+    if not text or "=" in text:
+        return [text] if text else []
+    content = Path(text).expanduser().read_text("utf-8", errors="replace")
+    try:
+        return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in tomllib.loads(content).items()]
+    except tomllib.TOMLDecodeError:
+        return [line for line in content.splitlines() if line.strip() and not line.lstrip().startswith("#")]

@@ -9,24 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from client_app.cli.options import Node, node_of
+from client_app.cli.options import MaybeNode, Node, node_of
 from common.command_line import Json, RunSettings, console, run_config_of
-from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from client_app.features.site_features import SiteFeatures
     from client_app.methods.dpcvae.downstream import LabelledEmbeddings
+    from common.config.run_config import RunConfig
     from common.models.classifiers import Head
     from common.wire.generator_files import SyntheticSet
 
 File = Annotated[Path, typer.Argument(help="A synthetic set, written by `site synthesize`.")]
-MaybeNode = Annotated[
-    list[str] | None,
-    typer.Option("--node-config", metavar="'key=value ...'", help="Settings of this site, whose state-dir has generators."),
-]
 
 
 def synthesize(
@@ -84,6 +79,8 @@ def classify(
     The weight of the own head maximises validation accuracy. Prints accuracy and balanced accuracy on the site's test
     records. Nothing leaves the site.
     """
+    from rich.table import Table
+
     from client_app.methods.dpcvae.downstream import SOURCES, LabelledEmbeddings, grouped, head_on, mix
     from common.surrogates.surrogates import Header
 
@@ -128,6 +125,7 @@ def ood(
     does not have, are not known. The area under the ROC curve measures how well the scores detect them.
     """
     import torch
+    from rich.table import Table
 
     from client_app.methods.dpcvae.downstream import LabelledEmbeddings, out_of_distribution, ranks_above
     from client_app.methods.dpcvae.received_generator import site_records
@@ -220,7 +218,7 @@ def _opened(file: Path, run: RunConfig, node_config: list[str]) -> tuple[Synthet
     if found.fingerprint != synthetic.fingerprint:
         raise DataError(
             f"{file} is for backbone {synthetic.fingerprint[:16]}, this site has {found.fingerprint[:16]}; give the run's "
-            "backbone, weights-path and image-size with -c"
+            "backbone, weights-path, image-size and features.power with -c"
         )
     return synthetic, found
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from client_app.cli.options import Node, node_of
-from client_app.diagnostics.connection_checks import Link
-from client_app.governance.policy import load_policy
-from client_app.node_config import NodeConfig
 from common.command_line import console
 from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from client_app.diagnostics.findings import Link
+    from client_app.node_config import NodeConfig
 
 FILES = ("policy", "peers", "weights-path")
 
@@ -41,17 +42,25 @@ def join(
 
     Waits for a coordinator that is not running yet. Exits with 1 and the reason if this site cannot join.
     """
+    from client_app.diagnostics.findings import Link
+    from client_app.diagnostics.first_look import check_files
     from client_app.processes.supervisor import Supervisor, site_commands
 
-    check_settings(node_of(node_config))
+    check_settings(node := node_of(node_config))
+    for warning in check_files(node):
+        _print("join", f"warning: {warning}")
     _check_link(Link.parse(superlink, root_certificates, auth_supernode_private_key), insecure)
     commands = site_commands(superlink, " ".join(node_config), root_certificates, auth_supernode_private_key)
     Supervisor(commands, _print, runtime_port).run()
 
 
 def check_settings(node: NodeConfig) -> None:
-    """Refuse a node-config under which this site cannot work. Raises ConfigError, PolicyError, LedgerError."""
+    """Refuse a node-config under which this site cannot work, before it connects.
+
+    Raises ConfigError, PolicyError, LedgerError, BackboneError.
+    """
     from client_app.governance.gate import own_ledger
+    from client_app.governance.policy import load_policy
 
     if not node.data:
         raise ConfigError(
@@ -64,10 +73,7 @@ def check_settings(node: NodeConfig) -> None:
             f"node-config: data-dir = {node.data_dir!r} is not a folder that user {os.getuid()} may read; "
             f"data = {node.data!r} is read from {folder.absolute()}"
         )
-    for key in FILES:
-        name = getattr(node, key.replace("-", "_"))
-        if name and not _readable(Path(name).expanduser()):
-            raise ConfigError(f"node-config: {key} = {name!r} is not a file that user {os.getuid()} may read")
+    _check_files_and_device(node)
     for key, folder in (("state-dir", node.state), ("cache-dir", node.cache)):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -77,6 +83,21 @@ def check_settings(node: NodeConfig) -> None:
             raise ConfigError(f"node-config: {key} = {str(folder)!r} is not a folder that user {os.getuid()} may write")
     if (ledger := own_ledger(node)) is not None:
         ledger.check()
+
+
+def _check_files_and_device(node: NodeConfig) -> None:
+    from common.backbones.backbone_names import check_weights_file
+    from common.models.devices import pick_device
+
+    for key in FILES:
+        name = getattr(node, key.replace("-", "_"))
+        if name and not _readable(Path(name).expanduser()):
+            raise ConfigError(f"node-config: {key} = {name!r} is not a file that user {os.getuid()} may read")
+    if node.weights_path:
+        check_weights_file(Path(node.weights_path).expanduser())
+    if node.device.startswith("cuda"):
+        # Only then: counting GPUs imports torch.
+        pick_device(node.device)
 
 
 def _check_link(link: Link, insecure: bool) -> None:

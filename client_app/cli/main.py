@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
+from client_app.cli.adapt import adapt
+from client_app.cli.audit import audit, disclose
 from client_app.cli.doctor import doctor
+from client_app.cli.evaluate import evaluate
 from client_app.cli.generator import classify, ood, synthesize
 from client_app.cli.join import join
-from client_app.cli.options import MaybeNode, Node, node_of
-from client_app.governance.policy import DEFAULT, Policy, load_policy
+from client_app.cli.models import models_app
+from client_app.cli.options import Node, node_of
+from client_app.cli.predict import predict
+from client_app.cli.settings import policy_check, settings
 from common.command_line import Json, RunSettings, console, new_app, print_error, run_command, run_config_of
-from common.config.run_config import RunConfig
 from common.errors import ConfigError
 
-app = new_app(__doc__)
-policy_app = new_app("The policy file: limits on releases and on work.")
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+
+class Part(StrEnum):
+    """Part of a data set."""
+
+    all = "all"
+    train = "train"
+    test = "test"
+
+
+app = new_app("A site of a federation: join it, and control what leaves this hospital.")
+policy_app = new_app("The policy file: limits on releases and on work.", main=False)
 app.add_typer(policy_app, name="policy")
-for command in (join, doctor, synthesize, classify, ood):
+policy_app.command("check")(policy_check)
+app.add_typer(models_app, name="models")
+for command in (join, doctor, settings, predict, evaluate, adapt, synthesize, classify, ood, audit, disclose):
     app.command()(command)
 
 
 @app.command("app")
 def run_app(
-    runtime: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperNode's --clientappio-api-address.")],
+    runtime: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The SuperNode's Runtime API: unix:/path of `site node`, or host:port.")
+    ],
 ) -> None:
     """Run the tasks of a SuperNode with the code installed here; code that arrives with a run is never started.
 
@@ -37,6 +58,23 @@ def run_app(
     from client_app.processes.app_process import serve
 
     serve(runtime)
+
+
+@app.command("node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run_node(
+    context: typer.Context,
+    runtime: Annotated[str, typer.Option(metavar="unix:/PATH", help="The socket to which `site app` connects.")],
+) -> None:
+    """Start this site's SuperNode, which starts no app, on a Unix socket. Takes the other arguments of flower-supernode.
+
+    `site join` does without it. It is for an app in a container of its own, which so needs no network.
+
+    Example: site node --runtime unix:/runtime/app --superlink fl.example.org:9092 --root-certificates ca.crt
+    --auth-supernode-private-key site.key --node-config 'site="north" data="digits"'
+    """
+    from client_app.processes.node_process import serve
+
+    serve(runtime, context.args)
 
 
 @app.command()
@@ -52,6 +90,7 @@ def ledger(
     Exits with 1 if the ledger is not open, damaged, or older than its witness; nothing leaves then.
     """
     from client_app.governance.gate import one_run, open_gate, open_ledger
+    from common.config.run_config import RunConfig
 
     node = node_of(node_config)
     if open_new:
@@ -83,10 +122,7 @@ def ledger(
             for file in runs:
                 console.print(f"  {file}", soft_wrap=True)
         return
-    table = Table("when", "run", "method", "round", "mechanism", "unit", "epsilon", "delta", "noise", "bytes", "sha256")
-    for entry in entries:
-        table.add_row(*_row(entry))
-    console.print(table)
+    console.print(ledger_table(entries))
     of_total = f"spent epsilon {spent:.4g} of {policy.epsilon_total:g} at delta {policy.delta:g}"
     console.print(f"{of_total}, {shown['epsilon_left']:.4g} left; {gate.ledger.path}", soft_wrap=True)
     fits = f"{more} more runs of noisy sums at epsilon-per-run = {policy.epsilon_per_run:g} fit"
@@ -95,14 +131,27 @@ def ledger(
         console.print(f"{shown['without_privacy']} releases left without privacy: no epsilon covers them", style="yellow")
 
 
+def ledger_table(entries: Sequence[dict[str, Any]]) -> Table:
+    """Table of a ledger's entries. Its five columns fit into 80 characters; long cells are folded."""
+    from rich.table import Column, Table
+
+    names = ("when (UTC)", "run", "what", "privacy", "sent")
+    table = Table(*(Column(name, overflow="fold") for name in names), show_lines=True)
+    for entry in entries:
+        table.add_row(*_row(entry))
+    return table
+
+
 def _row(entry: dict[str, Any]) -> list[str]:
-    when, budget = entry["time"][:19].replace("T", " "), [f"{entry['epsilon']:g}", f"{entry['delta']:g}"]
+    from common.number_format import human_bytes
+
+    when, budget = entry["time"][:19].replace("T", " "), f"epsilon {entry['epsilon']:g}, delta {entry['delta']:g}"
     if entry["kind"] == "decision":
-        return [when, "", "a person's decision", "", entry["reason"], "", *budget, "", "", ""]
-    noise = ", ".join(f"{name} {sigma:.3g}" for name, sigma in entry["sigmas"].items())
-    protected = [entry["mechanism"], entry["unit"], *budget, noise] if entry["events"] else ["none", "", "", "", ""]
-    left = [f"{entry['bytes']:,}", entry["sha256"][:12]]
-    return [when, entry["flower_run"], entry["method"], str(entry["round"]), *protected, *left]
+        return [when, "", "a person's decision", f"{entry['reason']}; {budget}", ""]
+    noise = "".join(f", {name} {sigma:.3g}" for name, sigma in entry["sigmas"].items())
+    privacy = f"{entry['mechanism']}, a {entry['unit']}: {budget}; noise{noise[1:]}" if entry["events"] else "none"
+    sent = f"{human_bytes(entry['bytes'])}, sha256 {entry['sha256'][:12]}"
+    return [when, entry["flower_run"], f"{entry['method']}, round {entry['round']}", privacy, sent]
 
 
 @app.command("reopen-ledger")
@@ -124,6 +173,7 @@ def reopen_ledger(
     Begins a new ledger with a new witness. The old files are kept under other names, which the new ledger lists.
     """
     from client_app.governance.gate import open_gate
+    from common.config.run_config import RunConfig
 
     gate = open_gate(node_of(node_config), RunConfig(), "")
     gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta, keep)
@@ -161,6 +211,7 @@ def release(
     The release is charged to the ledger, and is byte for byte the same as over the network.
     """
     from client_app.offline.bundle_writer import release_to
+    from common.number_format import human_bytes
 
     made = release_to(out, request, node_of(node_config))
     if as_json:
@@ -168,33 +219,7 @@ def release(
         print(json.dumps(facts, indent=2))
         return
     budget = f"epsilon {made.epsilon:g}, delta {made.delta:g}" if made.events else "no differential privacy"
-    console.print(f"{out}: {made.bytes:,} bytes, {budget}; it is in the ledger", soft_wrap=True)
-
-
-@policy_app.command("check")
-def policy_check(
-    file: Annotated[Path | None, typer.Argument(help="A policy file; without one, that of the node-config.")] = None,
-    node_config: MaybeNode = None,
-    as_json: Json = False,
-) -> None:
-    """Check a policy file, or the default policy, and show its settings. Exits with 1 if the file is wrong."""
-    if file is None and node_config and (named := node_of(node_config).policy):
-        file = Path(named)
-    policy = load_policy(str(file)) if file else DEFAULT
-    values = policy.model_dump(by_alias=True)
-    if as_json:
-        print(json.dumps(values, indent=2))
-        return
-    table = Table("key", "value", "default", "meaning")
-    for name, field in Policy.model_fields.items():
-        value, default = getattr(policy, name), getattr(DEFAULT, name)
-        shown = Text(_setting(value), style="" if value == default else "bold")
-        table.add_row(name.replace("_", "-"), shown, _setting(default), field.description or "")
-    console.print(table)
-    if file:
-        console.print(f"{file} is fine", style="green", soft_wrap=True)
-    else:
-        console.print("these values hold at a site without a policy file")
+    console.print(f"{out}: {human_bytes(made.bytes)}, {budget}; it is in the ledger", soft_wrap=True)
 
 
 @app.command("dry-run")
@@ -209,7 +234,9 @@ def dry_run_command(node_config: Node, run_config: RunSettings = None, as_json: 
     if as_json:
         print(json.dumps(found.facts, indent=2))
     else:
-        table = Table("what would leave", "nothing has left")
+        from rich.table import Column, Table
+
+        table = Table("what would leave", Column("nothing has left", overflow="fold"))
         for key, value in found.facts.items():
             table.add_row(key.replace("_", " "), _text(value))
         console.print(table)
@@ -223,26 +250,31 @@ def features(
     out: Annotated[Path, typer.Option(help="The safetensors file to write: x, y, and the backbone's fingerprint.")],
     node_config: Node,
     run_config: RunSettings = None,
+    part: Annotated[Part, typer.Option(help="Which images: all of them, or those of one part of their split.")] = Part.all,
 ) -> None:
-    """Write the features of a folder of images to a file, for public images (fedpft.public) or for later use."""
+    """Write the features of a folder of images to a file, for public images (fedpft.public) or for later use.
+
+    Names every image that cannot be read, and exits with 0 if there are others.
+    """
+    import torch
     from safetensors.torch import save_file
 
     from client_app.datasets.partition import share
     from client_app.features.site_features import dataset_features, usable
 
     run, node = run_config_of(run_config), node_of(node_config)
-    part = share(run, node)
-    found = dataset_features(part.dataset, run, node)
-    records = usable(part.dataset, found, part.train)
-    metadata = {"fingerprint": found.fingerprint, "classes": ",".join(part.dataset.classes)}
+    found_records = share(run, node)
+    dataset = found_records.dataset
+    found = dataset_features(dataset, run, node)
+    rows = {Part.train: found_records.train, Part.test: found_records.test}.get(part)
+    rows = torch.cat([found_records.train, found_records.test]).sort().values if rows is None else rows
+    records = usable(dataset, found, rows)
+    metadata = {"fingerprint": found.fingerprint, "classes": ",".join(dataset.classes)}
     save_file({"x": records.features.half().contiguous(), "y": records.labels.contiguous()}, out, metadata)
-    console.print(f"{len(records.labels)} features of dimension {records.features.shape[1]}: {out}")
-
-
-def _setting(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(value) or "none"
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+    for row in rows[~torch.as_tensor(found.ok)[rows]].tolist():
+        print_error(f"cannot be read, and is left out: {dataset.where(row)}")
+    left = f"; {len(rows) - len(records.labels)} images left out" if len(rows) > len(records.labels) else ""
+    console.print(f"{len(records.labels)} features of dimension {records.features.shape[1]}: {out}{left}", soft_wrap=True)
 
 
 def _text(value: object) -> str:

@@ -1,19 +1,39 @@
-"""Options of `site` commands only; options of both programs are in `common.command_line`."""
+"""Options of `site` commands only, and what a shell completes in them; others are in `common.command_line`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client_app.node_config import NodeConfig, parse_node_config
-from common.config.flat_settings import parse_overrides
+if TYPE_CHECKING:
+    from client_app.node_config import NodeConfig
+
+LISTS_ALL = "site settings"
+
+
+def complete_node_keys(incomplete: str) -> list[tuple[str, str]]:
+    """Settings of a site, and their meaning."""
+    from client_app.node_config import NodeConfig
+    from common.config.descriptions import model_descriptions
+
+    rows = model_descriptions(NodeConfig, "", LISTS_ALL)
+    return [(row.key, row.text) for row in rows if row.key.startswith(incomplete)]
+
+
+def complete_node_settings(incomplete: str) -> list[tuple[str, str]]:
+    """Keys of a site's settings: of the last setting in the text."""
+    before, _, begun = incomplete.rpartition(" ")
+    start = f"{before} " if before else ""
+    return [(f"{start}{key}=", text) for key, text in complete_node_keys(begun)]
+
 
 _NODE = typer.Option(
     "--node-config",
     metavar="'key=value ...'",
     help="This site's own settings: name, data, policy, folders; the same text for every command.",
     envvar="FEDSURROGATE_NODE_CONFIG",
+    autocompletion=complete_node_settings,
 )
 Node = Annotated[list[str], _NODE]
 MaybeNode = Annotated[list[str] | None, _NODE]
@@ -21,4 +41,7 @@ MaybeNode = Annotated[list[str] | None, _NODE]
 
 def node_of(texts: list[str]) -> NodeConfig:
     """Parse a node-config from the command line."""
+    from client_app.node_config import parse_node_config
+    from common.config.flat_settings import parse_overrides
+
     return parse_node_config(parse_overrides(texts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +12,16 @@ from PIL import Image
 from torch import Tensor
 
 from client_app.datasets.dicom import read_dicom
+from client_app.datasets.duplicates import once, without_leaks
 from client_app.datasets.image_folders import read_imagefolder
 from client_app.datasets.left_out import LeftOut
 from client_app.datasets.readers import read_digits, read_parquet, read_safetensors, refuse_columns
-from client_app.datasets.records import Opener, Records, select
+from client_app.datasets.records import Opener, Records, only, select
 from client_app.node_config import Frames, NodeConfig, is_protected
 from common.config.run_config import RunConfig
 from common.config.sections import DataKind
 from common.errors import DataError
+from common.rules.counting import JUDGING
 
 LOG = logging.getLogger("fedsurrogate.site")
 
@@ -28,7 +30,8 @@ LOG = logging.getLogger("fedsurrogate.site")
 class DataSource:
     """Location and format of data. Empty `names`: the one data set in the folder.
 
-    one_by_one: leave out single unusable records, and accept data without any record.
+    one_by_one: leave out single unusable records, and accept data without any record. patients_protected: whether the unit
+    of privacy is the patient.
     """
 
     kind: DataKind
@@ -41,6 +44,7 @@ class DataSource:
     classes: tuple[str, ...] = ()
     frames: Frames = "refuse"
     one_by_one: bool = False
+    patients_protected: bool = False
 
     @classmethod
     def of_run(cls, run: RunConfig) -> DataSource:
@@ -63,12 +67,15 @@ class DataSource:
         if not node.data:
             raise DataError("data is not set in this site's node-config; set data and data-dir there")
         protected = is_protected(run, node)
+        judged = run.counting.kind in JUDGING and bool(node.held_out_dir)
+        apart = judged and node.held_out_apart
+        names = node.dataset[node.partition_id :][:1] if protected or judged else node.dataset
         column = run.site_column if run.partition == "column" and node.num_partitions > 1 and not protected else ""
         return cls(
             node.data,
-            node.data_dir,
+            node.held_out_dir if apart else node.data_dir,
             # In a private run, another site's data set must not affect the reply.
-            node.dataset[node.partition_id :][:1] if protected else node.dataset,
+            () if apart else names,
             node.label_column,
             column,
             node.patient_column,
@@ -76,6 +83,7 @@ class DataSource:
             run.classes,
             node.dicom_frames,
             one_by_one=protected,
+            patients_protected=node.protects == "patient",
         )
 
 
@@ -89,7 +97,7 @@ class Dataset:
     drawn: whether the split was drawn here, because the files have none. burned_in: number of images with text burned into
     their pixels, as their headers state. left_out: reasons for missing records, one text each. whole, rows: if a run uses
     only some classes, the records of all classes and the indices (n,) of these records among them. Features are computed
-    once for all classes, so `key` does not depend on classes.
+    once for all classes, so `key` does not depend on classes. place: where a record is, for the site's own log.
     """
 
     name: str
@@ -107,6 +115,7 @@ class Dataset:
     left_out: tuple[str, ...] = ()
     whole: Dataset | None = None
     rows: Tensor | None = None
+    place: Callable[[int], str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -123,6 +132,10 @@ class Dataset:
             )
         return self.opener(index, shortest)
 
+    def where(self, index: int) -> str:
+        """Where record `index` is, such as the path of its file: for the site's own log and console only."""
+        return f"record {index + 1}" if self.place is None else self.place(index)
+
 
 def load(source: DataSource, seed: int) -> Dataset:
     """Load a source of one data set. Raises DataError for several names (see `load_all`) and for unusable data."""
@@ -138,6 +151,8 @@ def load_all(source: DataSource, seed: int) -> list[Dataset]:
     """
     names = source.names or ("",)
     found = [_read(source, name) for name in names]
+    if source.one_by_one:
+        found = [once(each, source.patients_protected) for each in found]
     classes = source.classes or _common_classes(found)
     return [
         _assemble(source, name or source.kind, records, classes, seed) for name, records in zip(names, found, strict=True)
@@ -193,8 +208,9 @@ def _read(source: DataSource, name: str) -> Records:
         columns = (source.label_column, source.site_column, source.patient_column)
         if source.kind == "dicom":
             return read_dicom(folder, name, *columns, source.frames, left)
-        reader = read_parquet if source.kind == "parquet" else read_imagefolder
-        return reader(folder, name, *columns, left)
+        if source.kind == "parquet":
+            return read_parquet(folder, name, *columns, left)
+        return read_imagefolder(folder, name, *columns, left, source.classes)
     except OSError as error:
         raise DataError(f"data in '{folder}' cannot be read ({error}); check the files and who may read them") from error
 
@@ -237,6 +253,10 @@ def _assemble(source: DataSource, name: str, records: Records, classes: tuple[st
     is_train = records.is_train
     if is_train is None:
         is_train = stratified_split(labels, source.test_fraction, seed, records.patients)
+    drawn = records.is_train is None
+    rows, why = (None, ()) if source.one_by_one else without_leaks(records, is_train)
+    if rows is not None:
+        records, labels, is_train, kept = only(records, rows), labels[rows], is_train[rows], kept[rows]
     return Dataset(
         name,
         labels,
@@ -248,11 +268,12 @@ def _assemble(source: DataSource, name: str, records: Records, classes: tuple[st
         records.fingerprint,
         records.opener,
         records.patients,
-        drawn=records.is_train is None,
+        drawn=drawn,
         burned_in=records.burned_in,
-        left_out=records.left_out,
+        left_out=(*records.left_out, *why),
         whole=whole,
         rows=None if whole is None else kept,
+        place=records.place,
     )
 
 
@@ -260,5 +281,14 @@ def _of_all_classes(name: str, records: Records) -> Dataset:
     """All records of a source, without labels; used for their features only."""
     labels = torch.full((len(records.labels),), -1)
     return Dataset(
-        name, labels, (), labels >= 0, records.key, None, records.features, records.fingerprint, opener=records.opener
+        name,
+        labels,
+        (),
+        labels >= 0,
+        records.key,
+        None,
+        records.features,
+        records.fingerprint,
+        opener=records.opener,
+        place=records.place,
     )

@@ -8,11 +8,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from client_app.datasets.dicom_pixels import open_dicom
-from client_app.datasets.image_folders import find_table, in_class_folders, split_of
+from client_app.datasets.duplicates import remembered, same_files
+from client_app.datasets.image_folders import find_table, in_class_folders, note_depth, split_of
 from client_app.datasets.left_out import LeftOut
 from client_app.datasets.readers import (
     content_key,
@@ -38,7 +40,7 @@ MOST_PIXELS = 178_956_970
 
 
 @dataclass(frozen=True, repr=False)
-class _Image:
+class DicomImage:
     """An image file and values of its header. Without repr, because the header contains the patient's ID."""
 
     path: Path
@@ -84,17 +86,20 @@ def read_dicom(
     files = content_key(root, [path for path, _ in places])
     key = hashlib.sha256(repr(("dicom", files, frames, decoders)).encode()).hexdigest()
     found = replace(records, key=key, opener=lambda i, _: open_dicom(*places[i]), patients=patients, burned_in=burned_in)
-    return without(found, left)
+    paths = [path for path, _ in places]
+    same = partial(remembered, key, partial(same_files, paths))
+    return without(replace(found, same=same, place=lambda i: str(paths[i])), left)
 
 
-def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[_Image], Records]:
+def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[DicomImage], Records]:
     found, is_train = in_class_folders(root, Path.is_file)
     if not found and not left.one_by_one:
         raise DataError(
             f"'{root}' has no files in class folders; it has {listing(root)}; put a table with the column {label_column!r} "
             f"and one of {', '.join(KEYS)} next to them, or make one folder per class"
         )
-    images = _scan(root, [path for path, _ in found], left)
+    note_depth(root, found, left, None)
+    images = scan_images(root, [path for path, _ in found], left)
     position = {path: index for index, (path, _) in enumerate(found)}
     kept = [position[image.path] for image in images]
     return images, Records([found[i][1] for i in kept], "", None if is_train is None else is_train[kept])
@@ -102,13 +107,13 @@ def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[_Imag
 
 def _by_table(
     root: Path, table: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
-) -> tuple[list[_Image], Records]:
+) -> tuple[list[DicomImage], Records]:
     columns = read_table(table, (label_column, patient_column, *KEYS), left)
     given = [column for column in (label_column, site_column, patient_column) if column]
     require_columns(table, given, list(columns))
     key = key_of(table, list(columns))
     rows = _rows(table, columns, key, given + ["split"] * ("split" in columns), left)
-    scanned = _scan(root, sorted(path for path in root.rglob("*") if path.is_file() and path != table), left)
+    scanned = scan_images(root, sorted(path for path in root.rglob("*") if path.is_file() and path != table), left)
     images = [image for image in scanned if image.keys[key] in rows]
     if not images and not left.one_by_one:
         raise DataError(
@@ -159,14 +164,14 @@ def _rows(table: Path, columns: dict[str, list[Any]], key: str, given: Sequence[
     return {name: row for name, row in rows.items() if name not in torn}
 
 
-def _scan(root: Path, files: Sequence[Path], left: LeftOut) -> list[_Image]:
+def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomImage]:
     """Read the headers of all files that are DICOM images; log once the number of others."""
     from pydicom import config
     from pydicom.errors import InvalidDicomError
 
     # pydicom's warnings show malformed values, and a value may identify a patient.
     config.settings.reading_validation_mode = config.IGNORE
-    images: list[_Image] = []
+    images: list[DicomImage] = []
     foreign = without = 0
     broken: list[str] = []
     for file in files:
@@ -194,7 +199,7 @@ def _scan(root: Path, files: Sequence[Path], left: LeftOut) -> list[_Image]:
     return images
 
 
-def _read_header(root: Path, file: Path) -> _Image | None:
+def _read_header(root: Path, file: Path) -> DicomImage | None:
     from pydicom import dcmread
 
     header = dcmread(file, stop_before_pixels=True, specific_tags=list(TAGS))
@@ -203,7 +208,7 @@ def _read_header(root: Path, file: Path) -> _Image | None:
     if header.Rows * header.Columns > MOST_PIXELS:
         raise DataError(f"{header.Columns} x {header.Rows} pixels, more than the limit of {MOST_PIXELS}")
     texts = {tag: str(header.get(tag) or "").strip() for tag in (*KEYS[1:], "IssuerOfPatientID")}
-    return _Image(
+    return DicomImage(
         file,
         texts | {"path": file.relative_to(root).as_posix()},
         texts["IssuerOfPatientID"],
@@ -213,7 +218,7 @@ def _read_header(root: Path, file: Path) -> _Image | None:
     )
 
 
-def _patients(images: Sequence[_Image], left: LeftOut) -> tuple[str, ...]:
+def _patients(images: Sequence[DicomImage], left: LeftOut) -> tuple[str, ...]:
     """A number for every image's patient, in order of appearance. IDs are not kept, nor their hashes, which trying all IDs
     would reverse.
 
@@ -257,7 +262,7 @@ def _refuse_folders_of_patients(root: Path, labels: Sequence[str], patients: Seq
         )
 
 
-def _refuse_frames(images: Sequence[_Image], frames: Frames, left: LeftOut) -> None:
+def _refuse_frames(images: Sequence[DicomImage], frames: Frames, left: LeftOut) -> None:
     several = [row for row, image in enumerate(images) if image.frames > 1 and frames == "refuse"]
     first = images[several[0]] if several else None
     left.note(
@@ -267,7 +272,7 @@ def _refuse_frames(images: Sequence[_Image], frames: Frames, left: LeftOut) -> N
     )
 
 
-def _decoders(images: Sequence[_Image], left: LeftOut) -> list[tuple[str, tuple[str, ...]]]:
+def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tuple[str, ...]]]:
     """The available decoders for every transfer syntax. Images without a decoder are left out or refused."""
     from pydicom.pixels.decoders.base import get_decoder
     from pydicom.uid import UID, DeflatedExplicitVRLittleEndian

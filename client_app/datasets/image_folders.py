@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from client_app.datasets.duplicates import remembered, same_files
 from client_app.datasets.left_out import LeftOut
 from client_app.datasets.readers import (
     content_key,
@@ -24,13 +25,24 @@ from client_app.datasets.records import Records, without
 from client_app.datasets.tables import read_table
 from common.errors import DataError
 
+# Names of folders that hold a part of the records, not a class.
+SPLITS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation", "eval", "dev"})
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
 def read_imagefolder(
-    folder: Path, name: str, label_column: str, site_column: str, patient_column: str = "", left: LeftOut | None = None
+    folder: Path,
+    name: str,
+    label_column: str,
+    site_column: str,
+    patient_column: str = "",
+    left: LeftOut | None = None,
+    classes: Sequence[str] = (),
 ) -> Records:
-    """Read a folder with one sub-folder per class, or with a CSV or parquet table of paths and labels in it."""
+    """Read a folder with one sub-folder per class, or with a CSV or parquet table of paths and labels in it.
+
+    classes: of the run, if it names them; a folder with such a name is a class.
+    """
     left = left or LeftOut()
     root, table = find_table(folder, name)
     if table:
@@ -42,6 +54,7 @@ def read_imagefolder(
             f"'{root}' has no images in class folders; it has {listing(root)}; make one folder per class "
             f"with images in it, or put a table with the columns 'path' and {label_column!r} next to them"
         )
+    note_depth(root, found, left, classes)
     return _files([path for path, _ in found], [label for _, label in found], root, is_train, None)
 
 
@@ -78,6 +91,38 @@ def in_class_folders(root: Path, wanted: Callable[[Path], bool]) -> tuple[list[t
     return found, split_by_size(sizes)
 
 
+def note_depth(root: Path, found: Sequence[tuple[Path, str]], left: LeftOut, classes: Sequence[str] | None) -> None:
+    """Refuse folders that are not classes: parts of a split, or one folder around the folders of classes.
+
+    found: files with their class folder. classes: as for `read_imagefolder`; None: a class folder may have any folders
+    inside, such as those of patients. In a private run only the site's log states it, because one more record may change it.
+    """
+    names = sorted({label for _, label in found})
+    if not names or set(names) & set(classes or ()):
+        return
+    if all(name.lower() in SPLITS for name in names):
+        fix = (
+            f"set data-dir to '{root / names[0]}', which is then split here, or put a folder 'test' next to 'train'"
+            if len(names) == 1
+            else "name them 'train' and 'test'"
+        )
+        left.note_unread(
+            len(names),
+            f"the folders {some(names)} in '{root}' are parts of a split, not classes; {fix}; they must hold one "
+            "folder per class",
+        )
+    elif len(names) == 1 and classes is not None:
+        inside = [path.relative_to(root).parts for path, _ in found]
+        below = {parts[parts.index(names[0]) + 1 : -1][:1] for parts in inside}
+        if len(below) > 1 and () not in below:
+            folders = sorted(parts[0] for parts in below)
+            left.note_unread(
+                1,
+                f"all images in '{root}' are in folders inside '{names[0]}' ({some(folders)}); if these are the classes, "
+                f"set data-dir to '{root / names[0]}'; if {names[0]!r} is the only class, list the images in a table",
+            )
+
+
 def split_of(columns: Mapping[str, list[Any]], file: Path, left: LeftOut) -> Tensor | None:
     """Return (n,) bool, True for training, from the column 'split' if there is one. Raises DataError."""
     if "split" not in columns:
@@ -102,10 +147,30 @@ def _read_path_table(
         paths.append(root / (path or "") if row not in left.rows else root)
     if paths and not left.one_by_one and not any(path.is_file() for path in paths):
         raise DataError(f"none of the {len(paths)} files in '{file}' exists, such as '{paths[0]}'; paths start at '{root}'")
+    given = [name for name in (label_column, site_column, patient_column, "split") if name in columns]
+    _note_repeated(file, paths, list(zip(*(columns[name] for name in given), strict=True)), left)
     labels, is_train = [str(label) for label in columns[label_column]], split_of(columns, file, left)
     origin = tuple(str(value) for value in columns[site_column]) if site_column else None
     patients = patient_names(columns[patient_column], patient_column, left) if patient_column else None
     return without(_files(paths, labels, root, is_train, origin, patients), left)
+
+
+def _note_repeated(file: Path, paths: Sequence[Path], values: Sequence[tuple[Any, ...]], left: LeftOut) -> None:
+    """Leave out rows that repeat an earlier one. Raises DataError for two rows that differ in their values for one path.
+
+    In a private run all copies are handled together instead, by content: see client_app/datasets/duplicates.py.
+    """
+    if left.one_by_one:
+        return
+    first: dict[Path, int] = {}
+    repeated = [row for row, path in enumerate(paths) if first.setdefault(path, row) != row]
+    for row in repeated:
+        if values[row] != values[first[paths[row]]]:
+            left.note_unread(
+                1, f"rows {first[paths[row]] + 1} and {row + 1} of '{file}' name the same image but differ; keep one of them"
+            )
+    if repeated:
+        left.count_once(repeated, f"{len(repeated)} rows of '{file}' repeat an earlier row, such as row {repeated[0] + 1}")
 
 
 def _files(
@@ -117,4 +182,13 @@ def _files(
     patients: tuple[str, ...] | None = None,
 ) -> Records:
     key = content_key(root, paths)
-    return Records(labels, key, is_train, origin, opener=lambda i, shortest: open_rgb(paths[i], shortest), patients=patients)
+    return Records(
+        labels,
+        key,
+        is_train,
+        origin,
+        opener=lambda i, shortest: open_rgb(paths[i], shortest),
+        patients=patients,
+        same=lambda: remembered(key, lambda: same_files(paths)),
+        place=lambda i: str(paths[i]),
+    )

@@ -39,6 +39,12 @@ class LeftOut:
         log.error("left out in this private run: %s", why)
         self.reasons.append(why)
 
+    def count_once(self, rows: Iterable[int], why: str) -> None:
+        """Leave out rows that are copies of others, which is right in any run; the site's log states it."""
+        log.warning("each record counts once: %s", why)
+        self.rows |= set(rows)
+        self.reasons.append(why)
+
     def kept(self, count: int) -> list[int]:
         """The rows of `count` that are not left out."""
         return [row for row in range(count) if row not in self.rows]

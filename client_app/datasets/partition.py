@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
-import os
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from client_app.datasets.dataset import Dataset, DataSource, group, load_all
-from client_app.node_config import NodeConfig, is_protected
+from client_app.node_config import NodeConfig, check_held_out, is_protected, judges
 from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError
 
 LOG = logging.getLogger("fedsurrogate.site")
 PREFERRED_MINIMUM = 10
+DRAWS = 11  # for each minimum
+# Parts of the last calls of `partition`, by its arguments.
+_PARTS: dict[tuple[object, ...], list[Tensor]] = {}
+MOST_KEPT = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,9 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
         )
     source = DataSource.of_node(node, run) if node.data else DataSource.of_run(run)
     check_settings(run, node)
+    if judges(run, node):
+        (dataset,) = load_all(source, run.seed)
+        return SiteShare(dataset, torch.arange(0), _held_out(dataset, node), simulated=False)
     if is_protected(run, node):
         (dataset,) = load_all(source, run.seed)
         train, test = _indices(dataset.is_train), _indices(~dataset.is_train)
@@ -64,16 +68,28 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
         dataset = datasets[0]
         parts = _train_parts(dataset, run, node.num_partitions)
         train, test = parts[node.partition_id], _test_parts(dataset, parts, run)[node.partition_id]
-    if run.epsilon and node.data and dataset.drawn:
-        # As at a hospital, so that a deployment on the digits gives the results of a real one.
+    # As at a hospital, so that the digits give the results of a real deployment. A survey counts all records.
+    if node.data and dataset.drawn and (run.counting.kind == "survey" if run.spec.counts else run.epsilon):
         train, test = torch.cat([train, test]).sort().values, test[:0]
     if not len(train):
         raise DataError(f"site {node.partition_id} of {node.num_partitions} has no training records; use fewer sites")
     return SiteShare(dataset, train, test, simulated=not node.data)
 
 
+def _held_out(dataset: Dataset, node: NodeConfig) -> Tensor:
+    if node.held_out_apart:
+        return torch.arange(len(dataset))
+    if dataset.drawn:
+        raise DataError(
+            f"no held-out records: held-out-dir is data-dir, but {dataset.name!r} names no test split; put labelled records "
+            "that no run trains on into a folder of their own"
+        )
+    return _indices(~dataset.is_train)
+
+
 def check_settings(run: RunConfig, node: NodeConfig) -> None:
-    """Raise ConfigError or DataError if a private run does not fit a site's settings; reads no file."""
+    """Raise ConfigError or DataError if a run does not fit a site's settings; reads no file."""
+    check_held_out(run, node)
     if run.epsilon and node.data and not run.classes:
         raise ConfigError(
             "classes is empty; a private run must name all classes, because a site's own list would show which classes it "
@@ -104,19 +120,31 @@ def partition(labels: Tensor, origin: Sequence[str] | None, settings: RunConfig,
 
     labels: (n,) int64. origin: value of the site column per record. The same seed gives the same parts in any process.
     If sites x classes-per-site is below the number of classes, records of classes without a site are left out.
-    Raises DataError or ConfigError if the settings do not fit the data.
+    Raises DataError or ConfigError if the settings do not fit the data. Every request of a simulation asks for the same
+    parts, so those of the last few settings are kept.
     """
+    kept = (settings.partition, settings.seed, settings.alpha, settings.classes_per_site, num_sites)
+    key = (labels.numpy().tobytes(), None if origin is None else tuple(origin), *kept)
+    if key not in _PARTS:
+        parts = _partition(labels, origin, settings, num_sites)
+        if len(_PARTS) >= MOST_KEPT:
+            _PARTS.clear()
+        _PARTS[key] = parts
+    return list(_PARTS[key])
+
+
+def _partition(labels: Tensor, origin: Sequence[str] | None, settings: RunConfig, num_sites: int) -> list[Tensor]:
     if num_sites > len(labels):
         raise DataError(f"{num_sites} sites cannot share {len(labels)} training records; use at most {len(labels)} sites")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(settings.seed))
     if settings.partition == "column":
-        parts = _by_column(origin, order, settings, num_sites)
+        parts = _by_column(origin, settings, num_sites)
     elif settings.partition == "classes":
         parts = _by_classes(labels, order, settings, num_sites)
     elif settings.partition == "dirichlet":
         parts = _by_dirichlet(labels, order, settings, num_sites)
     else:
-        parts = _run_partitioner(_partitioners().IidPartitioner(num_sites), order, labels[order].tolist(), num_sites)
+        parts = list(order.tensor_split(num_sites))
     return [part.sort().values for part in parts]
 
 
@@ -191,43 +219,45 @@ def _indices(mask: Tensor) -> Tensor:
     return mask.nonzero().flatten()
 
 
-def _partitioners() -> Any:
-    # flwr_datasets reads this at its first import: a hospital's machine must send no telemetry.
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    from flwr_datasets import partitioner
-
-    return partitioner
-
-
-def _run_partitioner(partitioner: Any, order: Tensor, keys: Sequence[int | str], num_sites: int) -> list[Tensor]:
-    """Partition records, shuffled to `order`, by their keys."""
-    from datasets import Dataset as Table
-
-    partitioner.dataset = Table.from_dict({"key": list(keys), "index": order.tolist()})
-    # The partitioners warn of every retry and draw a progress bar; callers here report what matters.
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")
-        return [torch.tensor(partitioner.load_partition(k)["index"][:], dtype=torch.int64) for k in range(num_sites)]
-
-
 def _by_dirichlet(labels: Tensor, order: Tensor, settings: RunConfig, num_sites: int) -> list[Tensor]:
-    """Draw shares of every class from Dirichlet(alpha), again until each site has ten records, if possible."""
-    keys = labels[order].tolist()
+    """Draw shares of every class from Dirichlet(alpha), again until each site has ten records, if possible.
+
+    The draws are those of flwr_datasets' DirichletPartitioner without `self_balancing`, whose import takes four seconds.
+    """
+    keys = labels[order]
+    members = [order[keys == label] for label in torch.unique(keys)]
     parts: list[Tensor] = []
     for minimum in (PREFERRED_MINIMUM, 3, 1, 0):
-        dirichlet = _partitioners().DirichletPartitioner(
-            num_sites, "key", settings.alpha, minimum, self_balancing=False, seed=settings.seed
-        )
-        try:
-            parts = _run_partitioner(dirichlet, order, keys, num_sites)
-            break
-        except ValueError:
+        drawn = np.random.default_rng(settings.seed)
+        for _ in range(DRAWS):
+            parts = _dirichlet_parts(members, drawn.dirichlet, [settings.alpha] * num_sites)
+            if min(map(len, parts)) >= minimum:
+                break
+        else:
             LOG.info("alpha = %g leaves some site with fewer than %d training records", settings.alpha, minimum)
-    for site, part in enumerate(parts):
-        if not len(part):
-            largest = max(range(num_sites), key=lambda k: len(parts[k]))
-            parts[site], parts[largest] = parts[largest][:1], parts[largest][1:]
-    return parts
+            continue
+        break
+    if min(map(len, parts)) > 0:
+        return parts
+    # An empty site gets a random record of the largest.
+    shuffled = [part.tolist() for part in parts]
+    for records in shuffled:
+        drawn.shuffle(records)
+    for site in range(num_sites):
+        if not shuffled[site]:
+            shuffled[site] = [max(shuffled, key=len).pop(0)]
+    return [torch.tensor(records) for records in shuffled]
+
+
+def _dirichlet_parts(
+    members: Sequence[Tensor], draw: Callable[[list[float]], NDArray[np.float64]], alphas: list[float]
+) -> list[Tensor]:
+    """Cut the records of each class in shares that are drawn for it."""
+    pieces = []
+    for records in members:
+        ends = (draw(alphas).cumsum() * len(records)).astype(int)[:-1]
+        pieces.append(records.tensor_split(torch.from_numpy(ends)))
+    return [torch.cat(part) for part in zip(*pieces, strict=True)]
 
 
 def _by_classes(labels: Tensor, order: Tensor, settings: RunConfig, num_sites: int) -> list[Tensor]:
@@ -257,7 +287,7 @@ def _by_classes(labels: Tensor, order: Tensor, settings: RunConfig, num_sites: i
     return [torch.cat(pieces) for pieces in parts]
 
 
-def _by_column(origin: Sequence[str] | None, order: Tensor, settings: RunConfig, num_sites: int) -> list[Tensor]:
+def _by_column(origin: Sequence[str] | None, settings: RunConfig, num_sites: int) -> list[Tensor]:
     if origin is None:
         raise DataError("partition = 'column', but the data has no site column; set site-column")
     values = sorted(set(origin))
@@ -266,5 +296,5 @@ def _by_column(origin: Sequence[str] | None, order: Tensor, settings: RunConfig,
             f"column {settings.site_column!r} has {len(values)} values ({', '.join(values[:5])}), but there "
             f"are {num_sites} sites; run with {len(values)}"
         )
-    natural = _partitioners().NaturalIdPartitioner("key")
-    return _run_partitioner(natural, order, [origin[i] for i in order.tolist()], num_sites)
+    column = np.asarray(origin)
+    return [torch.from_numpy((column == value).nonzero()[0]) for value in values]

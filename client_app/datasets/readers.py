@@ -8,6 +8,9 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +19,32 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from client_app.datasets.duplicates import remembered, same_bytes, same_rows
 from client_app.datasets.left_out import LeftOut
 from client_app.datasets.records import Records, without
 from common.errors import DataError
 
+# Rows of features that are checked at a time, and bytes of a file that is not copied to memory.
+CHECKED, LARGE = 8192, 2**26
+
 
 def read_digits() -> Records:
     """Read scikit-learn's 1,797 digits: 8x8 pixels with 17 grey levels, mapped to distinct 8-bit levels."""
-    import sklearn
-    from sklearn.datasets import load_digits
+    grey, labels = _digits()
+    key = hashlib.sha256(f"digits {version('scikit-learn')}".encode()).hexdigest()
+    return Records(list(labels), key, opener=lambda i, _: Image.fromarray(grey[i]).convert("RGB"))
 
-    digits = load_digits()
-    grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-    key = hashlib.sha256(f"digits {sklearn.__version__}".encode()).hexdigest()
-    return Records([str(label) for label in digits.target], key, opener=lambda i, _: Image.fromarray(grey[i]).convert("RGB"))
+
+@cache
+def _digits() -> tuple[np.ndarray, tuple[str, ...]]:
+    """Grey levels (1797, 8, 8) and labels; read once, because every request of a simulation needs them."""
+    found = find_spec("sklearn")
+    assert found
+    assert found.origin
+    # The file that `sklearn.datasets.load_digits` reads; the import of scikit-learn takes longer than a small run.
+    table = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.uint8)
+    grey = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    return grey, tuple(map(str, table[:, -1].tolist()))
 
 
 def read_safetensors(folder: Path, name: str, patient_column: str = "", left: LeftOut | None = None) -> Records:
@@ -59,8 +74,13 @@ def read_safetensors(folder: Path, name: str, patient_column: str = "", left: Le
         _check_features(file, *tensors[-1])
     if len({x.shape[1] for x, _ in tensors}) > 1 or len({m.get("fingerprint", "") for m in metadata}) > 1:
         raise DataError(f"'{files[0]}' and '{files[1]}' hold features of different backbones; compute both with one")
-    x, y = torch.cat([x for x, _ in tensors]), torch.cat([y.long() for _, y in tensors])
-    broken = (~torch.isfinite(x).all(dim=1)).nonzero().flatten().tolist()
+    # A large file stays mapped: a copy would fill the memory of the site.
+    x = tensors[0][0]
+    if len(tensors) > 1 or x.nbytes < LARGE:
+        x = torch.cat([x for x, _ in tensors])
+    y = torch.cat([y.long() for _, y in tensors])
+    finite = [torch.isfinite(rows).all(dim=1) for rows in torch.split(x, CHECKED)]
+    broken = (~torch.cat(finite)).nonzero().flatten().tolist()
     left.note(
         broken,
         f"x in '{files[0]}' has NaN or infinity in {len(broken)} of {len(x)} rows, first in row {min(broken, default=0)}; "
@@ -75,6 +95,7 @@ def read_safetensors(folder: Path, name: str, patient_column: str = "", left: Le
         features=x,
         fingerprint=metadata[0].get("fingerprint", ""),
         patients=tuple(str(number) for part in patients for number in part.tolist()) if patient_column else None,
+        same=lambda: same_rows(x),
     )
     return without(records, left)
 
@@ -112,14 +133,16 @@ def read_parquet(
     )
     images = _ParquetImages(files, image_column(schema))
     whose = [value for table in tables for value in table.column(patient_column).to_pylist()] if patient_column else None
+    key = content_key(folder, files)
     records = Records(
         _name_labels(labels, names, files[0], left),
-        content_key(folder, files),
+        key,
         split_by_size([len(table) for table in tables]),
         origin,
         classes=names or None,
         opener=lambda i, shortest: open_rgb(io.BytesIO(images.read(i)), shortest),
         patients=None if whose is None else patient_names(whose, patient_column, left),
+        same=lambda: remembered(key, lambda: same_bytes(images.read, len(labels))),
     )
     return without(records, left)
 

@@ -20,6 +20,8 @@ class Records:
     """Records of a reader: a class name for each, features or an image opener, and the patient of each if known.
 
     burned_in: number of images with text burned into their pixels, as headers state. left_out: reasons for missing records.
+    same: finds copies, as a group (n,) of each record with equal numbers for equal content; None for public data that are
+    known. place: where a record is, for the site's own log.
     """
 
     labels: Sequence[str]
@@ -33,11 +35,16 @@ class Records:
     patients: tuple[str, ...] | None = None
     burned_in: int = 0
     left_out: tuple[str, ...] = ()
+    same: Callable[[], Tensor] | None = None
+    place: Callable[[int], str] | None = None
 
 
 def select(records: Records, positions: Sequence[int]) -> Records:
     """The records at these positions, in this order."""
+    if len(positions) == len(records.labels) and all(at == row for at, row in enumerate(positions)):
+        return records
     opener, origin, patients, rows = records.opener, records.origin, records.patients, list(positions)
+    same, place = records.same, records.place
     return replace(
         records,
         labels=[records.labels[i] for i in rows],
@@ -46,13 +53,18 @@ def select(records: Records, positions: Sequence[int]) -> Records:
         patients=None if patients is None else tuple(patients[i] for i in rows),
         features=None if records.features is None else records.features[rows],
         opener=None if opener is None else lambda i, shortest: opener(rows[i], shortest),
+        same=None if same is None else lambda: same()[rows],
+        place=None if place is None else lambda i: place(rows[i]),
     )
 
 
 def without(records: Records, left: LeftOut) -> Records:
     """The records that are not left out. Their key then changes, because cached features belong to rows."""
     found = replace(records, left_out=tuple(left.reasons))
-    if not left.rows:
-        return found
-    key = hashlib.sha256(repr((records.key, sorted(left.rows))).encode()).hexdigest()
-    return select(replace(found, key=key), left.kept(len(records.labels)))
+    return only(found, left.kept(len(records.labels))) if left.rows else found
+
+
+def only(records: Records, positions: Sequence[int]) -> Records:
+    """As `select`, with a key for these records, because cached features belong to rows."""
+    key = hashlib.sha256(repr((records.key, list(positions))).encode()).hexdigest()
+    return select(replace(records, key=key), positions)

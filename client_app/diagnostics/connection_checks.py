@@ -1,62 +1,40 @@
-"""Checks of the connection from a site to its coordinator, step by step: name, port, TLS, clock and the site's key."""
+"""Checks of the connection from a site to its coordinator, step by step: the way, TLS, packets, clock, the site's key."""
 
 from __future__ import annotations
 
 import datetime
-import socket
+import os
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from client_app.diagnostics.findings import SECONDS, Finding, Link
+from client_app.diagnostics.large_packets import large_packets_arrive
+from client_app.diagnostics.presented_certificates import inspector, presented
+from client_app.diagnostics.proxies import Proxy, capitals_only, open_tunnel, proxy_for
+from client_app.diagnostics.way_checks import check_way
 from common.errors import ConfigError
 from common.security.key_standing import key_standing
 
-SECONDS, PROBE_SECONDS = 10.0, 3.0
+PROBE_SECONDS = 3.0
 SOON = datetime.timedelta(days=30)
-State = Literal["PASS", "WARN", "FAIL"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Result of one check. remedy: what to do, in one line; empty if nothing."""
-
-    what: str
-    state: State
-    found: str
-    remedy: str = ""
-
-
-@dataclass(frozen=True)
-class Link:
-    """Address of the coordinator, and the files by which both authenticate each other; as for `site join`."""
-
-    host: str
-    port: int
-    authority: Path | None
-    key: Path | None
-
-    @classmethod
-    def parse(cls, address: str, authority: Path | None, key: Path | None) -> Link:
-        """The link to `address`, host:port. Raises ConfigError."""
-        host, colon, port = address.rpartition(":")
-        if not (colon and host and port.isdecimal() and 0 < int(port) < 65536) or "/" in host:
-            raise ConfigError(f"--superlink {address!r}: must be HOST:PORT, such as fl.example.org:9092")
-        return cls(host.strip("[]"), int(port), authority, key)
 
 
 def check_link(link: Link) -> Iterator[Finding]:
-    """Check each step to the coordinator; stop at the first that fails."""
-    resolved = _resolve(link)
-    yield resolved
-    if resolved.state == "FAIL":
+    """Check each step to the coordinator; stop at the first that fails. Takes the proxy that gRPC takes."""
+    try:
+        proxy = proxy_for(link.host, os.environ)
+    except ConfigError as error:
+        yield Finding("proxy", "FAIL", str(error), "correct the variable, or remove it if this site needs no proxy")
         return
-    connected = _connect(link)
-    yield connected
-    if connected.state == "FAIL":
-        return
-    if link.authority is None and _speaks_tls(link):
+    for step in check_way(link, proxy):
+        yield step
+        if step.state == "FAIL":
+            if ignored := capitals_only(os.environ):
+                remedy = f"set {ignored.lower()}, in small letters (PROXY in a kit's .env), if this site needs the proxy"
+                yield Finding("proxy", "WARN", f"{ignored} is in capital letters, which gRPC does not read", remedy)
+            return
+    if link.authority is None and _speaks_tls(link, proxy):
         remedy = "give --root-certificates with ca.crt of the site kit, and leave --insecure out"
         yield Finding("TLS", "FAIL", "the coordinator requires TLS, and no certificate is given", remedy)
         return
@@ -64,48 +42,26 @@ def check_link(link: Link) -> Iterator[Finding]:
         remedy = "give --root-certificates; the coordinator's `certs` command makes them"
         yield Finding("TLS", "WARN", "not used: anyone on the network path can read and change all messages", remedy)
     else:
-        trusted = _shake_hands(link, link.authority)
+        trusted = _shake_hands(link, link.authority, proxy)
         yield trusted
         if trusted.state == "FAIL":
             return
+        if (stuck := _large_packets(link, link.authority, proxy)) is not None:
+            yield stuck
     yield _standing(link)
 
 
-def _resolve(link: Link) -> Finding:
+def _speaks_tls(link: Link, proxy: Proxy | None) -> bool:
     try:
-        found = {str(each[4][0]) for each in socket.getaddrinfo(link.host, link.port, type=socket.SOCK_STREAM)}
-    except (OSError, UnicodeError) as error:
-        return Finding("name", "FAIL", f"{link.host} has no address ({error})", "check the name, and this machine's DNS")
-    return Finding("name", "PASS", f"{link.host} is {', '.join(sorted(found))}")
-
-
-def _connect(link: Link) -> Finding:
-    try:
-        socket.create_connection((link.host, link.port), SECONDS).close()
-    except ConnectionRefusedError:
-        remedy = "check that the coordinator is running and that this is its Fleet port (usually 9092)"
-        return Finding("port", "FAIL", f"{link.host} refuses connections to port {link.port}", remedy)
-    except OSError as error:
-        remedy = f"allow outgoing connections to {link.host}, TCP port {link.port}; no incoming ones are needed"
-        return Finding("port", "FAIL", f"no reply from {link.host} port {link.port} ({error})", remedy)
-    return Finding("port", "PASS", f"{link.host} answers on port {link.port}")
-
-
-def _speaks_tls(link: Link) -> bool:
-    context = ssl.create_default_context()
-    # Nothing is sent over this connection; it only shows whether there is TLS.
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    try:
-        with socket.create_connection((link.host, link.port), SECONDS) as plain:
+        with open_tunnel(proxy, link.host, link.port, SECONDS) as plain:
             plain.settimeout(PROBE_SECONDS)
-            context.wrap_socket(plain, server_hostname=link.host).close()
+            presented(plain, link.host)
     except OSError:
         return False
     return True
 
 
-def _shake_hands(link: Link, authority: Path) -> Finding:
+def _shake_hands(link: Link, authority: Path, proxy: Proxy | None) -> Finding:
     try:
         context = ssl.create_default_context(cafile=str(authority.expanduser()))
     except (OSError, ssl.SSLError) as error:
@@ -115,11 +71,15 @@ def _shake_hands(link: Link, authority: Path) -> Finding:
         )
     context.set_alpn_protocols(["h2"])
     try:
-        with socket.create_connection((link.host, link.port), SECONDS) as plain:
+        with open_tunnel(proxy, link.host, link.port, SECONDS) as plain:
             plain.settimeout(SECONDS)
             with context.wrap_socket(plain, server_hostname=link.host) as secured:
                 certificate = secured.getpeercert() or {}
     except ssl.SSLCertVerificationError as error:
+        if device := _inspector(link, authority, proxy):
+            found = f"a device on the way inspects TLS: it presents a certificate of {device!r} for {link.host}"
+            remedy = f"ask the administrators of this network to exempt {link.host} port {link.port} from TLS inspection"
+            return Finding("TLS", "FAIL", found, remedy)
         return Finding("TLS", "FAIL", f"the certificate is refused: {error.verify_message}", _remedy(error.verify_message))
     except ssl.SSLError as error:
         remedy = "check that the coordinator runs with its certificate, and that no proxy on the path intercepts TLS"
@@ -134,6 +94,34 @@ def _shake_hands(link: Link, authority: Path) -> Finding:
     return Finding("TLS", "PASS", found)
 
 
+def _inspector(link: Link, authority: Path, proxy: Proxy | None) -> str:
+    try:
+        with open_tunnel(proxy, link.host, link.port, SECONDS) as plain:
+            return inspector(presented(plain, link.host), authority)
+    except OSError:
+        return ""
+
+
+def _large_packets(link: Link, authority: Path, proxy: Proxy | None) -> Finding | None:
+    """Whether large packets pass; None if that could not be tried."""
+    context = ssl.create_default_context(cafile=str(authority.expanduser()))
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            open_tunnel(proxy, link.host, link.port, SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=link.host) as secured,
+        ):
+            arrive = large_packets_arrive(secured, SECONDS)
+    except OSError:
+        return None
+    if arrive is None:
+        return None
+    if arrive:
+        return Finding("packets", "PASS", f"large packets arrive at {link.host}")
+    remedy = "a VPN or tunnel on the way may need a smaller MTU: set it on this machine, and for the containers' network"
+    return Finding("packets", "WARN", f"small packets arrive at {link.host}, large ones do not", remedy)
+
+
 def _remedy(error: str) -> str:
     if "expired" in error:
         return "ask the coordinator to renew it (`coordinator certs FOLDER --renew`), and check this machine's clock"
@@ -141,7 +129,7 @@ def _remedy(error: str) -> str:
         return "check this machine's clock"
     if "mismatch" in error:
         return "use the name in the certificate, or ask the coordinator: `coordinator certs FOLDER --renew --host NAME`"
-    return "take ca.crt from the site kit again; if a proxy presents its own certificate, exempt this host from it"
+    return "take ca.crt from the site kit again; it is of another federation, or the coordinator has a new authority"
 
 
 def _standing(link: Link) -> Finding:
@@ -160,7 +148,8 @@ def _standing(link: Link) -> Finding:
             "key",
             "FAIL",
             "the coordinator does not know this site's key",
-            "ask the coordinator to add it with `coordinator register`",
+            "ask the coordinator to add it with `coordinator register`; a key that it has revoked stays barred, and this "
+            "site then needs a new kit",
         ),
         "clock": Finding(
             "key",

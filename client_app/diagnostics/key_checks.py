@@ -1,11 +1,11 @@
-"""Checks for `site doctor` of the keys in a node-config: of other sites, for sealed chains, and of the coordinator."""
+"""Checks for `site doctor` of the keys in a node-config: of other sites (sealed chains, secure sums) and the coordinator."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from client_app.diagnostics.connection_checks import Finding
+from client_app.diagnostics.findings import Finding
 from client_app.governance.gate import open_gate
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import coordinator_key
@@ -21,9 +21,10 @@ PEERS_REMEDY = (
 def check_keys(run: RunConfig, node: NodeConfig) -> Iterator[Finding]:
     """Check each key file in the node-config, and fail if a required one is not set."""
     try:
-        demanded = open_gate(node, run, "doctor").policy.require_seal
+        policy = open_gate(node, run, "doctor").policy
+        demanded = "require-seal" if policy.require_seal else "require-secure-sum" if policy.require_secure_sum else ""
     except FedSurrogateError:
-        demanded = False  # Another check reports the policy.
+        demanded = ""  # Another check reports the policy.
     if node.peers:
         try:
             names = ", ".join(sorted(read_keys(Path(node.peers).expanduser())))
@@ -31,7 +32,7 @@ def check_keys(run: RunConfig, node: NodeConfig) -> Iterator[Finding]:
         except (ConfigError, RuntimeError) as error:
             yield Finding("peers", "FAIL", str(error), PEERS_REMEDY)
     elif demanded:
-        found = "require-seal = true, but the keys of other sites are not set: this site refuses every run"
+        found = f"{demanded} = true, but the keys of other sites are not set: this site refuses every run"
         yield Finding("peers", "FAIL", found, PEERS_REMEDY)
     if node.coordinator_key:
         try:

@@ -13,7 +13,7 @@ from contextlib import closing
 import torch
 
 from client_app.datasets.partition import SiteShare, share
-from client_app.diagnostics.connection_checks import Finding
+from client_app.diagnostics.findings import Finding
 from client_app.diagnostics.key_checks import check_keys
 from client_app.features.extraction import in_parts
 from client_app.features.site_features import site_backbone, site_device
@@ -21,10 +21,11 @@ from client_app.governance.gate import open_gate, own_ledger
 from client_app.governance.policy import NO_LIMIT
 from client_app.governance.uncharged import FALLBACK, check_dimension
 from client_app.node_config import NodeConfig, is_protected
+from common.backbones.backbones import Backbone
+from common.backbones.feature_power import with_power
 from common.config.run_config import RunConfig
 from common.costs import costs
 from common.errors import FedSurrogateError
-from common.models.backbones import Backbone
 from common.privacy.claims import plan_of
 
 GIB = 2**30
@@ -58,7 +59,8 @@ def check_site(run: RunConfig, node: NodeConfig, fingerprint: str = "", run_name
             dimension = found[0].dim
             yield _guarded("time", "check the images", lambda: _time(part[0], found[0]))
     elif part and fingerprint:
-        yield _same(part[0].dataset.fingerprint, fingerprint, "backbone")
+        own, wanted = (with_power(each, run.power) for each in (part[0].dataset.fingerprint, fingerprint))
+        yield _same(own, wanted, "backbone")
     if not run_named:
         yield Finding("a run", "WARN", "no settings of a run are given", "give the coordinator's planned settings with -c")
     elif part:
@@ -158,7 +160,8 @@ def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:
         left = f"; left out: {'; '.join(dataset.left_out)}" if dataset.left_out else ""
         return Finding("data", "FAIL", facts + left, "without training records only noise leaves, or nothing")
     if dataset.left_out:
-        found_wrong = f"{facts}; LEFT OUT in this private run: {'; '.join(dataset.left_out)}"
+        private = " in this private run" if is_protected(run, node) else ""
+        found_wrong = f"{facts}; LEFT OUT{private}: {'; '.join(dataset.left_out)}"
         return Finding("data", "WARN", found_wrong, "correct these records; they are not reported to the coordinator")
     if dataset.burned_in:
         return Finding(
@@ -179,8 +182,9 @@ def _backbone(run: RunConfig, node: NodeConfig, fingerprint: str, found: list[Ba
     found.append(loaded)
     if is_protected(run, node):
         check_dimension(loaded)
-    facts = f"{run.backbone}, fingerprint {loaded.fingerprint}"
-    return _same(loaded.fingerprint, fingerprint, facts) if fingerprint else Finding("backbone", "PASS", facts)
+    own = with_power(loaded.fingerprint, run.power)
+    facts = f"{run.backbone}, fingerprint {own}"
+    return _same(own, with_power(fingerprint, run.power), facts) if fingerprint else Finding("backbone", "PASS", facts)
 
 
 def _same(own: str, wanted: str, facts: str) -> Finding:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 MIB = 2**20
+# Ending of a folder whose features are being computed, or were when the process ended.
+PARTIAL = ".partial"
 LOG = logging.getLogger("fedsurrogate.site")
 
 
@@ -53,7 +55,7 @@ def make_room(entry: Path, most_mib: float) -> None:
     os.utime(entry)
     if most_mib == float("inf"):
         return
-    others = [folder for folder in entry.parent.iterdir() if folder.is_dir() and folder != entry and "." not in folder.name]
+    others = [folder for folder in entry.parent.iterdir() if _is_entry(folder) and folder != entry]
     sizes = {folder: _size(folder) for folder in others}
     total = _size(entry) + sum(sizes.values())
     if _size(entry) > most_mib * MIB:
@@ -62,7 +64,7 @@ def make_room(entry: Path, most_mib: float) -> None:
         if total <= most_mib * MIB:
             return
         try:
-            with FileLock(f"{folder}.lock", timeout=0):
+            with FileLock(f"{str(folder).removesuffix(PARTIAL)}.lock", timeout=0):
                 shutil.rmtree(folder, ignore_errors=True)
         except Timeout:
             continue
@@ -70,6 +72,11 @@ def make_room(entry: Path, most_mib: float) -> None:
         LOG.info(
             "cached features %s, the least recently used, are removed: the cache may take %g MiB", folder.name, most_mib
         )
+
+
+def _is_entry(folder: Path) -> bool:
+    """Whether this is a folder of features, complete or not."""
+    return folder.is_dir() and "." not in folder.name.removesuffix(PARTIAL)
 
 
 def _size(folder: Path) -> int:

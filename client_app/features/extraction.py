@@ -8,33 +8,37 @@ import logging
 import math
 import os
 import shutil
-import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.datasets.dataset import Dataset
-from client_app.features.cache import digest_of, make_room, read_entry
+from client_app.features.cache import PARTIAL, digest_of, make_room, read_entry
+from client_app.features.progress import progress
+from client_app.features.shards import SHARDS, ShardWriter
+from common.backbones.backbones import Backbone
 from common.errors import BackboneError, DataError
-from common.models.backbones import Backbone
+
+if TYPE_CHECKING:
+    from client_app.datasets.dataset import Dataset
 
 LOG = logging.getLogger("fedsurrogate.site")
 DECODE_TOGETHER = 32
 # On a CPU each thread decodes eight images and forwards them in pairs, whose activations fit the caches of its core. The
 # numbers are fixed, so that the bits of a feature depend neither on batch_size nor on the number of cores.
 CPU_TOGETHER, CPU_FORWARD_TOGETHER = 8, 2
-LOG_EVERY_SECONDS = 10.0
+# Number of broken images that the log names.
+MOST_NAMED = 20
 NOT_FINITE = "features that are NaN or beyond +-65504"
 
 
@@ -53,7 +57,9 @@ class Features:
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class Part:
+    """Some records: rows with images and features, and broken rows with reasons."""
+
     rows: list[int]
     images: Tensor | None
     broken: list[tuple[int, str]]
@@ -107,99 +113,111 @@ def extract(
 
 
 def _write(entry: Path, dataset: Dataset, backbone: Backbone, batch_size: int) -> None:
-    """Compute into a temporary folder and rename it when complete. The caller holds the entry's lock."""
-    for stale in entry.parent.glob(f"{entry.name}.tmp-*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{entry.name}.tmp-", dir=entry.parent))
+    """Compute into a folder of shards and rename it when complete. The caller holds the entry's lock.
+
+    A failure leaves the complete shards for the next attempt.
+    """
+    folder = entry.with_name(f"{entry.name}{PARTIAL}")
+    writer = ShardWriter.resumed(folder, len(dataset))
     try:
-        np.save(folder / "ok.npy", _compute(folder / "x.npy", dataset, backbone, batch_size))
+        np.save(folder / "ok.npy", _compute(writer, dataset, backbone, batch_size))
         digests = {name: digest_of(folder / name) for name in ("x.npy", "ok.npy")}
         (folder / "digests.json").write_text(json.dumps(digests))
         if entry.exists():
             shutil.rmtree(entry)
         folder.rename(entry)
-    finally:
+        # Only now: a process that ends before the rename loses nothing.
+        for name in (SHARDS, "ok"):
+            (entry / name).unlink()
+    except (BackboneError, DataError):
+        # These images, or this backbone, cannot be used: another attempt would end in the same way.
         shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        if not writer.done:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _compute(
-    path: Path, dataset: Dataset, backbone: Backbone, batch_size: int
+    writer: ShardWriter, dataset: Dataset, backbone: Backbone, batch_size: int
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Write features (n, d) float16 to `path`; return which rows are valid, (n,) bool."""
-    ok = np.zeros(len(dataset), dtype=np.bool_)
-    x: np.memmap[tuple[int, ...], np.dtype[np.float16]] | None = None
-    first: Tensor | None = None
+    """Write features (n, d) float16 of the rows that are missing; return which rows are valid, (n,) bool."""
     broken: list[tuple[int, str]] = []
-    start = time.perf_counter()
-    with _progress(dataset.name, len(dataset)) as advance, closing(in_parts(dataset, backbone, batch_size)) as parts:
+    start, begin = time.perf_counter(), writer.done
+    at = begin
+    with (
+        progress(dataset.name, len(dataset), begin) as advance,
+        closing(in_parts(dataset, backbone, batch_size, begin)) as parts,
+    ):
         for part in parts:
             broken += part.broken
             if part.images is not None and part.features is not None:
-                first = part.images[0].clone() if first is None else first
-                _check_same_size(part.images, first)
-                if x is None:
-                    shape = (len(dataset), part.features.shape[1])
-                    x = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
+                size = tuple(part.images.shape[2:])
+                check_same_size(writer.size or size, size)
                 finite = torch.isfinite(part.features).all(dim=1)
                 broken += [(row, NOT_FINITE) for row, good in zip(part.rows, finite.tolist(), strict=True) if not good]
-                x[part.rows] = torch.where(finite[:, None], part.features, 0).numpy()
-                ok[part.rows] = finite.numpy()
-            advance(len(part.rows) + len(part.broken))
-    for row, reason in broken[:20]:
-        LOG.warning("%s: image %d is broken and skipped (%s)", dataset.name, row, reason)
-    if x is not None and not ok.any():
-        raise BackboneError(f"backbone {backbone.name!r}: {NOT_FINITE} for every image; check weights-path, or use another")
-    if x is None:
+                writer.add(part.rows, part.features, finite, size)
+            advance(count := len(part.rows) + len(part.broken))
+            at += count
+            writer.complete(at)
+            if len(broken) > MOST_NAMED:
+                broken = [*broken[:MOST_NAMED], broken[-1]]
+    for row, reason in broken[:MOST_NAMED]:
+        # Never to the coordinator: a path may name a patient.
+        LOG.warning("%s: %s is broken and skipped (%s)", dataset.name, dataset.where(row), reason)
+    if not writer.dimension:
         reason = broken[0][1] if broken else "it is empty"
         raise DataError(f"none of the {len(dataset)} images of {dataset.name!r} can be read; reason for the first: {reason}")
-    x.flush()
+    ok = writer.ok()
+    if not ok.any():
+        raise BackboneError(f"backbone {backbone.name!r}: {NOT_FINITE} for every image; check weights-path, or use another")
     seconds = time.perf_counter() - start
     LOG.info(
         "%s: features of %d images in %.1f s (%.0f images/s), %d broken images skipped",
-        *(dataset.name, int(ok.sum()), seconds, len(dataset) / seconds, len(broken)),
+        *(dataset.name, int(ok.sum()), seconds, (len(dataset) - begin) / seconds, len(ok) - int(ok.sum())),
     )
     return ok
 
 
-def in_parts(dataset: Dataset, backbone: Backbone, batch_size: int) -> Generator[_Part]:
-    """Yield the records in order, with features; on a CPU each core decodes and forwards its own images."""
+def in_parts(dataset: Dataset, backbone: Backbone, batch_size: int, begin: int = 0) -> Generator[Part]:
+    """Yield the records from `begin` in order, with features; on a CPU each core decodes and forwards its own images."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if backbone.device.type != "cpu":
-        for part in _batches(dataset, backbone, batch_size, min(16, cores)):
+        for part in _batches(dataset, backbone, batch_size, min(16, cores), begin):
             yield _forward(part, backbone, len(part.rows))
         return
 
-    def work(indices: range) -> _Part:
+    def work(indices: range) -> Part:
         # Affects this thread only. Threads that share a forward pass would wait for each other at every layer.
         torch.set_num_threads(1)
         return _forward(_decode(dataset, backbone, indices), backbone, CPU_FORWARD_TOGETHER)
 
     threads = torch.get_num_threads()
     try:
-        yield from _in_order(work, len(dataset), CPU_TOGETHER, cores, ahead=4 * cores)
+        yield from _in_order(work, range(begin, len(dataset)), CPU_TOGETHER, cores, ahead=4 * cores)
     finally:
         # A worker also changed the default of threads started later.
         torch.set_num_threads(threads)
 
 
-def _batches(dataset: Dataset, backbone: Backbone, batch_size: int, workers: int) -> Iterator[_Part]:
+def _batches(dataset: Dataset, backbone: Backbone, batch_size: int, workers: int, begin: int) -> Iterator[Part]:
     """Decode in threads, at most a few batches ahead of the model, and yield batches in the order of the records."""
     together = min(DECODE_TOGETHER, batch_size)
     ahead = workers + 1 + -(-batch_size // together)
-    decoded = _in_order(partial(_decode, dataset, backbone), len(dataset), together, workers, ahead)
+    decoded = _in_order(partial(_decode, dataset, backbone), range(begin, len(dataset)), together, workers, ahead)
     while parts := list(islice(decoded, -(-batch_size // together))):
         yield _join(parts)
 
 
-def _in_order(work: Callable[[range], _Part], total: int, together: int, workers: int, ahead: int) -> Iterator[_Part]:
+def _in_order(work: Callable[[range], Part], rows: range, together: int, workers: int, ahead: int) -> Iterator[Part]:
     """Do `work` on `together` records at a time in threads, in order; at most `ahead` results are pending."""
-    starts = iter(range(0, total, together))
-    waiting: deque[Future[_Part]] = deque()
+    starts = iter(rows[::together])
+    waiting: deque[Future[Part]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="extract") as pool:
         try:
             while True:
                 for start in islice(starts, ahead - len(waiting)):
-                    waiting.append(pool.submit(work, range(start, min(start + together, total))))
+                    waiting.append(pool.submit(work, range(start, min(start + together, rows.stop))))
                 if not waiting:
                     return
                 yield waiting.popleft().result()
@@ -207,14 +225,14 @@ def _in_order(work: Callable[[range], _Part], total: int, together: int, workers
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _forward(part: _Part, backbone: Backbone, together: int) -> _Part:
+def _forward(part: Part, backbone: Backbone, together: int) -> Part:
     if part.images is None:
         return part
     features = [backbone.forward(images).to("cpu", torch.float16) for images in torch.split(part.images, together)]
     return replace(part, features=torch.cat(features))
 
 
-def _decode(dataset: Dataset, backbone: Backbone, indices: range) -> _Part:
+def _decode(dataset: Dataset, backbone: Backbone, indices: range) -> Part:
     rows: list[int] = []
     broken: list[tuple[int, str]] = []
     images: Tensor | None = None
@@ -228,57 +246,24 @@ def _decode(dataset: Dataset, backbone: Backbone, indices: range) -> _Part:
             continue
         if images is None:
             images = torch.empty((len(indices), *image.shape)).contiguous(memory_format=torch.channels_last)
-        _check_same_size(images, image)
+        check_same_size(tuple(images.shape[2:]), tuple(image.shape[1:]))
         images[len(rows)] = image
         rows.append(index)
-    return _Part(rows, None if images is None else images[: len(rows)], broken)
+    return Part(rows, None if images is None else images[: len(rows)], broken)
 
 
-def _join(parts: list[_Part]) -> _Part:
+def _join(parts: list[Part]) -> Part:
     images = [part.images for part in parts if part.images is not None]
     for part in images:
-        _check_same_size(images[0], part[0])
+        check_same_size(tuple(images[0].shape[2:]), tuple(part.shape[2:]))
     joined = None if not images else images[0] if len(images) == 1 else torch.cat(images)
-    return _Part([row for part in parts for row in part.rows], joined, [b for part in parts for b in part.broken])
+    return Part([row for part in parts for row in part.rows], joined, [b for part in parts for b in part.broken])
 
 
-def _check_same_size(images: Tensor, image: Tensor) -> None:
-    if images.shape[1:] != image.shape:
-        (height, width), (other_height, other_width) = images.shape[2:], image.shape[1:]
+def check_same_size(size: tuple[int, ...], other: tuple[int, ...]) -> None:
+    """Raise BackboneError for images of two sizes, each (height, width)."""
+    if size != other:
         raise BackboneError(
-            f"images of {width}x{height} and of {other_width}x{other_height} px give features of different lengths; "
+            f"images of {size[1]}x{size[0]} and of {other[1]}x{other[0]} px give features of different lengths; "
             "set image-size, and all images are resized to it"
         )
-
-
-@contextmanager
-def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that counts finished images: a progress bar on a terminal, otherwise a log line at intervals."""
-    start = reported = time.perf_counter()
-    done = 0
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:.0f} images/s"))
-        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-            task = bar.add_task(name, total=total, rate=0.0)
-
-            def draw(count: int) -> None:
-                nonlocal done
-                done += count
-                bar.update(task, completed=done, rate=done / (time.perf_counter() - start))
-
-            yield draw
-        return
-
-    def log(count: int) -> None:
-        nonlocal done, reported
-        done += count
-        now = time.perf_counter()
-        if now - reported >= LOG_EVERY_SECONDS:
-            reported = now
-            rate = done / (now - start)
-            LOG.info("%s: %d of %d images, %.0f images/s, %.0f s left", name, done, total, rate, (total - done) / rate)
-
-    yield log

@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from client_app.datasets.dataset import Dataset
 from client_app.datasets.partition import share
+from client_app.features.cache import MIB
 from client_app.features.extraction import Features, extract
+from client_app.features.on_disk import chunks, written
 from client_app.governance.policy import policy_of
 from client_app.node_config import NodeConfig, is_protected
-from common.config.run_config import RunConfig, pick_device
-from common.errors import ConfigError, DataError
-from common.models.backbones import Backbone, load_backbone
+from common.backbones.backbone_names import OWN_BACKBONE
+from common.backbones.backbones import Backbone, load_backbone
+from common.backbones.feature_power import raised, with_power
+from common.backbones.own_backbones import own_backbone
+from common.config.run_config import RunConfig
+from common.errors import BackboneError, ConfigError, DataError
+from common.models.devices import pick_device
+from common.rules.counting import JUDGING
 from common.wire.records import INFO, Record
+
+# Stands for a backbone's fingerprint where only labels are counted.
+NO_FEATURES = "labels-only"
+# Of a number in single precision.
+BYTES = 4
 
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Features (n, d), labels (n,), indices into the site's classes, and patients (n,) (`units`) if the data have IDs."""
+    """Features (n, d), labels (n,), indices into the site's classes, and patients (n,) (`units`) if the data have IDs.
+
+    rows: indices (n,) of the records in their data set, for the site's own use. folder: where features are, mapped from a
+    file, if memory is not to hold all of them; None if it holds them.
+    """
 
     features: Tensor
     labels: Tensor
     units: tuple[str, ...] | None = None
+    rows: Tensor | None = None
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -83,19 +103,31 @@ def load_site(run: RunConfig, node: NodeConfig, backbone: Backbone | None = None
     part, protected = share(run, node, in_simulation()), is_protected(run, node)
     if not len(part.dataset):
         raise DataError(f"no record of the classes {', '.join(run.classes)[:200]} in {part.dataset.name!r}")
-    model = backbone or partial(site_backbone, run, node)
-    found = extract(part.dataset, model, node.cache, most_mib=policy_of(node).cache_mib)
-    train, test = (usable(part.dataset, found, rows) for rows in (part.train, part.test))
+    if run.counting.kind == "survey":
+        found = no_features(len(part.dataset))
+    else:
+        model = backbone or partial(site_backbone, run, node)
+        found = extract(part.dataset, model, node.cache, most_mib=policy_of(node).cache_mib)
+    read = partial(usable, part.dataset, found, power=run.power, folder=node.cache, most_mib=node.features_in_memory_mib)
+    train, test = read(part.train), read(part.test)
     if node.unit == "record" or (protected and node.protects == "record"):
         train = replace(train, units=None)
     elif protected and train.units is None:
         raise DataError(f"{part.dataset.name!r} has no patient IDs, but this site protects patients; set patient-column")
-    if not (len(train.labels) or protected):
+    if not (len(train.labels) or protected or run.counting.kind in JUDGING):
         raise DataError(f"no usable training record among {len(part.train)} in {part.dataset.name!r}")
     left_out = part.dataset.left_out
     if broken := len(part.train) - len(train.labels):
-        left_out = (*left_out, f"{broken} of {len(part.train)} training images cannot be read, or have no finite features")
-    return SiteFeatures(train, test, part.dataset.classes, found.fingerprint, found.seconds, part.simulated, left_out)
+        first = [i for i in part.train.tolist() if not found.ok[i]][:1]
+        what = f"{broken} of {len(part.train)} training images cannot be read, or have no finite features"
+        left_out = (*left_out, what + "".join(f", such as {part.dataset.where(i)}" for i in first))
+    fingerprint = with_power(found.fingerprint, run.power)
+    return SiteFeatures(train, test, part.dataset.classes, fingerprint, found.seconds, part.simulated, left_out)
+
+
+def no_features(count: int) -> Features:
+    """What stands for the features of records whose labels alone are counted."""
+    return Features(torch.zeros(count, 1), torch.ones(count, dtype=torch.bool), NO_FEATURES, 0.0, cached=False)
 
 
 def dataset_features(dataset: Dataset, run: RunConfig, node: NodeConfig) -> Features:
@@ -105,6 +137,14 @@ def dataset_features(dataset: Dataset, run: RunConfig, node: NodeConfig) -> Feat
 
 def site_backbone(run: RunConfig, node: NodeConfig) -> Backbone:
     """The run's backbone with this site's weights. Raises BackboneError or ConfigError."""
+    if run.backbone == OWN_BACKBONE:
+        # The function, which is code, comes from the site's own settings only.
+        if not node.backbone:
+            raise BackboneError(
+                f"the run uses backbone = {OWN_BACKBONE!r}, but this site's node-config names none; set backbone = "
+                "'python:PACKAGE.MODULE:FUNCTION' there"
+            )
+        return own_backbone(node.backbone, run.image_size, site_device(run, node))
     # A coordinator must not name a file on a hospital's disk, so its weights-path is used in a simulation only.
     weights = node.weights_path or ("" if node.data else run.weights_path)
     return load_backbone(run.backbone, weights, run.image_size, site_device(run, node))
@@ -115,8 +155,36 @@ def site_device(run: RunConfig, node: NodeConfig) -> str:
     return pick_device(node.device if node.device != "auto" else run.device)
 
 
-def usable(dataset: Dataset, found: Features, rows: Tensor) -> LabelledFeatures:
-    """The features of some rows, without records whose image is broken."""
+def usable(
+    dataset: Dataset,
+    found: Features,
+    rows: Tensor,
+    power: float = 1.0,
+    folder: Path | None = None,
+    most_mib: float = math.inf,
+) -> LabelledFeatures:
+    """The features of some rows, raised to a power, without records whose image is broken or whose power overflows.
+
+    Features of more than `most_mib` are not in memory, but in a file in `folder`. Raises DataError if it cannot be written.
+    """
     rows = rows[torch.as_tensor(found.ok)[rows]]
+    dimension = found.x.shape[1]
+    large = folder is not None and len(rows) * dimension * BYTES > most_mib * MIB
+    good: list[Tensor] = []
+
+    def read(some: Tensor) -> Tensor:
+        x = raised(torch.as_tensor(found.x[some]).float(), power)
+        good.append(x.isfinite().all(1))
+        return x if good[-1].all() else x[good[-1]]
+
+    if folder is None or not large:
+        x = read(rows)
+    else:
+        try:
+            x = written((read(rows[part]) for part in chunks(len(rows), dimension)), dimension, folder)
+        except OSError as error:
+            raise DataError(f"features cannot be written to cache-dir '{folder}' ({error}); make room there") from error
+    if not (finite := torch.cat(good)).all():
+        rows = rows[finite]
     units = None if dataset.patients is None else tuple(dataset.patients[i] for i in rows.tolist())
-    return LabelledFeatures(torch.as_tensor(found.x[rows]).float(), dataset.labels[rows], units)
+    return LabelledFeatures(x, dataset.labels[rows], units, rows, folder if large else None)

@@ -23,6 +23,7 @@ from common.errors import BudgetError
 from common.methods import METHODS
 from common.privacy.accounting import GaussianEvent
 from common.privacy.privacy_filter import PrivacyFilter, composed
+from common.rules.counting import EXACT
 
 if TYPE_CHECKING:
     from client_app.governance.ledger import Release
@@ -106,8 +107,8 @@ def events_of(entries: Sequence[Entry], flower_run: str = "") -> list[GaussianEv
 
 
 def open_releases(entries: Sequence[Entry]) -> int:
-    """Number of releases without differential privacy."""
-    return sum(entry["kind"] == "release" and not entry["events"] for entry in entries)
+    """Number of releases without differential privacy, apart from counts that the policy has excluded from the total."""
+    return sum(entry["kind"] == "release" and not entry["events"] and entry["mechanism"] != EXACT for entry in entries)
 
 
 def _check_plan(entries: Sequence[Entry], this: Entry) -> None:

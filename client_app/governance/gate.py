@@ -11,10 +11,12 @@ from client_app.governance.policy import PUBLIC_KINDS, Policy, policy_of
 from client_app.governance.sealed_only import check_sealed_run
 from client_app.governance.witness import Witness
 from client_app.governance.work_limits import check_size, check_work
+from client_app.methods.task import SiteLimits
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig
 from common.errors import ConfigError, PolicyError
 from common.privacy.accounting import GaussianEvent, gaussian_noise_multiplier
+from common.rules.counting import EXACT, MECHANISM
 from common.security.receipts import parse_receipts
 from common.wire.records import Info
 
@@ -47,16 +49,18 @@ class Gate:
     def _check_policy(self, run: RunConfig) -> None:
         policy = self.policy
         check_sealed_run(policy, run, self._peers)
+        if policy.require_secure_sum and not run.secure_sum:
+            raise PolicyError("require-secure-sum = true: the run would show this site's part alone (secure-sum = false)")
         check_work(run, policy)
         for key, allowed, asked in (
-            ("methods", policy.methods, run.method),
+            ("methods", policy.methods, run.spec.name),
             ("backbones", policy.backbones, run.backbone),
             ("mechanisms", policy.mechanisms if run.epsilon else ("*",), run.mechanism),
         ):
             if not any(fnmatchcase(asked, pattern) for pattern in allowed):
                 raise PolicyError(f"{key} = {', '.join(allowed)}: the run requests {asked!r}")
         if not run.epsilon:
-            if not policy.without_dp:
+            if not (policy.without_dp or self.exact_counts(run)):
                 raise PolicyError("without-dp = false: the run has no differential privacy (epsilon = 0)")
             return
         if run.epsilon > policy.epsilon_per_run:
@@ -70,11 +74,24 @@ class Gate:
 
     def smallest_class(self, mechanism: str) -> int:
         """Number of records that a class needs to be released; one where noise hides which classes exist."""
-        return 1 if mechanism in ("sums", "dp-em", "dp-sgd") else self.policy.smallest_class
+        return 1 if mechanism in ("sums", "secure-sums", "dp-em", "dp-sgd", MECHANISM) else self.policy.smallest_class
+
+    def limits(self, run: RunConfig, node: NodeConfig) -> SiteLimits:
+        """The limits that policy and node-config set to what a method computes."""
+        policy = self.policy
+        smallest = self.smallest_class(run.mechanism)
+        return SiteLimits(
+            node.max_components, node.max_rank, smallest, policy.most_classes, policy.smallest_cell, policy.show_evaluation
+        )
+
+    def exact_counts(self, run: RunConfig) -> bool:
+        """Whether this run's counts may leave without noise although nothing else may."""
+        return run.spec.counts and not run.epsilon and run.spec.name in self.policy.exact_counts
 
     def exact_numbers_may_leave(self, run: RunConfig) -> bool:
-        """Whether numbers of correct predictions may leave: not in a private run, because they would break its guarantee."""
-        return self.policy.without_dp and not run.epsilon and not self.policy.require_seal
+        """Whether numbers of this site alone, such as accuracies, may leave: not in a private run or a secure sum."""
+        hidden = run.epsilon or run.secure_sum
+        return self.policy.without_dp and not hidden and not self.policy.require_seal
 
     def check(self, release: Release) -> float:
         """Epsilon spent if this release were charged; charges nothing. Raises PolicyError or BudgetError."""
@@ -82,7 +99,7 @@ class Gate:
         self._check_size(release)
         if policy.require_seal and not release.sealed:
             raise PolicyError("require-seal = true: the release is not sealed")
-        if not release.events and not policy.without_dp:
+        if not release.events and not policy.without_dp and release.mechanism != EXACT:
             raise PolicyError("without-dp = false: the release has no differential privacy")
         return check_budget(self.ledger.entries(), release, self._budget())
 

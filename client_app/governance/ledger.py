@@ -39,7 +39,7 @@ class Release:
     """A release's entry in the ledger. events: cost, empty without privacy. facts stay here. sealed: for other sites only.
 
     sample_rate: the lowest of all rounds of the run, or one if no round samples; it shows the plan of a run from its first
-    release.
+    release. disclosure: address of the sheet that a person has read before, in the state folder; empty for none.
     """
 
     run: str
@@ -58,6 +58,7 @@ class Release:
     sha256: str
     sealed: bool = False
     sample_rate: float = 1.0
+    disclosure: str = ""
 
 
 def dataset_id(kind: str, folder: str) -> str:

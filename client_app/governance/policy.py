@@ -13,6 +13,7 @@ from client_app.node_config import NodeConfig
 from common.config.flat_settings import parse_settings
 from common.config.sections import Names
 from common.errors import ConfigError, PolicyError
+from common.rules.counting import COUNTS
 
 NO_LIMIT = 1e6
 # Kinds of public data: a share of the run's own data, and the bundled digits.
@@ -25,7 +26,8 @@ class Policy(WorkLimits):
     methods: Names = Field(("*",), description="methods that a run may use; patterns such as '*'")
     backbones: Names = Field(("*",), description="backbones that a run may use; patterns such as 'torchvision:*'")
     mechanisms: Names = Field(
-        ("sums", "dp-em", "dp-sgd"), description="privacy mechanisms that a run may use; 'theorem-4.1' protects less"
+        ("sums", "dp-em", "dp-sgd", "counts"),
+        description="privacy mechanisms that a run may use; 'theorem-4.1' protects less",
     )
     without_dp: bool = Field(False, description="whether anything may leave without differential privacy")
     epsilon_per_run: float = Field(1.0, gt=0, le=NO_LIMIT, description="largest epsilon of one run, all its rounds together")
@@ -42,8 +44,44 @@ class Policy(WorkLimits):
         description="delta of all releases together; the part above delta is for sampled runs; 0: 2 delta",
     )
     smallest_class: int = Field(10, ge=1, description="records that a class needs to be released, except with 'sums'")
+    exact_counts: Names = Field(
+        (),
+        description="runs whose counts may leave without noise although without-dp = false: evaluation, survey; the total "
+        "does not cover them",
+    )
+    smallest_cell: int = Field(10, ge=1, description="records that a class needs in counts without noise")
+    show_evaluation: bool = Field(
+        False, description="whether results of an evaluation may name this site's own share, with its noise"
+    )
     largest_payload_mib: float = Field(256.0, gt=0, le=4096, description="largest message that may leave, MiB")
     require_seal: bool = Field(False, description="whether only sealed chains are answered, so all releases are encrypted")
+
+    require_secure_sum: bool = Field(
+        False, description="whether only secure sums are answered, so that the coordinator never sees this site's part alone"
+    )
+    smallest_sum: int = Field(3, ge=2, description="fewest sites in a secure sum")
+    local_epsilon: float = Field(
+        0.0,
+        ge=0,
+        le=NO_LIMIT,
+        description="largest epsilon of a secure sum that this site's own noise must keep alone; 0 for no limit",
+    )
+
+    largest_attack_auc: float = Field(
+        1.0, ge=0.5, le=1, description="largest AUC of a membership attack on a release without privacy; 1 for no limit"
+    )
+    smallest_nearest_ratio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="smallest distance of a released mean from the records used, as a share of that from others; 0 for none",
+    )
+
+    @model_validator(mode="after")
+    def _exact_counts_exist(self) -> Self:
+        if wrong := [name for name in self.exact_counts if name not in COUNTS]:
+            raise ValueError(f"exact-counts = {wrong[0][:40]!r}: must be {' or '.join(map(repr, COUNTS))}")
+        return self
 
     @model_validator(mode="after")
     def _delta_has_two_parts(self) -> Self:
@@ -59,10 +97,14 @@ DEFAULT = Policy()
 PUBLIC_DATA = Policy(
     mechanisms=("*",),
     without_dp=True,
+    smallest_sum=2,
     epsilon_per_run=NO_LIMIT,
     epsilon_total=NO_LIMIT,
     delta=0.01,
     smallest_class=1,
+    exact_counts=("evaluation", "survey"),
+    smallest_cell=1,
+    show_evaluation=True,
     **NO_WORK_LIMITS,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -13,13 +14,17 @@ from client_app.features.site_features import SiteFeatures, load_site
 from client_app.governance.gate import Gate
 from client_app.governance.ledger import Release
 from client_app.governance.uncharged import FALLBACK, with_records
-from client_app.methods.task import MethodOutput, SiteLimits, Task
+from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig, is_protected
 from common.config.run_config import RunConfig, run_digest
 from common.privacy.accounting import GaussianEvent
 from common.privacy.claims import Claim, make_claim, released_in
+from common.rules.counting import EXACT
 from common.rules.spec import load
 from common.wire.records import Info
+
+# Folder of the disclosure sheets, in the state folder.
+DISCLOSURES = "disclosures"
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
     gate.check_request(run)
     if affordable:
         gate.check_planned(planned(request))
-    limits = SiteLimits(node.max_components, node.max_rank, gate.smallest_class(run.mechanism), gate.policy.most_classes)
+    limits = gate.limits(run, node)
 
     def make(found: SiteFeatures, node: NodeConfig) -> tuple[MethodOutput, int, float]:
         gate.check_size(run, found.train.features.shape[1], len(found.classes))
@@ -76,7 +81,9 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
         made, number, seconds = make(found, node)
     if failure:
         made = replace(made, facts=made.facts | {FALLBACK: 1.0})
-    release = entry(run, request.flower_run, made, number)
+    release = replace(entry(run, request.flower_run, made, number), disclosure=disclosure_of(node, run_digest(run)))
+    if gate.exact_counts(run):
+        release = replace(release, mechanism=EXACT)
     return Prepared(made.payload, release, made.claim, found, seconds, made.answer, made.keep, made.must_keep, failure)
 
 
@@ -87,7 +94,7 @@ def entry(run: RunConfig, flower_run: str, made: MethodOutput, number: int = 1) 
     return Release(
         run=run_digest(run),
         flower_run=flower_run,
-        method=run.method,
+        method=run.spec.name,
         round=number,
         mechanism=claim.mechanism if claim else "none",
         events=made.events,
@@ -102,6 +109,12 @@ def entry(run: RunConfig, flower_run: str, made: MethodOutput, number: int = 1) 
         sealed=made.sealed,
         sample_rate=run.trained.sample_rate if run.mechanism == "dp-sgd" else 1.0,
     )
+
+
+def disclosure_of(node: NodeConfig, run: str) -> str:
+    """The address of the newest disclosure sheet for a run, relative to the state folder; empty if there is none."""
+    found = sorted((node.state / DISCLOSURES).glob(f"{run}-*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
+    return f"{DISCLOSURES}/{found[-1].stem}" if found else ""
 
 
 def planned(request: SurrogateRequest) -> Release:
@@ -131,7 +144,9 @@ def stage_file(file: Path, content: bytes) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
-        temporary.write_bytes(content)
+        # Only the owner may read it: it may hold secrets.
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(content)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise

@@ -40,6 +40,12 @@ def check_work(policy: Policy, run: RunConfig, peers: str, work: str) -> None:
         raise PolicyError(f"require-seal = true: the reply to a request for {work!r} would not be encrypted")
 
 
+def check_counting(run: RunConfig, work: str) -> None:
+    """Raise PolicyError for a request that a run which only counts does not need."""
+    if run.spec.counts and work not in ("name", "surrogate"):
+        raise PolicyError(f"counting.kind = {run.counting.kind!r}: such a run makes no request for {work!r}")
+
+
 def in_clear(policy: Policy, work: str, info: Info) -> Info:
     """The numbers in a reply that may leave unencrypted."""
     if not policy.require_seal:

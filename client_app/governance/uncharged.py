@@ -8,7 +8,8 @@ the ledger, the backbone, whether the configured folder can be read, and the sch
 The mechanism: the site does the same work as if it had no record (`without_records`). A failure in that work depends on
 public facts only, and its code may leave. A failure that occurs only with records must not show. The site then writes it to
 its log and ledger, shows it in `site doctor` and `site dry-run`, and releases the output of the empty site: pure noise,
-charged as always. Single unusable records are left out before that (client_app/datasets/left_out.py).
+charged as always. Single unusable records are left out before that (client_app/datasets/left_out.py), and copies
+(client_app/datasets/duplicates.py).
 
 The one exception is theorem-4.1. Its claim says that class sizes, and which classes a site has, are public. So a site whose
 classes are all too small replies with the code `data`. The default policy refuses this mechanism.
@@ -29,11 +30,19 @@ import torch
 from client_app.datasets.dataset import DataSource
 from client_app.datasets.partition import check_settings
 from client_app.datasets.schema import read_schema
-from client_app.features.site_features import LabelledFeatures, SiteFeatures, load_site, site_backbone
+from client_app.features.site_features import (
+    NO_FEATURES,
+    LabelledFeatures,
+    SiteFeatures,
+    load_site,
+    site_backbone,
+)
 from client_app.node_config import NodeConfig
+from common.backbones.backbones import Backbone
+from common.backbones.feature_power import with_power
 from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError
-from common.models.backbones import Backbone
+from common.rules.counting import JUDGING
 
 T = TypeVar("T")
 # Name of a fact in a ledger entry; facts stay at the site.
@@ -54,10 +63,13 @@ def _empty(run: RunConfig, node: NodeConfig) -> tuple[SiteFeatures, Backbone | N
     check_settings(run, node)
     schema, backbone = read_schema(DataSource.of_node(node, run)), None
     dimension, fingerprint = schema.dimension, schema.fingerprint
+    if run.counting.kind == "survey":
+        dimension, fingerprint = 1, NO_FEATURES
     if not dimension:
         backbone = site_backbone(run, node)
         check_dimension(backbone)
         dimension, fingerprint = backbone.dim, backbone.fingerprint
+    fingerprint = with_power(fingerprint, run.power)
     units = () if node.protects == "patient" else None
     none = LabelledFeatures(torch.zeros(0, dimension), torch.zeros(0, dtype=torch.int64), units)
     site = SiteFeatures(none, replace(none, units=None), run.classes, fingerprint, 0.0, simulated=False)
@@ -86,12 +98,12 @@ def with_records(
         found = load_site(run, node, backbone)
         if _outline(found) != _outline(empty):
             raise DataError(f"the records give {_outline(found)}, the site's schema and backbone {_outline(empty)}")
-        if not len(found.train.labels):
-            log.error("this site has no training record of the run's classes; its release is pure noise")
+        if not len(found.test.labels if run.counting.kind in JUDGING else found.train.labels):
+            log.error("this site has no usable record of the run's classes; its release is pure noise")
         return work(found, node), found, ""
     except BaseException as error:
         # Not only Exception: libraries call sys.exit, and a panic in a Rust library is a BaseException.
-        if isinstance(error, KeyboardInterrupt) or _told_to_end(error):
+        if isinstance(error, KeyboardInterrupt) or _is_termination(error):
             raise
         failure = f"{type(error).__name__}: {error}"
         # On the CPU: a GPU that has failed once may fail again.
@@ -104,7 +116,7 @@ def _outline(found: SiteFeatures) -> tuple[str, int, tuple[str, ...]]:
     return found.fingerprint, found.train.features.shape[1], found.classes
 
 
-def _told_to_end(error: BaseException) -> bool:
+def _is_termination(error: BaseException) -> bool:
     """Whether Flower ends this process, as on a signal; then no more work is done, and nothing is charged."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:

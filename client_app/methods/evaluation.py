@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from client_app.governance.gate import Gate
-from client_app.methods.local_head import local_head
 from client_app.methods.task import Task
 from common.config.run_config import RunConfig, run_digest
 from common.errors import SurrogateError
@@ -24,10 +23,16 @@ def received_model(task: Task, gate: Gate, flower_run: str) -> Info:
     return counted(checked_classifier(task).accuracy(task.found.test.features, task.found.classes, task.found.test.labels))
 
 
-def own_head(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Evaluate a head that this site trains on its own records; nothing was received."""
+def own_model(task: Task, gate: Gate, flower_run: str) -> Info:
+    """Evaluate the classifier of its own that this site makes for the method (`personal` in the registry)."""
     test = task.found.test
-    return counted(local_head(task).accuracy(test.features, task.found.classes, test.labels))
+    return counted(own_classifier(task).accuracy(test.features, task.found.classes, test.labels))
+
+
+def own_classifier(task: Task) -> Classifier:
+    """The classifier of its own that this site makes for the method."""
+    found: Classifier = load(task.run.spec.personal)(task)
+    return found
 
 
 def received_classifier(run: RunConfig, payload: bytes | None) -> Classifier:
@@ -35,7 +40,8 @@ def received_classifier(run: RunConfig, payload: bytes | None) -> Classifier:
     if payload is None:
         raise SurrogateError("a message without a model")
     model = unpack_classifier(payload)
-    if model.header.run != run_digest(run):
+    # The digest in the settings of an evaluation names the model, which is that of another run.
+    if model.header.run != run_digest(run) and not run.spec.counts:
         raise SurrogateError(f"a model of run {model.header.run!r}, but these settings are run {run_digest(run)!r}")
     return model
 
@@ -45,6 +51,8 @@ def checked_classifier(task: Task) -> Classifier:
     model = received_classifier(task.run, task.question)
     if task.found.fingerprint != model.header.fingerprint:
         raise SurrogateError(f"a model for backbone {model.header.fingerprint!r}, this site has {task.found.fingerprint!r}")
+    if model.dimension != (own := task.found.test.features.shape[1]):
+        raise SurrogateError(f"a model for features of dimension {model.dimension}, this site has {own}")
     return model
 
 

@@ -54,9 +54,13 @@ def train(
     generator: torch.Generator,
     variant: Variant = PLAIN,
 ) -> int:
-    """Train in place by SGD on features (n, d), labels (n,), `settings.local_epochs` times; return the number of steps."""
-    start = [parameter.detach().clone() for parameter in module.parameters()] if variant.mu else []
-    optimiser = torch.optim.SGD(module.parameters(), lr=rate, momentum=settings.momentum)
+    """Train in place by SGD on features (n, d), labels (n,), `settings.local_epochs` times; return the number of steps.
+
+    Parameters that need no gradient stay as they are.
+    """
+    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    start = [parameter.detach().clone() for _, parameter in trained] if variant.mu else []
+    optimiser = torch.optim.SGD([parameter for _, parameter in trained], lr=rate, momentum=settings.momentum)
     steps = 0
     if settings.augment:
         module, features = split_input(module, features)
@@ -65,7 +69,7 @@ def train(
         change = draw(settings.augment, generator)
         torch.nn.functional.cross_entropy(module(change(features[rows])), labels[rows]).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            for index, (name, parameter) in enumerate(module.named_parameters()):
+            for index, (name, parameter) in enumerate(trained):
                 assert parameter.grad is not None
                 if variant.mu:
                     parameter.grad.add_(parameter - start[index], alpha=variant.mu)

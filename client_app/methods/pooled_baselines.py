@@ -39,14 +39,16 @@ def compare(model: Classifier, run: RunConfig, node: NodeConfig, baselines: bool
         found = dataset_features(dataset, run, node)
         index = class_indices(names, dataset.classes)
         for part in rows if run.compare and baselines else ():
-            train = usable(dataset, found, part)
+            train = usable(dataset, found, part, run.power)
             parts.append((train.features, index[train.labels]))
-        test = usable(dataset, found, (~dataset.is_train).nonzero().squeeze(1))
+        test = usable(dataset, found, (~dataset.is_train).nonzero().squeeze(1), run.power)
         tests.append((test.features, index[test.labels]))
     features, labels = (torch.cat(column) for column in zip(*tests, strict=True))
     info: Info = {"accuracy.model": _accuracy(model.scores(features), labels)}
     if not baselines:
         return info
+    # What a model reaches that always gives the largest class: the least that a useful model must exceed.
+    info["accuracy.majority"] = float(torch.bincount(labels[labels >= 0], minlength=1).max() / max(1, len(labels)))
     if run.compare:
         info |= _baselines(parts, features, labels, len(names), run)
     some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(run.seed))

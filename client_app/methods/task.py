@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from client_app.features.on_disk import chunks, written
 from client_app.features.site_features import SiteFeatures
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig, run_digest
 from common.errors import ConfigError, DataError, PolicyError, SurrogateError
-from common.limits import LARGEST_NUMBER, MOST_CLASSES
+from common.limits import LARGEST_NUMBER, LARGEST_PRIVATE, MOST_CLASSES
 from common.models.classifiers import class_indices
 from common.models.parameters import Parameters
 from common.privacy.accounting import GaussianEvent
@@ -28,19 +29,19 @@ class SiteLimits:
     """Limits that the site sets itself; zero components or rank: the run's settings hold.
 
     smallest_class: records that a class needs to be released. most_classes: largest number of classes in a received model.
+    smallest_cell: records that a class needs in exact counts. show_evaluation: whether this site's own share of an
+    evaluation may be shown.
     """
 
     components: int = 0
     rank: int = 0
     smallest_class: int = 1
     most_classes: int = MOST_CLASSES
+    smallest_cell: int = 1
+    show_evaluation: bool = True
 
 
 NO_LIMITS = SiteLimits()
-# Largest parameter of a model in a private run. A record's gradient does not depend on others (methods/dp/record_chunks.py),
-# but the last digit of its features may: several images go through the backbone together. Large weights that cancel
-# amplify such a digit.
-LARGEST_PRIVATE = 1e4
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,13 @@ class Task:
                 f"no training record of the run's classes {', '.join(classes)[:200]}, with {self.limits.smallest_class} or "
                 "more of a class"
             )
-        return features[kept].float(), labels[kept]
+        if (folder := self.found.train.folder) is None:
+            return features[kept].float(), labels[kept]
+        if kept.all():
+            return features, labels
+        return written((features[rows][kept[rows]] for rows in chunks(*features.shape)), features.shape[1], folder), labels[
+            kept
+        ]
 
 
 @dataclass(frozen=True)

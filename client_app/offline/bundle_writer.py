@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from client_app.audit.output import check_attacks
 from client_app.features.site_features import site_name
 from client_app.governance.gate import check_receipts, new_receipt, open_gate
 from client_app.governance.ledger import Ledger, Release
@@ -39,6 +40,7 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
     if prepared.failure:
         # Over the network the site would reply with noise; here a person reads this error and can correct the records.
         raise DataError(f"the records cannot be used ({prepared.failure}); nothing was charged")
+    check_attacks(run, node, gate.policy)
     facts, key = _facts(prepared.release), private_key(node, site)
     try:
         staged = stage_file(file, pack_bundle(request, site, prepared.payload, facts, key))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from client_app.audit.output import check_attacks
 from client_app.features.site_features import site_name
 from client_app.governance.gate import open_gate
 from client_app.governance.release import SurrogateRequest, prepare
@@ -44,6 +45,8 @@ def dry_run(run: RunConfig, node: NodeConfig) -> DryRun:
         "epsilon": release.epsilon or None,
         "delta": release.delta or None,
         "bytes": release.bytes,
+        # A private release draws new noise each time, so this one's hash would be that of nothing that leaves.
+        "sha256": None if release.events else release.sha256,
         "classes": list(classes),
         "records": len(prepared.found.train.labels),
         "sigmas": release.sigmas,
@@ -60,6 +63,7 @@ def dry_run(run: RunConfig, node: NodeConfig) -> DryRun:
         refusal = f"THE RECORDS CANNOT BE USED, and pure noise would leave instead: {prepared.failure}"
     try:
         facts["epsilon_after"] = gate.check(release)
+        check_attacks(run, node, gate.policy)
     except FedSurrogateError as error:
         refusal = f"{refusal}; {error}" if refusal else str(error)
     return DryRun(facts | {"may_leave": not refusal, "refusal": refusal or None}, refusal)

@@ -8,6 +8,7 @@ next to its own SuperNode, runs only the code installed at the site. It uses onl
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -20,6 +21,9 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.supercore.exit import add_exit_handler
 
+from common.flower_environment import without_proxy_here
+from common.logs.output import configure_log
+
 COMMAND = "site-app"
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 ENDED = "the site's app was stopped"
@@ -31,6 +35,8 @@ def serve(runtime: str) -> None:
     from flwr.supercore.cli.flower_superexec import flower_superexec
     from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
 
+    os.environ.update(without_proxy_here(os.environ))
+    configure_log(os.environ)
     TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP] = str(Path(sys.executable).with_name(COMMAND))
     sys.argv = ["flower-superexec", "--insecure", "--plugin-type", "clientapp", "--appio-api-address", runtime]
     flower_superexec()
@@ -43,11 +49,12 @@ def answer() -> None:
 
     task.install_from_fab = _leave_packed  # type: ignore[assignment, attr-defined]
     task.get_load_client_app_fn = _load_installed  # type: ignore[assignment, attr-defined]
-    _answer_when_told_to_end(task)
+    _answer_on_termination(task)
+    configure_log(os.environ)
     flwr_clientapp()
 
 
-def _answer_when_told_to_end(task: Any) -> None:
+def _answer_on_termination(task: Any) -> None:
     """Send the SuperNode a reply when a signal ends this process during its work.
 
     Flower's own app sends none. The SuperNode then waits for ever: connected, healthy, but it takes no other run. Signals

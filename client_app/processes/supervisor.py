@@ -14,15 +14,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_app.diagnostics.connection_checks import Finding
+from client_app.diagnostics.findings import Finding
 from client_app.processes.child_process import Child
+from common.command_line import handling
 from common.errors import ConfigError, RunError
-from common.flower_environment import QUIET
+from common.flower_environment import QUIET, without_proxy_here
 
 ATTEMPTS = 3
 """Number of early ends of a process after which a site that was never connected gives up."""
@@ -82,7 +82,9 @@ class Supervisor:
     def __init__(self, commands: Commands, show: Callable[[str, str], None], port: int = 0) -> None:
         self._commands, self._show = commands, show
         self._chosen, self._port = port, port
-        self._environment: Mapping[str, str] = os.environ | QUIET | {"FLWR_LOG_LEVEL": "INFO", "PYTHONUNBUFFERED": "1"}
+        self._environment: Mapping[str, str] = (
+            os.environ | QUIET | without_proxy_here(os.environ) | {"FLWR_LOG_LEVEL": "INFO", "PYTHONUNBUFFERED": "1"}
+        )
         self._node, self._app = Child("node"), Child("app")
         self._warnings: list[Finding] = []
         self._listens = self._was_connected = self._works = self._port_taken = self._looks = False
@@ -90,7 +92,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Run until a signal ends the site. Raises RunError, which says what to do, if the site cannot join."""
-        with _handled(self._end_requested):
+        with handling(ENDS, self._end_requested):
             try:
                 while not self._signals:
                     self._tend_node()
@@ -209,21 +211,6 @@ class Supervisor:
 
 class _EndRequestedError(Exception):
     """A signal arrived during the check of the connection to the coordinator."""
-
-
-@contextmanager
-def _handled(handler: Callable[..., None]) -> Iterator[None]:
-    """Signals that end the site call `handler`; ignored signals, as under nohup, stay ignored."""
-    before = {number: signal.getsignal(number) for number in ENDS}
-    for number, old in before.items():
-        if old is not signal.SIG_IGN:
-            signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            with suppress(TypeError):
-                signal.signal(number, old)
 
 
 def _written(child: Child) -> str:

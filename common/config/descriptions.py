@@ -1,21 +1,22 @@
-"""Descriptions of all settings of a run, read from the models and the registry: for the command line and documentation."""
+"""Descriptions of all settings of a run or a site, read from the models and the registry: for help and documentation."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from common.config.flat_settings import Scalar
-from common.config.run_config import RunConfig
+from common.config.run_config import SECURE_SUM_KEYS, RunConfig
 from common.config.sections import Settings, kebab
 from common.config.sections.base import Only, Range, Unit
 from common.errors import ConfigError
 from common.methods import FEDPFT_CHAIN, METHODS, method_named
+from common.rules.counting import COUNTS
 from common.rules.spec import MethodSpec
 
 T = TypeVar("T")
@@ -25,6 +26,7 @@ KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text
 NEEDS: Mapping[str, Callable[[MethodSpec], bool]] = {
     **dict.fromkeys(("epsilon", "delta", "clip", "sample-rate", "noise-multiplier"), lambda spec: bool(spec.mechanisms)),
     "defence": lambda spec: spec.defences(RunConfig()) != ("none",),
+    **dict.fromkeys(("secure-sum", *SECURE_SUM_KEYS), lambda spec: bool(spec.from_sums)),
     "grace": lambda spec: spec.kind == "one-shot",
     "resume": lambda spec: spec.kind in ("chain", "rounds"),
 }
@@ -32,7 +34,10 @@ NEEDS: Mapping[str, Callable[[MethodSpec], bool]] = {
 
 @dataclass(frozen=True)
 class Description:
-    """One setting. default: as in a run-config. unit: empty if there is none. methods: names of those that use it."""
+    """One setting. default: as in a run-config. unit: empty if there is none.
+
+    methods: names of those that use it; empty for a setting of a site.
+    """
 
     key: str
     text: str
@@ -56,9 +61,21 @@ def descriptions(key: str = "", method: str = "") -> tuple[Description, ...]:
     rows = tuple(_describe("", RunConfig))
     if method:
         method_named(method)
+    return tuple(row for row in _chosen(rows, key, "coordinator settings") if not method or method in row.methods)
+
+
+def model_descriptions(model: type[Settings], key: str, command: str) -> tuple[Description, ...]:
+    """The settings of a model that holds no settings of methods: all, or one key.
+
+    command: the command that lists them. Raises ConfigError for an unknown key.
+    """
+    return _chosen(tuple(replace(row, methods=()) for row in _describe("", model)), key, command)
+
+
+def _chosen(rows: tuple[Description, ...], key: str, command: str) -> tuple[Description, ...]:
     if key and not any(key in (row.key, row.section) for row in rows):
-        raise ConfigError(f"unknown key {key!r}{_suggestion(key, rows)}")
-    return tuple(row for row in rows if key in ("", row.key, row.section) and (not method or method in row.methods))
+        raise ConfigError(f"unknown key {key!r}{_suggestion(key, rows, command)}")
+    return tuple(row for row in rows if key in ("", row.key, row.section))
 
 
 def _describe(section: str, model: type[Settings]) -> Iterator[Description]:
@@ -84,6 +101,8 @@ def _describe(section: str, model: type[Settings]) -> Iterator[Description]:
 
 def _methods(section: str, name: str, field: FieldInfo) -> Iterable[str]:
     """The methods that use a key, in the order of the registry."""
+    if section == "counting":
+        return iter(COUNTS)
     uses = NEEDS.get(kebab(name))
     only = [method for each in _noted(field, Only) for method in each.methods]
     if section == "fedpft" and any(name in spec.allows for spec in SPECS):
@@ -122,7 +141,7 @@ def _choices(annotation: Any) -> Iterator[str]:
     """The strings of a Literal, or of a union of them."""
     for each in get_args(annotation):
         if isinstance(each, str):
-            yield each
+            yield each or "empty"
         else:
             yield from _choices(each)
 
@@ -131,10 +150,10 @@ def _number(value: Any) -> str:
     return f"{value:.0f}" if value == int(value) else f"{value:g}"
 
 
-def _suggestion(key: str, rows: Iterable[Description]) -> str:
+def _suggestion(key: str, rows: Iterable[Description], command: str) -> str:
     """The keys whose name, or whose name without its section, is closest."""
     keys = [row.key for row in rows]
     close = difflib.get_close_matches(key, keys, n=3, cutoff=0.75)
     names = difflib.get_close_matches(key, {each.rpartition(".")[2] for each in keys}, n=1)
     close += [each for each in keys if each.rpartition(".")[2] in names and each not in close]
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else "; `coordinator settings` lists all"
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else f"; `{command}` lists all"

@@ -76,8 +76,8 @@ LONGEST_SHOWN = 200
 
 def _explain(error: Any) -> str:
     key = ".".join(str(part) for part in error["loc"])
-    said = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
-    message = _PLAIN.get(error["type"], said.replace("should", "must"))
+    original = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
+    message = _PLAIN.get(error["type"], original.replace("should", "must"))
     return f"{key} = {_short(error['input'])}: {message}" if key else message
 
 

@@ -10,6 +10,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from common import methods
+from common.backbones.backbone_names import OF_IMAGE_SIZE, OWN_BACKBONE
+from common.backbones.feature_power import CLIPPED, power_for, with_power
 from common.config import defences
 from common.config.flat_settings import Scalar, parse_settings
 from common.config.sections import (
@@ -21,14 +23,15 @@ from common.config.sections import (
     FedLAPConfig,
     Names,
     Sections,
+    kebab,
 )
-from common.config.sections.base import MiB, Pixels, Range, Seconds
-from common.errors import ConfigError
+from common.config.sections.base import MiB, Pixels, Range, Records, Seconds
 from common.rules.spec import MethodSpec
 from common.rules.training import network_for
 
-# Backbones whose dimension depends on the image size unless image-size is set; kinds of data with images of any size.
-OF_IMAGE_SIZE, OF_IMAGES = ("pixels", "pixels:rgb"), ("imagefolder", "dicom", "parquet")
+# Kinds of data with images of any size.
+OF_IMAGES = ("imagefolder", "dicom", "parquet")
+SECURE_SUM_KEYS = ("secure-sum-threshold", "secure-sum-records", "secure-sum-range", "colluding", "dropouts")
 
 
 def _registered(name: str) -> str:
@@ -37,6 +40,16 @@ def _registered(name: str) -> str:
     return name
 
 
+def _is_no_code(name: str) -> str:
+    if name.partition(":")[0].strip().lower() == "python":
+        raise ValueError(
+            f"a run cannot name code of a site; set backbone = {OWN_BACKBONE!r} here, and backbone = 'python:...' in the "
+            "node-config of each site"
+        )
+    return name
+
+
+BackboneName = Annotated[str, AfterValidator(_is_no_code)]
 MethodName = Annotated[str, AfterValidator(_registered), Range(", ".join(methods.METHODS))]
 
 
@@ -66,10 +79,11 @@ class RunConfig(Sections):
     classes_per_site: int = Field(2, ge=1, description="Number of classes of a site with partition classes.")
     site_column: str = Field("", description="Column of a table that names a record's site, with partition column.")
     test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of the records that test, if the data have no split.")
-    backbone: str = Field(
+    backbone: BackboneName = Field(
         "pixels",
         min_length=1,
-        description="Frozen model of the features: torchvision:NAME, open_clip:MODEL/TAG, timm:NAME, pixels or pixels:rgb.",
+        description="Frozen model of the features: torchvision:NAME, open_clip:MODEL/TAG, timm:NAME, pixels or pixels:rgb; "
+        "own for the one that each site names itself.",
     )
     weights_path: str = Field("", description="File of the backbone's weights; empty downloads the library's.")
     image_size: Pixels = Field(
@@ -93,6 +107,27 @@ class RunConfig(Sections):
     delta: float = Field(
         0.0, ge=0, le=0.01, description="Delta of the privacy budget, far below one over a site's records; 0 for no privacy."
     )
+    secure_sum: bool = Field(
+        False, description="Whether the coordinator sees only the sum over all sites, never what one site sends."
+    )
+    secure_sum_threshold: int = Field(
+        0, ge=0, le=1000, description="Sites that must reply to the end for the sum; 0 for the fewest that are safe."
+    )
+    secure_sum_records: Records = Field(
+        20_000, ge=1, le=10**9, description="Most records of one site; a smaller number makes the sum finer."
+    )
+    secure_sum_range: float = Field(
+        16.0, gt=0, le=1e6, description="Largest magnitude of a feature without privacy; a site with a larger one refuses."
+    )
+    colluding: float = Field(
+        1 / 3,
+        ge=0,
+        lt=1,
+        description="Share of the sites that may tell the coordinator their secrets without harm to the others' privacy.",
+    )
+    dropouts: float = Field(
+        0.1, ge=0, lt=1, description="Share of the sites that a secure sum may lose after their keys and still be completed."
+    )
 
     @model_validator(mode="after")
     def _resolve_model(self) -> Self:
@@ -100,6 +135,8 @@ class RunConfig(Sections):
         if self.spec.trained == "fedlap" and self.fedlap.model == "auto":
             model = network_for(self.backbone in OF_IMAGE_SIZE, self.image_size)
             object.__setattr__(self, "fedlap", self.fedlap.model_copy(update={"model": model}))
+        if self.spec.configured == "fedavg" and self.fedavg.model == "auto":
+            object.__setattr__(self, "fedavg", self.fedavg.model_copy(update={"model": self.spec.network}))
         return self
 
     @model_validator(mode="after")
@@ -121,11 +158,23 @@ class RunConfig(Sections):
                 f"{budget}, but backbone = {self.backbone!r} with image-size = 0: the dimension would disclose the size of "
                 "a site's images; set image-size"
             )
+        self._secure_sum_agrees()
         self._method_agrees(budget)
         self._defence_agrees()
         if self.partition == "column" and not self.site_column:
             raise ValueError("partition = 'column' needs site-column, the column that names each record's site")
         return self
+
+    def _secure_sum_agrees(self) -> None:
+        if self.secure_sum and not methods.method_named(self.method).from_sums:
+            names = " or ".join(map(repr, methods.SECURE_SUMS))
+            raise ValueError(f"secure-sum = true, but what method = {self.method!r} combines is not a sum; use {names}")
+        if self.features.projection and not self.secure_sum:
+            raise ValueError(
+                f"features.projection = {self.features.projection!r} works only with secure-sum = true; set both, or none"
+            )
+        if self.secure_sum and self.fedpft.seal:
+            raise ValueError("secure-sum = true and fedpft.seal = true: a sealed chain has no sum; remove one of them")
 
     def _method_agrees(self, budget: str) -> None:
         spec = self.spec
@@ -141,6 +190,11 @@ class RunConfig(Sections):
                 raise ValueError(f"fedpft.{name} works only in a chain; set fedpft.topology = 'chain', or remove it")
         if refused := spec.refusal(self):
             raise ValueError(refused)
+        if self.resume and spec.kind not in ("rounds", "chain"):
+            raise ValueError(
+                f"resume = {self.resume!r}: method = {self.method!r} has no rounds, so there is nothing to continue; remove "
+                "resume, and start the run again"
+            )
         if self.trained.noise_multiplier and not self.epsilon:
             raise ValueError(
                 f"noise-multiplier = {self.trained.noise_multiplier:g} needs epsilon, the limit of the privacy loss; set it"
@@ -153,6 +207,17 @@ class RunConfig(Sections):
             raise ValueError(f"max-share = {self.max_share:g}: must be at least 1 (the median weight), or 0 for no cap")
         if refused := defences.refusal(self):
             raise ValueError(refused)
+
+    @property
+    def power(self) -> float:
+        """The power of all features, with "auto" resolved."""
+        given = self.features.power
+        return power_for(self.backbone, self.mechanism in CLIPPED) if given == "auto" else given
+
+    @property
+    def backbone_fingerprint(self) -> str:
+        """The backbone fingerprint that every site must have, with the power of its features; empty if none is set."""
+        return with_power(self.fingerprint, self.power)
 
     @property
     def defends(self) -> str:
@@ -186,6 +251,13 @@ def parse_run_config(flat: Mapping[str, Scalar]) -> RunConfig:
     return parse_settings(RunConfig, flat)
 
 
+def digest_settings(config: RunConfig) -> tuple[str, ...]:
+    """The flat keys of the settings that `run_digest` covers."""
+    keys = ["method", "seed", "classes", "backbone", "image-size", "epsilon", "delta"]
+    keys += [f"{section}.{kebab(name)}" for section, names in config.spec.digest.items() for name in names]
+    return (*keys, "fedpft.seal", "fedpft.bits", "features.power", "secure-sum", *SECURE_SUM_KEYS)
+
+
 def run_digest(config: RunConfig) -> str:
     """Digest of the settings that affect a surrogate: equal digests mean comparable surrogates on any machine.
 
@@ -200,18 +272,13 @@ def run_digest(config: RunConfig) -> str:
         "image-size": config.image_size,
         "budget": (config.epsilon, config.delta),
     } | {section: getattr(config, section).model_dump(include=set(keys)) for section, keys in config.spec.digest.items()}
+    # Only for such runs: so other runs keep their old digest, and stored surrogates stay comparable.
     if config.fedpft.seal:
-        # Only for sealed runs: so unsealed runs keep their old digest, and stored surrogates stay comparable.
         chosen["seal"] = True
+    if config.fedpft.bits != 16:
+        chosen["bits"] = config.fedpft.bits
+    if config.power != 1:
+        chosen["power"] = config.power
+    if config.secure_sum:
+        chosen["secure-sum"] = [getattr(config, name.replace("-", "_")) for name in SECURE_SUM_KEYS]
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def pick_device(wanted: str) -> str:
-    """The device, with "auto" resolved. Raises ConfigError for a GPU that this machine does not have."""
-    import torch
-
-    if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted.startswith("cuda") and int(wanted.partition(":")[2] or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device = {wanted!r}: this machine has {torch.cuda.device_count()} GPUs; use 'cpu' or 'auto'")
-    return wanted

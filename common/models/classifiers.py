@@ -1,18 +1,21 @@
-"""Classifiers, the result of a run: a linear head, an ensemble of heads, or a small network."""
+"""Classifiers, the result of a run: a linear head, an ensemble of heads, quadratic discriminants, or a small network."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from common.config.sections import Model
 from common.models.networks import build, run_network
 from common.privacy.gaussian_mechanism import clip
-from common.surrogates.surrogates import Header
+
+if TYPE_CHECKING:
+    from common.config.sections import Model
+    from common.surrogates.surrogates import Header
 
 
 class Classifier(ABC):
@@ -58,7 +61,8 @@ class Head(Classifier):
     """A linear classifier: logits = x @ weight.T + bias, weight (C, d), bias (C,), rows as in header.classes.
 
     With `clip`, features x are first divided by max(|x|, clip), and before that `centre` (d,) is subtracted, as in the
-    features that the head was learned from.
+    features that the head was learned from. With `projection` (k, d), features become projection @ x before the clip, and
+    the weight is (C, k).
     """
 
     header: Header
@@ -66,22 +70,27 @@ class Head(Classifier):
     bias: Tensor
     clip: float | None = None
     centre: Tensor | None = None
+    projection: Tensor | None = None
 
     @property
     def dimension(self) -> int:
         """Dimension of the features."""
-        return self.weight.shape[1]
+        return (self.weight if self.projection is None else self.projection).shape[1]
 
     def arrays(self) -> dict[str, Tensor]:
-        """`weight` (C, d), `bias` (C,) and, if features are centred, `centre` (d,)."""
+        """`weight` (C, d), `bias` (C,) and, if features are projected or centred, `projection` (k, d) and `centre` (d,)."""
         found = {"weight": self.weight, "bias": self.bias}
+        if self.projection is not None:
+            found["projection"] = self.projection
         return found if self.centre is None else found | {"centre": self.centre}
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Centred and clipped features (n, d)."""
+        """Centred, projected and clipped features (n, d)."""
         features = features.to(self.weight)
         if self.centre is not None:
             features = features - self.centre.to(features)
+        if self.projection is not None:
+            features = features @ self.projection.to(features).T
         return features if self.clip is None else clip(features, self.clip)[0]
 
     def scores(self, features: Tensor) -> Tensor:
@@ -123,6 +132,37 @@ class Ensemble(Classifier):
         """Logarithms of the mean probabilities (n, C)."""
         probabilities = torch.stack([head.scores(features).softmax(1) for head in self.heads]).mean(0)
         return probabilities.clamp_min(1e-30).log()
+
+
+@dataclass(frozen=True)
+class Quadratic(Classifier):
+    """One Gaussian a class: logits = bias_c - |W_c (x - mean_c)|^2 / 2.
+
+    means (C, d), bias (C,); whiteners W: (C, d) if covariances are diagonal, otherwise (C, d, d).
+    """
+
+    header: Header
+    means: Tensor
+    whiteners: Tensor
+    bias: Tensor
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the features."""
+        return self.means.shape[1]
+
+    def arrays(self) -> dict[str, Tensor]:
+        """`means` (C, d), `whiteners` (C, d) or (C, d, d), and `bias` (C,)."""
+        return {"means": self.means, "whiteners": self.whiteners, "bias": self.bias}
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Logits (n, C) of features (n, d)."""
+        features, columns = features.to(self.means), []
+        for mean, whitener, bias in zip(self.means, self.whiteners, self.bias, strict=True):
+            apart = features - mean
+            white = apart * whitener if whitener.ndim == 1 else apart @ whitener.T
+            columns.append(bias - white.square().sum(1) / 2)
+        return torch.stack(columns, 1)
 
 
 @dataclass(frozen=True)

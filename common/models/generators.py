@@ -10,17 +10,21 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from common.config.run_config import RunConfig
 from common.errors import SurrogateError
+from common.methods import method_named
 from common.models.networks import parameters_of
 from common.models.parameters import Tensors
 from common.privacy.gaussian_mechanism import clip
-from common.surrogates.surrogates import Header
+
+if TYPE_CHECKING:
+    from common.config.run_config import RunConfig
+    from common.surrogates.surrogates import Header
 
 # Approximate norm of an encoder's inputs, which are deviations from the class mean.
 ENCODER_NORM = 6.0
@@ -169,14 +173,14 @@ def fresh_companion(run: RunConfig, classes: int, dimension: int) -> nn.Module:
     """The part that stays at a site, before training: the encoder, or the critic of a GAN."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed + 1)
-        if run.method == "dpcgan":
+        if method_named(run.method).adversarial:
             return critic(classes, dimension)
         return Encoder(run.dpcvae.latents(bool(run.epsilon)), run.dpcvae.hidden, classes, dimension)
 
 
 def _generator(run: RunConfig, classes: int, dimension: int) -> AnyGenerator:
     settings, private = run.dpcvae, bool(run.epsilon)
-    if run.method == "dpcgan":
+    if method_named(run.method).adversarial:
         return GanGenerator(settings.latents(private), classes, dimension)
     shape = (settings.latents(private), settings.hidden, classes, dimension)
     return Decoder(*shape, settings.learned_variance, settings.class_prior)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from common.config.sections import HeadConfig
+if TYPE_CHECKING:
+    from common.config.sections import HeadConfig
+
 
 Batch = tuple[Tensor, Tensor]
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from common.config.sections import Model
 from common.errors import ConfigError
 from common.privacy.gaussian_mechanism import clip
 
+if TYPE_CHECKING:
+    from common.config.sections import Model
+
 BLOCKS = 3
 WIDEST = 1024
+# Prefix of the names of the last layer's parameters.
+HEAD = "linear."
 # Pixels are between 0 and 1. These public constants scale them to about mean zero and deviation one.
 PIXEL_MEAN, PIXEL_DEVIATION = 0.5, 0.25
 
@@ -119,6 +124,19 @@ def split_input(module: nn.Module, features: Tensor) -> tuple[nn.Module, Tensor]
     if isinstance(module, nn.Sequential):
         return module[1:], module[0](features)
     return module, clip(features, 0.0)[0].to(features)
+
+
+def body_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters below a network's last layer, its head; none for a linear layer, which is all head."""
+    return {name: tensor for name, tensor in tensors.items() if "." in name and not name.startswith(HEAD)}
+
+
+def embed(module: nn.Module, tensors: Mapping[str, Tensor], values: Tensor) -> Tensor:
+    """The inputs (n, width) of a network's head; for a linear layer the values (n, d) themselves."""
+    if not isinstance(module, nn.Sequential):
+        return values
+    found: Tensor = torch.func.functional_call(module[:-1], body_of(tensors), (values,))
+    return found
 
 
 def run_network(module: nn.Module, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:

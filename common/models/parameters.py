@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from common.errors import SurrogateError
 from common.limits import LARGEST_COUNT, LARGEST_NUMBER
-from common.privacy.claims import Claim
-from common.surrogates.surrogates import Header
+
+if TYPE_CHECKING:
+    from common.privacy.claims import Claim
+    from common.surrogates.surrogates import Header
 
 Tensors = Mapping[str, Tensor]
 # Prefix of SCAFFOLD's control variates, which are sent together with the parameters, under the same names.

@@ -19,6 +19,7 @@ from common.privacy.accounting import (
     gaussian_noise_multiplier,
 )
 from common.privacy.gaussian_mechanism import budget_shares
+from common.rules.counting import MECHANISM, tables_of
 
 # Releases of DP-EM: one for the class means, then the steps of EM. More steps split the same budget into smaller parts.
 EM_STEPS = 4
@@ -81,8 +82,12 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
             sgd |= {name: (opening / math.sqrt(share), 1.0) for name, share in opening_shares(config).items()}
         return Claim(mechanism, epsilon, delta, unit, multiplier, settings.clip, sgd, centre)
     multiplier = gaussian_noise_multiplier(epsilon, delta)
+    if mechanism == MECHANISM:
+        tables = tables_of(config, len(config.classes))
+        counted = {each.name: (multiplier * each.bound / math.sqrt(each.share), each.bound) for each in tables}
+        return Claim(mechanism, epsilon, delta, unit, multiplier, 0.0, counted)
     steps = EM_STEPS if mechanism == "dp-em" else 1
-    family = "spherical" if mechanism == "dp-em" else config.fedpft.covariance
+    family = {"dp-em": "spherical", "secure-sums": "joint"}.get(mechanism, config.fedpft.covariance)
     each = multiplier * math.sqrt(steps)
     noise = {name: (each / math.sqrt(share), 1.0) for name, share in budget_shares(family, each).items()}
     return Claim(mechanism, epsilon, delta, unit, multiplier, config.fedpft.clip, noise, centre)
@@ -173,8 +178,8 @@ def check_claim(claim: Claim | None, config: RunConfig, centre: str = "") -> Non
     expected = make_claim(config, unit, centre)
     if claim is None or expected is None:
         if claim is not expected:
-            said = "no privacy" if claim is None else f"mechanism {claim.mechanism[:40]!r}"
-            raise SurrogateError(f"a surrogate with {said}, this run asks for mechanism {config.mechanism!r}")
+            found = "no privacy" if claim is None else f"mechanism {claim.mechanism[:40]!r}"
+            raise SurrogateError(f"a surrogate with {found}, this run asks for mechanism {config.mechanism!r}")
         return
     for field in fields(Claim):
         found, wanted = getattr(claim, field.name), getattr(expected, field.name)

@@ -80,11 +80,11 @@ def system_normals(shape: Sequence[int]) -> Tensor:
 
 def system_uniforms(count: int) -> Tensor:
     """Uniforms in (0, 1) with 53 bits (float64), from the same generator."""
-    raw = torch.frombuffer(_secret_bytes(8 * max(1, count)), dtype=torch.int64)
+    raw = torch.frombuffer(secret_bytes(8 * max(1, count)), dtype=torch.int64)
     return ((raw >> 11) & (2**53 - 1)).double().add_(0.5).mul_(2.0**-53)[:count]
 
 
-def _secret_bytes(count: int) -> bytearray:
+def secret_bytes(count: int) -> bytearray:
     """ChaCha20 keystream under a key that is used once: several times as fast as random bytes from the operating system."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
@@ -112,12 +112,19 @@ def clip(features: Tensor, norm: float) -> tuple[Tensor, float]:
     return clipped.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), float(shortened.mean()) if len(features) else 0.0
 
 
+# Of counts, sums and second moment under one joint noise, which is small enough for all three at any epsilon.
+JOINT = {"counts": 0.03, "sums": 0.55, "squares": 0.42}
+
+
 def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
     """Shares of the budget 1 / noise_multiplier^2 by statistic. They depend only on public settings.
 
     Second moments are large tables. Below an epsilon of about 2, noise dominates them and they get little; from 4 on, half.
-    Counts need little: they are only weights of the sums. Measured in benchmarks/private_surrogates.py.
+    Counts need little: they are only weights of the sums. Measured in benchmarks/private_surrogates.py. "joint": for secure
+    sums, measured in benchmarks/secure_sums.py.
     """
+    if family == "joint":
+        return JOINT
     squares = 0.0 if family == "spherical" else 0.55 / (1 + (noise_multiplier / 2) ** 2)
     counts = 0.07 * (1 - squares)
     shares = {"counts": counts, "sums": 1 - squares - counts}

@@ -1,10 +1,11 @@
-"""Rules of the methods that train a generator of embeddings in rounds: schema and work at a site."""
+"""The methods that train a generator of embeddings in rounds: descriptions, schema and work at a site."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from common.rules.spec import GRADIENTS, Field, Sizes, Work
+from common.rules.spec import ALL_DEFENCES, GRADIENTS, Field, MethodSpec, Sizes, Work
 
 if TYPE_CHECKING:
     from common.config.run_config import RunConfig
@@ -53,3 +54,40 @@ def work(config: RunConfig, classes: int, dimension: int) -> Work:
         numbers=2 * width * (dimension + classes + 3 * width) * (GRADIENTS if config.epsilon else 4),
         width=max(settings.hidden, settings.latent),
     )
+
+
+# Generators of embeddings, trained in rounds and used at the sites.
+DPCVAE = MethodSpec(
+    name="dpcvae",
+    title="DP-CVAE",
+    paper="Di Salvo et al. 2025",
+    kind="rounds",
+    trained="dpcvae",
+    configured="dpcvae",
+    digest={"dpcvae": DPCVAE_KEYS},
+    reads=("head", "baseline"),
+    site="client_app.methods.dpcvae.training:train_generator",
+    evaluate="client_app.methods.dpcvae.received_generator:use_generator",
+    tested="own and synthetic, mixed: the site's own head and a head on synthetic embeddings",
+    strategy="strategies.dpcvae.strategy:DPCVAE",
+    sends=lambda config: DECODER,
+    receives=lambda config: (*DECODER, *CLASSES),
+    result=lambda config: (*DECODER, *CLASSES),
+    opening=opening,
+    symbols=symbols,
+    work=work,
+    defences=lambda config: ALL_DEFENCES,
+    mechanisms=("dp-sgd",),
+    makes_surrogates=True,
+    signs=False,
+)
+DPCGAN = replace(
+    DPCVAE,
+    name="dpcgan",
+    title="DP-CGAN",
+    adversarial=True,
+    paper="a conditional GAN, as in DP-CVAE's comparison",
+    sends=lambda config: GAN,
+    receives=lambda config: (*GAN, *CLASSES),
+    result=lambda config: (*GAN, *CLASSES),
+)

@@ -14,32 +14,47 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from common.config.run_config import RunConfig
+    from common.config.sections import Model
 
 # one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all sites send many times.
 # alone: only metrics leave a site.
 Kind = Literal["one-shot", "chain", "rounds", "alone"]
 # Sizes by symbol: C classes, d dimension of the features, n records of a site, and the method's own symbols.
 Sizes = Mapping[str, int]
-BYTES_OF_A_NUMBER = 2
 # Number of records whose gradients are held in memory at a time under privacy.
 GRADIENTS = 128
+# Defences of methods whose parameters have a median.
+ALL_DEFENCES = ("none", "median", "trimmed", "screen")
 
 
 @dataclass(frozen=True)
 class Field:
     """One tensor that a site sends.
 
-    shape: a symbol for each axis, such as "C d". low, high: the range of its numbers.
+    shape: a symbol for each axis, such as "C d". low, high: the range of its numbers. bits: of each number in a message.
     """
 
     name: str
     shape: str
     low: float = float("-inf")
     high: float = float("inf")
+    bits: int = 16
 
     def sizes(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape in numbers."""
         return tuple(sizes[symbol] for symbol in self.shape.split())
+
+
+@dataclass(frozen=True)
+class Summed:
+    """One tensor whose sum over all sites is all that a coordinator needs of it.
+
+    shape: as in `Field`. degree: a record adds at most the largest feature to this power to an entry; 0 for counts.
+    """
+
+    name: str
+    shape: str
+    degree: int
 
 
 @dataclass(frozen=True)
@@ -71,6 +86,11 @@ def count(fields: Iterable[Field], sizes: Sizes) -> int:
     return sum(prod(field.sizes(sizes)) for field in fields)
 
 
+def byte_count(fields: Iterable[Field], sizes: Sizes) -> int:
+    """Total bytes of the numbers in the fields."""
+    return sum((prod(field.sizes(sizes)) * field.bits + 7) // 8 for field in fields)
+
+
 def check_fields(fields: Iterable[Field], tensors: Mapping[str, Tensor], sizes: Sizes) -> Sizes:
     """Raise SurrogateError unless the tensors match the fields: names, shapes, finite numbers, ranges.
 
@@ -99,7 +119,8 @@ class MethodSpec:
     trained: section of the settings for the model and its training. configured: section that the first event of a run
     shows. digest: by section, the settings that determine a site's messages. reads: further sections that the method uses.
     site, evaluate: "module:function" at the site, which makes the message, and evaluates the final model. strategy:
-    "module:class" at the coordinator.
+    "module:class" at the coordinator. personal: "module:function" at the site, which makes the classifier of its own that is
+    evaluated; empty where all sites have the received model. network: the network of fedavg.model = "auto".
     sends, receives, result: a site's message in a round, the payload of the request, and the payload at the end. opening:
     a site's message in the first round, if different. symbols: sizes of the symbols in these besides C, d and n; takes
     (settings, C, d, n). introduces: whether sites first report backbone and classes.
@@ -109,7 +130,17 @@ class MethodSpec:
     defences: defences against hostile sites, without "auto". undefended: why there are none.
     allows: settings of section fedpft for chains only. stored: whether replies are stored, so that a model can be learned
     again without the sites. makes_surrogates: whether messages represent data, and are not models trained on labels.
-    unit_features: whether records are normalised to norm one also without privacy.
+    unit_features: whether records are normalised to norm one also without privacy. adversarial: whether the site trains
+    the shared generator against a critic.
+    head: how the coordinator finds the head, in words; empty if the method has no choice.
+    tested: what each site evaluates on its own test records, in words.
+    member_bytes: what a site sends and receives for each site of a secure sum, apart from its vector; 0 for other methods.
+    summed: the tensors of which the coordinator needs only the sum over all sites; empty where the combination is no sum.
+    site_sums, from_sums: "module:function" at the site, which makes them and their claim, and at the coordinator, which
+    learns from the sum; for training in rounds, which finishes a round with it.
+    all_classes: whether a site's message has every class that the run names, with or without records. signs: whether the
+    coordinator signs the final model for the sites. samples: whether it can draw features from what it learned.
+    counts: whether sites count records and nothing is learned.
     """
 
     name: str
@@ -128,11 +159,14 @@ class MethodSpec:
     work: Callable[[RunConfig, int, int], Work]
     defences: Callable[[RunConfig], tuple[str, ...]]
     evaluate: str = "client_app.methods.evaluation:received_model"
+    personal: str = ""
+    network: Model = "linear"
     mechanisms: tuple[str, ...] = ()
     mechanism: Callable[[RunConfig], str] = lambda config: "dp-sgd"
     needs_budget: bool = False
     refusal: Callable[[RunConfig], str] = lambda config: ""
     variant: Callable[[RunConfig], str] = lambda config: ""
+    head: Callable[[RunConfig], str] = lambda config: ""
     default_defence: str = "none"
     undefended: str = ""
     reads: tuple[str, ...] = ()
@@ -142,6 +176,16 @@ class MethodSpec:
     introduces: bool = True
     opening: Fields | None = None
     unit_features: bool = False
+    adversarial: bool = False
+    tested: str = "the model of the run"
+    member_bytes: tuple[int, int] = (0, 0)
+    summed: Callable[[RunConfig], tuple[Summed, ...]] = lambda config: ()
+    site_sums: str = ""
+    from_sums: str = ""
+    all_classes: Callable[[RunConfig], bool] = lambda config: False
+    signs: bool = True
+    samples: bool = False
+    counts: bool = False
 
     def sizes(self, config: RunConfig, classes: int, dimension: int, records: int) -> Sizes:
         """Sizes of all symbols in `sends`."""
@@ -150,12 +194,13 @@ class MethodSpec:
     @property
     def sections(self) -> frozenset[str]:
         """The sections of the settings that the method uses."""
-        return frozenset((*self.digest, *self.reads))
+        return frozenset(("features", *self.digest, *self.reads))
 
     @property
     def releases_once(self) -> bool:
         """Whether a site can compute its message before it receives anything."""
-        return self.kind == "one-shot" or (self.kind == "chain" and "sums" in self.mechanisms)
+        alone = self.kind == "one-shot" and not any(self.member_bytes)
+        return alone or (self.kind == "chain" and "sums" in self.mechanisms)
 
     @property
     def answers_files(self) -> bool:

@@ -22,6 +22,7 @@ FEDLAP_KEYS = (
     "noise_multiplier",
 )
 MODEL = (Field("parameters", "P"),)
+BODY = (Field("parameters", "B"),)
 MODEL_AND_CONTROL = (Field("parameters", "P"), Field("control", "P"))
 # DSFL sends the largest entries, and one bit for every entry.
 SPARSE_UPDATE = (Field("parameters", "k"), Field("mask", "m"))
@@ -57,9 +58,12 @@ def variant(config: RunConfig) -> str:
 
 
 def symbols(config: RunConfig, classes: int, dimension: int, records: int) -> Sizes:
-    """P: parameters; k: parameters that DSFL sends; m: 16-bit words of DSFL's mask."""
-    numbers = model_numbers(config.fedavg, max(classes, len(config.classes)), dimension)
-    return {"P": numbers, "k": round(config.fedavg.keep * numbers), "m": numbers // 16}
+    """P: parameters; B: those below the head; k: those that DSFL sends; m: 16-bit words of DSFL's mask."""
+    settings, total = config.fedavg, max(classes, len(config.classes))
+    numbers = model_numbers(settings, total, dimension)
+    # The head has as many parameters for each class: what grows with the number of classes.
+    body = numbers - total * (model_numbers(settings, total + 1, dimension) - numbers)
+    return {"P": numbers, "B": body, "k": round(settings.keep * numbers), "m": numbers // 16}
 
 
 def work(config: RunConfig, classes: int, dimension: int) -> Work:
@@ -85,6 +89,20 @@ def linear_only(config: RunConfig) -> str:
     if config.fedavg.model == "linear":
         return ""
     return f"method = {config.method!r} supports linear heads only; remove fedavg.model = {config.fedavg.model!r}"
+
+
+def body_only(config: RunConfig) -> str:
+    """Refuse a linear model, which has nothing below its head to share."""
+    if config.fedavg.model != "linear":
+        return ""
+    return "fedavg.model = 'linear' has no representation below its head to share; use method = 'local', or 'mlp'"
+
+
+def by_class_refusal(config: RunConfig) -> str:
+    """Refuse images of classes that a site does not have: images are matched to the records of their own class."""
+    if config.fedlap.labels != "all":
+        return ""
+    return f"fedlap.labels = 'all': method = {config.method!r} matches each class by its own records; remove it"
 
 
 def no_momentum(config: RunConfig) -> str:

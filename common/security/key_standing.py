@@ -51,9 +51,9 @@ def key_standing(address: str, authority: bytes | None, key_file: Path, seconds:
         if (unsigned := refusal(channel)) != grpc.StatusCode.UNAUTHENTICATED:
             return "open" if unsigned == grpc.StatusCode.FAILED_PRECONDITION else "silent"
         signed = refusal(grpc.intercept_channel(channel, NodeAuthClientInterceptor(key, key.public_key())))
-    said: dict[grpc.StatusCode | None, Standing] = {
+    by_status: dict[grpc.StatusCode | None, Standing] = {
         grpc.StatusCode.INVALID_ARGUMENT: "registered",
         grpc.StatusCode.FAILED_PRECONDITION: "unknown",
         grpc.StatusCode.UNAUTHENTICATED: "clock",
     }
-    return said.get(signed, "silent")
+    return by_status.get(signed, "silent")

@@ -75,6 +75,11 @@ class Request:
     def run(self) -> RunConfig:
         """The run's settings. Raises ConfigError."""
         config = parse_run_config(self.settings)
+        if config.secure_sum:
+            raise ConfigError(
+                "secure-sum = true: offline exchange has one reply of every site, but a secure sum needs five, each after "
+                "those of all sites to the step before; connect the sites over the network, or remove secure-sum"
+            )
         if not config.spec.answers_files:
             raise ConfigError(
                 f"method = {config.method!r}, fedpft.topology = {config.fedpft.topology!r}: offline exchange needs a run in "

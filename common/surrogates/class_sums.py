@@ -23,6 +23,8 @@ from common.surrogates.mixtures import Mixtures
 PRESENT = 2.0
 # Probability of refusing honest noise; relative tolerance for rounding of tables.
 FALSE_ALARM, ROUNDING = 1e-7, 1e-2
+# Records whose contributions are in memory at a time. Sums are exact, so that this number changes no bit of them.
+ROWS = 16 * 511
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,17 @@ def statistics(
     shares = budget_shares(family, noise_multiplier)
     counts, sums = class_sums(features, labels, weights, num_classes)
     found = [Statistic("counts", counts, 1.0, shares["counts"]), Statistic("sums", sums, 1.0, shares["sums"])]
-    features, d = features.double(), features.shape[1]
+    d, parts = features.shape[1], list(zip(torch.split(features, ROWS), torch.split(weights.double(), ROWS), strict=True))
     if family == "diag":
         squares = ExactSum((d,), 1.0)
-        squares.add(features.square() * weights.double()[:, None])
+        for rows, own in parts:
+            squares.add(rows.double().square() * own[:, None])
         found.append(Statistic("squares", squares.value, 1.0, shares["squares"]))
-    elif family in ("full", "lowrank"):
-        squares, halves = ExactSum((d, d), 1.0), features * weights.double().sqrt()[:, None]
-        squares.add_products(halves, halves)
+    elif family in ("full", "lowrank", "gram", "joint"):
+        squares = ExactSum((d, d), 1.0)
+        for rows, own in parts:
+            halves = rows.double() * own.sqrt()[:, None]
+            squares.add_products(halves, halves)
         found.append(Statistic("squares", fold(squares.value), 1.0, shares["squares"]))
     return found
 
@@ -74,7 +79,8 @@ def class_sums(features: Tensor, labels: Tensor, weights: Tensor, num_classes: i
     """Counts (C,) and sums (C, d) of features (n, d) of norm at most one, in float64, weighted by weights (n,)."""
     counts, sums = ExactSum((num_classes,), 1.0), ExactSum((num_classes, features.shape[1]), 1.0)
     counts.add_at(labels, weights.double())
-    sums.add_at(labels, features.double() * weights.double()[:, None])
+    for rows, at, own in zip(*(torch.split(each, ROWS) for each in (features, labels, weights.double())), strict=True):
+        sums.add_at(at, rows.double() * own[:, None])
     return counts.value, sums.value
 
 

@@ -1,4 +1,4 @@
-"""The four covariance families of a table of Gaussian components: estimation, density, sampling.
+"""Covariance families of a table of Gaussian components: estimation, density, sampling. Here: one covariance a component.
 
 Every family is a frozen table over M components in d dimensions with four operations: estimation from responsibilities,
 log-density of points, conversion of standard normals to its noise, and variance per dimension.
@@ -19,12 +19,16 @@ LOG_2PI = math.log(2 * math.pi)
 
 @dataclass(frozen=True)
 class Cluster:
-    """One class during a fit: points (n, d), responsibilities (n, K), and the means (K, d) and sizes (K,) they imply."""
+    """One class during a fit: points (n, d), responsibilities (n, K), and the means (K, d) and sizes (K,) they imply.
+
+    squares: what the family needs of the squared points, see `CovarianceModel.squares`.
+    """
 
     points: Tensor
     responsibilities: Tensor
     means: Tensor
     sizes: Tensor
+    squares: Tensor
 
 
 @dataclass(frozen=True)
@@ -37,16 +41,25 @@ class CovarianceLimits:
 
 
 class CovarianceModel(Protocol):
-    """Interface of all families. `width` is the number of standard normals per sample."""
+    """Interface of all families. `width` is the number of standard normals per sample.
+
+    shared: one covariance for all components. iterative: whether the estimate needs several steps even if each class has
+    one component.
+    """
 
     shared: ClassVar[bool]
+    iterative: ClassVar[bool]
 
     @classmethod
     def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
         """M-step of EM; for lowrank one step that never lowers the likelihood."""
 
-    def log_density(self, points: Tensor, means: Tensor) -> Tensor:
-        """Log-density of points (n, d) under each component: (n, M)."""
+    @classmethod
+    def squares(cls, points: Tensor) -> Tensor:
+        """What every step of a fit needs of the squares of the points (n, d), which do not change: (n, ...)."""
+
+    def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
+        """Log-density of points (n, d) under each component: (n, M). squares: those of `points`, if they are known."""
 
     def colour(self, normals: Tensor, component: Tensor) -> Tensor:
         """Turn standard normals (n, width) into zero-mean noise (n, d) of the components (n,)."""
@@ -61,10 +74,9 @@ class CovarianceModel(Protocol):
         """Number of standard normals per sample."""
 
 
-def _weighted_squares(cluster: Cluster, floor: float) -> Tensor:
-    """Per component and dimension, the responsibility-weighted variance (K, d)."""
-    squares = cluster.responsibilities.T @ cluster.points.square() / cluster.sizes[:, None]
-    return (squares - cluster.means.square()).clamp_min(floor)
+def products(points: Tensor, few: Tensor) -> Tensor:
+    """Inner products (n, K) of points (n, d) with a few vectors (K, d). In this order they take a third of the time."""
+    return (few @ points.T).T
 
 
 @dataclass(frozen=True)
@@ -73,17 +85,24 @@ class Diagonal:
 
     variances: Tensor
     shared: ClassVar[bool] = False
+    iterative: ClassVar[bool] = False
 
     @classmethod
     def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
         """Weighted variance of each dimension."""
-        return cls(torch.cat([_weighted_squares(cluster, limits.floor) for cluster in clusters]))
+        tables = [c.responsibilities.T @ c.squares / c.sizes[:, None] - c.means.square() for c in clusters]
+        return cls(torch.cat(tables).clamp_min(limits.floor))
 
-    def log_density(self, points: Tensor, means: Tensor) -> Tensor:
+    @classmethod
+    def squares(cls, points: Tensor) -> Tensor:
+        """(n, d)."""
+        return points.square()
+
+    def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
         """(n, M). The square is expanded, so the cost is two matrix products."""
-        precision = 1 / self.variances
-        squares = points.square() @ precision.T - 2 * points @ (means * precision).T + (means.square() * precision).sum(1)
-        return -0.5 * (squares.clamp_min(0) + self.variances.log().sum(1) + points.shape[1] * LOG_2PI)
+        precision, known = 1 / self.variances, self.squares(points) if squares is None else squares
+        apart = products(known, precision) - 2 * products(points, means * precision) + (means.square() * precision).sum(1)
+        return -0.5 * (apart.clamp_min(0) + self.variances.log().sum(1) + points.shape[1] * LOG_2PI)
 
     def colour(self, normals: Tensor, component: Tensor) -> Tensor:
         """(n, d) -> (n, d)."""
@@ -108,17 +127,24 @@ class Spherical:
 
     variances: Tensor
     shared: ClassVar[bool] = False
+    iterative: ClassVar[bool] = False
 
     @classmethod
     def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
         """Mean over dimensions of the weighted variances."""
-        return cls(torch.cat([_weighted_squares(cluster, limits.floor).mean(1) for cluster in clusters]))
+        tables = [c.responsibilities.T @ c.squares / c.sizes - c.means.square().sum(1) for c in clusters]
+        return cls((torch.cat(tables) / clusters[0].means.shape[1]).clamp_min(limits.floor))
 
-    def log_density(self, points: Tensor, means: Tensor) -> Tensor:
+    @classmethod
+    def squares(cls, points: Tensor) -> Tensor:
+        """Squared norms (n,)."""
+        return points.square().sum(1)
+
+    def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
         """(n, M)."""
-        dimension = points.shape[1]
-        squares = points.square().sum(1, keepdim=True) - 2 * points @ means.T + means.square().sum(1)
-        return -0.5 * (squares.clamp_min(0) / self.variances + dimension * (self.variances.log() + LOG_2PI))
+        dimension, known = points.shape[1], self.squares(points) if squares is None else squares
+        apart = known[:, None] - 2 * products(points, means) + means.square().sum(1)
+        return -0.5 * (apart.clamp_min(0) / self.variances + dimension * (self.variances.log() + LOG_2PI))
 
     def colour(self, normals: Tensor, component: Tensor) -> Tensor:
         """(n, d) -> (n, d)."""
@@ -143,6 +169,7 @@ class Full:
 
     cholesky: Tensor
     shared: ClassVar[bool] = False
+    iterative: ClassVar[bool] = False
 
     @classmethod
     def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
@@ -153,10 +180,15 @@ class Full:
             for mean, weight, size in zip(means, cluster.responsibilities.double().T, cluster.sizes.double(), strict=True):
                 centred = points - mean
                 scatter = (centred * weight[:, None]).T @ centred / size
-                factors.append(_cholesky(scatter, limits.floor))
+                factors.append(cholesky(scatter, limits.floor))
         return cls(torch.stack(factors))
 
-    def log_density(self, points: Tensor, means: Tensor) -> Tensor:
+    @classmethod
+    def squares(cls, points: Tensor) -> Tensor:
+        """None are needed: (n, 0)."""
+        return points[:, :0]
+
+    def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
         """(n, M)."""
         columns = []
         for factor, mean in zip(self.cholesky.double(), means.double(), strict=True):
@@ -186,7 +218,7 @@ class Full:
         return dimension
 
 
-def _cholesky(scatter: Tensor, floor: float) -> Tensor:
+def cholesky(scatter: Tensor, floor: float) -> Tensor:
     """Cholesky factor of scatter + floor I. The floor grows tenfold until rounding no longer makes the sum indefinite."""
     while True:
         ridge = floor * torch.eye(len(scatter), dtype=scatter.dtype, device=scatter.device)
@@ -194,95 +226,3 @@ def _cholesky(scatter: Tensor, floor: float) -> Tensor:
         if not failed:
             return cast(Tensor, factor)
         floor *= 10
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """One covariance W W^T + diag(variances) for ALL components: factor W (d, r), variances (d,).
-
-    Differs from the paper (FedPFT has only full, diag and spherical): one covariance for all classes of a site takes
-    d (r + 1) numbers and keeps the main directions of variation.
-    """
-
-    factor: Tensor
-    variances: Tensor
-    shared: ClassVar[bool] = True
-
-    @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
-        """First principal components, then EM steps of factor analysis (Rubin & Thayer 1982), on the pooled scatter."""
-        scatter = _pooled_scatter(clusters, limits.gram)
-        total = scatter.diagonal()
-        if not isinstance(previous, LowRank):
-            values, vectors = torch.linalg.eigh(scatter)
-            factor = vectors[:, -limits.rank :] * values[-limits.rank :].clamp_min(0).sqrt()
-            return cls(factor, (total - factor.square().sum(1)).clamp_min(limits.floor))
-        whitened = previous.factor / previous.variances[:, None]
-        identity = torch.eye(whitened.shape[1], dtype=total.dtype, device=total.device)
-        posterior = torch.linalg.inv(identity + previous.factor.T @ whitened)
-        projection = whitened @ posterior
-        cross = scatter @ projection
-        factor = torch.linalg.solve(posterior + projection.T @ cross, cross, left=False)
-        return cls(factor, (total - (factor * cross).sum(1)).clamp_min(limits.floor))
-
-    def log_density(self, points: Tensor, means: Tensor) -> Tensor:
-        """(n, M). The squared distance is computed as |x - L z|^2 + |z|^2, with z the expected factors for x. The Woodbury
-        identity would subtract large numbers if a dimension has almost no variance of its own, and lose all digits in
-        single precision.
-        """
-        scale = self.variances.rsqrt()
-        loadings = self.factor * scale[:, None]
-        wide = loadings.double()
-        core = torch.linalg.cholesky(torch.eye(wide.shape[1], dtype=wide.dtype, device=wide.device) + wide.T @ wide)
-        expected = torch.cholesky_solve(wide.T, core).T.to(points.dtype)
-
-        def residuals_and_factors(rows: Tensor) -> Tensor:
-            scaled = rows * scale
-            factors = scaled @ expected
-            return torch.cat([torch.addmm(scaled, factors, loadings.T, alpha=-1), factors], 1)
-
-        x, m = residuals_and_factors(points), residuals_and_factors(means)
-        squares = x.square().sum(1, keepdim=True) - 2 * x @ m.T + m.square().sum(1)
-        log_determinant = self.variances.log().sum() + 2 * core.diagonal().log().sum().to(points.dtype)
-        density: Tensor = -0.5 * (squares.clamp_min(0) + log_determinant + points.shape[1] * LOG_2PI)
-        return density
-
-    def colour(self, normals: Tensor, component: Tensor) -> Tensor:
-        """(n, r + d) -> (n, d)."""
-        rank = self.factor.shape[1]
-        return torch.addmm(normals[:, rank:] * self.variances.sqrt(), normals[:, :rank], self.factor.T)
-
-    def variances_per_dimension(self) -> Tensor:
-        """(1, d)."""
-        return (self.factor.square().sum(1) + self.variances)[None]
-
-    def scaled(self, factor: float) -> Self:
-        """The factor scales linearly, variances with the square."""
-        return type(self)(self.factor * factor, self.variances * factor**2)
-
-    def width(self, dimension: int) -> int:
-        """One normal per dimension and one per factor."""
-        return dimension + self.factor.shape[1]
-
-
-def gram(parts: Sequence[Tensor]) -> Tensor:
-    """X^T X of all points (d, d). It stays the same in all EM steps."""
-    points = torch.cat(list(parts))
-    return points.T @ points
-
-
-def _pooled_scatter(clusters: Sequence[Cluster], squares: Tensor | None) -> Tensor:
-    """Scatter around the component means, over all classes, divided by the number of points: (d, d)."""
-    if squares is None:
-        squares = gram([cluster.points for cluster in clusters])
-    means = torch.cat([cluster.means for cluster in clusters])
-    sizes = torch.cat([cluster.sizes for cluster in clusters])
-    return (squares - (means * sizes[:, None]).T @ means) / sum(len(cluster.points) for cluster in clusters)
-
-
-FAMILIES: dict[str, type[Full] | type[Diagonal] | type[Spherical] | type[LowRank]] = {
-    "full": Full,
-    "diag": Diagonal,
-    "spherical": Spherical,
-    "lowrank": LowRank,
-}

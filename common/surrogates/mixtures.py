@@ -13,19 +13,9 @@ import torch
 from torch import Tensor
 
 from common.errors import DataError
-from common.surrogates.covariances import (
-    FAMILIES,
-    Cluster,
-    CovarianceLimits,
-    CovarianceModel,
-    Diagonal,
-    Full,
-    LowRank,
-    Spherical,
-    gram,
-)
-
-AnyCovariance = Diagonal | Full | LowRank | Spherical
+from common.models.devices import one_thread_each
+from common.surrogates.covariances import Cluster, CovarianceLimits, CovarianceModel, products
+from common.surrogates.shared_covariances import FAMILIES, AnyCovariance, Gram, LowRank, gram
 
 # Lower bound of variances, as a share of the mean variance, like scikit-learn's reg_covar for unit-scale data.
 RELATIVE_FLOOR = 1e-6
@@ -56,8 +46,12 @@ class Mixtures:
         return torch.bincount(self.labels, minlength=len(self.counts))
 
     def to(self, device: str) -> Mixtures:
-        """The same table on another device."""
-        covariance = type(self.covariance)(*(table.to(device) for table in vars(self.covariance).values()))
+        """The same table on another device, with a stored covariance in memory."""
+        covariance: AnyCovariance
+        if isinstance(self.covariance, Gram):
+            covariance = Gram(self.covariance.matrix.to(device))
+        else:
+            covariance = type(self.covariance)(*(table.to(device) for table in vars(self.covariance).values()))
         moved = (self.counts.to(device), self.labels.to(device), self.weights.to(device), self.means.to(device))
         return Mixtures(*moved, covariance)
 
@@ -131,8 +125,17 @@ def fit(
     parts = [part for part in torch.split(ordered, counts.tolist()) if len(part)]
     family = FAMILIES[settings.family]
     rank = max(1, min(settings.rank, len(features) // settings.samples_per_component, features.shape[1]))
-    groups = [parts] if family.shared else [[part] for part in parts]
-    fitted = [_fit_group(group, family, rank, settings, generator) for group in groups]
+    if family.shared or settings.components == 1 or features.is_cuda:
+        groups = [parts] if family.shared else [[part] for part in parts]
+        fitted = [_fit_group(group, family, rank, settings, generator) for group in groups]
+    else:
+        # A stream for each class, so that the result does not depend on which class is fitted first.
+        streams = [_stream(generator) for _ in parts]
+        fitted = one_thread_each(
+            lambda index: _fit_group([parts[index]], family, rank, settings, streams[index]),
+            range(len(parts)),
+            [len(part) for part in parts],
+        )
     present = counts.nonzero().squeeze(1)
     sizes = torch.cat([torch.as_tensor([len(w) for w in weights]) for weights, _, _ in fitted]).to(labels.device)
     return Mixtures(
@@ -144,9 +147,13 @@ def fit(
     )
 
 
+def _stream(generator: torch.Generator) -> torch.Generator:
+    return torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
+
+
 def _concatenate(tables: Sequence[AnyCovariance]) -> AnyCovariance:
     first = tables[0]
-    if isinstance(first, LowRank):
+    if isinstance(first, Gram | LowRank):
         return first
     columns = zip(*(vars(table).values() for table in tables), strict=True)
     return type(first)(*(torch.cat(column) for column in columns))
@@ -154,7 +161,7 @@ def _concatenate(tables: Sequence[AnyCovariance]) -> AnyCovariance:
 
 def _fit_group(
     parts: Sequence[Tensor],
-    family: type[Diagonal] | type[Full] | type[LowRank] | type[Spherical],
+    family: type[AnyCovariance],
     rank: int,
     settings: MixtureSettings,
     generator: torch.Generator,
@@ -163,7 +170,9 @@ def _fit_group(
 
     `parts` are overwritten: for the fit, each class is centred, and all are scaled to unit mean variance.
     """
-    centres = [part.mean(0) for part in parts]
+    # In double precision: the mean of equal numbers is then this number, and a constant dimension has no variance. Otherwise
+    # the rounding is all that is left, and gives correlations that no records have.
+    centres = [part.mean(0, dtype=torch.float64).to(part.dtype) for part in parts]
     for part, centre in zip(parts, centres, strict=True):
         part.sub_(centre)
     norms = torch.stack([torch.linalg.vector_norm(part) for part in parts])
@@ -175,13 +184,14 @@ def _fit_group(
         k_means(part, max(1, min(settings.components, len(part) // settings.samples_per_component)), generator)
         for part in parts
     ]
+    squares = [family.squares(part) for part in parts]
     smallest = settings.samples_per_component / 2
     covariance: AnyCovariance | None = None
     best = -torch.inf
     for step in itertools.count(1):
-        clusters = [_summarise(part, resp) for part, resp in zip(parts, responsibilities, strict=True)]
+        clusters = [_summarise(*each) for each in zip(parts, responsibilities, squares, strict=True)]
         covariance = family.estimate(clusters, limits, covariance)
-        if not family.shared and all(len(c.sizes) == 1 for c in clusters):
+        if not family.iterative and all(len(c.sizes) == 1 for c in clusters):
             break
         joints = _joint_log_densities(clusters, covariance)
         likelihood = float(sum(joint.logsumexp(1).sum() for joint in joints)) / sum(map(len, parts))
@@ -200,14 +210,14 @@ def _fit_group(
     return weights, means, covariance.scaled(scale)
 
 
-def _summarise(points: Tensor, responsibilities: Tensor) -> Cluster:
+def _summarise(points: Tensor, responsibilities: Tensor, squares: Tensor) -> Cluster:
     sizes = responsibilities.sum(0).clamp_min(torch.finfo(points.dtype).tiny)
-    return Cluster(points, responsibilities, responsibilities.T @ points / sizes[:, None], sizes)
+    return Cluster(points, responsibilities, responsibilities.T @ points / sizes[:, None], sizes, squares)
 
 
 def _joint_log_densities(clusters: Sequence[Cluster], covariance: CovarianceModel) -> list[Tensor]:
     """log(weight) + log-density of every point under every component of its class."""
-    return [covariance.log_density(c.points, c.means) + (c.sizes / c.sizes.sum()).log() for c in clusters]
+    return [covariance.log_density(c.points, c.means, c.squares) + (c.sizes / c.sizes.sum()).log() for c in clusters]
 
 
 def _without_small(joint: Tensor, sizes: Tensor, smallest: float) -> Tensor:
@@ -228,7 +238,7 @@ def k_means(points: Tensor, clusters: int, generator: torch.Generator, iteration
     norms = points.square().sum(1)
 
     def distances(centres: Tensor) -> Tensor:
-        return (norms[:, None] - 2 * points @ centres.T + centres.square().sum(1)).clamp_min(0)
+        return (norms[:, None] - 2 * products(points, centres) + centres.square().sum(1)).clamp_min(0)
 
     def pick(weights: Tensor, count: int = 1) -> Tensor:
         return torch.multinomial(weights.double().cpu(), count, replacement=True, generator=generator).to(points.device)

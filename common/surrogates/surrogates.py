@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from common.privacy.claims import Claim
 from common.surrogates.class_sums import Sums
-from common.surrogates.covariances import LowRank
 from common.surrogates.mixtures import Mixtures
+from common.surrogates.shared_covariances import Gram, LowRank
+
+if TYPE_CHECKING:
+    from common.privacy.claims import Claim
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def without_classes(surrogate: AnySurrogate, keep: Sequence[str]) -> AnySurrogat
     mixtures = surrogate.mixtures
     rows = wanted[mixtures.labels]
     covariance = mixtures.covariance
-    if not isinstance(covariance, LowRank):
+    if not isinstance(covariance, Gram | LowRank):
         covariance = type(covariance)(*(table[rows] for table in vars(covariance).values()))
     return Surrogate(
         header,

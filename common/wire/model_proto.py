@@ -12,7 +12,7 @@ from torch import Tensor
 from common import surrogate_pb2 as pb
 from common.config.sections import Model
 from common.errors import ConfigError, SurrogateError
-from common.models.classifiers import Classifier, Ensemble, Head, Network
+from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from common.models.networks import WIDEST, build
 from common.models.parameters import Parameters, Tensors
 from common.safe_parsing import read_message
@@ -26,6 +26,7 @@ from common.wire.surrogate_proto import (
     unpack_centre,
     unpack_claim,
     unpack_header,
+    unpack_projection,
 )
 
 MOST_DIMENSIONS = 8
@@ -46,6 +47,8 @@ def _head(head: Head) -> pb.Head:
         message.clip = head.clip
     if head.centre is not None:
         message.centre.CopyFrom(pack_centre(head.centre))
+    if head.projection is not None:
+        message.projection.CopyFrom(pack(head.projection))
     return message
 
 
@@ -63,9 +66,12 @@ def _unpack_head(message: pb.Head) -> Head:
     weight = unpack(message.weight, "head weights", (classes, message.weight.shape[1]))
     clip = message.clip if message.HasField("clip") else None
     centre = unpack_centre(message.centre) if message.HasField("centre") else None
-    if centre is not None and len(centre) != weight.shape[1]:
-        raise SurrogateError(f"a centre of dimension {len(centre)} for weights of dimension {weight.shape[1]}")
-    head = Head(unpack_header(message.header), weight, unpack(message.bias, "head bias", (classes,)), clip, centre)
+    projection = unpack_projection(message.projection, weight.shape[1]) if message.HasField("projection") else None
+    inputs = (weight if projection is None else projection).shape[1]
+    if centre is not None and len(centre) != inputs:
+        raise SurrogateError(f"a centre of dimension {len(centre)} for features of dimension {inputs}")
+    bias = unpack(message.bias, "head bias", (classes,))
+    head = Head(unpack_header(message.header), weight, bias, clip, centre, projection)
     if not (head.weight.isfinite().all() and head.bias.isfinite().all() and 0 <= (clip or 0) < torch.inf):
         raise SurrogateError("the head holds a number that is not finite")
     return head
@@ -79,6 +85,9 @@ def pack_classifier(model: Classifier) -> bytes:
             message.head.CopyFrom(_head(model))
         case Ensemble():
             message.heads.heads.extend([_head(head) for head in model.heads])
+        case Quadratic():
+            tables = {"means": pack(model.means), "whiteners": pack(model.whiteners)}
+            message.quadratic.CopyFrom(pb.Quadratic(header=pack_header(model.header), bias=model.bias.tolist(), **tables))
         case Network():
             tensors = _pack_tensors(model.tensors)
             network = pb.Network(header=pack_header(model.header), kind=model.kind, inputs=model.inputs, tensors=tensors)
@@ -98,9 +107,28 @@ def unpack_classifier(payload: bytes, most: int = MOST_NUMBERS) -> Classifier:
             if any((h.header.classes, h.dimension) != (heads[0].header.classes, heads[0].dimension) for h in heads):
                 raise SurrogateError("an ensemble of heads of different classes or dimensions")
             return Ensemble(heads)
+        case "quadratic":
+            return _unpack_quadratic(message.quadratic)
         case "network":
             return _unpack_network(message.network, most)
     raise SurrogateError("a model of no known kind")
+
+
+def _unpack_quadratic(message: pb.Quadratic) -> Quadratic:
+    classes, shape = len(message.header.classes), tuple(message.whiteners.shape)
+    if (
+        not classes
+        or len(message.bias) != classes
+        or len(shape) not in (2, 3)
+        or shape[1:] != (shape[-1],) * (len(shape) - 1)
+    ):
+        raise SurrogateError(f"quadratic discriminants of shape {shape[:4]} for {classes} classes")
+    means = unpack(message.means, "means", (classes, shape[-1]))
+    whiteners = unpack(message.whiteners, "whiteners", (classes, *shape[1:]))
+    found = Quadratic(unpack_header(message.header), means, whiteners, torch.tensor(list(message.bias)))
+    if not all(tensor.isfinite().all() for tensor in found.arrays().values()):
+        raise SurrogateError("the discriminants hold a number that is not finite")
+    return found
 
 
 def _unpack_network(message: pb.Network, most: int) -> Network:

@@ -13,10 +13,10 @@ from common import surrogate_pb2 as pb
 from common.errors import SurrogateError
 from common.limits import LARGEST_COUNT
 from common.safe_parsing import read_message
-from common.surrogates.covariances import Diagonal, Full, LowRank, Spherical
-from common.surrogates.mixtures import AnyCovariance, Mixtures
+from common.surrogates.mixtures import Mixtures
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
-from common.wire.float16 import LARGEST_HALF, pack, unpack
+from common.wire.covariances import pack_covariance, unpack_covariance
+from common.wire.float16 import pack, unpack
 from common.wire.surrogate_proto import (
     pack_centre,
     pack_claim,
@@ -41,24 +41,26 @@ STORED_AS = "fedsurrogate.protobuf"
 MOST_VALUES, LARGEST_INFO = 256, 2**22
 
 
-def pack_surrogate(surrogate: AnySurrogate) -> bytes:
-    """Canonical bytes: the same surrogate always gives the same bytes."""
+def pack_surrogate(surrogate: AnySurrogate, bits: int = 16) -> bytes:
+    """Canonical bytes: the same surrogate always gives the same bytes. bits: of a loading, 16, 8 or 4."""
     message = pb.Surrogate(header=pack_header(surrogate.header), claim=pack_claim(surrogate.claim))
     if isinstance(surrogate, SumsSurrogate):
         message.sums.CopyFrom(pack_sums(surrogate.sums))
     else:
-        message.mixtures.CopyFrom(_pack_mixtures(surrogate.mixtures))
+        message.mixtures.CopyFrom(_pack_mixtures(surrogate.mixtures, bits))
     return message.SerializeToString(deterministic=True)
 
 
-def _pack_mixtures(mixtures: Mixtures) -> pb.Mixtures:
+def _pack_mixtures(mixtures: Mixtures, bits: int) -> pb.Mixtures:
+    spread, levels = pack_covariance(mixtures.covariance, bits)
     return pb.Mixtures(
         covariance=mixtures.family,
         counts=mixtures.counts.tolist(),
         components=mixtures.components.tolist(),
         weights=pack(mixtures.weights),
         means=pack(mixtures.means),
-        spread=_pack_covariance(mixtures.covariance),
+        spread=spread,
+        levels=levels,
     )
 
 
@@ -96,7 +98,7 @@ def _unpack_mixtures(body: pb.Mixtures, classes: int) -> Mixtures:
         labels=labels,
         weights=weights / totals[labels],
         means=means,
-        covariance=_unpack_covariance(body, total, dimension),
+        covariance=unpack_covariance(body, total, dimension),
     )
 
 
@@ -177,57 +179,3 @@ def record_bytes(record: RecordDict) -> int:
     return sum(array_record.count_bytes() for array_record in record.array_records.values()) + sum(
         config.count_bytes() for config in record.config_records.values()
     )
-
-
-def _pack_covariance(covariance: AnyCovariance) -> list[pb.Halves]:
-    """Variances as logarithms, and factors relative to their dimension's own variance, so that no entry can underflow."""
-    match covariance:
-        case Spherical() | Diagonal():
-            return [pack(covariance.variances, logarithm=True)]
-        case LowRank():
-            largest = covariance.factor.abs().amax(1)
-            variances = covariance.variances.maximum((largest / LARGEST_HALF).square())
-            return [pack(variances, logarithm=True), pack(covariance.factor / variances.sqrt()[:, None])]
-        case Full():
-            rows, columns = _below_diagonal(covariance.cholesky.shape[1])
-            below = covariance.cholesky.tril(-1)
-            pivots = covariance.cholesky.diagonal(dim1=1, dim2=2).maximum(below.abs().amax(2) / LARGEST_HALF)
-            ratios = (below / pivots[:, :, None])[:, rows, columns]
-            return [pack(pivots, logarithm=True), pack(ratios)] if ratios.numel() else [pack(pivots, logarithm=True)]
-
-
-def _unpack_covariance(body: pb.Mixtures, total: int, dimension: int) -> AnyCovariance:
-    spread = list(body.spread)
-    wanted = 2 if body.covariance == "lowrank" or (body.covariance == "full" and dimension > 1) else 1
-    if len(spread) != wanted:
-        raise SurrogateError(f"covariance {body.covariance[:20]!r} with {len(spread)} tables, expected {wanted}")
-    if not spread[0].logarithm:
-        raise SurrogateError("variances must travel as logarithms")
-    match body.covariance:
-        case "spherical":
-            return Spherical(unpack(spread[0], "variances", (total,)))
-        case "diag":
-            return Diagonal(unpack(spread[0], "variances", (total, dimension)))
-        case "lowrank":
-            variances = unpack(spread[0], "variances", (dimension,))
-            rank = spread[1].shape[1] if len(spread[1].shape) == 2 else 0
-            if rank < 1:
-                raise SurrogateError(f"loadings of shape {tuple(spread[1].shape)[:4]}; (d, rank) is expected")
-            loadings = unpack(spread[1], "loadings", (dimension, rank))
-            return LowRank(loadings * variances.sqrt()[:, None], variances)
-        case "full":
-            pivots = unpack(spread[0], "pivots", (total, dimension))
-            if dimension == 1:
-                return Full(pivots[:, :, None])
-            # Unpacked first: only a payload with a whole d x d matrix may cause the allocation of one.
-            ratios = unpack(spread[1], "ratios", (total, dimension * (dimension - 1) // 2))
-            rows, columns = _below_diagonal(dimension)
-            cholesky = torch.diag_embed(pivots)
-            cholesky[:, rows, columns] = ratios * pivots[:, rows]
-            return Full(cholesky)
-    raise SurrogateError(f"unknown covariance {body.covariance[:20]!r}")
-
-
-def _below_diagonal(dimension: int) -> tuple[Tensor, Tensor]:
-    rows, columns = torch.tril_indices(dimension, dimension, offset=-1)
-    return rows, columns

@@ -19,7 +19,7 @@ from common.wire.float16 import pack, unpack
 
 SCHEMA = 1
 
-Framed = pb.Surrogate | pb.Head | pb.Parameters | pb.Network | pb.Synthetic
+Framed = pb.Surrogate | pb.Head | pb.Parameters | pb.Network | pb.Synthetic | pb.MaskedSum | pb.SumTotal | pb.Counts
 
 
 def pack_sums(sums: Sums) -> pb.Sums:
@@ -119,3 +119,14 @@ def pack_header(header: Header) -> pb.Header:
 def unpack_header(header: pb.Header) -> Header:
     """Parse a message of `pack_header`."""
     return Header(header.method, header.run, header.site, header.fingerprint, tuple(header.classes))
+
+
+def unpack_projection(message: pb.Halves, rows: int = 0) -> Tensor:
+    """A projection (k, d) with k <= d. rows: k, if known. Raises SurrogateError for another shape or wrong numbers."""
+    shape = tuple(message.shape)
+    if len(shape) != 2 or not 1 <= shape[0] <= shape[1] or rows not in (0, shape[0]):
+        raise SurrogateError(f"a projection of shape {shape[:4]}; (k, d) with k from 1 to d is expected")
+    found = unpack(message, "projection", (shape[0], shape[1]))
+    if not found.isfinite().all():
+        raise SurrogateError("the projection holds a number that is not finite")
+    return found

@@ -8,16 +8,22 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 import torch
+from torch import Tensor
 
+from common.backbones.feature_power import power_in
 from common.config.run_config import RunConfig, run_digest
 from common.errors import RunError, SurrogateError
 from common.limits import LARGEST_COUNT, LARGEST_NUMBER, LONGEST_NAME, MOST_CLASSES
 from common.surrogates.class_sums import lengths
-from common.surrogates.covariances import LowRank
+from common.surrogates.shared_covariances import Gram, LowRank
 from common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
 
+# Largest relative error of a number at 16 bits, with some room. Sum of variances a dimension that counts as none.
+HALF, NO_VARIANCE = 2.0**-10, 1e-25
 # A site's name becomes a file name at the coordinator.
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Of the software of a site.
+VERSION = re.compile(r"[0-9][0-9A-Za-z.+-]{0,19}")
 
 
 @dataclass(frozen=True)
@@ -32,13 +38,14 @@ class Expectation:
     classes: tuple[str, ...] = ()
     fingerprint: str = ""
     dimension: int = 0
+    power: float | None = None
 
     @classmethod
     def of(cls, run: RunConfig, classes: tuple[str, ...], fingerprint: str, dimension: int = 0) -> Expectation:
         """The expectation from a run's settings."""
         family = "spherical" if run.mechanism == "dp-em" else run.fedpft.covariance
         shape = (family, run.fedpft.components, run.fedpft.rank)
-        return cls(run.method, run_digest(run), *shape, classes, fingerprint, dimension)
+        return cls(run.method, run_digest(run), *shape, classes, fingerprint, dimension, run.power)
 
 
 def is_name(value: object) -> TypeGuard[str]:
@@ -56,6 +63,8 @@ def check_header(header: Header, expected: Expectation) -> None:
     ):
         if value != wanted:
             raise SurrogateError(f"{name} {value[:80]!r} is not this run's {wanted!r}")
+    if expected.power is not None and (power := power_in(header.fingerprint)) != expected.power:
+        raise SurrogateError(f"features to the power {power:g}; this run's power is {expected.power:g}")
     if not SITE_NAME.fullmatch(header.site):
         raise SurrogateError(f"site name {header.site[:64]!r}; letters, digits, '.', '_' and '-' are allowed, 64 at most")
     if not header.classes or "" in header.classes:
@@ -123,6 +132,8 @@ def _check_mixtures(surrogate: Surrogate, expected: Expectation) -> None:
             f"{int(mixtures.components.max())} components in a class; at most {expected.components} are allowed"
         )
     covariance = mixtures.covariance
+    if isinstance(covariance, Gram):
+        _check_gram(covariance.matrix, mixtures.counts)
     if isinstance(covariance, LowRank) and covariance.factor.shape[1] > expected.rank:
         raise SurrogateError(f"rank {covariance.factor.shape[1]}; at most {expected.rank} is allowed")
     tables = {"weights": mixtures.weights, "means": mixtures.means} | vars(covariance)
@@ -136,4 +147,29 @@ def _check_mixtures(surrogate: Surrogate, expected: Expectation) -> None:
     if mixtures.weights.min() < 0 or (totals - 1).abs().max() > 0.01:
         raise SurrogateError(
             f"mixture weights of a class sum to {float(totals[(totals - 1).abs().argmax()]):.4g}, not to one"
+        )
+
+
+def _check_gram(matrix: Tensor, counts: Tensor) -> None:
+    """Raise SurrogateError for a covariance within classes that no records with these counts have.
+
+    At 16 bits an entry is rounded by at most HALF of itself, so eigenvalues move by at most HALF times the Frobenius norm of
+    the correlations. N records of C classes have at most N - C directions, so tr(S)^2 is at most (N - C) |S|^2.
+    """
+    if not matrix.isfinite().all():
+        raise SurrogateError("the covariance holds a number that is not finite")
+    deviations = matrix.diagonal().clamp_min(1e-37).sqrt()
+    correlations = (matrix / deviations / deviations[:, None]).double()
+    if correlations.abs().max() > 1 + HALF:
+        raise SurrogateError(
+            f"a correlation of {float(correlations.abs().max()):.4g} in the covariance; at most 1 is possible"
+        )
+    correlations.diagonal().add_(HALF * float(correlations.norm()))
+    if torch.linalg.cholesky_ex(correlations)[1]:
+        raise SurrogateError("a covariance that no records have: the matrix has a negative eigenvalue")
+    trace, freedom = float(matrix.double().trace()), int(counts.sum()) - len(counts)
+    if trace**2 > 1.02 * max(freedom, 0) * float(matrix.double().square().sum()) + (NO_VARIANCE * len(matrix)) ** 2:
+        raise SurrogateError(
+            f"a covariance with more directions than {int(counts.sum())} records of {len(counts)} classes can have; the "
+            "counts or the covariance are wrong"
         )

@@ -6,6 +6,7 @@ import inspect
 import re
 import types
 import typing
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
-if typing.TYPE_CHECKING:
-    from common.rules.spec import MethodSpec
+from common.config.sections import kebab
 
 ROOT = Path(__file__).parents[2]
 BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
@@ -33,11 +33,6 @@ def pages() -> dict[str, str]:
         "reference/presets.md": presets_page(),
         "reference/python.md": python_page(),
     }
-
-
-def kebab(name: str) -> str:
-    """The key for a field's name."""
-    return name.replace("_", "-")
 
 
 def cell(text: object) -> str:
@@ -72,9 +67,8 @@ def number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
-def default_of(field: FieldInfo) -> str:
-    """The default, as a user would type it."""
-    value = field.default
+def default_of(value: object) -> str:
+    """A default, as a user would type it."""
     if value is PydanticUndefined or value in ("", ()):
         return "not set"
     if isinstance(value, bool):
@@ -97,31 +91,18 @@ def explained(model: type[BaseModel]) -> dict[str, str]:
     return found
 
 
-def unit_and_methods(field: FieldInfo) -> str:
-    """Unit, and methods that use a setting, where the model states them."""
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    methods = extra.get("methods")
-    words = [f"Unit: {extra['unit']}." if extra.get("unit") else ""]
-    if isinstance(methods, str | list | tuple) and methods:
-        names = [methods] if isinstance(methods, str) else [str(name) for name in methods]
-        words.append(f"For {', '.join(f'`{name}`' for name in names)}.")
-    return " ".join(word for word in words if word)
-
-
-def table(model: type[BaseModel], prefix: str = "", leave: tuple[str, ...] = ()) -> str:
+def table(model: type[BaseModel]) -> str:
     """A table of all settings of a model."""
     meanings, rows = explained(model), ["| key | values | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
-        if name not in leave:
-            meaning = cell(f"{meanings[name]} {unit_and_methods(field)}")
-            rows.append(f"| `{prefix}{kebab(name)}` | {cell(range_of(field))} | {cell(default_of(field))} | {meaning} |")
+        cells = kebab(name), cell(range_of(field)), cell(default_of(field.default)), cell(meanings[name])
+        rows.append("| `{}` | {} | {} | {} |".format(*cells))
     return "\n".join(rows)
 
 
 def settings_page() -> str:
     """Settings of a run, by section."""
-    from common.config.run_config import RunConfig
-    from common.config.sections import Sections
+    from common.config.descriptions import descriptions
     from common.methods import METHODS
 
     text = """# Settings of a run
@@ -129,41 +110,27 @@ def settings_page() -> str:
 A run takes these settings as `-c 'key=value key=value'`; texts stand in double quotes: `-c 'method="fedpft" epsilon=1.0'`.
 An unknown key, a wrong type or a value out of range is refused in one line before anything starts. The same list, with
 defaults, is in `pyproject.toml` under `[tool.flwr.app.config]`. This page is written from the models in `common/config/`.
-
-## All methods
-
 """
-    text += table(RunConfig, leave=tuple(Sections.model_fields))
-    for section, field in Sections.model_fields.items():
-        model = field.annotation
-        assert isinstance(model, type)
-        assert issubclass(model, BaseModel)
-        doc = (inspect.getdoc(model) or "").split("\n\n")
-        users = [f"`{spec.name}`" for spec in METHODS.values() if section in sections_of(spec)]
-        text += f"\n\n## Section `{section}.`\n\n{' '.join(doc[0].split())}\n\n"
-        text += f"Used by {', '.join(users)}.\n\n" if users else ""
-        text += table(model, f"{section}.")
-        described = all(each.description for each in model.model_fields.values())
-        text += f"\n\n{notes_of(doc[1:])}" if doc[1:] and not described else ""
-    return text + "\n"
-
-
-def sections_of(spec: MethodSpec) -> set[str]:
-    """Sections of the settings that a method uses. A one-shot method names no section that is trained in rounds."""
-    trained = {spec.trained} if spec.kind == "rounds" else set()
-    return {spec.configured, *spec.digest, *trained} | ({"head"} if spec.name == "fedpft" else set())
-
-
-def notes_of(paragraphs: list[str]) -> str:
-    """The rest of a docstring; names of fields become keys."""
-    joined = " ".join(" ".join(paragraphs).split())
-    return f"Notes: {re.sub(r'`?(?<![a-z.])([a-z]+(?:_[a-z]+)+)`?', lambda found: f'`{kebab(found[1])}`', joined)}"
+    for section, group in groupby(descriptions(), lambda row: row.section):
+        text += f"\n## {f'Section `{section}.`' if section else 'All methods'}\n\n"
+        text += "| key | values | default | meaning | methods |\n|---|---|---|---|---|\n"
+        for row in group:
+            values = f"{row.range}, {row.unit}" if row.unit else row.range
+            names = "all" if len(row.methods) == len(METHODS) else ", ".join(f"`{name}`" for name in row.methods)
+            text += f"| `{row.key}` | {cell(values)} | {default_of(row.default)} | {cell(row.text)} | {names} |\n"
+    return text
 
 
 def node_page() -> str:
     """Settings that a site decides for itself."""
     from client_app.node_config import NodeConfig
+    from common.config.descriptions import model_descriptions
 
+    rows = ["| key | values | default | meaning |", "|---|---|---|---|"]
+    for row in model_descriptions(NodeConfig, "", "site settings"):
+        values = f"{row.range}, {row.unit}" if row.unit else row.range
+        rows.append(f"| `{row.key}` | {cell(values)} | {default_of(row.default)} | {cell(row.text)} |")
+    settings = "\n".join(rows)
     return f"""# Settings of a site
 
 A hospital gives these settings as `--node-config 'key=value ...'` to every `site` command, or in the variable
@@ -172,7 +139,9 @@ A hospital gives these settings as `--node-config 'key=value ...'` to every `sit
 generators that it has helped to train. Without a `policy`, only private runs of epsilon 1 at most are answered.
 A smaller `max-components` or `max-rank` makes the surrogate smaller, for a connection of low bandwidth.
 
-{table(NodeConfig)}
+`site settings [KEY] [--json]` prints this list.
+
+{settings}
 """
 
 
@@ -197,8 +166,9 @@ def commands_page() -> str:
 
     text = """# Commands
 
-`coordinator` is for the coordinator's machine and for simulations; `site` is for a hospital. Every command has `--help`.
-The exit code is 0 only if the command did what was asked. This page is written from the commands themselves.
+`coordinator` is for the coordinator's machine and for simulations; `site` is for a hospital. Every command has
+`-h`, `--help` and `--version`. `--install-completion` makes the shell complete commands, settings, methods, presets and
+run folders. The exit code is 0 only if the command did what was asked. This page is written from the commands themselves.
 """
     for name, app in (("coordinator", server_app.cli.main.app), ("site", client_app.cli.main.app)):
         text += f"\n## {name}\n"
@@ -220,7 +190,7 @@ def _command(path: str, command: click.Command) -> str:
         text += f"\n```sh\n{example.strip()}\n```\n"
     rows = []
     for parameter in command.get_params(context):
-        if parameter.name == "help":
+        if parameter.name in ("help", "version"):
             continue
         names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
         if isinstance(parameter, click.Argument):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Column, Table
 
 from common.command_line import Json, console
-from server_app.deployment.certificates import SERVER_DAYS, issue, papers
+from server_app.deployment import SERVER_DAYS
 
 
 def certs(
@@ -24,6 +22,10 @@ def certs(
     renew: Annotated[
         bool, typer.Option("--renew", help="Sign the coordinator's certificate again; sites need nothing new.")
     ] = False,
+    new_key: Annotated[
+        bool,
+        typer.Option("--new-key", help="Make a new key for every --site, in place of its lost, stolen or revoked one."),
+    ] = False,
     days: Annotated[
         int, typer.Option(min=1, max=3650, help="Days for which a new certificate of the coordinator is valid.")
     ] = SERVER_DAYS,
@@ -34,6 +36,16 @@ def certs(
     Makes only missing files. A site gets the folder FOLDER/sites/NAME, and nothing else. Exits with 1 when a certificate
     has expired.
     """
+    import datetime
+
+    from rich.table import Column, Table
+
+    from server_app.deployment.certificates import drop_site_keys, issue, papers
+
+    if new_key:
+        if not site:
+            raise typer.BadParameter("needs --site, the site that gets a new key", param_hint="--new-key")
+        drop_site_keys(folder, site)
     issue(folder, host or (), site or (), renew, days)
     now = datetime.datetime.now(datetime.UTC)
     found = [(paper, paper.state(now)) for paper in papers(folder)]

@@ -9,13 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from common.command_line import RunSettings, console, stderr_console
-from common.config.flat_settings import parse_overrides
-from common.config.run_config import parse_run_config
 from server_app.cli.options import MetricsAsJson, Preset
-from server_app.deployment.submit import DONE
-from server_app.runs.card import missing_line
-from server_app.runs.presets import preset_settings
-from server_app.runs.state import event_line
 
 Control = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink's Control API; keep it local.")]
 Authority = Annotated[
@@ -37,6 +31,7 @@ def register(
     folder: Annotated[Path, typer.Argument(help="The folder that `coordinator certs` has made.")],
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a SuperLink that is still starting.")] = 0.0,
 ) -> None:
     """Register the keys of all sites with the SuperLink, and store their names: a site has the name of its key.
 
@@ -46,11 +41,23 @@ def register(
     from server_app.deployment.supernodes import enrol
 
     check_connection(control, root_certificates)
-    for site, what in enrol(folder, control, root_certificates).items():
+    for site, what in enrol(folder, control, root_certificates, wait).items():
         console.print(f"{what:<11}{site}")
         if what == "taken back":
-            remedy = f"remove {folder / 'sites' / site}, then make a new key: coordinator certs {folder} --site {site}"
-            console.print(f"{'':<11}this key was revoked and cannot be registered again; {remedy}", soft_wrap=True)
+            console.print(f"{'':<11}this key was revoked and cannot be registered again. To let {site} in:", soft_wrap=True)
+            for step in again(folder, site):
+                console.print(f"{'':<13}{step}", soft_wrap=True)
+
+
+def again(folder: Path, site: str) -> list[str]:
+    """What to do so that a site whose key was revoked takes part again."""
+    return [
+        f"1. a new key: coordinator certs {folder} --site {site} --new-key",
+        f"2. a new kit for the hospital: coordinator kit {folder} {site} --coordinator HOST:PORT --out {site}-new.tar.gz",
+        f"3. its registration: coordinator register {folder}",
+        f"4. at the hospital, next to the old folder {site}: tar xzf {site}-new.tar.gz {site}/papers",
+        "   then its containers again: docker compose up -d --force-recreate",
+    ]
 
 
 def unregister(
@@ -66,6 +73,9 @@ def unregister(
     check_connection(control, root_certificates)
     known = forget(folder, site, control, root_certificates)
     console.print(f"{'unregistered' if known else 'not known':<14}{site}")
+    if known:
+        text = f"its key stays barred; `coordinator register` shows how {site} gets a new one"
+        stderr_console().print(text, soft_wrap=True)
 
 
 def run(
@@ -75,28 +85,61 @@ def run(
     root_certificates: Authority = None,
     as_json: MetricsAsJson = False,
 ) -> None:
-    """Run a federation with the connected sites, and watch it. Exits with 0 only when it finished."""
+    """Run a federation with the connected sites, and watch it. Exits with 0 only when it finished.
+
+    Ctrl-C stops the run. If the terminal is lost, the run continues, and `coordinator attach` watches it again.
+    """
+    from common.config.flat_settings import parse_overrides
+    from common.config.run_config import parse_run_config
+    from server_app.deployment.control import check_connection
     from server_app.deployment.control import run as start
+    from server_app.lifecycle.before_start import check_submission
+    from server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
+    from server_app.monitoring.progress import Progress
+    from server_app.runs.presets import preset_settings
 
     overrides = preset_settings(preset) | parse_overrides(run_config or [])
-    output = Path(parse_run_config(overrides).output_dir).expanduser().absolute()
-    progress = stderr_console()
+    config = parse_run_config(overrides)
+    check_connection(control, root_certificates)
+    check_submission(config, control)
+    output = Path(config.output_dir).expanduser().absolute()
+    output_console, progress = stderr_console(), Progress()
 
     def show(event: dict[str, Any]) -> None:
-        progress.print(event_line(event), soft_wrap=True)
+        output_console.print(progress.line(event), soft_wrap=True)
 
-    folder = start(overrides | {"output-dir": str(output)}, output, control, root_certificates, show)
+    settings = overrides | {"output-dir": str(output)}
+    try:
+        with interruptible():
+            folder = start(settings, output, control, root_certificates, show)
+    except Interrupted as stop:
+        if stop.terminal_is_lost:
+            # Nothing is printed: there is no terminal.
+            raise typer.Exit(stop.exit_code) from None
+        trust = [] if root_certificates is None else ["--root-certificates", str(root_certificates)]
+        for line in goodbye(stop, ["coordinator", "run", "--control", control, *trust], settings):
+            output_console.print(line, soft_wrap=True)
+        raise typer.Exit(stop.exit_code) from None
+    show_result(folder, output, as_json, root_certificates is not None)
+
+
+def show_result(folder: Path | None, output: Path, as_json: bool, secured: bool) -> None:
+    """Print the result of a run that has finished. secured: whether the SuperLink uses TLS."""
+    from server_app.deployment.submit import DONE
+    from server_app.runs.card import missing_line
+
     if folder is None:
         console.print(f"{DONE}; the run folder is on the machine of the coordinator's app, in {output}", soft_wrap=True)
         return
     if as_json:
         print((folder / "metrics.json").read_text())
         return
+
     metrics = json.loads((folder / "metrics.json").read_text())
     card, sites = metrics["card"], metrics["sites"]
     if card["state"] != "green":
         console.print(f"{card['state']}: {missing_line(card)}", soft_wrap=True)
-    if root_certificates is not None and card["names"] == "claimed":
+    if secured and card["names"] == "claimed":
         console.print(
             "the coordinator's app had no table of registered sites, so the sites chose their names themselves; start the "
             "SuperLink with `coordinator superlink`, or set FEDSURROGATE_REGISTERED where the app runs",

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from common.command_line import Json, RunSettings, console, new_app, run_command, stderr_console
-from common.config.flat_settings import parse_overrides
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError
 from server_app.cli.certs import certs
 from server_app.cli.control import register, run, superlink, unregister
 from server_app.cli.kit import kit
+from server_app.cli.model import evaluate, export, survey, value
 from server_app.cli.monitoring import metrics, tensorboard, watch
 from server_app.cli.offline import key as show_key
 from server_app.cli.offline import learn, request
-from server_app.cli.options import Preset, RunArgument
+from server_app.cli.options import Preset, RunArgument, complete_runs
+from server_app.cli.runs import attach, runs, sites, stop
+from server_app.cli.settings import preset as show_preset
 from server_app.cli.settings import settings
-from server_app.runs.presets import preset_note, preset_settings, presets
-from server_app.runs.state import event_line
+from server_app.cli.sweep import sweep
 
-app = new_app(__doc__)
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# Unix time at which this program was started, up to the import of its first modules.
+BEGAN = time.time()
+app = new_app("The coordinator of a federation: simulate, plan, run and watch runs, and read their results.")
 
 
 class Engine(StrEnum):
@@ -35,12 +43,27 @@ class Engine(StrEnum):
     local = "local"
 
 
+@contextmanager
+def _timed() -> Iterator[None]:
+    """Let the processes of a run know when this program was started, for the duration in metrics.json."""
+    from common.flower_environment import COMMAND_BEGAN
+
+    os.environ[COMMAND_BEGAN] = f"{BEGAN:f}"
+    try:
+        yield
+    finally:
+        del os.environ[COMMAND_BEGAN]
+
+
 @app.command()
 def simulate(
     sites: Annotated[int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")] = 3,
     preset: Preset = "",
     run_config: RunSettings = None,
     gpus: Annotated[float, typer.Option(min=0, help="Share of a GPU each simulated site gets.")] = 0.0,
+    parallel: Annotated[
+        int, typer.Option(min=0, help="Sites that run at the same time; fewer need less memory. 0: one a core.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json and the folder, no table.")] = False,
     engine: Annotated[
         Engine, typer.Option(help="flower: Flower's simulation, sites in parallel. local: in this process, one by one.")
@@ -50,41 +73,51 @@ def simulate(
 
     Example: coordinator simulate --sites 10 -c 'fedpft.covariance="lowrank" fedpft.rank=16 compare=true'
     """
-    from server_app.report.privacy_view import privacy_line
+    from common.config.flat_settings import parse_overrides
+    from server_app.lifecycle.before_start import check_simulation
+    from server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
+    from server_app.monitoring.progress import Progress
+    from server_app.runs.presets import preset_settings
 
-    overrides = preset_settings(preset) | parse_overrides(run_config or [])
-    config = parse_run_config(overrides)
-    output = Path(config.output_dir).expanduser().absolute()
-    # The processes of the run have another working folder, so paths must be absolute.
-    for key in ("data-dir", "weights-path"):
-        if overrides.get(key):
-            path = Path(str(overrides[key])).expanduser().absolute()
-            if not path.exists():
-                raise ConfigError(f"{key} = {overrides[key]!r}: {path} does not exist")
-            overrides[key] = str(path)
-    if config.data != "digits" and not config.data_dir:
-        raise ConfigError(f"data = {config.data!r} needs data-dir, the folder that holds the data")
-    progress = stderr_console()
-    with progress.status(f"starting {sites} simulated sites") as status:
+    # Before the imports of an engine, which take seconds.
+    _, settings = check_simulation(preset_settings(preset) | parse_overrides(run_config or []))
+    progress, so_far = stderr_console(), Progress()
+    with _timed(), progress.status(f"starting {sites} simulated sites") as status:
 
         def show(event: dict[str, Any]) -> None:
-            progress.print(event_line(event))
-            status.update(f"{event['event']} ...")
+            progress.print(so_far.line(event), soft_wrap=True)
+            status.update(so_far.status)
 
-        settings = overrides | {"output-dir": str(output)}
-        if engine is Engine.local:
-            from server_app.deployment.local_engine import simulate_here
+        try:
+            with interruptible():
+                if engine is Engine.local:
+                    from server_app.deployment.local_engine import simulate_here
 
-            folder = simulate_here(sites, settings, show)
-        else:
-            from server_app.deployment.simulate import simulate as start
+                    folder = simulate_here(sites, settings, show)
+                else:
+                    from server_app.deployment.simulate import Machine
+                    from server_app.deployment.simulate import simulate as start
 
-            folder = start(sites, settings, output, gpus, show)
+                    folder = start(sites, settings, Machine(parallel, gpus), show)
+        except Interrupted as stop:
+            status.stop()
+            options = ["--sites", str(sites), "--engine", engine.value]
+            options += ["--parallel", str(parallel)] if parallel else []
+            options += ["--gpus", f"{gpus:g}"] if gpus else []
+            for line in goodbye(stop, ["coordinator", "simulate", *options], settings):
+                progress.print(line, soft_wrap=True)
+            raise typer.Exit(stop.exit_code) from None
+    from server_app.report.privacy_view import privacy_line
+    from server_app.report.warnings import warnings_of
+    from server_app.runs.run_view import read_run
+
     metrics = json.loads((folder / "metrics.json").read_text())
     if as_json:
         typer.echo(json.dumps(metrics | {"folder": str(folder)}, indent=2))
         return
     console.print(result_table(metrics))
+    for warning in warnings_of(read_run(folder)):
+        progress.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     console.print(f"privacy {privacy_line(metrics)}", soft_wrap=True)
     console.print(f"report {folder / 'report.html'}", soft_wrap=True)
     console.print(str(folder), soft_wrap=True)
@@ -103,9 +136,14 @@ def plan(
     """Show the costs of a run for each site before it starts: bytes, rounds, messages, privacy; and alternatives."""
     from dataclasses import asdict
 
-    from server_app.number_format import human_bytes
+    from rich.table import Table
+
+    from common.config.flat_settings import parse_overrides
+    from common.config.run_config import parse_run_config
+    from common.number_format import human_bytes
     from server_app.runs.plan import find_dimension
     from server_app.runs.plan import plan as costs
+    from server_app.runs.presets import preset_settings
 
     config = parse_run_config(preset_settings(preset) | parse_overrides(run_config or []))
     rows = costs(config, dimension or find_dimension(config), classes, records, rounds)
@@ -121,6 +159,8 @@ def plan(
         cells = (row.name, human_bytes(row.up), human_bytes(row.down), str(row.rounds), str(row.messages))
         table.add_row(*cells, *((*budget, noise) if private else ()))
     console.print(table)
+    if head := config.spec.head(config):
+        console.print(f"head {head}")
     if rows[0].noise is not None:
         size = max(1, records // classes)
         console.print(
@@ -132,34 +172,53 @@ def plan(
         console.print("privacy none")
 
 
-for command in (settings, certs, kit, register, unregister, run, watch, metrics, tensorboard, show_key, request, learn):
+app.command(name="preset")(show_preset)
+for command in (
+    settings,
+    certs,
+    kit,
+    register,
+    unregister,
+    sites,
+    run,
+    runs,
+    attach,
+    stop,
+    watch,
+    metrics,
+    tensorboard,
+    show_key,
+    request,
+    learn,
+):
     app.command()(command)
+app.command()(sweep)
+app.command()(export)
+app.command()(evaluate)
+app.command()(survey)
+app.command()(value)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(superlink)
-
-
-@app.command(name="preset")
-def show_preset(name: Annotated[str, typer.Argument(help="The preset to print, for `flwr run --run-config`.")] = "") -> None:
-    """List the presets, or print the settings of one."""
-    if name:
-        typer.echo(" ".join(f"{key}={json.dumps(value)}" for key, value in preset_settings(name).items()))
-        return
-    for each in presets():
-        typer.echo(f"{each}: {preset_note(each)}")
 
 
 @app.command()
 def report(
     run: RunArgument,
     beside: Annotated[
-        list[Path] | None, typer.Option(help="Another run, to compare its accuracy; may be given several times.")
+        list[Path] | None,
+        typer.Option(help="Another run, to compare its accuracy; may be given several times.", autocompletion=complete_runs),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also write every table of the report to a CSV file in FOLDER.")
     ] = None,
 ) -> None:
     """Write RUN/report.html again from the files in the run folder."""
-    from server_app.report.build import write_report
+    from server_app.report.build import write_csv, write_report
     from server_app.report.privacy_view import privacy_line
     from server_app.runs.run_view import read_run
 
     console.print(f"privacy {privacy_line(read_run(run).metrics)}", soft_wrap=True)
+    for file in write_csv(run, csv) if csv is not None else ():
+        console.print(str(file), soft_wrap=True)
     console.print(str(write_report(run, beside or ())), soft_wrap=True)
 
 
@@ -187,22 +246,28 @@ def relearn(
 
 def result_table(metrics: dict[str, Any]) -> Table:
     """Table of the main results: accuracies and bytes."""
-    from server_app.number_format import human_bytes
+    from rich.table import Table
 
-    table = Table(
-        "",
-        "accuracy",
-        "uplink",
-        title=f"{metrics['method']}, {metrics['sites']['used']} of {metrics['sites']['invited']} sites",
+    from common.methods import METHODS
+    from common.number_format import human_bytes, human_seconds
+
+    accuracy, sent, rounds = metrics["accuracy"], metrics["bytes"], len(metrics.get("rounds") or ())
+    seconds = metrics["seconds"].get("command", metrics["seconds"]["total"])
+    facts = (
+        f"{metrics['method']}, {metrics['sites']['used']} of {metrics['sites']['invited']} sites",
+        *([f"{human_bytes(sent['up'] / rounds)} a round"] if rounds > 1 else []),
+        human_seconds(seconds),
     )
-    accuracy, sent = metrics["accuracy"], metrics["bytes"]
+    tested = METHODS[metrics["method"]].tested if metrics["method"] in METHODS else "the model"
+    caption = f"at site: {tested}, on the site's own test records" if accuracy["per_site"] else None
+    table = Table("", "accuracy", "uplink", title=", ".join(facts), caption=caption)
     rows = [("this run", "model", sent["up"])]
     rows += [(name, name, sent["compare"].get(name)) for name in ("oracle", "ensemble", "average")]
     for label, key, count in rows:
         if key in accuracy:
             table.add_row(label, f"{accuracy[key]:.2%}", human_bytes(count) if count else "")
-    for site, value in sorted(accuracy["per_site"].items(), key=lambda item: (len(item[0]), item[0]))[:20]:
-        table.add_row(f"at site {site}", f"{value:.2%}", human_bytes(sent["up_per_site"].get(site, 0)))
+    for site, share in sorted(accuracy["per_site"].items(), key=lambda item: (len(item[0]), item[0]))[:20]:
+        table.add_row(f"at site {site}", f"{share:.2%}", human_bytes(sent["up_per_site"].get(site, 0)))
     return table
 
 

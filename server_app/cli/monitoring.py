@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from common.command_line import console, stderr_console
+from server_app.cli.options import complete_runs
 
 RUN_HELP = "A run folder; or the folder of all runs, which selects the newest run."
-Run = Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP)]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]
 Timeout = Annotated[
     float,
     typer.Option(

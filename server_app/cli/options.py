@@ -1,4 +1,4 @@
-"""Options of `coordinator` commands only; options shared with `site` are in `common.command_line`."""
+"""Options of `coordinator` commands only, and what a shell completes in them; others are in `common.command_line`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,48 @@ from typing import Annotated
 
 import typer
 
+
+def complete_keys(incomplete: str) -> list[tuple[str, str]]:
+    """Settings of a run, and their meaning."""
+    from common.config.descriptions import descriptions
+
+    return [(row.key, row.text) for row in descriptions() if row.key.startswith(incomplete)]
+
+
+def complete_methods(incomplete: str) -> list[tuple[str, str]]:
+    """Names of methods, and their papers."""
+    from common.methods import METHODS
+
+    return [(name, spec.paper) for name, spec in METHODS.items() if name.startswith(incomplete)]
+
+
+def complete_presets(incomplete: str) -> list[tuple[str, str]]:
+    """Names of presets, and their notes."""
+    from server_app.runs.presets import preset_note, presets
+
+    return [(name, preset_note(name)) for name in presets() if name.startswith(incomplete)]
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Run folders, newest first: those in the folder that is typed so far, or in runs/."""
+    from server_app.runs.event_tail import run_folders
+
+    typed = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    found = dict.fromkeys(str(folder) for place in (typed, Path("runs")) for folder in run_folders(place))
+    return [folder for folder in found if folder.startswith(incomplete)]
+
+
 Preset = Annotated[
-    str, typer.Option("--preset", metavar="NAME", help="Named settings to start from; `coordinator preset` lists them.")
+    str,
+    typer.Option(
+        "--preset",
+        metavar="NAME",
+        help="Named settings to start from; `coordinator preset` lists them.",
+        autocompletion=complete_presets,
+    ),
 ]
 MetricsAsJson = Annotated[bool, typer.Option("--json", help="Print metrics.json instead of lines.")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", exists=True, file_okay=False)]
+RunArgument = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="A run folder.", exists=True, file_okay=False, autocompletion=complete_runs),
+]

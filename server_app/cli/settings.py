@@ -1,89 +1,59 @@
-"""The `coordinator settings` command: what every setting of a run means."""
+"""The `coordinator settings` and `coordinator preset` commands: what a run can be set to."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
-from itertools import groupby
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Column, Table
 
 from common.command_line import Json, console
-from common.config.descriptions import Description, descriptions
-from common.config.flat_settings import Scalar
-from common.methods import METHODS
+from server_app.cli.options import complete_keys, complete_methods, complete_presets
 
 
 def settings(
     key: Annotated[
-        str, typer.Argument(metavar="[KEY]", help="A setting, such as fedpft.rank; or a section, such as fedpft.")
+        str,
+        typer.Argument(
+            metavar="[KEY]",
+            help="A setting, such as fedpft.rank; or a section, such as fedpft.",
+            autocompletion=complete_keys,
+        ),
     ] = "",
-    method: Annotated[str, typer.Option(metavar="NAME", help="Only the settings that this method uses.")] = "",
+    method: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Only the settings that this method uses.", autocompletion=complete_methods),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Explain the settings of a run: meaning, default, range, unit and the methods that use them.
 
     Example: coordinator settings --method fedlap
     """
+    from dataclasses import asdict
+
+    from common.config.descriptions import descriptions
+    from common.settings_tables import setting_tables
+
     rows = descriptions(key, method)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    if [row.key for row in rows] == [key]:
-        console.print(_one(rows[0]))
+    for table in setting_tables(rows, key, bool(method)):
+        console.print(table)
+
+
+def preset(
+    name: Annotated[
+        str,
+        typer.Argument(help="The preset to print, for `flwr run --run-config`.", autocompletion=complete_presets),
+    ] = "",
+) -> None:
+    """List the presets, or print the settings of one."""
+    from server_app.runs.presets import preset_note, preset_settings, presets
+
+    if name:
+        typer.echo(" ".join(f"{key}={json.dumps(value)}" for key, value in preset_settings(name).items()))
         return
-    for section, group in groupby(rows, lambda row: row.section):
-        console.print(_table(section, list(group), bool(method)))
-
-
-def _one(row: Description) -> Table:
-    table = Table(show_header=False, box=None)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in (
-        *(("setting", row.key), ("meaning", row.text), ("kind", row.kind), ("default", _shown(row.default))),
-        *(("range", row.range), ("unit", row.unit), ("methods", _names(row.methods))),
-    ):
-        if text:
-            table.add_row(name, text)
-    return table
-
-
-def _table(section: str, rows: Sequence[Description], one_method: bool) -> Table:
-    """The settings of one section; long texts are folded, so that nothing is cut at 80 columns.
-
-    The title names the methods of most rows, or of any. A row names its own if they differ.
-    """
-    methods, count = Counter(row.methods for row in rows).most_common(1)[0]
-    if 2 * count <= len(rows):
-        methods = tuple(method for method in METHODS if any(method in row.methods for row in rows))
-    title = f"section {section}" if section else "settings of every run"
-    table = Table(
-        Column("setting", no_wrap=True),
-        Column("default", overflow="fold"),
-        Column("meaning (range)", overflow="fold"),
-        title=title if one_method else f"{title}: {_names(methods)}",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-    )
-    for row in rows:
-        unit = f", {row.unit}" if row.unit else ""
-        text = f"{row.text} ({row.range}{unit})"
-        if not one_method and row.methods != methods:
-            text += f" For {_names(row.methods)}."
-        table.add_row(row.key, _shown(row.default), text)
-    return table
-
-
-def _shown(default: Scalar) -> str:
-    """A value as it is written in a run-config."""
-    return json.dumps(default)
-
-
-def _names(methods: Sequence[str]) -> str:
-    return "all methods" if len(methods) == len(METHODS) else ", ".join(methods)
+    for each in presets():
+        typer.echo(f"{each}: {preset_note(each)}")

@@ -19,9 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import ConfigError
+from server_app.deployment import SERVER_DAYS
 from server_app.deployment.request_key import make_request_key
 
-AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
+AUTHORITY_DAYS = 3650
 # Clocks at hospitals can be wrong by minutes. A clock that is slow would refuse a certificate that is valid from now on.
 BEFORE = datetime.timedelta(days=1)
 SOON = datetime.timedelta(days=30)
@@ -80,6 +81,16 @@ def issue(folder: Path, hosts: Sequence[str], sites: Sequence[str], renew: bool 
     make_request_key(folder)
     for site in sites:
         _make_site(folder / "sites" / site, (folder / "ca.crt").read_bytes())
+
+
+def drop_site_keys(folder: Path, sites: Sequence[str]) -> None:
+    """Remove the keys of sites, so that `issue` makes new ones. Raises ConfigError for a site without a key."""
+    for site in sites:
+        files = [folder / "sites" / site / name for name in ("site.key", "site.pub")]
+        if not (SITE_NAME.fullmatch(site) and files[1].is_file()):
+            raise ConfigError(f"site {site[:80]!r} has no key in {folder} that could be replaced; leave --new-key out")
+        for file in files:
+            file.unlink(missing_ok=True)
 
 
 def papers(folder: Path) -> list[Paper]:

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from common.config.flat_settings import Scalar
 from common.errors import ConfigError, RunError
-from server_app.deployment.submit import DONE, OnEvent, failure, flower_environment, plain, reason, submit
+from common.flower_environment import is_loopback
+from server_app.control_api.following import END_SECONDS, Handle, find_handle, follow_run
+from server_app.control_api.runs import FINISHED
+from server_app.control_api.runs import stop as stop_at_superlink
+from server_app.deployment.submit import (
+    DONE,
+    OnEvent,
+    failure,
+    flower_environment,
+    plain,
+    reason,
+    run_id_in,
+    stop_run,
+    submit,
+)
+from server_app.lifecycle.ending import mark_interrupted, settled
+from server_app.lifecycle.interruption import Interrupted
+from server_app.lifecycle.resume import continuation
 
 NAME = "coordinator"
+STOPPED = "stopped with `coordinator stop`"
 
 
 def check_connection(address: str, authority: Path | None) -> None:
@@ -22,6 +42,17 @@ def check_connection(address: str, authority: Path | None) -> None:
         raise ConfigError(f"--control {address!r}: must be HOST:PORT, such as 127.0.0.1:9093")
     if authority is not None and not authority.is_file():
         raise ConfigError(f"--root-certificates {str(authority)!r}: the file does not exist")
+
+
+def _check_listening(address: str) -> None:
+    """Raise RunError if an address of this machine has no listener. A proxy may lie before others."""
+    host, _, port = address.rpartition(":")
+    try:
+        if is_loopback(address):
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        what = f"--control {address!r}: no SuperLink listens there ({error.strerror or 'no answer'})"
+        raise RunError(f"{what}; start one with `coordinator superlink`, or name another") from None
 
 
 @contextmanager
@@ -45,12 +76,75 @@ def run(
 
     None if the coordinator's app writes the folder on another machine. Raises RunError when the run did not finish.
     """
+    _check_listening(address)
+    shown: list[dict[str, Any]] = []
+
+    def show(event: dict[str, Any]) -> None:
+        shown.append(event)
+        on_event(event)
+
     with _connection(address, authority) as (home, environment):
         log = home / "flower.log"
-        folder, status = submit(NAME, overrides, output, environment, log, on_event)
+        try:
+            folder, status = submit(NAME, overrides, output, environment, log, show)
+        except Interrupted as stop:
+            if stop.terminal_is_lost:
+                # `coordinator attach` continues to watch it.
+                raise
+            # Otherwise the run would continue at the SuperLink without anyone who watches it.
+            stop_run(log, NAME, environment)
+            if stop.folder is not None:
+                mark_interrupted(stop.folder, f"interrupted by {stop}", END_SECONDS)
+            raise
+        if status != DONE and not status.startswith(FINISHED) and (run_id := run_id_in(log)):
+            # Flower's own command has lost its connection; the run has not ended.
+            folder = follow_run(Handle(run_id, folder), output, address, authority, on_event, len(shown))
+            status = DONE if folder is None or succeeded(folder) else status
         if status != DONE:
-            why = reason(log) if folder is None else f"{failure(folder)}\nrun folder: {folder}"
             if folder is not None:
                 (folder / "flower.log").write_text(plain(log))
-            raise RunError(f"the run ended as {status}: {why}")
+                raise ended(folder, status)
+            raise RunError(f"the run ended as {status}: {reason(log)}")
     return folder
+
+
+def attach(run: str, output: Path, address: str, authority: Path | None, on_event: OnEvent) -> Path | None:
+    """Follow a run that was started before to its end; return its run folder. `run`: as for `find_handle`.
+
+    None if the coordinator's app writes the folder on another machine. Raises RunError when the run did not finish.
+    """
+    check_connection(address, authority)
+    folder = follow_run(find_handle(run, output), output, address, authority, on_event)
+    if folder is not None and not succeeded(folder):
+        raise ended(folder, "failed")
+    return folder
+
+
+def stop(run: str, output: Path, address: str, authority: Path | None) -> Handle:
+    """Stop a run at its SuperLink, and record it in its folder. `run`: as for `find_handle`. Raises RunError."""
+    check_connection(address, authority)
+    handle = find_handle(run, output)
+    if handle.folder is not None and (status := settled(handle.folder).get("status")) not in (None, "running"):
+        raise RunError(f"{handle.folder} has ended as {status}; there is nothing to stop")
+    if not handle.id:
+        raise RunError(f"{handle.folder} does not name Flower's number of the run; give it, `coordinator runs` lists it")
+    if not stop_at_superlink(handle.id, address, authority):
+        raise RunError(f"the SuperLink at {address} did not stop run {handle.id}; `coordinator runs` shows its state")
+    if handle.folder is not None:
+        mark_interrupted(handle.folder, STOPPED, END_SECONDS)
+    return handle
+
+
+def succeeded(folder: Path) -> bool:
+    """Whether a run that has ended was successful."""
+    return settled(folder).get("status") == "ok"
+
+
+def ended(folder: Path, status: str) -> RunError:
+    """The error of a run without success: how it ended, why, and what to do. status: Flower's."""
+    interrupted = settled(folder).get("status") == "interrupted"
+    how = "was interrupted" if interrupted else f"ended as {status}"
+    lines = [f"the run {how}: {failure(folder)}", f"run folder: {folder}"]
+    if interrupted:
+        lines.append(continuation(folder))
+    return RunError("\n".join(filter(None, lines)))

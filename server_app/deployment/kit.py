@@ -23,7 +23,7 @@ TEMPLATES = {
     "README.md": "kit/README.md",
 }
 # If these are missing, Docker makes them, and root owns them.
-FOLDERS = ("state", "witness", "cache", "data", "weights")
+FOLDERS = ("state", "witness", "cache", "runtime", "data", "weights", "held-out")
 ADDRESS = re.compile(r"[^\s/:]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
 
@@ -90,12 +90,21 @@ LABEL_COLUMN=label
 PATIENT_COLUMN=
 # Weights of a backbone, such as /weights/vit_b_32.safetensors for the file vit_b_32.safetensors in the folder weights.
 WEIGHTS=
+# Labelled records that no run trains on, for `coordinator evaluate`: /held-out for the folder held-out, or /data if the
+# files of the data name a test split. HELD_OUT_DIR=FOLDER puts them elsewhere. Empty: this site takes part in no evaluation.
+HELD_OUT=
 # Public keys of other sites, for sealed chains, such as /state/peers.toml for the file peers.toml in the folder state.
 PEERS=
 # The witness detects that the folder state was lost or restored. Put it on another disk, and never in the backup of state.
 WITNESS=./witness
+# The proxy through which this machine reaches the coordinator, if it needs one: http://HOST:PORT or http://USER:PASSWORD@HOST:PORT
+PROXY=
 # auto, cpu or cuda. For a GPU also: COMPOSE_FILE=compose.yml:compose.gpu.yml
 DEVICE=auto
+# The most memory of a container.
+MEMORY=16g
+# json: the log as lines of JSON on stdout, for a collector.
+LOG_FORMAT=text
 
 # The user that runs the site: echo "RUN_AS=$(id -u):$(id -g)" >> .env
 """

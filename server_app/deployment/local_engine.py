@@ -6,11 +6,10 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import Context, Message
@@ -19,10 +18,12 @@ from common.config.flat_settings import Scalar
 from common.config.run_config import RunConfig, parse_run_config
 from common.errors import RunError
 from server_app.deployment.local_grid import ClientApp, LocalGrid
+from server_app.deployment.submit import OnEvent, find_folder, remark
 from server_app.federate import federate
-from server_app.runs.event_tail import PARTS, POLL_SECONDS, EventFile, run_folders
+from server_app.lifecycle.before_start import check_records, check_simulation
+from server_app.lifecycle.interruption import Interrupted
+from server_app.runs.event_tail import PARTS, POLL_SECONDS, EventFile
 
-OnEvent = Callable[[dict[str, Any]], None]
 CLIENT_APP = "client_app.app:app"
 # Every run of Flower has its own id. Ledgers and checkpoints use it.
 RUN_IDS = itertools.count(time.time_ns() % 2**40)
@@ -34,27 +35,42 @@ def running() -> bool:
     return _active > 0
 
 
-def simulate_here(sites: int, overrides: Mapping[str, Scalar], on_event: OnEvent) -> Path:
+def simulate_here(sites: int, overrides: Mapping[str, Scalar], on_event: OnEvent, *, report: bool = True) -> Path:
     """Run `sites` simulated sites, which share the run's data, and return the run folder. Raises FedSurrogateError."""
     nodes = [{"partition-id": index, "num-partitions": sites} for index in range(sites)]
-    return run_here(nodes, parse_run_config(overrides), dict(overrides), on_event)
+    return run_here(nodes, parse_run_config(overrides), dict(overrides), on_event, report=report)
 
 
 def run_here(
-    nodes: Sequence[Mapping[str, Scalar]], config: RunConfig, overrides: Mapping[str, Scalar], on_event: OnEvent
+    nodes: Sequence[Mapping[str, Scalar]],
+    config: RunConfig,
+    overrides: Mapping[str, Scalar],
+    on_event: OnEvent,
+    *,
+    report: bool = True,
 ) -> Path:
-    """Run sites with these node-configs and return the run folder. Raises FedSurrogateError when the run fails."""
+    """Run sites with these node-configs and return the run folder. Raises FedSurrogateError when the run fails.
+
+    The settings are checked first, and the records that the sites share. report: whether the run folder gets its report,
+    which takes longer to draw than many a run.
+    """
+    _, settings = check_simulation(overrides, any(node.get("backbone") for node in nodes))
+    if not any(node.get("data") for node in nodes):
+        remark(check_records(settings, len(nodes)), on_event)
     output = Path(config.output_dir).expanduser().absolute()
-    known = set(run_folders(output))
     run_id = next(RUN_IDS)
     grid = LocalGrid(_one_thread(_client_app()), nodes, run_id)
-    grid.run_config = dict(overrides)
-    with _simulating(), quiet(), _watched(output, known, on_event):
-        federate(config, grid, run_id)
-    found = [folder for folder in run_folders(output) if folder not in known]
-    if not found:
+    grid.run_config = settings
+    try:
+        with _simulating(), quiet(), _watched(output, str(run_id), on_event):
+            federate(config, grid, run_id, simulated=True, report=report)
+    except Interrupted as stop:
+        stop.folder = find_folder(output, str(run_id))
+        raise
+    folder = find_folder(output, str(run_id))
+    if folder is None:
         raise RunError(f"the run left no folder in {output}")
-    return found[0]
+    return folder
 
 
 def _client_app() -> ClientApp:
@@ -101,7 +117,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _watched(output: Path, known: set[Path], on_event: OnEvent) -> Iterator[None]:
+def _watched(output: Path, run_id: str, on_event: OnEvent) -> Iterator[None]:
     """Pass the new run's events to `on_event` from a thread, and the last ones at the end."""
     ended = threading.Event()
 
@@ -109,9 +125,8 @@ def _watched(output: Path, known: set[Path], on_event: OnEvent) -> Iterator[None
         events: EventFile | None = None
         while True:
             last = ended.wait(POLL_SECONDS)
-            if events is None:
-                new = [folder for folder in run_folders(output) if folder not in known]
-                events = EventFile(new[0] / PARTS[2]) if new else None
+            if events is None and (folder := find_folder(output, run_id)) is not None:
+                events = EventFile(folder / PARTS[2])
             for event in events.read() if events else ():
                 on_event(event)
             if last:

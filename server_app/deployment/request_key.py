@@ -1,14 +1,31 @@
-"""The coordinator's key for signing requests, in the certificates folder: `coordinator.key`; sites get `coordinator.pub`."""
+"""The coordinator's key for signing requests and models, in the certificates folder: `coordinator.key`; sites get
+`coordinator.pub`.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import ConfigError
 from common.security.sealing import SEED_BYTES, new_key, public_key
 
 KEY, PUBLIC = "coordinator.key", "coordinator.pub"
+# Environment variable of the coordinator's app: the folder of the key. Without it the key is in this folder of output-dir.
+VARIABLE, FOLDER = "FEDSURROGATE_SIGNING", "signing"
+
+
+def signing_key(output: Path, environment: Mapping[str, str]) -> bytes:
+    """The private key that signs the models of runs in `output`: the coordinator's own, or one made for this folder.
+
+    Raises ConfigError.
+    """
+    if named := environment.get(VARIABLE):
+        return read_request_key(Path(named))
+    folder = output.expanduser().absolute() / FOLDER
+    make_request_key(folder)
+    return read_request_key(folder)
 
 
 def make_request_key(folder: Path) -> None:

@@ -8,12 +8,26 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from common.config.flat_settings import Scalar
 from common.errors import RunError
-from server_app.deployment.submit import DONE, OnEvent, failure, flower_environment, plain, reason, stop_process, submit
+from server_app.deployment.submit import (
+    DONE,
+    OnEvent,
+    failure,
+    flower_environment,
+    plain,
+    reason,
+    remark,
+    stop_process,
+    submit,
+)
+from server_app.lifecycle.before_start import check_records, check_simulation
+from server_app.lifecycle.ending import mark_interrupted
+from server_app.lifecycle.interruption import Interrupted
 
 START_SECONDS = 90.0
 RAY_ATTEMPTS = 3
@@ -24,20 +38,38 @@ class RayDidNotStartError(RunError):
     """Flower's simulation ended before any request to a site, because Ray's server did not start."""
 
 
-def simulate(sites: int, overrides: Mapping[str, Scalar], output: Path, gpus: float, on_event: OnEvent) -> Path:
+@dataclass(frozen=True)
+class Machine:
+    """What simulated sites get. parallel: how many run at the same time, 0 for one a core. gpus: share of a GPU of each."""
+
+    parallel: int = 0
+    gpus: float = 0.0
+
+    @property
+    def resources(self) -> str:
+        """As Flower's `--federation-config`."""
+        # Each site takes one of the cores that Ray believes to have.
+        cores = f" init-args-num-cpus={self.parallel}" if self.parallel else ""
+        return f"client-resources-num-cpus=1 client-resources-num-gpus={self.gpus}{cores}"
+
+
+def simulate(sites: int, overrides: Mapping[str, Scalar], machine: Machine, on_event: OnEvent) -> Path:
     """Run `sites` simulated sites and return the run folder. Raises RunError when the run did not finish.
 
-    If Ray does not start, the simulation is tried again. This happens at times, for reasons unrelated to the run.
+    The settings and records are checked before a process starts. If Ray does not start, the simulation is tried again. This
+    happens at times, for reasons unrelated to the run. Raises Interrupted, after the run folder records this.
     """
+    _, settings = check_simulation(overrides)
+    remark(check_records(settings, sites), on_event)
     for _ in range(RAY_ATTEMPTS - 1):
         try:
-            return _simulate(sites, overrides, output, gpus, on_event)
+            return _simulate(sites, settings, machine, on_event)
         except RayDidNotStartError:
             on_event({"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": "Ray did not start, trying again"})
-    return _simulate(sites, overrides, output, gpus, on_event)
+    return _simulate(sites, settings, machine, on_event)
 
 
-def _simulate(sites: int, overrides: Mapping[str, Scalar], output: Path, gpus: float, on_event: OnEvent) -> Path:
+def _simulate(sites: int, settings: Mapping[str, Scalar], machine: Machine, on_event: OnEvent) -> Path:
     """Make one attempt to run the simulation.
 
     Flower gets its own home folder and ports, so runs on one machine are separate. All processes started here are stopped.
@@ -45,9 +77,15 @@ def _simulate(sites: int, overrides: Mapping[str, Scalar], output: Path, gpus: f
     with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
         environment = flower_environment(Path(home))
         log = Path(home) / "flower.log"
-        with superlink(Path(home), environment) as name:
-            resources = f"num-supernodes={sites} client-resources-num-cpus=1 client-resources-num-gpus={gpus}"
-            folder, status = submit(name, overrides, output, environment, log, on_event, resources)
+        resources, output = f"num-supernodes={sites} {machine.resources}", Path(str(settings["output-dir"]))
+        try:
+            with superlink(Path(home), environment) as name:
+                folder, status = submit(name, settings, output, environment, log, on_event, resources)
+        except Interrupted as stop:
+            # All processes have ended, some perhaps before they could record it.
+            if stop.folder is not None:
+                mark_interrupted(stop.folder, f"interrupted by {stop}")
+            raise
         if folder is None:
             kind = RayDidNotStartError if "Timed out waiting for file" in plain(log) else RunError
             raise kind(f"the run ended as {status} before it had a run folder:\n{reason(log)}")

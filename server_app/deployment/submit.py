@@ -5,21 +5,30 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib.metadata import files
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from common.config.flat_settings import Scalar
-from common.flower_environment import QUIET
+from common.errors import RunError
+from common.flower_environment import QUIET, without_proxy_here
+from server_app.lifecycle.ending import settled
+from server_app.lifecycle.interruption import Interrupted
 from server_app.runs.event_tail import PARTS, EventFile
 
 APP_FOLDER = Path(__file__).resolve().parents[2]
+# The packages of the app, as `fab-include` in pyproject.toml names them.
+PACKED = ("common", "client_app", "server_app", "strategies")
 # Flower's status of a successful run.
 DONE = "finished:completed"
 LOOK_SECONDS = 60.0
@@ -40,23 +49,61 @@ def submit(
 
     The folder is None if none appears in `output`. log: file for Flower's output. resources: of a simulation.
     """
-    command = ["flwr", "run", str(APP_FOLDER), name, "--stream"]
-    if resources:
-        command += ["--federation-config", resources]
+    options = ["--federation-config", resources] if resources else []
     # JSON writes strings, numbers and booleans as TOML does.
-    command += ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in overrides.items())]
-    with log.open("w") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
+    options += ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in overrides.items())]
+    with app_folder() as app, log.open("w") as stream:
+        command = ["flwr", "run", str(app), name, "--stream", *options]
+        # In its own session: Ctrl-C in a terminal then reaches only this process, which ends the others in order.
+        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
         try:
-            folder = _follow(process, log, output, on_event, lambda: _asked(_run_id(log), name, environment) == "pending")
+            folder = _follow(process, log, output, on_event, lambda: _asked(run_id_in(log), name, environment) == "pending")
+        except Interrupted as stop:
+            stop.folder = find_folder(output, run_id_in(log))
+            raise
         finally:
             stop_process(process.pid)
-    return folder, _status(_run_id(log), name, environment)
+    return folder, _status(run_id_in(log), name, environment)
+
+
+def remark(remarks: Sequence[str], on_event: OnEvent) -> None:
+    """Report remarks about a run that has not started, as events."""
+    for each in remarks:
+        on_event({"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": "remark", "reason": each})
+
+
+@contextmanager
+def app_folder() -> Iterator[Path]:
+    """The folder that `flwr run` packs: the checkout, or a temporary one that is put together from the installed wheel.
+
+    A wheel has the packages in site-packages, and pyproject.toml, which names the app, among its data files.
+    Raises RunError if that is missing.
+    """
+    if (APP_FOLDER / "pyproject.toml").is_file() and (APP_FOLDER / "server_app" / "app.py").is_file():
+        yield APP_FOLDER
+        return
+    # `pip install --target` puts the data files into the folder of the packages, and records another place for them.
+    found = files("fedsurrogate") or ()
+    recorded = [Path(str(file.locate())).parent for file in found if "share/fedsurrogate/" in file.as_posix()]
+    folders = (each for each in (*recorded, APP_FOLDER / "share" / "fedsurrogate") if (each / "pyproject.toml").is_file())
+    data = next(folders, None)
+    if data is None:
+        raise RunError(
+            f"pyproject.toml of this app is neither in {APP_FOLDER} nor among the installed files; install the package again"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        # Flower takes the folder's name as the app's name, where it allows no underscore; random names may hold one.
+        app = Path(folder) / "fedsurrogate"
+        shutil.copytree(data, app)
+        for package in PACKED:
+            shutil.copytree(APP_FOLDER / package, app / package, ignore=shutil.ignore_patterns("__pycache__"))
+        yield app
 
 
 def flower_environment(home: Path) -> dict[str, str]:
     """Environment of Flower's commands: their own home folder, little output, and this Python's scripts first."""
-    return os.environ | QUIET | {"FLWR_HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    found = os.environ | QUIET | without_proxy_here(os.environ)
+    return found | {"FLWR_HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 def _follow(
@@ -70,7 +117,7 @@ def _follow(
     look = time.monotonic() + LOOK_SECONDS
     while True:
         ended = process.poll() is not None
-        if events is None and (folder := _find_folder(output, _run_id(log))) is not None:
+        if events is None and (folder := find_folder(output, run_id_in(log))) is not None:
             events = EventFile(folder / PARTS[2])
         for event in events.read() if events is not None else ():
             on_event(event)
@@ -83,7 +130,8 @@ def _follow(
         time.sleep(0.3)
 
 
-def _find_folder(output: Path, run_id: str) -> Path | None:
+def find_folder(output: Path, run_id: str) -> Path | None:
+    """The run folder in `output` of Flower's run of this id; None if there is none yet."""
     for manifest in output.glob("*/manifest.json") if run_id else ():
         try:
             if json.loads(manifest.read_text()).get("flower_run_id") == run_id:
@@ -93,7 +141,8 @@ def _find_folder(output: Path, run_id: str) -> Path | None:
     return None
 
 
-def _run_id(log: Path) -> str:
+def run_id_in(log: Path) -> str:
+    """Flower's id of the run that this log is of; empty if it has not started one."""
     found = re.search(r"Successfully started run (\d+)", log.read_text(errors="replace"))
     return found.group(1) if found else ""
 
@@ -118,12 +167,16 @@ def _asked(run_id: str, name: str, environment: Mapping[str, str]) -> str:
     return found.group(1) if found else "unknown"
 
 
+def stop_run(log: Path, name: str, environment: Mapping[str, str]) -> None:
+    """Stop the run of this log at its SuperLink; no effect if there is none, or it has ended."""
+    if run_id := run_id_in(log):
+        command = ["flwr", "stop", run_id, name]
+        subprocess.run(command, capture_output=True, env=environment, check=False, start_new_session=True)
+
+
 def failure(folder: Path) -> str:
     """The recorded reason why a run failed."""
-    try:
-        return str(json.loads((folder / "metrics.json").read_text()).get("failure", "see events.jsonl"))
-    except (OSError, ValueError):
-        return "no metrics were written"
+    return str(settled(folder).get("failure") or "its app has recorded no reason yet; see events.jsonl")
 
 
 def plain(log: Path) -> str:

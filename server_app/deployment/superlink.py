@@ -1,4 +1,5 @@
-"""Flower's SuperLink with two changes: many sites can write to its database at once, and senders are authenticated.
+"""Flower's SuperLink with three changes: many sites can write to its database at once, senders are authenticated, and
+APIs may be on Unix sockets.
 
 Flower stores the SuperLink's state in SQLite. A writer that waits five seconds for others fails, and its SuperNode drops
 the message that it was receiving or sending. On a busy machine with thirty sites replying together, a release can be lost
@@ -7,10 +8,15 @@ after it was charged to the budget (`benchmarks/many_senders.py`).
 
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.flower_environment import UNIX, allow_unix_sockets, without_proxy_here
+from common.logs.output import configure_log
 from server_app.deployment.fleet_guard import authenticate_senders
+from server_app.deployment.request_key import KEY
+from server_app.deployment.request_key import VARIABLE as SIGNING
 from strategies.base.registered import TABLE, VARIABLE
 
 WAIT = 600
@@ -19,13 +25,21 @@ WAIT = 600
 
 def serve(arguments: Sequence[str]) -> None:
     """Run `flower-superlink` with these arguments in this process. Does not return."""
+    from flwr.supercore import grpc
     from flwr.superlink.cli import flower_superlink
 
+    allow_unix_sockets(grpc)
+    os.environ.update(without_proxy_here(os.environ))
+    if any(UNIX in argument for argument in arguments):
+        os.umask(0o077)
+    configure_log(os.environ)
     let_writers_wait()
     authenticate_senders()
     if table := table_of_registered(arguments):
         # The coordinator's app inherits this variable, and does not run without the table.
         os.environ.setdefault(VARIABLE, str(table))
+    if folder := folder_of_key(arguments):
+        os.environ.setdefault(SIGNING, str(folder))
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
 
@@ -42,9 +56,21 @@ def table_of_registered(arguments: Sequence[str]) -> Path | None:
 
     None for a SuperLink that accepts any site.
     """
-    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
-
-    found, _ = _parse_args_run_superlink().parse_known_args(list(arguments))
+    found = _parsed(arguments)
     if not (found.enable_supernode_auth and found.ssl_certfile):
         return None
     return Path(found.ssl_certfile).expanduser().absolute().parent / TABLE
+
+
+def folder_of_key(arguments: Sequence[str]) -> Path | None:
+    """The folder of the coordinator's key, next to the SuperLink's certificate; None if there is no key."""
+    certificate = _parsed(arguments).ssl_certfile
+    folder = Path(certificate).expanduser().absolute().parent if certificate else None
+    return folder if folder is not None and (folder / KEY).is_file() else None
+
+
+def _parsed(arguments: Sequence[str]) -> Namespace:
+    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+
+    found, _ = _parse_args_run_superlink().parse_known_args(list(arguments))
+    return found

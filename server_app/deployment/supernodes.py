@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, RunError
+from common.errors import ConfigError
 from common.wire.validation import SITE_NAME
+from server_app.control_api.connection import SECONDS, control_api
 from strategies.base.registered import TABLE, VARIABLE, Registration, read_table, write_table
 
-SECONDS = 30.0
 GONE = "unregistered"
 
 
@@ -21,13 +21,14 @@ def table_file(folder: Path) -> Path:
     return Path(os.environ.get(VARIABLE) or folder / TABLE)
 
 
-def enrol(folder: Path, address: str, authority: Path | None) -> dict[str, str]:
+def enrol(folder: Path, address: str, authority: Path | None, wait: float = 0.0) -> dict[str, str]:
     """Register the keys of all sites in a folder of `coordinator certs`, and write the table of names, keys and node ids.
 
     Returns by site: "registered"; "known", if it was registered before; "replaced", if its name had another key, which is
     now revoked; or "taken back", if its key was revoked earlier and cannot be registered again. Such a site is not in the
-    table. address: of the Control API, host:port. Raises ConfigError if the folder has no keys, or if two sites have the
-    same key; RunError if the SuperLink does not respond, or refuses a key.
+    table. address: of the Control API, host:port. wait: seconds to wait until the SuperLink listens. Raises
+    ConfigError if the folder has no keys, or if two sites have the same key; RunError if the SuperLink does not respond, or
+    refuses a key.
     """
     from flwr.proto.control_pb2 import RegisterNodeRequest
 
@@ -35,7 +36,7 @@ def enrol(folder: Path, address: str, authority: Path | None) -> dict[str, str]:
     table = table_file(folder)
     before = read_table(table) if table.is_file() else {}
     found: dict[str, str] = {}
-    with _control(address, authority) as (control, nodes):
+    with _control(address, authority, wait) as (control, nodes):
         after = {
             name: Registration(each.key, nodes[_bytes(each.key)].node_id)
             for name, each in before.items()
@@ -126,22 +127,10 @@ def _take_back(control: Any, node: int) -> None:
 
 
 @contextmanager
-def _control(address: str, authority: Path | None) -> Iterator[tuple[Any, dict[bytes, Any]]]:
+def _control(address: str, authority: Path | None, wait: float = 0.0) -> Iterator[tuple[Any, dict[bytes, Any]]]:
     """The Control API, and its nodes by public key. Raises RunError."""
-    import grpc
     from flwr.proto.control_pb2 import ListNodesRequest
-    from flwr.proto.control_pb2_grpc import ControlStub
-    from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
 
-    channel = grpc.insecure_channel(address)
-    if authority is not None:
-        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(authority.read_bytes()))
-    stub: Callable[..., Any] = ControlStub
-    with channel:
-        control = stub(grpc.intercept_channel(channel, RuntimeVersionClientInterceptor(component_name="flwr CLI")))
-        try:
-            nodes = control.ListNodes(ListNodesRequest(), timeout=SECONDS).nodes_info
-            yield control, {node.public_key: node for node in nodes}
-        except grpc.RpcError as error:
-            why = f"{error.code().name}: {error.details()}"[:300]
-            raise RunError(f"the SuperLink at {address} has failed a request ({why})") from None
+    with control_api(address, authority) as control:
+        nodes = control.ListNodes(ListNodesRequest(), timeout=wait or SECONDS, wait_for_ready=wait > 0).nodes_info
+        yield control, {node.public_key: node for node in nodes}

@@ -19,7 +19,7 @@ from server_app.runs.state import RunState, SiteState
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-STATUSES = ("running", "ok", "failed")
+STATUSES = ("running", "ok", "failed", "interrupted")
 # Only the first sites of a run, by name, have their own series; the counts by fate include all sites.
 MOST_SITES = 200
 OF_A_RUN: dict[str, tuple[str, Callable[[RunState], float | None]]] = {

@@ -11,12 +11,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from server_app.number_format import human_bytes, human_seconds, percent
+from common.number_format import human_bytes, human_seconds, percent
+from server_app.lifecycle.resume import continuation
+from server_app.monitoring.progress import progress_line
 from server_app.runs.event_tail import LiveRun
 from server_app.runs.json_values import natural_order
 from server_app.runs.state import RunState, SiteState, event_line
 
-STYLES = {"running": "bold cyan", "ok": "bold green", "failed": "bold red"}
+STYLES = {"running": "bold cyan", "ok": "bold green", "failed": "bold red", "interrupted": "bold yellow"}
 FATE_STYLES = {"used": "green", "rejected": "red", "dropped": "yellow"}
 NUMBERS: dict[str, Callable[[float], str]] = {
     "up": human_bytes,
@@ -39,7 +41,7 @@ def summary(run: LiveRun) -> list[str]:
     if (seconds := elapsed(state)) is not None:
         heading += f" {'after' if state.ended else 'for'} {human_seconds(seconds)}"
     lines.append(heading)
-    lines.append(f"{state.step} {min(state.done, state.planned)} of {state.planned} done")
+    lines.append(progress_line(state, datetime.now(UTC)))
     fates = ", ".join(f"{count} {fate}" for fate, count in state.fates.items() if count)
     lines.append(f"sites: {fates or 'none yet'}")
     facts = [] if state.accuracy is None else [f"accuracy {percent(state.accuracy)}"]
@@ -54,7 +56,9 @@ def summary(run: LiveRun) -> list[str]:
     if state.stopped:
         lines.append(f"stopped early: {state.stopped}")
     if state.failure:
-        lines.append(f"failed: {state.failure}")
+        lines.append(state.failure if state.status == "interrupted" else f"failed: {state.failure}")
+    if state.status == "interrupted" and (how := continuation(run.folder)):
+        lines.append(how)
     return lines
 
 

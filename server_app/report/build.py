@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,21 @@ import numpy as np
 from common.config.flat_settings import flatten
 from common.config.run_config import RunConfig
 from common.errors import RunError
-from server_app.number_format import human_bytes, human_seconds, percent
+from common.number_format import human_bytes, human_seconds, percent
+from common.pages.svg import NAMED_SITES
+from server_app.report.counts_view import CountsView, counts_views
+from server_app.report.layout import layout
 from server_app.report.plots import accuracy as plots
 from server_app.report.plots.downstream import downstream
 from server_app.report.plots.landscape import epsilons, radii, sheets
 from server_app.report.plots.progress import Step, curves, progress, steps
-from server_app.report.plots.svg import NAMED_SITES
+from server_app.report.plots.site_values import values_view
 from server_app.report.privacy_view import privacy_picture, privacy_view
+from server_app.report.site_map import drawn_map, site_map_of, words_of
+from server_app.report.tables import csv_link, tables_of, write_tables
+from server_app.report.warnings import warnings_of
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
-from server_app.runs.run_view import TROUBLES, Run, read_run
+from server_app.runs.run_view import DOWNSTREAM, TROUBLES, Run, read_run
 
 PICTURES = {
     "outcomes": "accuracy against traffic",
@@ -35,6 +42,7 @@ PHASES = {
     "chain": "along the chain",
     "evaluate": "evaluating the model",
 }
+STARTING = "starting the processes"
 FATES = ("used", "late", "rejected", "dropped")
 NAMED_IN_BANNER = 24
 BASELINES = {"oracle": "pooled real features", "ensemble": "ensemble of heads", "average": "average of heads"}
@@ -43,9 +51,9 @@ BASELINES = {"oracle": "pooled real features", "ensemble": "ensemble of heads", 
 def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
     """Write `report.html` into `run_dir` and return its path. The same folder always gives the same bytes.
 
-    beside: other runs in rounds; their accuracy is drawn next to this run's.
+    beside: other runs; their accuracy is drawn next to this run's, by round and by bytes.
 
-    Raises RunError when `run_dir` is not a run folder.
+    Raises RunError when `run_dir` is not a run folder, or a run to compare has no accuracy on all test data.
     """
     from jinja2 import Environment, StrictUndefined
 
@@ -66,6 +74,18 @@ def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
     return path
 
 
+def write_csv(run_dir: Path, folder: Path) -> list[Path]:
+    """Write every table of a run's report to a CSV file in `folder`, and return the files. Raises RunError, OSError."""
+    run = read_run(run_dir)
+    return write_tables(_tables(run), folder)
+
+
+def _tables(run: Run) -> dict[str, list[Sequence[object]]]:
+    changed, unchanged = _settings(as_table(run.manifest.get("config")))
+    rows = sorted([*changed, *((key, value, value) for key, value in unchanged)])
+    return tables_of(run, privacy_view(run), rows)
+
+
 def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
     from markupsafe import Markup
 
@@ -75,6 +95,12 @@ def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
         pictures["downstream"] = (worth,)
     if drawn_sheets := sheets(folder):
         pictures["sheets"] = tuple(svg for _, svg in drawn_sheets)
+    if (found_map := site_map_of(run, folder)) is not None:
+        pictures["map"] = (drawn_map(found_map),)
+    if (values := values_view(folder)) is not None:
+        pictures["values"] = (values.picture,)
+    counts = counts_views(folder)
+    pictures |= {each.kind: (each.picture,) for each in counts if each.picture is not None}
     if beside:
         pictures["curves"] = curves(_curves([(folder.name, run), *beside]))
     if drawn := privacy_picture(privacy["rows"]):
@@ -86,18 +112,35 @@ def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
         "run": run,
         "folder": folder.name,
         "sheet_rounds": [f"Round {number}" for number, _ in drawn_sheets],
+        "map_words": words_of(found_map) if found_map else [],
+        "value_words": values.words if values else [],
         "pictures": {key: [Markup(svg) for svg in svgs] for key, svgs in pictures.items()},
-        "undrawn": [what for key, what in PICTURES.items() if key not in pictures],
+        "layout": layout(pictures),
+        "tables": {name: csv_link(rows) for name, rows in _tables(run).items()},
+        "warnings": warnings_of(run),
+        "counts": counts,
+        "counting": (counting := _counting(run, counts)),
+        "undrawn": [] if counting else [what for key, what in PICTURES.items() if key not in pictures],
         "lowest": measured[:3] if len(measured) > NAMED_SITES else [],
         "troubles": _troubles(run),
         "card": _card(run),
         "sites": sorted(run.sites, key=lambda site: not site.troubles),
+        "sources": [source for source in DOWNSTREAM if any(source in run.downstream(site.name) for site in run.sites)],
         "changed": changed,
         "unchanged": unchanged,
         "versions": sorted(as_table(run.manifest.get("versions")).items()),
         "unprotected": _who([s.name for s in run.sites if s.status in ("used", "replied") and s.name not in private]),
         "privacy": privacy,
     }
+
+
+def _counting(run: Run, counts: Sequence[CountsView]) -> str:
+    """The heading of a run that counted records instead of learning; empty for others."""
+    kind = flatten(as_table(run.manifest.get("config"))).get("counting.kind", "none")
+    if kind == "none" or run.failure is not None:
+        return ""
+    titles = [each.title for each in counts if each.kind == kind]
+    return titles[0] if titles else "Counts for the values of the hospitals, which the report of the model's run shows"
 
 
 def _card(run: Run) -> Json:
@@ -173,9 +216,11 @@ def _pictures(run: Run) -> dict[str, tuple[str, ...]]:
         named = [str(c) for c in as_list(run.projection.get("classes"))]
         pictures["features"] = plots.features(real, synthetic, named or classes)
     seconds = {PHASES.get(name, name): value for name, value in run.numbers("seconds").items() if value > 0}
-    total = seconds.pop("total", 0.0)
+    total, command = seconds.pop("total", 0.0), seconds.pop("command", 0.0)
     if seconds:
         rest = total - sum(seconds.values())
+        if command - total > 0.01 * command:
+            seconds[STARTING] = command - total
         pictures["time"] = (plots.time_spent(seconds | ({plots.REST: rest} if rest > 0.01 * total else {})),)
     return pictures
 
@@ -183,14 +228,17 @@ def _pictures(run: Run) -> dict[str, tuple[str, ...]]:
 def _curves(runs: Sequence[tuple[str, Run]]) -> dict[str, Sequence[Step]]:
     """Accuracy by round of each run. Keys are methods; a method that occurs twice gets part of its folder's name.
 
-    Raises RunError for a run without such accuracies: it has no rounds, or no machine had the test data of all sites.
+    A chain has one model, at its end. Raises RunError for a run without an accuracy on the test data of all sites.
     """
     found: dict[str, Sequence[Step]] = {}
     for folder, run in runs:
         what, taken = steps(run)
-        if what != "round" or not taken:
-            raise RunError(f"{folder} has no accuracy by round, so its curve cannot be compared with others")
-        found[f"{run.method} {folder[-6:]}" if run.method in found else run.method] = taken
+        if not taken:
+            raise RunError(f"{folder} has no accuracy on the test data of all sites, so it cannot be compared with others")
+        if what != "round":
+            taken = [replace(taken[-1], name="1")]
+        name = run.method
+        found[f"{name} {folder[-6:]}" if name in found else name] = taken
     return found
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from common.pages.svg import NAMED_SITES
 from server_app.report.plots.privacy import STATISTICS, noise_against_signal
-from server_app.report.plots.svg import NAMED_SITES
+from server_app.report.secure_sum_view import sum_sentences
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table, at, natural_order
 from server_app.runs.run_view import Run
 
 MECHANISMS = {
     "sums": "noisy class sums",
+    "secure-sums": "noise in a secure sum",
+    "counts": "noise on counts",
     "dp-em": "noisy EM (DP-EM)",
     "theorem-4.1": "FedPFT theorem 4.1",
 }
@@ -40,6 +43,7 @@ def privacy_view(run: Run) -> Json:
         "rows": rows,
         "statistics": [(key, text) for key, (text, _) in STATISTICS.items() if any(key in row["noise"] for row in rows)],
         "tight": any(row["tight"] is not None for row in rows),
+        "sum": sum_sentences(run.metrics),
         "asked": as_number(config.get("epsilon")) or None,
     }
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from strategies.base.outcome import Site
+if TYPE_CHECKING:
+    from strategies.base.outcome import Site
 
 # The card is red if at least this share of all records is missing.
 MUCH = 0.1

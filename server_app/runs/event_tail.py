@@ -64,8 +64,10 @@ class LiveRun:
 
     def refresh(self) -> list[Json]:
         """Read new files and lines, and return the new events. Raises RunError when the folder is gone."""
+        from server_app.lifecycle.ending import settled
+
         # Read metrics before events: after metrics report the end there are no more events, so none is missed.
-        self.metrics = _object(self.folder / "metrics.json")
+        self.metrics = clean(settled(self.folder, _object(self.folder / "metrics.json")))
         self.manifest = self.manifest or _object(self.folder / "manifest.json")
         events = self._events.read()
         if not self.folder.is_dir():

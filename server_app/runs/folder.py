@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from common.config.run_config import RunConfig
+from common.flower_environment import COMMAND_BEGAN
 from common.wire.model_files import save_model
+from server_app.lifecycle.writer import Writer
 from server_app.runs.manifest import Start, make_manifest
 from server_app.runs.metrics import End, make_metrics, make_projection
 from strategies.base.outcome import Outcome
@@ -25,13 +28,15 @@ RESERVE = 2**18
 class RunFolder:
     """Writes a run's files during the run; implements `strategies.base.collection.Recorder`."""
 
-    def __init__(self, config: RunConfig, flower_run_id: int) -> None:
+    def __init__(self, config: RunConfig, flower_run_id: int, simulated: bool = False) -> None:
         self.config = config
-        self._start = Start.now(flower_run_id, datetime.now(UTC))
+        self._start = Start.now(flower_run_id, datetime.now(UTC), simulated)
         self._end: End | None = None
-        name = f"{self._start.time:%Y%m%dT%H%M%SZ}-{config.method}-{secrets.token_hex(3)}"
+        name = f"{self._start.time:%Y%m%dT%H%M%SZ}-{config.spec.name}-{secrets.token_hex(3)}"
         self.path = Path(config.output_dir).expanduser().absolute() / name
         (self.path / "surrogates").mkdir(parents=True)
+        self._mode = 0o666 & ~_umask(self.path)
+        self._writer = Writer(self.path)
         self._reserve = self.path / ".reserve"
         self._write("manifest.json", make_manifest(config, self._start))
         self.finish(Outcome(), "running")
@@ -52,19 +57,29 @@ class RunFolder:
 
     def fail(self, outcome: Outcome, reason: str) -> None:
         """Record that the run failed, and why. On a full disk the model is dropped to make space for this."""
-        self._reserve.unlink(missing_ok=True)
-        self.event("failed", reason=reason)
-        try:
-            self.finish(outcome, "failed", reason)
-        except Exception:
-            self.finish(replace(outcome, model=None, surrogates=[]), "failed", reason)
+        self._end_early(outcome, "failed", reason)
 
-    def surrogate(self, site: str, payload: bytes) -> None:
+    def interrupt(self, outcome: Outcome, reason: str) -> None:
+        """Record that a person or the machine interrupted the run."""
+        self._end_early(outcome, "interrupted", reason)
+
+    def _end_early(self, outcome: Outcome, status: str, reason: str) -> None:
+        self._reserve.unlink(missing_ok=True)
+        self.event(status, reason=reason)
+        try:
+            self.finish(outcome, status, reason)
+        except Exception:
+            self.finish(replace(outcome, model=None, surrogates=[]), status, reason)
+
+    def surrogate(self, site: str, payload: bytes) -> Callable[[], bytes]:
         """Store a site's surrogate as it arrived, so that a head can be learned again without the site."""
-        self.keep(f"surrogates/{site}.pb", payload)
+        # Without waiting for the disk: there may be thousands.
+        with self._whole(name := f"surrogates/{site}.pb", durable=False) as temporary:
+            temporary.write_bytes(payload)
+        return (self.path / name).read_bytes
 
     def keep(self, name: str, content: bytes) -> None:
-        """Store another file for learning again or for resuming: a public centre, a checkpoint. The write is atomic."""
+        """Store another file for learning again or for resuming: a public centre, a checkpoint. Atomic and durable."""
         with self._whole(name) as temporary:
             temporary.write_bytes(content)
 
@@ -74,8 +89,7 @@ class RunFolder:
 
     def finish(self, outcome: Outcome, status: str, failure: str = "") -> None:
         """Write model, manifest, plot data and metrics from the outcome so far."""
-        seconds = (datetime.now(UTC) - self._start.time).total_seconds() if self._end is None else self._end.seconds
-        end = End(status, failure, seconds)
+        end = self._ended(status, failure)
         metrics, projection = make_metrics(self.config, outcome, end), make_projection(outcome)
         if outcome.model is not None:
             with self._whole("model.safetensors") as temporary:
@@ -87,6 +101,16 @@ class RunFolder:
         self._reserve.unlink(missing_ok=True)
         if status != "running":
             self._end = end
+            self._writer.close()
+
+    def _ended(self, status: str, failure: str) -> End:
+        """The end of the run: the present, or the first time that the run ended."""
+        if self._end is not None:
+            return replace(self._end, status=status, failure=failure)
+        now = datetime.now(UTC)
+        begun = os.environ.get(COMMAND_BEGAN)
+        command = now.timestamp() - float(begun) if begun else None
+        return End(status, failure, (now - self._start.time).total_seconds(), command)
 
     def update(self, outcome: Outcome) -> None:
         """Write the result again with the same end, after late replies."""
@@ -98,13 +122,33 @@ class RunFolder:
             temporary.write_text(json.dumps(content, indent=2) + "\n")
 
     @contextmanager
-    def _whole(self, name: str) -> Iterator[Path]:
-        """Temporary file that becomes `name` atomically: no reader sees a part of it, and a failed write leaves nothing."""
+    def _whole(self, name: str, durable: bool = True) -> Iterator[Path]:
+        """Temporary file that becomes `name` atomically: no reader sees a part of it, and a failed write leaves nothing.
+
+        durable: after a power failure, too. All files get one mode, whatever wrote them.
+        """
         file = self.path / name
         temporary = file.with_name(f".{file.name}.new")
         try:
             yield temporary
+            if durable:
+                _flush(temporary)
+            temporary.chmod(self._mode)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
         temporary.replace(file)
+
+
+def _umask(folder: Path) -> int:
+    """The permissions that this process removes from new files, as the mode of a new folder shows."""
+    return ~folder.stat().st_mode & 0o777
+
+
+def _flush(file: Path) -> None:
+    """Wait until the content of a file is on the disk."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

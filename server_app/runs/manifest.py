@@ -27,17 +27,21 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Start:
-    """Time and software versions at a run's start. git_commit: of the working folder, "" if it is not a repository."""
+    """Time and software versions at a run's start. git_commit: of the working folder, "" if it is not a repository.
+
+    simulated: whether all sites ran on the coordinator's machine, with the run's own data.
+    """
 
     flower_run_id: int
     time: datetime
     versions: dict[str, str]
     git_commit: str
+    simulated: bool = False
 
     @classmethod
-    def now(cls, flower_run_id: int, time: datetime) -> Start:
+    def now(cls, flower_run_id: int, time: datetime, simulated: bool = False) -> Start:
         """The start of a run with the software of this process."""
-        return cls(flower_run_id, time, _versions(), _git_commit())
+        return cls(flower_run_id, time, _versions(), _git_commit(), simulated)
 
 
 def make_manifest(config: RunConfig, start: Start, model: Classifier | None = None) -> dict[str, Any]:
@@ -49,6 +53,7 @@ def make_manifest(config: RunConfig, start: Start, model: Classifier | None = No
         "run": run_digest(config),
         "flower_run_id": str(start.flower_run_id),
         "git_commit": start.git_commit,
+        "simulated": start.simulated,
         "started": start.time.isoformat(timespec="seconds"),
     }
     if model is not None:

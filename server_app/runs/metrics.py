@@ -18,11 +18,15 @@ FIDELITY = ("sliced", "sinkhorn")
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended: status "running" (not ended), "ok" or "failed", the reason of a failure, and the total seconds."""
+    """How a run ended: status "running" (not ended), "ok", "failed" or "interrupted", why if not "ok", the total seconds.
+
+    command: seconds since the start of the command that made the run, if one did: with the start of all processes.
+    """
 
     status: str = "running"
     failure: str = ""
     seconds: float = 0.0
+    command: float | None = None
 
 
 def make_metrics(config: RunConfig, outcome: Outcome, end: End) -> Json:
@@ -32,10 +36,11 @@ def make_metrics(config: RunConfig, outcome: Outcome, end: End) -> Json:
     names = "" if simulated and outcome.names == "claimed" else outcome.names
     rounds = outcome.rounds
     if outcome.model is not None and not rounds:
-        rounds = [{"round": 1, "accuracy": outcome.accuracy.get("model"), "seconds": seconds}]
+        sent = sum(site.bytes_up for site in sites)
+        rounds = [{"round": 1, "accuracy": outcome.accuracy.get("model"), "bytes_up": sent, "seconds": seconds}]
     metrics: Json = {
         "schema": 1,
-        "method": config.method,
+        "method": config.spec.name,
         "status": end.status,
         "sites": {"invited": len(sites)} | {fate: outcome.count(fate) for fate in FATES},
         "card": run_card(sites, config.sites, outcome.absent, names),
@@ -47,12 +52,16 @@ def make_metrics(config: RunConfig, outcome: Outcome, end: End) -> Json:
             "up_per_site": {site.name: site.bytes_up for site in sites},
             "compare": outcome.compare_bytes,
         },
+        "versions": {site.name: site.version for site in sites if site.version},
         "privacy": _privacy(config, outcome, simulated),
         "rounds": rounds,
         "seconds": {key: round(value, 3) for key, value in outcome.seconds.items()} | {"total": seconds},
     }
+    if end.command is not None:
+        metrics["seconds"]["command"] = round(end.command, 3)
     metrics |= _downstream(sites)
     optional = {
+        "learning": outcome.learning,
         "parameters": outcome.parameters,
         "failure": end.failure,
         "stopped": outcome.stopped,

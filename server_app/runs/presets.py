@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from common.config.flat_settings import Scalar
 from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from common.config.flat_settings import Scalar
 
 FOLDER = Path(__file__).parents[1] / "preset_files"
 

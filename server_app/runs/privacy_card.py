@@ -17,6 +17,10 @@ Json = dict[str, Any]
 
 DERIVED = "; and all results computed from these, such as the model, any number of times"
 COVERS = {
+    "secure-sums": "the sum over all sites: noisy sizes, sums and second moments of all classes of the run, the only "
+    "numbers that the coordinator learns; for as long as at most the stated number of sites tell it their noise "
+    "(central privacy through secure summation)",
+    "counts": "every count of a site: records of each class, or decisions and scores of a model on held-out records",
     "sums": "every number of a surrogate: noisy sizes, sums and second moments of all classes of the run, "
     "so that the noise also hides which classes a site has",
     "dp-em": "every number of a surrogate: noisy sizes and means of the Gaussians of every class, over all steps of EM; "
@@ -137,9 +141,11 @@ def _dropped(surrogates: Sequence[AnySurrogate], config: RunConfig, model: Class
     """Classes of the run that the model has not learned: no site has them, or the noise hides them."""
     if model is None or config.mechanism == "theorem-4.1":
         return []
-    if config.mechanism == "dp-sgd":
+    if config.mechanism in ("dp-sgd", "counts"):
         return []
-    if config.mechanism == "sums":
+    if config.mechanism == "secure-sums":
+        named, learned = config.classes, set(model.header.classes)
+    elif config.mechanism == "sums":
         named, learned = config.classes or surrogates[0].header.classes, set(model.header.classes)
     else:
         # Without classes in the settings, the head has exactly the classes that some site has released.

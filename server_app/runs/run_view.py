@@ -10,11 +10,14 @@ from typing import Any
 
 from common.errors import RunError
 from common.methods import METHODS
+from common.rules.fedpft import SOLVERS_IN_WORDS
 from server_app.runs.event_tail import PARTS, EventFile
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, at, clean, natural_order
 from server_app.runs.state import SiteState, state_of
 
 OUTCOMES = {"invited": "no reply", "replied": "used"} | {each: each for each in ("rejected", "dropped", "late", "absent")}
+# Heads at a site with a generator, by the records that they are trained on, and their keys in metrics.json.
+DOWNSTREAM = {"own": "accuracy-local", "synthetic": "accuracy-synthetic", "mixed": "accuracy-mixed"}
 TROUBLES = ("rejected", "dropped", "late", "absent", "no reply")
 
 
@@ -60,6 +63,17 @@ class Run:
         """Return the finite numbers of the table at `keys` in the metrics."""
         return as_numbers(at(self.metrics, *keys))
 
+    def downstream(self, site: str) -> dict[str, float]:
+        """Return the accuracies at a site by the records of its head: own, synthetic, mixed; empty without a generator."""
+        row = as_numbers(at(self.metrics, "downstream", site))
+        return {name: row[key] for name, key in DOWNSTREAM.items() if key in row}
+
+    @property
+    def tested(self) -> str:
+        """Return what each site has evaluated on its own test records, in words."""
+        name = str(self.metrics.get("method") or "")
+        return METHODS[name].tested if name in METHODS else "the model of the run"
+
     @property
     def accuracy(self) -> float | None:
         """Return the model's accuracy on the test split or, without one, the mean of the accuracies at the sites."""
@@ -86,6 +100,13 @@ class Run:
         return listed or sorted({name for site in self.sites for name in site.counts}, key=natural_order)
 
     @property
+    def head(self) -> str:
+        """Return how the head was found, and the shrinkage of its covariance; empty if the method has no choice."""
+        found = SOLVERS_IN_WORDS.get(str(at(self.metrics, "learning", "solver") or ""), "")
+        shrinkage = self.number("learning", "shrinkage")
+        return found if not found or shrinkage is None else f"{found}, shrinkage {shrinkage:.3g}"
+
+    @property
     def sends_surrogates(self) -> bool:
         """Return whether the sites sent surrogates of their data, not models."""
         spec = METHODS.get(str(self.metrics.get("method") or "fedpft"))
@@ -104,12 +125,19 @@ def read_run(run_dir: Path) -> Run:
         what = "holds none of " + ", ".join(PARTS) if run_dir.is_dir() else "does not exist"
         raise RunError(f"{str(run_dir)!r} is not a run folder: it {what}; give a folder that a run has written")
     notes: list[str] = []
+    from server_app.lifecycle.ending import settled
+
     metrics, manifest = (_load(run_dir / part, notes) for part in PARTS[:2])
+    metrics = clean(settled(run_dir, metrics))
     events = _events(run_dir / PARTS[2], notes)
     projection = _load(run_dir / "projection.json", notes) if (run_dir / "projection.json").exists() else {}
     failure = None
     if metrics.get("status") != "ok":
-        reasons = [str(e["reason"]) for e in events if e.get("event") == "failed" and "site" not in e and e.get("reason")]
+        reasons = [
+            str(e["reason"])
+            for e in events
+            if e.get("event") in ("failed", "interrupted") and "site" not in e and e.get("reason")
+        ]
         fallback = "the run ended before it wrote its result" if not metrics else "no reason was recorded"
         failure = str(metrics.get("failure") or (reasons[-1] if reasons else fallback))
     return Run(metrics, manifest, projection, _sites(metrics, events), failure, tuple(notes))

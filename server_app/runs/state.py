@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
 from common.methods import METHODS
+from common.number_format import human_bytes, human_seconds, percent
 from server_app.runs.json_values import Json, as_number, as_numbers, as_table, at
 
 Fate = Literal["waiting", "used", "rejected", "dropped"]
@@ -31,6 +32,12 @@ OUTCOMES = ("absent", "invited", "replied", "rejected", "dropped", "late")
 SHOWN_EVENTS = 8
 # Fields of an event that are too long for a line, or shown elsewhere in it.
 NOT_SHOWN = ("time", "event", "counts", "parts", "radii")
+# Fields of an event that are shown with a unit. In a comparison every number is an accuracy.
+UNITS: dict[str, Callable[[float], str]] = {
+    **dict.fromkeys(("bytes", "bytes_up", "payload"), human_bytes),
+    "seconds": human_seconds,
+    "accuracy": percent,
+}
 
 
 @dataclass
@@ -46,6 +53,7 @@ class SiteState:
     fate: Fate = "waiting"
     reason: str = ""
     step: int = 0
+    version: str = ""
     bytes: float | None = None
     seconds: float | None = None
     accuracy: float | None = None
@@ -77,7 +85,8 @@ class RunState:
 
     step: the unit of progress, "round", or "hop" along a chain of sites; done and planned: number of these. accuracies: of
     the model after each step, in [0, 1]; accuracy: the newest, on all test data or, without those, the mean over the
-    sites. epsilon: spent so far. bytes_down: known after the end. first, last: times of its first and last event.
+    sites. epsilon: spent so far. bytes_down: known after the end. first, last: times of its first and last event. begun,
+    stepped: times at which the steps began (again, after `resumed` of them) and at which the newest was done.
     """
 
     status: str = "running"
@@ -96,6 +105,9 @@ class RunState:
     failure: str = ""
     first: datetime | None = None
     last: datetime | None = None
+    begun: datetime | None = None
+    stepped: datetime | None = None
+    resumed: int = 0
     recent: deque[Json] = field(default_factory=lambda: deque(maxlen=SHOWN_EVENTS))
     _ended: Json = field(default_factory=dict, repr=False)
 
@@ -103,25 +115,31 @@ class RunState:
         """Update the state with the next event."""
         kind = str(event.get("event"))
         self.recent.append(event)
+        done = self.done
         if (at_ := when(event)) is not None:
             self.first, self.last = self.first or at_, at_
+            self.begun = at_ if kind == "resumed" else self.begun or (at_ if kind == "invited" else None)
         if "site" in event:
             self._site(str(event["site"]), str(event.get("before", ""))).take(kind, event)
         match kind:
             case "configured":
                 self.method = str(event.get("method") or self.method)
                 self.planned = int(as_number(event.get("rounds")) or 1)
-                chain = self.method in METHODS and METHODS[self.method].kind == "chain"
-                self.step = "hop" if chain or event.get("topology") == "chain" else "round"
+                spec = METHODS.get(self.method)
+                self.step = "hop" if (spec and spec.kind == "chain") or event.get("topology") == "chain" else "round"
             case "invited":
                 self.invited = int(as_number(event.get("sites")) or 0) or len(self.sites)
                 self.planned = self.invited if self.step == "hop" else self.planned
-            case "failed":
+            case "failed" | "interrupted":
                 self.failure = str(event.get("reason") or "")
             case "stopped":
                 self.stopped = str(event.get("reason") or "")
             case _:
                 self._go_on(kind, event)
+        if kind == "resumed":
+            self.resumed = self.done
+        elif self.done > done:
+            self.stepped = at_
 
     def _site(self, name: str, before: str) -> SiteState:
         """The site of this name. A site may be dropped under another name (`before`), then reply late with its own name."""
@@ -167,6 +185,7 @@ class RunState:
         for name, sent in as_numbers(at(metrics, "bytes", "up_per_site")).items():
             site = self.sites.setdefault(name, SiteState(name))
             site.bytes, site.accuracy = sent, per_site.get(name)
+            site.version = str(at(metrics, "versions", name) or "")
             site.epsilon = as_number(at(metrics, "privacy", "per_site", name, "epsilon"))
 
     @property
@@ -179,6 +198,27 @@ class RunState:
         """Return the bytes that all sites have sent so far."""
         total = as_number(at(self._ended, "bytes", "up"))
         return sum(site.bytes or 0.0 for site in self.sites.values()) if total is None else total
+
+    @property
+    def bytes_per_step(self) -> float | None:
+        """Return the mean of the bytes that all sites together send in a step; None for a run with one step.
+
+        A resumed run has the bytes of its own steps alone.
+        """
+        steps = self.done - self.resumed
+        return self.bytes_up / steps if self.planned > 1 and steps > 0 and self.bytes_up else None
+
+    def seconds_left(self, now: datetime | None = None) -> float | None:
+        """Estimate the time until the last step is done, at the mean pace so far; None without a completed step.
+
+        now: the present time; without it, the time of the newest step.
+        """
+        steps = self.done - self.resumed
+        if self.ended or self.begun is None or self.stepped is None or steps < 1 or self.done >= self.planned:
+            return None
+        pace = (self.stepped - self.begun).total_seconds() / steps
+        waited = (now - self.stepped).total_seconds() if now else 0.0
+        return max(0.0, pace * (self.planned - self.done) - waited)
 
     @property
     def fates(self) -> dict[Fate, int]:
@@ -213,11 +253,18 @@ def when(event: Json) -> datetime | None:
 
 def event_line(event: Json) -> str:
     """An event as one line: its time of day (UTC), its name and its fields."""
-    details = " ".join(f"{key}={_short(value)}" for key, value in event.items() if key not in NOT_SHOWN)
+    shares = event.get("event") == "compared"
+    details = " ".join(
+        f"{key}={_short(value, percent if shares else UNITS.get(key))}"
+        for key, value in event.items()
+        if key not in NOT_SHOWN
+    )
     return f"{str(event.get('time'))[11:19]} {event.get('event')} {details}".rstrip()
 
 
-def _short(value: object) -> str:
+def _short(value: object, unit: Callable[[float], str] | None = None) -> str:
+    if unit is not None and (number := as_number(value)) is not None:
+        return unit(number)
     if isinstance(value, dict):
         return " ".join(f"{key}:{_short(each)}" for key, each in value.items())
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -22,7 +22,7 @@ from strategies.base.collection import Collection, Recorder, check_quorum
 from strategies.base.federation import Federation
 from strategies.base.introductions import Group
 from strategies.base.outcome import NO_REPLY
-from strategies.base.reported import seconds_told, share_told
+from strategies.base.reported import seconds_in, share_in
 from strategies.base.training import read_kept
 from strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
 from strategies.flower.settings import Settings
@@ -231,15 +231,15 @@ class Chain(Federation):
     def _question(self, way: Way, relay: bytes | None, hop: int) -> Message:
         """The request to the next site."""
         walk, group = way.walk, way.group
-        told: Info = {"run": run_digest(self.config), "hop": hop, "lineage": walk.lineage}
-        told["classes"] = json.dumps(group.classes)
+        info: Info = {"run": run_digest(self.config), "hop": hop, "lineage": walk.lineage}
+        info["classes"] = json.dumps(group.classes)
         if self.config.fedpft.seal:
             later = walk.left[1:]
             keys = {each: group.keys[each] for each in later if each in group.keys} | {walk.sender: walk.sender_key}
-            told |= {"keys": json.dumps(keys), "readers": ",".join(later), "sender": walk.sender, "sent-hop": walk.sent_hop}
+            info |= {"keys": json.dumps(keys), "readers": ",".join(later), "sender": walk.sender, "sent-hop": walk.sent_hop}
         if relay is not None:
-            told["bytes"] = len(relay)
-        return self._message(MessageType.TRAIN, group.nodes[walk.left[0]], to_record(relay, told))
+            info["bytes"] = len(relay)
+        return self._message(MessageType.TRAIN, group.nodes[walk.left[0]], to_record(relay, info))
 
     def _answer(
         self, way: Way, relay: bytes | None, replies: Iterable[Message]
@@ -264,10 +264,10 @@ class Chain(Federation):
         walk.done.append(name)
         walk.sender, walk.sender_key, walk.sent_hop = name, group.keys[name], hop
         story: dict[str, str | float] = {"site": name, "bytes": len(payload), "seconds": round(seconds, 3)}
-        if (accuracy := share_told(info, "accuracy.model")) is not None:
+        if (accuracy := share_in(info, "accuracy.model")) is not None:
             story["accuracy"] = accuracy
         walk.hops.append(story)
-        facts = {"bytes": site.bytes_up, "payload": len(payload), "seconds": seconds_told(info, "fit")}
+        facts = {"bytes": site.bytes_up, "payload": len(payload), "seconds": seconds_in(info, "fit")}
         self.recorder.event("replied", site=name, hop=hop, accuracy=story.get("accuracy"), **facts)
 
     def _skip(self, walk: Walk, name: str, reason: str) -> None:

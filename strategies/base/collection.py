@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -25,8 +26,8 @@ class Recorder(Protocol):
     def event(self, event: str, **fields: object) -> None:
         """Write one event."""
 
-    def surrogate(self, site: str, payload: bytes) -> None:
-        """Store a site's surrogate."""
+    def surrogate(self, site: str, payload: bytes) -> Callable[[], bytes]:
+        """Store a site's surrogate; return how to read it again."""
 
     def keep(self, name: str, content: bytes) -> None:
         """Store another file that a head is learned from."""
@@ -41,8 +42,9 @@ class Unrecorded:
     def event(self, event: str, **fields: object) -> None:
         """Nothing."""
 
-    def surrogate(self, site: str, payload: bytes) -> None:
-        """Nothing."""
+    def surrogate(self, site: str, payload: bytes) -> Callable[[], bytes]:
+        """Nothing; the bytes stay in memory."""
+        return lambda: payload
 
     def keep(self, name: str, content: bytes) -> None:
         """Nothing."""
@@ -135,9 +137,16 @@ def connected_nodes(
     return nodes
 
 
-def check_quorum(used: int, invited: int, expected: int, quorum: float, what: str = "can be used") -> None:
-    """Raise RunError when fewer than `quorum` of the sites can be used (of invited or expected sites, the larger number)."""
+def check_quorum(
+    used: int, invited: int, expected: int, quorum: float, what: str = "can be used", reasons: Iterable[str] = ()
+) -> None:
+    """Raise RunError when fewer than `quorum` of the sites can be used (of invited or expected sites, the larger number).
+
+    reasons: why sites cannot be used; the error names the most common one.
+    """
     of = max(invited, expected)
     needed = max(1, math.ceil(quorum * of - 1e-9))
     if used < needed:
-        raise RunError(f"quorum missed: {used} of {of} sites {what}, quorum = {quorum:g} needs {needed}")
+        known = Counter(each for each in reasons if each)
+        reason = "".join(f"; {times} of them: {each}" for each, times in known.most_common(1))
+        raise RunError(f"quorum missed: {used} of {of} sites {what}, quorum = {quorum:g} needs {needed}{reason}")

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from common.config.run_config import pick_device, run_digest
-from common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
+from common.config.run_config import run_digest
+from common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError, SurrogateError
+from common.models.devices import pick_device
+from common.signed_models.making import signed_values
+from common.signed_models.signed_model import SUFFIX, SignedModel, save_signed_model
 from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import Info, check_form, from_record, record_bytes, to_record
-from common.wire.validation import SITE_NAME, check_class_number
+from common.wire.validation import SITE_NAME, VERSION, check_class_number
 from strategies.base.collection import Collection, Recorder, Unrecorded, check_quorum, connected_nodes
 from strategies.base.introductions import Group, Introduction, introduction, settle
 from strategies.base.outcome import NO_REPLY, Outcome, Points, Site, nameless
 from strategies.base.receipts import Receipts
 from strategies.base.registered import Registered, addressed, admit, check_name
-from strategies.base.reported import downstream_told, numbers_told, share_told, whole_number
+from strategies.base.reported import downstream_in, numbers_in, share_in, whole_number
 from strategies.flower.settings import Settings, settings_of
 from strategies.flower.strategy import FlowerStrategy
+from strategies.flower.workers import worker_failure
 from strategies.robustness.defence import Defended
 
 COMPARE = f"{MessageType.QUERY}.compare"
@@ -48,6 +52,11 @@ class Federation(FlowerStrategy):
     """
 
     registered: Registered | None = None
+    # Whether all sites run on this machine, with the run's own data: then there is nothing to hide, and their reasons are
+    # shown. The coordinator's process knows this from its engine, never from a reply.
+    simulated = False
+    # Signs the learned model for the sites, which keep it; None in a simulation, whose sites keep nothing.
+    signer: Callable[[Outcome], SignedModel] | None = None
 
     def __init__(self, config: Settings = None, recorder: Recorder | None = None, device: str = "") -> None:
         super().__init__()
@@ -71,26 +80,26 @@ class Federation(FlowerStrategy):
     def introduce(self, grid: Grid, deadline: float) -> Group:
         """Ask every connected site for its introduction, and select the sites that fit together. Raises RunError."""
         nodes = self.invite(grid, deadline)
-        said: dict[int, Introduction] = {}
+        introduced: dict[int, Introduction] = {}
         for reply in Collection(grid, map(self.hello, nodes), deadline):
             node = self._node(reply)
             site = self.outcome.sites[node]
             try:
                 _, info = self._read(reply, site)
-                said[node] = introduction(site.name, info)
+                introduced[node] = introduction(site.name, info)
             except SurrogateError as error:
                 self._reject(node, str(error))
                 continue
-            site.simulated = said[node].simulated
+            site.simulated = introduced[node].simulated
             self.recorder.event("introduced", site=site.name)
-        group, misfits = settle(said, self.config.classes, self.config.fingerprint)
+        group, misfits = settle(introduced, self.config.classes, self.config.backbone_fingerprint)
         for node, reason in misfits.items():
             self.outcome.sites[node].barred = True
             self._reject(node, reason)
         for node, site in self.outcome.sites.items():
-            if node not in said and site.fate == "dropped":
+            if node not in introduced and site.fate == "dropped":
                 self.recorder.event("dropped", site=site.name, reason=NO_REPLY)
-        check_quorum(len(group.nodes), len(nodes), self.config.sites, self.config.quorum)
+        check_quorum(len(group.nodes), len(nodes), self.config.sites, self.config.quorum, reasons=self.outcome.reasons)
         if not group.classes:
             raise RunError("no site reports its classes; set classes in the run's settings")
         check_class_number(group.classes)
@@ -125,8 +134,21 @@ class Federation(FlowerStrategy):
     def _broadcast(self) -> Iterable[Message]:
         """Messages with the head for every site whose surrogate was used."""
         payload = self._payload()
+        info = self._signed() | {"bytes": len(payload)}
         used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
-        return [self._message(MessageType.EVALUATE, node, to_record(payload, {"bytes": len(payload)})) for node in used]
+        return [self._message(MessageType.EVALUATE, node, to_record(payload, info)) for node in used]
+
+    def _signed(self) -> Info:
+        """What lets a site keep the model as a signed file. A model that cannot be signed is still evaluated."""
+        if self.signer is None:
+            return {}
+        try:
+            signed = self.signer(self.outcome)
+            self.recorder.keep(f"model{SUFFIX}", save_signed_model(signed))
+        except (FedSurrogateError, OSError, ValueError, RuntimeError) as error:
+            self.recorder.event("model-not-signed", reason=str(error))
+            return {}
+        return signed_values(signed)
 
     def _judge(self, replies: Iterable[Message]) -> float | None:
         """Record each site's accuracy on its own test split; return the accuracy over all these splits together."""
@@ -145,7 +167,7 @@ class Federation(FlowerStrategy):
             except SurrogateError as error:
                 self.recorder.event("evaluation-failed", site=site.name, reason=str(error))
                 continue
-            site.correct, site.tested, site.downstream = correct, tested, downstream_told(info)
+            site.correct, site.tested, site.downstream = correct, tested, downstream_in(info)
             if site.tested:
                 self.recorder.event("evaluated", site=site.name, accuracy=site.correct / site.tested, tested=site.tested)
         for node in silent:
@@ -177,7 +199,8 @@ class Federation(FlowerStrategy):
         if reply.has_error():
             # Flower's error text is an exception's message, which may contain a path. Only the code is kept.
             code = reply.error.code
-            raise SurrogateError(f"{IN_ITS_PLACE.get(code, 'the site did not answer')} (Flower error code {code})")
+            why = f"{IN_ITS_PLACE.get(code, 'the site did not answer')} (Flower error code {code})"
+            raise SurrogateError(worker_failure(why, reply.error.reason) if self.simulated else why)
         check_form(reply.content)
         site.bytes_up += record_bytes(reply.content)
         payload, info = from_record(reply.content, self.config.max_payload_mib * 2**20)
@@ -185,8 +208,11 @@ class Federation(FlowerStrategy):
             check_name(site, info)
         elif self.registered is None:
             self._name(site, info.get("site"))
+        if VERSION.fullmatch(version := str(info.get("version", ""))):
+            site.version = version
         if (status := info.get("status")) != "ok":
-            raise SurrogateError(PUBLIC_SENTENCES.get(str(status), PUBLIC_SENTENCES["internal"]))
+            sentence = PUBLIC_SENTENCES.get(str(status), PUBLIC_SENTENCES["internal"])
+            raise SurrogateError(f"{sentence}: {info['reason']}" if self.simulated and info.get("reason") else sentence)
         for node in [node for node, each in self.outcome.sites.items() if each is site]:
             self.receipts.take(site.name, node, info.get("receipt"))
         return payload, info
@@ -243,18 +269,18 @@ class Federation(FlowerStrategy):
             self.recorder.event("comparison-failed", reason=str(error))
             return
         for key in info:
-            if (accuracy := share_told(info, key)) is not None and key.startswith("accuracy."):
+            if (accuracy := share_in(info, key)) is not None and key.startswith("accuracy."):
                 self.outcome.accuracy[key.removeprefix("accuracy.")] = accuracy
             elif key.startswith("bytes."):
                 self.outcome.compare_bytes[key.removeprefix("bytes.")] = whole_number(info, key)
         self._picture(info)
         self.recorder.event("compared", **self.outcome.accuracy)
 
-    def _judged(self, grid: Grid, deadline: float, told: Info) -> Info:
+    def _judged(self, grid: Grid, deadline: float, values: Info) -> Info:
         """One simulated site's evaluation of the model on the whole test split. Raises SurrogateError."""
         node = next(node for node, site in self.outcome.sites.items() if site.fate == "used")
         payload = self._payload()
-        message = Message(to_record(payload, told | {"bytes": len(payload)}), node, COMPARE)
+        message = Message(to_record(payload, values | {"bytes": len(payload)}), node, COMPARE)
         for reply in Collection(grid, [message], deadline):
             return self._read(reply, Site(name=""))[1]
         raise SurrogateError(NO_REPLY)
@@ -269,4 +295,4 @@ class Federation(FlowerStrategy):
             features, labels = self.outcome.learned.sample(self.config.seed, PICTURE_POINTS)
             flat = (features @ plane).T.tolist()
             points["synthetic"] = Points(flat[0], flat[1], labels.tolist())
-        points["real"] = Points(*(numbers_told(info, f"points.{name}") for name in ("x", "y", "label")))
+        points["real"] = Points(*(numbers_in(info, f"points.{name}") for name in ("x", "y", "label")))

@@ -49,24 +49,24 @@ def introduction(name: str, info: Info) -> Introduction:
     if not (is_name(fingerprint) and isinstance(dimension, int) and 0 < dimension <= LARGEST_DIMENSION):
         raise SurrogateError("the introduction has no valid backbone and dimension")
     named = isinstance(classes, list) and len(classes) <= MOST_CLASSES and all(map(is_name, classes))
-    if not (named and isinstance(key, str) and re.fullmatch(r"([0-9a-f]{128})?", key)):
+    if not (named and isinstance(key, str) and re.fullmatch(r"[0-9a-f]{0,1024}", key)):
         raise SurrogateError("the introduction has classes or a key that cannot be read")
     return Introduction(name, fingerprint, dimension, tuple(classes), key, info.get("simulated") is True)
 
 
-def settle(said: dict[int, Introduction], wanted: tuple[str, ...], fingerprint: str) -> tuple[Group, dict[int, str]]:
+def settle(introduced: dict[int, Introduction], wanted: tuple[str, ...], fingerprint: str) -> tuple[Group, dict[int, str]]:
     """The largest group of sites with one backbone, and for every other site the reason why it does not fit.
 
     wanted, fingerprint: classes and backbone of the settings. Empty: the classes of all sites, the most common backbone.
     """
-    fitting = [each for each in said.values() if each.fingerprint == (fingerprint or each.fingerprint)]
+    fitting = [each for each in introduced.values() if each.fingerprint == (fingerprint or each.fingerprint)]
     kinds = Counter((each.fingerprint, each.dimension) for each in fitting)
     if not kinds:
         reason = f"no site has the run's backbone {fingerprint[:16]}"
-        return Group(), dict.fromkeys(said, reason)
+        return Group(), dict.fromkeys(introduced, reason)
     (print_, dimension), _ = max(kinds.items(), key=lambda item: (item[1], item[0]))
     group, misfits, names = Group(print_, dimension), {}, set[str]()
-    for node, each in said.items():
+    for node, each in introduced.items():
         if (each.fingerprint, each.dimension) != (print_, dimension):
             misfits[node] = (
                 f"backbone fingerprint {each.fingerprint[:16]} of dimension {each.dimension}; the other sites have "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -23,7 +23,7 @@ from common.wire.validation import Expectation
 from strategies.base.collection import Collection, Recorder, check_quorum
 from strategies.base.federation import Federation
 from strategies.base.outcome import PointSource, Site
-from strategies.base.reported import seconds_told
+from strategies.base.reported import seconds_in
 from strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
 from strategies.flower.settings import Settings
 from strategies.pooling.public_mean import read_centre
@@ -39,11 +39,14 @@ S = TypeVar("S", bound=HasHeader)
 
 @dataclass(frozen=True)
 class Learned:
-    """A model, the result of the defence against hostile sites, and the source of synthetic points, if there is one."""
+    """A model, the result of the defence against hostile sites, the source of synthetic points, if there is one, and facts
+    about the learning, for the events.
+    """
 
     model: Classifier
     defended: Defended[Any]
     source: PointSource | None = None
+    facts: Mapping[str, str | float] = field(default_factory=dict)
 
 
 class OneShot(Federation, Generic[S]):
@@ -59,7 +62,7 @@ class OneShot(Federation, Generic[S]):
         self._received: dict[int, S] = {}
         self._asked: Collection | None = None
         self._done = False
-        self._centre = read_centre(self.config.fedpft.public) if centre is None else centre
+        self._centre = read_centre(self.config.fedpft.public, self.config.power) if centre is None else centre
 
     @abstractmethod
     def unpack(self, payload: bytes) -> S:
@@ -84,6 +87,10 @@ class OneShot(Federation, Generic[S]):
     @abstractmethod
     def restricted(self, sent: S, classes: Sequence[str]) -> S | None:
         """The part of a surrogate for these classes; None where it has none of them."""
+
+    def kept(self, sent: S, stored: Callable[[], bytes]) -> S:
+        """What stays in memory of an accepted surrogate; `stored` reads its bytes again."""
+        return sent
 
     def facts(self, sent: S) -> dict[str, object]:
         """Facts about a surrogate for the events."""
@@ -169,11 +176,11 @@ class OneShot(Federation, Generic[S]):
     def _questions(self, grid: Grid) -> Iterable[Message]:
         """The requests for surrogates, one for every connected site."""
         nodes = self._named(grid, self.invite(grid, self.deadline))
-        question, told = pack_question(self._centre), Info(run=run_digest(self.config))
+        question, values = pack_question(self._centre), Info(run=run_digest(self.config))
         if question is not None:
             self.recorder.keep(CENTRE_FILE, question)
-            told["bytes"] = len(question)
-        return [self._message(MessageType.TRAIN, node, to_record(question, told)) for node in nodes]
+            values["bytes"] = len(question)
+        return [self._message(MessageType.TRAIN, node, to_record(question, values)) for node in nodes]
 
     def _named(self, grid: Grid, nodes: list[int]) -> list[int]:
         """The nodes whose site can get the request. If receipts are kept, an unknown node without a registered name must
@@ -200,14 +207,16 @@ class OneShot(Federation, Generic[S]):
         for site in outcome.sites.values():
             if site.fate == "dropped":
                 self.recorder.event("dropped", site=site.name, reason=site.reason)
-        check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum)
+        check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum, reasons=outcome.reasons)
         started = time.perf_counter()
         learned = self.learn(in_order(self._received.values()), config.classes)
         self._heed(learned.defended)
-        check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum)
-        outcome.learned, outcome.model = learned.source, learned.model
+        check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum, reasons=outcome.reasons)
+        outcome.learned, outcome.model, outcome.learning = learned.source, learned.model, dict(learned.facts)
         outcome.seconds["learn"] = time.perf_counter() - started
-        self.recorder.event("learned", seconds=outcome.seconds["learn"], classes=len(learned.model.header.classes))
+        self.recorder.event(
+            "learned", **learned.facts, seconds=outcome.seconds["learn"], classes=len(learned.model.header.classes)
+        )
 
     def _receive(self, reply: Message, late: bool = False) -> None:
         """Read one reply; accept its surrogate, or reject it with a reason."""
@@ -236,8 +245,8 @@ class OneShot(Federation, Generic[S]):
         except SurrogateError as error:
             self._reject(node, str(error))
             return
-        self.recorder.surrogate(name, payload)
-        facts = {"bytes": site.bytes_up, **self.facts(sent), "seconds": seconds_told(info, "fit"), "payload": len(payload)}
+        stored = self.recorder.surrogate(name, payload)
+        facts = {"bytes": site.bytes_up, **self.facts(sent), "seconds": seconds_in(info, "fit"), "payload": len(payload)}
         site.records, site.late = self.records(sent), bool(late)
         if late:
             site.reason = "replied after the deadline; its surrogate is kept for relearn"
@@ -245,9 +254,9 @@ class OneShot(Federation, Generic[S]):
             return
         self.recorder.event("replied", site=name, **facts)
         site.fate, site.reason, site.simulated = "used", "", info.get("simulated") is True
-        self._received[node] = sent
+        self._received[node] = self.kept(sent, stored)
         for key in ("extract", "fit"):
-            if (spent := seconds_told(info, key)) is not None:
+            if (spent := seconds_in(info, key)) is not None:
                 self.outcome.seconds[key] = max(spent, self.outcome.seconds.get(key, 0.0))
 
     def _reject(self, node: int, reason: str, number: int | None = None) -> None:
@@ -258,7 +267,7 @@ class OneShot(Federation, Generic[S]):
     def expectation(self) -> Expectation:
         """Required properties of a surrogate. A late one must fit the model that was learned without it."""
         config, model = self.config, self.outcome.model
-        fingerprint = model.header.fingerprint if model else config.fingerprint
+        fingerprint = model.header.fingerprint if model else config.backbone_fingerprint
         return Expectation.of(config, config.classes, fingerprint, model.dimension if model else 0)
 
     def _settle_backbone(self) -> None:

@@ -22,7 +22,7 @@ class Site:
     records: number of records its reply represents, noisy under privacy; 0 if not reported. late: it replied after the
     deadline. barred: it is excluded and not asked again. kept_share: share of its weight that is kept, below 1 if capped.
     suspect: why the screen excluded it. claim: the privacy claim of its rounds. downstream: quality scores of a generator
-    at this site. registered: its name is that of its key. heard: it has replied under its name.
+    at this site. registered: its name is that of its key. heard: it has replied under its name. version: of its software.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Site:
     downstream: dict[str, float] = field(default_factory=dict)
     registered: bool = False
     heard: bool = False
+    version: str = ""
 
 
 class PointSource(Protocol):
@@ -64,10 +65,11 @@ class Points:
 class Outcome:
     """All results that a run folder is written from. `sites` is keyed by Flower's node id.
 
-    rounds: training rounds, each with number, accuracy on all test data, bytes up so far and seconds. hops: chain steps in
-    order, each with its site and the accuracy of its head. stopped: why the run ended before its last round; the model so
-    far is kept. parameters: number of generator parameters that a site sends in a round. names: "registered" if names come
-    from keys, "claimed" if sites report them. absent: registered sites that have not connected.
+    rounds: training rounds, each with number, accuracy on all test data, bytes up so far and seconds. hops: chain steps
+    in order, each with its site and the accuracy of its head. stopped: why the run ended before its last round; the
+    model so far is kept. learning: facts about the learning, such as the solver of a head. parameters: number of
+    generator parameters that a site sends in a round. names: "registered" if names come from keys, "claimed" if sites
+    report them. absent: registered sites that have not connected.
     """
 
     sites: dict[int, Site] = field(default_factory=dict)
@@ -81,9 +83,15 @@ class Outcome:
     hops: list[dict[str, str | float]] = field(default_factory=list)
     points: dict[str, Points] = field(default_factory=dict)
     stopped: str = ""
+    learning: dict[str, str | float] = field(default_factory=dict)
     parameters: int = 0
     names: Literal["registered", "claimed", ""] = ""
     absent: list[str] = field(default_factory=list)
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why sites are not used."""
+        return [site.reason for site in self.sites.values() if site.fate != "used"]
 
     def count(self, fate: Fate) -> int:
         """Number of sites with this fate."""

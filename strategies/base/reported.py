@@ -19,26 +19,26 @@ def whole_number(info: Info, key: str) -> int:
     return value if isinstance(value, int) and 0 <= value < 2**40 else 0
 
 
-def share_told(info: Info, key: str) -> float | None:
+def share_in(info: Info, key: str) -> float | None:
     """A reported accuracy; None if invalid or missing."""
     value = info.get(key)
     return value if isinstance(value, float) and 0 <= value <= 1 else None
 
 
-def numbers_told(info: Info, key: str) -> list[Any]:
+def numbers_in(info: Info, key: str) -> list[Any]:
     """A reported list of finite numbers; empty if invalid or missing."""
     value = info.get(key)
     numbers = isinstance(value, list) and all(isinstance(v, int | float) and math.isfinite(v) for v in value)
     return cast(list[Any], value) if numbers else []
 
 
-def downstream_told(info: Info) -> dict[str, float]:
+def downstream_in(info: Info) -> dict[str, float]:
     """The valid reported scores of a generator at a site."""
-    told = {name: info.get(DOWNSTREAM + name) for name in DOWNSTREAM_LIMITS}
-    return {name: v for name, v in told.items() if isinstance(v, float) and 0 <= v <= DOWNSTREAM_LIMITS[name]}
+    found = {name: info.get(DOWNSTREAM + name) for name in DOWNSTREAM_LIMITS}
+    return {name: v for name, v in found.items() if isinstance(v, float) and 0 <= v <= DOWNSTREAM_LIMITS[name]}
 
 
-def seconds_told(info: Info, key: str) -> float | None:
+def seconds_in(info: Info, key: str) -> float | None:
     """A reported duration in seconds; None if invalid or missing."""
     value = info.get(f"{key}-seconds")
     return value if isinstance(value, float) and 0 <= value < math.inf else None

@@ -22,7 +22,7 @@ from strategies.base.collection import Collection, Recorder, check_quorum
 from strategies.base.federation import Federation
 from strategies.base.introductions import introduction
 from strategies.base.outcome import NO_REPLY
-from strategies.base.reported import seconds_told, share_told
+from strategies.base.reported import seconds_in, share_in
 from strategies.base.training import Training, read_kept
 from strategies.flower.records import arrays_of, check_no_settings, metrics_of, tensors_like
 from strategies.flower.settings import Settings
@@ -155,7 +155,9 @@ class Rounds(Federation, Generic[R]):
         replies, silent = self._replies(training, asked, answers)
         silent |= mute
         try:
-            check_quorum(len(replies), len(asked) + len(mute), self.config.sites, self.config.quorum)
+            check_quorum(
+                len(replies), len(asked) + len(mute), self.config.sites, self.config.quorum, reasons=self.outcome.reasons
+            )
         except RunError as error:
             if training.round and self._only_budgets_are_missing(asked, silent, len(replies)):
                 self._stop(f"round {number}: {error}, and sites' privacy budgets do not allow more")
@@ -183,11 +185,11 @@ class Rounds(Federation, Generic[R]):
     def _questions(self, training: Training, asked: Sequence[int]) -> list[Message]:
         """The requests of a round: the model, and for each site its last confirmed round."""
         number, question = training.round + 1, training.question()
-        told: Info = {"run": run_digest(self.config), "round": number, "lineage": training.lineage, "bytes": len(question)}
+        values: Info = {"run": run_digest(self.config), "round": number, "lineage": training.lineage, "bytes": len(question)}
 
         def message(node: int) -> Message:
             confirmed = training.confirmed.get(self.outcome.sites[node].name, 0)
-            return self._message(MessageType.TRAIN, node, to_record(question, told | {"confirmed": confirmed}))
+            return self._message(MessageType.TRAIN, node, to_record(question, values | {"confirmed": confirmed}))
 
         return list(map(message, asked))
 
@@ -214,7 +216,7 @@ class Rounds(Federation, Generic[R]):
         if self._grid is None or not self._simulated():
             return None
         try:
-            return share_told(self._judged(self._grid, self.deadline, {"brief": True}), "accuracy.model")
+            return share_in(self._judged(self._grid, self.deadline, {"brief": True}), "accuracy.model")
         except SurrogateError as error:
             self.recorder.event("comparison-failed", reason=str(error))
             return None
@@ -244,22 +246,24 @@ class Rounds(Federation, Generic[R]):
         site = self.outcome.sites[node]
         try:
             _, info = self._read(reply, site)
-            said = introduction(site.name, info)
+            own = introduction(site.name, info)
             if not site.heard:
                 raise SurrogateError(f"the site reports the name {str(info.get('site'))[:64]!r}, which is another site's")
-            if (said.fingerprint, said.dimension) != (training.fingerprint, training.inputs):
+            if (own.fingerprint, own.dimension) != (training.fingerprint, training.inputs):
                 site.barred = True
-                raise SurrogateError(f"backbone {said.fingerprint[:16]} of dimension {said.dimension}, not the run's")
+                raise SurrogateError(f"backbone {own.fingerprint[:16]} of dimension {own.dimension}, not the run's")
         except SurrogateError as error:
             self._reject(node, str(error), number)
             return
-        site.simulated = said.simulated
+        site.simulated = own.simulated
         self.recorder.event("joined", site=site.name, round=number)
 
     def _only_budgets_are_missing(self, asked: Sequence[int], silent: Container[int], used: int) -> bool:
         """Whether a private round missed its quorum only because sites refused it for lack of budget."""
         sites, config = self.outcome.sites, self.config
-        refused = [node for node in asked if node not in silent and sites[node].reason == PUBLIC_SENTENCES["budget"]]
+        refused = [
+            node for node in asked if node not in silent and sites[node].reason.startswith(PUBLIC_SENTENCES["budget"])
+        ]
         if not (config.epsilon and refused):
             return False
         try:
@@ -289,8 +293,8 @@ class Rounds(Federation, Generic[R]):
             self._reject(node, str(error), number)
             return None
         site.fate, site.reason, site.simulated, site.claim = "used", "", info.get("simulated") is True, read.claim
-        parts = {name: seconds for name in PARTS if (seconds := seconds_told(info, name)) is not None}
+        parts = {name: seconds for name in PARTS if (seconds := seconds_in(info, name)) is not None}
         site.records = self.records(read) or site.records
-        told = {"payload": len(payload), "seconds": seconds_told(info, "fit"), "parts": parts or None} | self.facts(read)
-        self.recorder.event("replied", site=site.name, round=number, bytes=site.bytes_up, **told)
+        facts = {"payload": len(payload), "seconds": seconds_in(info, "fit"), "parts": parts or None} | self.facts(read)
+        self.recorder.event("replied", site=site.name, round=number, bytes=site.bytes_up, **facts)
         return read

@@ -61,9 +61,9 @@ def check_opening(reply: Parameters, run: RunConfig) -> None:
 def take_in(training: Training, replies: Sequence[Parameters]) -> None:
     """Finish a round: store class sizes and means, or add the mean update to the decoder, in single precision."""
     if training.round == 0:
-        told = {SIZES + reply.header.site: reply.tensors[COUNTS] for reply in replies}
-        training.memory = {**training.memory, **told}
-        sizes = torch.stack(list(told.values())).double().sum(0).clamp_min(0)
+        sizes_by_site = {SIZES + reply.header.site: reply.tensors[COUNTS] for reply in replies}
+        training.memory = {**training.memory, **sizes_by_site}
+        sizes = torch.stack(list(sizes_by_site.values())).double().sum(0).clamp_min(0)
         training.model = {**training.model, COUNTS: sizes.float()}
         if training.config.dpcvae.opening == "sums":
             training.model = {**training.model, MEANS: class_means(replies, training.config)}

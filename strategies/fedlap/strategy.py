@@ -33,8 +33,8 @@ class FedLAP(Rounds[Synthetic]):
 
     def absorb(self, training: Training, replies: Sequence[Synthetic]) -> dict[str, object]:
         """Train the model on the sites' synthetic records, inside the common radius."""
-        config, told = self.config, {each.header.site: each.radius for each in replies}
-        raised = [site for site, radius in heeded(told).items() if radius > told[site]]
+        config, radii = self.config, {each.header.site: each.radius for each in replies}
+        raised = [site for site, radius in heeded(radii).items() if radius > radii[site]]
         if raised:
             self.recorder.event("radius-raised", sites=raised, round=training.round + 1)
         defended = cap_records(replies, config)
@@ -44,9 +44,9 @@ class FedLAP(Rounds[Synthetic]):
         )
         training.model = walked.model
         self._keep_sheets(training, replies)
-        training.finish_round(told)
+        training.finish_round(radii)
         story = {"radius": walked.radius, "moved": walked.moved, "steps": walked.steps, "at_edge": walked.at_edge}
-        return {**story, "radii": told}
+        return {**story, "radii": radii}
 
     def _keep_sheets(self, training: Training, replies: Sequence[Synthetic]) -> None:
         """Store the synthetic records of the first, middle and last round for inspection."""

@@ -51,14 +51,14 @@ class FedPFTChain(Chain):
         self.outcome.learned, self.outcome.model = learned, learned.head
         if config.epsilon:
             return
-        told: Info = {"run": run_digest(config), "lineage": walk.lineage}
+        values: Info = {"run": run_digest(config), "lineage": walk.lineage}
         last = group.nodes.get(walk.done[-1])
         if last is None:
             self.recorder.event(
                 "no-head", reason="the last site of the chain is not connected; a head is learned from its surrogate"
             )
             return
-        for reply in Collection(grid, [self._message(GIVE_HEAD, last, to_record(None, told))], deadline):
+        for reply in Collection(grid, [self._message(GIVE_HEAD, last, to_record(None, values))], deadline):
             site = self.outcome.sites[last]
             try:
                 model = unpack_classifier(self._read(reply, site)[0] or b"", most=0)

@@ -1,30 +1,45 @@
-"""Learn a head from surrogates of one kind: by samples from mixtures, or in closed form from noisy sums. No Flower types."""
+"""Learn a head from surrogates of one kind: in closed form, or on samples of mixtures. No Flower types."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from common.config.run_config import RunConfig
-from common.models.classifiers import Head
+from common.models.classifiers import Head, Quadratic
 from common.models.head_training import Batch
+from common.rules.fedpft import solver
+from common.surrogates.covariances import Full
+from common.surrogates.mixtures import Mixtures
+from common.surrogates.shared_covariances import Gram
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate, class_order
-from strategies.fedpft import private_head as closed_form
-from strategies.fedpft import sampling
+from common.wire.validation import check_class_number
+from strategies.fedpft import private_head, sampling
+from strategies.fedpft.closed_form import fewest_records, lda, naive_bayes, qda, ridge
+from strategies.fedpft.statistics import Statistics, pooled, pooled_by_class
 from strategies.pooling.robust_centres import POOLED
 from strategies.robustness.defence import Defended, defend_surrogates
 from strategies.robustness.robust_mixtures import pooled_mixture
 
+SOLVERS = {"lda": lda, "ridge": ridge, "naive-bayes": naive_bayes}
+
 
 @dataclass(frozen=True)
 class LearnedHead:
-    """A head, the mixtures it was learned from (one per site, or a pooled one), and the result of the defence."""
+    """A head, the mixtures it was learned from (one per site, or a pooled one), and the result of the defence.
 
-    head: Head
+    solver: how the head was found: "lda", "ridge", "naive-bayes", "sampled", or "noisy sums" under privacy.
+    shrinkage: of the covariance.
+    """
+
+    head: Head | Quadratic
     mixtures: list[Surrogate]
     defended: Defended[AnySurrogate]
+    solver: str
+    shrinkage: float | None = None
 
     def sample(self, seed: int, limit: int) -> Batch:
         """About `limit` synthetic features (n, d) and their labels among the head's classes, for figures."""
@@ -46,12 +61,56 @@ def learn(
     defended = defend_surrogates(surrogates, config, tuple(classes) or class_order(surrogates))
     noisy = [surrogate for surrogate in defended.kept if isinstance(surrogate, SumsSurrogate)]
     if noisy:
-        head, gaussians = closed_form.learn_from_sums(noisy, config.fedpft.covariance, config.fedpft.rank, config.defends)
+        head, gaussians = private_head.learn_from_sums(noisy, config.fedpft.covariance, config.fedpft.rank, config.defends)
         head = replace(head, centre=centre)
-        return LearnedHead(head, [Surrogate(head.header, gaussians, noisy[0].claim)], defended)
+        return LearnedHead(head, [Surrogate(head.header, gaussians, noisy[0].claim)], defended, "noisy sums")
     mixtures = [surrogate for surrogate in defended.kept if isinstance(surrogate, Surrogate)]
     if config.defends in POOLED:
         mixtures = [pooled_mixture(mixtures, config.defends, config.fedpft.rank)]
+    how = solver(config)
+    if how != "sampled":
+        names = tuple(classes) or (_enough(mixtures) if how == "qda" else class_order(mixtures))
+        return _in_closed_form(mixtures, how, config, defended, names)
     head = sampling.learn(mixtures, config.head, config.seed, classes, device)
     claim = mixtures[0].claim
-    return LearnedHead(head if claim is None else replace(head, clip=claim.clip, centre=centre), mixtures, defended)
+    return LearnedHead(
+        head if claim is None else replace(head, clip=claim.clip, centre=centre), mixtures, defended, "sampled"
+    )
+
+
+def _in_closed_form(
+    mixtures: list[Surrogate], how: str, config: RunConfig, defended: Defended[AnySurrogate], classes: tuple[str, ...]
+) -> LearnedHead:
+    check_class_number(classes)
+    given = None if config.head.shrinkage == "auto" else config.head.shrinkage
+    header = replace(mixtures[0].header, site="coordinator", classes=classes)
+    if how == "qda":
+        quadratic, used = qda(pooled_by_class(mixtures, classes), header, given)
+        return LearnedHead(quadratic, mixtures, defended, how, used)
+    statistics = pooled(mixtures, classes)
+    found = SOLVERS[how](statistics, given)
+    if isinstance(mixtures[0].mixtures.covariance, Gram):
+        # For figures: the covariances of the sites are not in memory.
+        mixtures = [Surrogate(header, one_gaussian_a_class(statistics))]
+    head = Head(header, found.weight.float(), found.bias.float())
+    return LearnedHead(head, mixtures, defended, how, found.shrinkage)
+
+
+def _enough(mixtures: Sequence[Surrogate]) -> tuple[str, ...]:
+    """All classes for quadratic discriminants, without those that one site alone has, with too few records: it must not stop
+    the learning from the other sites.
+    """
+    names = class_order(mixtures)
+    found = {
+        name: [dict(zip(each.header.classes, each.counts, strict=True)).get(name, 0) for each in mixtures] for name in names
+    }
+    fewest = fewest_records(mixtures[0].dimension, isinstance(mixtures[0].mixtures.covariance, Full))
+    alone = {name for name, counts in found.items() if sum(c > 0 for c in counts) == 1 and sum(counts) < fewest}
+    return tuple(name for name in names if name not in alone) if len(mixtures) > 1 and len(alone) < len(names) else names
+
+
+def one_gaussian_a_class(statistics: Statistics) -> Mixtures:
+    """The pooled statistics as one component a class."""
+    counts = statistics.counts.round().long().clamp_min(1)
+    labels, means = torch.arange(len(counts)), statistics.means.float()
+    return Mixtures(counts, labels, torch.ones(len(counts)), means, Gram(statistics.covariance.float()))

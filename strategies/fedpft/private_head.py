@@ -16,9 +16,10 @@ from torch.nn.functional import one_hot
 from common.errors import RunError
 from common.models.classifiers import Head
 from common.surrogates.class_sums import PRESENT, unfold
-from common.surrogates.covariances import LowRank
 from common.surrogates.mixtures import Mixtures
+from common.surrogates.shared_covariances import LowRank
 from common.surrogates.surrogates import Header, SumsSurrogate
+from strategies.fedpft.cleaned_covariance import cleaned
 from strategies.pooling.class_means import Components, by_site, pool, robust, shrink
 from strategies.pooling.robust_centres import POOLED, robust_mean
 
@@ -41,8 +42,9 @@ def learn_from_sums(
     If the sites' class means agree, the head is the linear discriminant of the pooled class means. If they differ (other
     scanners, other styles), it is the least-squares classifier of all sites' means. family: "spherical" has one variance;
     "diag", "full" and "lowrank" use the covariance within classes that stands out from the noise, shared by all classes
-    and sites. All surrogates have the same classes in the same order. rule: "median" and "trimmed" pool class means and
-    second moments robustly. Raises RunError when no class stands out, or without surrogates.
+    and sites; "joint" cleans it for one joint noise. All surrogates have the same classes in the same order. rule: "median"
+    and "trimmed" pool class means and second moments robustly. Raises RunError when no class stands out, or
+    without surrogates.
     """
     if not surrogates:
         raise RunError("no surrogate to learn from")
@@ -128,6 +130,8 @@ def within(
         return _diagonal(second - components.shares @ means.square() + excess, noise)
     between = (components.shares[:, None] * means).T @ means
     matrix = unfold(second, d) - between + excess * torch.eye(d, dtype=torch.float64)
+    if family == "joint":
+        return cleaned(matrix, noise)
     return _spiked(matrix, noise, rank if family == "lowrank" else None)
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from hashlib import sha256
 
+from torch import Tensor
+
+from common.errors import RunError
 from common.privacy.claims import check_claim
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, without_classes
+from common.surrogates.shared_covariances import Gram, StoredGram
+from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate, without_classes
 from common.wire.records import unpack_surrogate
 from common.wire.surrogate_proto import centre_digest
 from common.wire.validation import check_surrogate
@@ -32,6 +38,29 @@ class FedPFT(OneShot[AnySurrogate]):
         """Records of all classes together, noisy under privacy."""
         return sum(sent.counts)
 
+    def kept(self, sent: AnySurrogate, stored: Callable[[], bytes]) -> AnySurrogate:
+        """The surrogate; a whole covariance is read again when it is needed, so that memory holds only one of them."""
+        if isinstance(sent, SumsSurrogate) or not isinstance(sent.mixtures.covariance, Gram):
+            return sent
+
+        # The checks saw these bytes; a file that changed since then would not be checked again.
+        digest, name = sha256(stored()).digest(), sent.header.site
+
+        def read() -> Tensor:
+            try:
+                payload = stored()
+            except OSError as error:
+                raise RunError(f"the stored surrogate of site {name!r} cannot be read again ({error.strerror})") from error
+            if sha256(payload).digest() != digest:
+                raise RunError(f"the stored surrogate of site {name!r} changed after it was checked; start the run again")
+            again = unpack_surrogate(payload)
+            assert isinstance(again, Surrogate)
+            assert isinstance(again.mixtures.covariance, Gram)
+            return again.mixtures.covariance.matrix
+
+        variances = sent.mixtures.covariance.variances_per_dimension().clone()
+        return replace(sent, mixtures=replace(sent.mixtures, covariance=StoredGram(read, variances)))
+
     def facts(self, sent: AnySurrogate) -> dict[str, object]:
         """Records of each class."""
         return {"counts": dict(zip(sent.header.classes, sent.counts, strict=True))}
@@ -41,10 +70,13 @@ class FedPFT(OneShot[AnySurrogate]):
         return sent.header.classes if isinstance(sent, SumsSurrogate) else ()
 
     def learn(self, sent: Sequence[AnySurrogate], classes: Sequence[str]) -> Learned:
-        """Learn a head from samples of the mixtures, or in closed form from the sums. Raises RunError."""
+        """Learn a head from mixtures or noisy sums, in closed form or on samples. Raises RunError."""
         self.outcome.surrogates = list(sent)
         learned = learn(sent, self.config, self.device, classes, self._centre)
-        return Learned(learned.head, learned.defended, learned)
+        facts: dict[str, str | float] = {"solver": learned.solver}
+        if learned.shrinkage is not None:
+            facts["shrinkage"] = learned.shrinkage
+        return Learned(learned.head, learned.defended, learned, facts)
 
     def defend(self, sent: Sequence[AnySurrogate], classes: tuple[str, ...]) -> Defended[AnySurrogate]:
         """Cap weights; exclude the sites whose class means disagree with those of the other sites."""

@@ -8,14 +8,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from common.config.run_config import RunConfig
 from common.errors import RunError, SurrogateError
-from common.models.classifiers import Head, class_indices
+from common.models.classifiers import Classifier, Head
 from common.models.parameters import Parameters
 from common.surrogates.class_sums import unfold
-from common.surrogates.surrogates import Header, class_order
+from common.surrogates.surrogates import class_order
 from strategies.base.one_shot import Learned
+from strategies.heads.pooled import Pooled, centred, in_projection, pooled_of
 from strategies.heads.strategy import Heads
 from strategies.pooling.site_weights import FEWEST_SITES
+from strategies.pooling.total import Total
 from strategies.robustness.defence import Defended, cap_sums
 
 # A matrix of this size and its inverse take some gibibytes. A message can claim more than the other sites' dimension.
@@ -30,13 +33,9 @@ class Analytic(Heads):
     def unpack(self, payload: bytes) -> Parameters:
         """Parse and check the sums of a site. Raises SurrogateError."""
         sent = super().unpack(payload)
-        counts = sent.tensors["counts"]
-        if abs(float(counts.sum()) - sent.records) > 0.01 * sent.records:
-            raise SurrogateError(f"classes of {float(counts.sum()):g} records together, but {sent.records} records")
         d = self.dimension(sent)
-        if d > LARGEST_DIMENSION:
-            raise SurrogateError(f"features of dimension {d}; least squares here takes at most {LARGEST_DIMENSION}")
-        if sent.tensors["sums"][counts == 0].any():
+        check_size(sent, d, "classes")
+        if sent.tensors["sums"][sent.tensors["counts"] == 0].any():
             raise SurrogateError("the sum of a class without records is not zero")
         squares = unfold(sent.tensors["squares"].double(), d)
         trace = squares.trace()
@@ -58,7 +57,11 @@ class Analytic(Heads):
         known = tuple(classes) or class_order(sent)
         defended = self.defend(sent, known)
         shares = [defended.capped.get(each.header.site, 1.0) for each in sent]
-        return Learned(solve(sent, shares, known, self.config.afl.ridge), defended)
+        return Learned(self.head(Pooled.of(sent, shares, known)), defended)
+
+    def head(self, found: Pooled) -> Classifier:
+        """The model from the statistics of all sites. Raises RunError."""
+        return solve(found, self.config.afl.ridge)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
         """Cap weights: by records, and by the spread of all records. One record of large numbers would outweigh the rest."""
@@ -68,59 +71,75 @@ class Analytic(Heads):
                 [each.tensors["sums"].double().sum(0) / each.tensors["counts"].double().sum() for each in sent]
             )
             spreads = torch.stack([_spread(each, means.median(0).values) for each in sent])
-            for each, share in zip(sent, (most * spreads.median() / spreads.clamp_min(1e-300)).tolist(), strict=True):
-                if share < shares.get(each.header.site, 1.0):
-                    shares[each.header.site] = share
+            cap_spreads(sent, spreads, most, shares)
         return Defended(list(sent), shares)
 
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
         """The sums of these classes, and their part, by records, of the second moment around the class means."""
-        rows = torch.tensor([name in classes for name in sent.header.classes])
-        left = float(sent.tensors["counts"][rows].sum())
-        if not left:
+        own = of_classes(sent, classes, [name for name in sent.tensors if name != "squares"])
+        if own is None:
             return None
-        header = replace(sent.header, classes=tuple(name for name in sent.header.classes if name in classes))
-        own = {name: sent.tensors[name][rows] for name in ("counts", "sums")}
-        own["squares"] = sent.tensors["squares"] * (left / float(sent.tensors["counts"].sum()))
-        return replace(sent, header=header, tensors=own, records=max(1, round(left)))
+        share = float(own.tensors["counts"].sum()) / float(sent.tensors["counts"].sum())
+        return replace(own, tensors={**own.tensors, "squares": sent.tensors["squares"] * share})
+
+
+def learn_from_total(total: Total, config: RunConfig) -> Learned:
+    """The head of AFL from the sum over all sites. Raises RunError when no class has a record."""
+    return in_projection(solve(pooled_of(total), config.afl.ridge), total)
+
+
+def check_size(sent: Parameters, dimension: int, what: str) -> None:
+    """Raise SurrogateError if the counts do not sum to the site's records, or features have too many dimensions."""
+    total = float(sent.tensors["counts"].sum())
+    if abs(total - sent.records) > 0.01 * sent.records:
+        raise SurrogateError(f"{what} of {total:g} records together, but {sent.records} records")
+    if dimension > LARGEST_DIMENSION:
+        raise SurrogateError(f"features of dimension {dimension}; least squares here takes at most {LARGEST_DIMENSION}")
+
+
+def of_classes(sent: Parameters, classes: Sequence[str], names: Sequence[str]) -> Parameters | None:
+    """The rows of these classes in the tensors `names`, and their records; None without such records."""
+    rows = torch.tensor([name in classes for name in sent.header.classes])
+    if not (left := float(sent.tensors["counts"][rows].sum())):
+        return None
+    header = replace(sent.header, classes=tuple(name for name in sent.header.classes if name in classes))
+    own = {name: sent.tensors[name][rows] for name in names}
+    return replace(sent, header=header, tensors=own, records=max(1, round(left)))
+
+
+def cap_spreads(sent: Sequence[Parameters], spreads: Tensor, most: float, shares: dict[str, float]) -> None:
+    """Lower the share of each site whose spread (S,) is more than `most` times the median one above zero; 0 for no limit."""
+    known = spreads[spreads > 0]
+    if not most or len(known) < FEWEST_SITES:
+        return
+    for each, share in zip(sent, (most * known.median() / spreads.clamp_min(1e-300)).tolist(), strict=True):
+        if share < shares.get(each.header.site, 1.0):
+            shares[each.header.site] = share
 
 
 def _spread(sent: Parameters, centre: Tensor) -> Tensor:
     """Sum of the squared distances (a scalar) of all records from a centre (d,)."""
-    d, around = len(centre), _centred(sent, centre).square().sum()
+    return centred(sent, centre).square().sum() + diagonal(sent).sum()
+
+
+def diagonal(sent: Parameters) -> Tensor:
+    """The diagonal (d,) of a site's second moment."""
+    d = sent.tensors["sums"].shape[1]
     # In the upper triangle, row i begins with its diagonal entry, after rows of d, d - 1, ... entries.
     rows = torch.arange(d)
-    return around + sent.tensors["squares"].double()[rows * d - rows * (rows - 1) // 2].sum()
+    return sent.tensors["squares"].double()[rows * d - rows * (rows - 1) // 2]
 
 
-def _centred(sent: Parameters, centre: Tensor) -> Tensor:
-    """Class means (C, d) minus a centre (d,), times the square root of the records; zero without records."""
-    counts = sent.tensors["counts"].double()[:, None]
-    return (sent.tensors["sums"].double() / counts.clamp_min(1e-30) - centre) * counts.sqrt()
-
-
-def solve(sent: Sequence[Parameters], shares: Sequence[float], classes: tuple[str, ...], ridge: float) -> Head:
+def solve(found: Pooled, ridge: float) -> Head:
     """The head that least squares finds on all records, with an intercept and one-hot targets.
 
-    shares: of its weight that each site keeps. ridge: added to the diagonal of the covariance, as a share of its mean.
-    Source: AFL, equation 9, with the ridge kept, as in Fed3R.
+    ridge: added to the diagonal of the covariance, as a share of its mean. Source: AFL, equation 9, with the ridge kept, as
+    in Fed3R. Raises RunError where the covariance has no inverse.
     """
-    d = sent[0].tensors["sums"].shape[1]
-    counts, sums = torch.zeros(len(classes), dtype=torch.float64), torch.zeros(len(classes), d, dtype=torch.float64)
-    for each, share in zip(sent, shares, strict=True):
-        rows = class_indices(classes, each.header.classes)
-        counts.index_add_(0, rows, share * each.tensors["counts"].double())
-        sums.index_add_(0, rows, share * each.tensors["sums"].double())
-    records = counts.sum()
-    targets, mean, covariance = counts / records, sums.sum(0) / records, torch.zeros(d, d, dtype=torch.float64)
-    for each, share in zip(sent, shares, strict=True):
-        apart = _centred(each, mean)
-        covariance += share / records * (unfold(each.tensors["squares"].double(), d) + apart.T @ apart)
+    targets, mean, covariance = found.priors, found.priors @ found.means, found.covariance()
     covariance.diagonal().add_(ridge * covariance.diagonal().mean() + 1e-30)
     try:
-        weight = torch.linalg.solve(covariance, (sums / records - targets[:, None] * mean).T).T
+        weight = torch.linalg.solve(covariance, ((found.means - mean) * targets[:, None]).T).T
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         raise RunError(f"afl.ridge = {ridge:g}: the covariance has no inverse; set a larger afl.ridge") from None
-    first = sent[0].header
-    header = Header(first.method, first.run, "coordinator", first.fingerprint, classes)
-    return Head(header, weight.float(), (targets - weight @ mean).float())
+    return Head(found.header, weight.float(), (targets - weight @ mean).float())

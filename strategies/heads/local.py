@@ -13,7 +13,7 @@ from common.wire.records import to_record
 from strategies.base.collection import Collection
 from strategies.base.federation import COMPARE, Federation
 from strategies.base.outcome import Site
-from strategies.base.reported import share_told
+from strategies.base.reported import share_in
 from strategies.flower.records import check_no_settings
 
 
@@ -70,7 +70,7 @@ class Local(Federation):
     def _accuracies(self, replies: Iterable[Message]) -> Iterable[float]:
         for reply in replies:
             try:
-                accuracy = share_told(self._read(reply, Site(name=""))[1], "accuracy.model")
+                accuracy = share_in(self._read(reply, Site(name=""))[1], "accuracy.model")
             except SurrogateError as error:
                 self.recorder.event("comparison-failed", reason=str(error))
                 continue

@@ -10,24 +10,28 @@ from pathlib import Path
 
 from torch import Tensor
 
+from common.backbones.feature_power import raised
 from common.errors import ConfigError
 from common.wire.surrogate_proto import pack_centre, unpack_centre
 
 
-def read_centre(file: str) -> Tensor | None:
-    """Mean (d,) of the features `x` (n, d) in a safetensors file, rounded as in transfer to sites; None without a file.
+def read_centre(file: str, power: float = 1.0) -> Tensor | None:
+    """Mean (d,) of the features `x` (n, d) in a safetensors file, raised to a power; None without a file.
 
-    Raises ConfigError when the file is missing or has no such features.
+    It is rounded as in transfer to sites. Raises ConfigError when the file is missing or has no such features.
     """
-    if not file:
-        return None
+    return unpack_centre(pack_centre(raised(read_public(file), power).mean(0))) if file else None
+
+
+def read_public(file: str) -> Tensor:
+    """The features `x` (n, d), float64, in a safetensors file. Raises ConfigError when the file is missing or has none."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(Path(file).expanduser(), "pt") as content:
-            features = content.get_tensor("x").double()
+            features: Tensor = content.get_tensor("x").double()
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"fedpft.public = {file!r}: no readable safetensors file with features x ({error})") from None
     if features.ndim != 2 or not len(features) or not features.isfinite().all():
         raise ConfigError(f"fedpft.public = {file!r}: x of shape {tuple(features.shape)} must be (n, d) and finite")
-    return unpack_centre(pack_centre(features.mean(0)))
+    return features

@@ -7,6 +7,7 @@ sites is independent, so on average it adds nothing to the inner product of thei
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,16 +26,40 @@ SMALLEST = 0.05
 PARTNERS, VOTES = 32, 3
 
 
-def unrelated(pairs: Tensor, noisy: bool, dimension: int) -> Tensor:
+@dataclass(frozen=True)
+class Pairs:
+    """Comparison of each of S sites with at most P partners.
+
+    partners (S, P): position of a partner among all sites of the run; sites (S,): the sites' own positions. Tables (S, P):
+    correlation; mine, the part of its variance due to the site's own noise alone; theirs, the rest of its variance; shared,
+    the number of shared classes minus one, or zero for a partner that is not compared.
+    """
+
+    sites: Tensor
+    partners: Tensor
+    correlation: Tensor
+    mine: Tensor
+    theirs: Tensor
+    shared: Tensor
+
+    def without(self, row: int) -> Pairs:
+        """The comparisons without the site in one row, also as a partner."""
+        kept = torch.arange(len(self.sites)) != row
+        tables = {name: table[kept] for name, table in vars(self).items()}
+        tables["shared"] = tables["shared"].masked_fill(tables["partners"] == self.sites[row], 0.0)
+        return Pairs(**tables)
+
+
+def unrelated(pairs: Pairs, noisy: bool, dimension: int) -> Tensor:
     """Scores (S,), above 1 where the differences between a site's class means are unrelated to those of the others.
 
-    pairs: the result of `correlations`. noisy: whether the means contain privacy noise. dimension: of the means.
+    noisy: whether the means contain privacy noise. dimension: of the means.
     """
     agreed, error = agreement(pairs)
     most = agreed + SIGMAS * error
     # k differences in random directions of d dimensions have a correlation with variance 1 / (k d). Chance in the means adds
     # to it; in most directions that is smaller than along the lines between classes.
-    shared = pairs[3].masked_fill(pairs[3] == 0, torch.nan).nanmedian(1).values.nan_to_num(0.0)
+    shared = pairs.shared.masked_fill(pairs.shared == 0, torch.nan).nanmedian(1).values.nan_to_num(0.0)
     by_chance = (1 / (dimension * shared.clamp_min(1)) + error.square() / ALONG).sqrt()
     known = most[most.isfinite()]
     threshold = torch.full_like(most, UNRELATED)
@@ -44,57 +69,63 @@ def unrelated(pairs: Tensor, noisy: bool, dimension: int) -> Tensor:
     return 1 + threshold - most
 
 
-def agreement(pairs: Tensor) -> tuple[Tensor, Tensor]:
+def agreement(pairs: Pairs) -> tuple[Tensor, Tensor]:
     """A high quantile of each site's correlations with the others, (S,), and its standard error, (S,).
 
     The error is infinite if too few others share two classes with the site. The quantile is high, because with two kinds of
     honest sites each agrees only with its own kind. It is not the maximum, because hostile sites agree with each other.
-    pairs: the result of `correlations`.
     """
-    found, errors = torch.zeros(pairs.shape[1]), torch.full((pairs.shape[1],), torch.inf)
-    for site, (values, mine, theirs, weights) in enumerate(pairs.unbind(1)):
-        if int((weights > 0).sum()) >= VOTES:
-            own = weights > 0
+    found, errors = torch.zeros(len(pairs.sites)), torch.full((len(pairs.sites),), torch.inf)
+    for site, own in enumerate(pairs.shared > 0):
+        if int(own.sum()) >= VOTES:
             # The others' noise is independent between votes and averages out; the site's own noise is common to all votes.
-            found[site] = values[own].quantile(QUANTILE)
-            errors[site] = (mine[own].median() + math.pi / 2 * theirs[own].median() / int(own.sum())).sqrt()
+            mine, theirs = pairs.mine[site, own].median(), pairs.theirs[site, own].median()
+            found[site] = pairs.correlation[site, own].quantile(QUANTILE)
+            errors[site] = (mine + math.pi / 2 * theirs / int(own.sum())).sqrt()
     return found, errors
 
 
-def correlations(points: ClassPoints) -> Tensor:
-    """For all pairs of sites (4, S, S): correlation; the part of its variance due to the first site's noise alone; the rest
-    of its variance; and the number of shared classes minus one, or zero.
-    """
+def correlations(points: ClassPoints) -> Pairs:
+    """Compare every site with up to `PARTNERS` others, spread evenly over the list of sites."""
     count, d = points.counts.shape[0], points.means.shape[2]
-    table = torch.zeros(4, count, count, dtype=torch.float64)
-    means, noise, has = points.means.double(), points.noise.double(), points.counts > 0
-    lengths = torch.stack([_length(means[site][has[site]], noise[site][has[site]]) for site in range(count)])
+    step = max(1, count // PARTNERS)
+    rows = [list(range(one % step, count, step)) for one in range(count)]
+    width = max(map(len, rows))
+    partners = torch.tensor([row + [-1] * (width - len(row)) for row in rows])
+    tables = torch.zeros(4, count, width, dtype=torch.float64)
+    pairs = Pairs(torch.arange(count), partners, *tables)
+    has = points.counts > 0
+    lengths = torch.stack(
+        [_length(points.means[site][own].double(), points.noise[site][own]) for site, own in enumerate(has)]
+    )
     usual = lengths.nanmedian()
     if not usual > 0:
-        return table
+        return pairs
     lengths = lengths.nan_to_num(0.0).clamp_min(SMALLEST * float(usual))
     wide = 1.0 if points.power > 1 else ALONG
-    step = max(1, count // PARTNERS)
-    for one in range(count):
-        for two in range(one % step, count, step):
-            shared = has[one] & has[two]
-            if one == two or int(shared.sum()) < 2:
-                continue
-            a, b, v, u = means[one][shared], means[two][shared], noise[one][shared], noise[two][shared]
-            weights = 1 / (v + u + float(usual) / (4 * d))
-            weights = weights / weights.sum()
-            a, b = a - weights @ a, b - weights @ b
-            scale = lengths[one] * lengths[two]
-            mine = (v * wide * lengths[two] * weights.square()).sum() / scale
-            theirs = ((u * wide * lengths[one] + d * v * u) * weights.square()).sum() / scale
-            value = (weights * (a * b).sum(1)).sum() / scale.sqrt()
-            table[:, one, two] = torch.stack([value, mine, theirs, shared.sum().double() - 1])
-    return table
+    for one, others in enumerate(partners):
+        shared = has[one] & has[others]
+        chosen = (others >= 0) & (others != one) & (shared.sum(1) >= 2)
+        if not chosen.any():
+            continue
+        others, shared = others[chosen], shared[chosen]
+        v, u = points.noise[one].double(), points.noise[others].double()
+        weights = shared / (v + u + float(usual) / (4 * d))
+        weights = weights / weights.sum(1, keepdim=True)
+        a, b = points.means[one].double(), points.means[others].double()
+        a, b = a - (weights @ a)[:, None], b - (weights[:, None] @ b)
+        scale = lengths[one] * lengths[others]
+        squares = weights.square()
+        mine = (v * wide * lengths[others, None] * squares).sum(1) / scale
+        theirs = ((u * wide * lengths[one] + d * v * u) * squares).sum(1) / scale
+        value = (weights * (a * b).sum(2)).sum(1) / scale.sqrt()
+        tables[:, one, chosen] = torch.stack([value, mine, theirs, shared.sum(1).double() - 1])
+    return pairs
 
 
 def _length(means: Tensor, noise: Tensor) -> Tensor:
     """Mean squared distance (a scalar) of class means (C, d) from their centre, minus noise; NaN for one class."""
     if len(means) < 2:
         return torch.tensor(torch.nan, dtype=torch.float64)
-    apart = (means - means.mean(0)).square().sum(1).mean()
+    noise, apart = noise.double(), (means - means.mean(0)).square().sum(1).mean()
     return (apart - means.shape[1] * noise.mean() * (1 - 1 / len(means))).clamp_min(0)

@@ -46,7 +46,8 @@ class ClassPoints:
     sites: S names; classes: C names. means (S, C, d). counts (S, C): zero where a site has too few records of a class, or
     its count does not stand out from the privacy noise. noise (S, C): variance of every coordinate of a mean, by chance and
     privacy noise. stretch (S, C): relative standard error of a mean's length, due to the noisy count. shape (S,): squared
-    Bures distance between the diagonals of a site's and the median site's covariance within classes. within: sum of all
+    Bures distance between the diagonals of a site's and the median site's covariance within classes; zero where a site has
+    too few records for one. within: sum of all
     variances within classes. power: the exponent that turns a count into a weight; 2 for noisy sums. odd (S,): at least 1
     if any part of a site is outside the range of the other sites' data, for any class and count. parts: for each site, the
     points that are judged one by one.
@@ -93,24 +94,32 @@ def of_mixtures(surrogates: Sequence[Surrogate], classes: tuple[str, ...]) -> Cl
     moments = [Moments.of(surrogate) for surrogate in surrogates]
     reach = Reach.of(moments)
     means, counts = torch.zeros(len(names), len(classes), d), torch.zeros(len(names), len(classes))
-    variances = torch.stack([each.variances[each.present].mean(0) for each in moments]).float()
-    usual = variances.median(0).values
-    usual = usual.clamp_min(FLOOR * float(usual.mean()) + 1e-30)
+    usual = reach.variances.clamp_min(FLOOR * float(reach.variances.mean()) + 1e-30)
     parts = []
     for row, (surrogate, own) in enumerate(zip(surrogates, moments, strict=True)):
         indices = class_indices(classes, surrogate.header.classes)
         present = (indices >= 0) & own.present
-        means[row, indices[present]] = own.means[present].float()
+        means[row, indices[present]] = own.means[present]
         counts[row, indices[present]] = own.counts[present].float()
         parts.append(_parts(surrogate, indices, usual))
     counts = torch.where(counts >= FEWEST, counts, 0.0)
-    deviations = (variances / usual).sqrt().clamp_max(FARTHEST)
-    shape = (deviations - deviations.median(0).values).square().sum(1)
-    means = (means / usual.sqrt()).clamp(-FARTHEST, FARTHEST)
+    shape = _shapes(moments, usual)
+    # In place: for ten thousand sites this table is most of the memory.
+    means.div_(usual.sqrt()).clamp_(-FARTHEST, FARTHEST)
     noise = 1 / counts.clamp_min(1)
     odd = torch.stack([reach.scores(row, surrogate).amax() for row, surrogate in enumerate(surrogates)]).float()
     table = (means, counts, noise, torch.zeros_like(noise), shape)
     return ClassPoints(names, classes, *table, float(d), odd=odd, parts=tuple(parts))
+
+
+def _shapes(moments: Sequence[Moments], usual: Tensor) -> Tensor:
+    """Squared distances (S,) of the sites' standard deviations from the median; zero for sites that do not know them."""
+    shape, known = torch.zeros(len(moments)), [row for row, each in enumerate(moments) if each.spread]
+    if known:
+        variances = torch.stack([moments[row].usual_variances() for row in known])
+        deviations = (variances / usual).sqrt().clamp_max(FARTHEST)
+        shape[known] = (deviations - deviations.median(0).values).square().sum(1)
+    return shape
 
 
 def _parts(surrogate: Surrogate, indices: Tensor, usual: Tensor) -> Parts:

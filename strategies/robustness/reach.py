@@ -24,12 +24,17 @@ FLOOR = 0.3
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments of one site by class: means (C, d), variances (C, d) around them, counts (C,), present (C,)."""
+    """Moments of one site by class: means (C, d), variances (C, d) around them, counts (C,), present (C,).
+
+    spread: whether the site has enough records besides its means to know variances. Where every class has one record, all
+    variances are zero.
+    """
 
     means: Tensor
     variances: Tensor
     counts: Tensor
     present: Tensor
+    spread: bool
 
     @classmethod
     def of(cls, surrogate: Surrogate) -> Moments:
@@ -40,20 +45,27 @@ class Moments:
         apart = (table.means.double() - means[table.labels]).square()
         inside = table.covariance.variances_per_dimension().double().expand_as(apart) + apart
         variances = torch.zeros(shape, dtype=torch.float64).index_add_(0, table.labels, weights * inside)
-        return cls(means, variances, table.counts, table.components > 0)
+        freedom = (table.counts - table.components).clamp_min(0).sum()
+        # Single precision: for ten thousand sites these tables are most of what the screen holds.
+        return cls(means.float(), variances.float(), table.counts, table.components > 0, bool(freedom >= FEWEST))
 
     def certain(self) -> Tensor:
         """Mask (C,) of the classes with enough records; if there are none, of all present classes."""
         enough = self.present & (self.counts >= FEWEST)
         return enough if enough.any() else self.present
 
+    def usual_variances(self) -> Tensor:
+        """Mean variances (d,) of the classes with enough records."""
+        return self.variances[self.certain()].mean(0)
+
 
 @dataclass(frozen=True)
 class Reach:
-    """Range of the data: middle (d,) and scale (d,) of all sites; for each site, the farthest (S,) and widest (S,) class of
-    the other sites (medians).
+    """Range of the data: variances (d,) within classes, middle (d,) and scale (d,) of all sites; for each site, the farthest
+    (S,) and widest (S,) class of the other sites (medians).
     """
 
+    variances: Tensor
     middle: Tensor
     scale: Tensor
     farthest: Tensor
@@ -62,12 +74,14 @@ class Reach:
     @classmethod
     def of(cls, moments: Sequence[Moments]) -> Reach:
         """The range from the moments of all sites."""
-        variances = torch.stack([each.variances[each.present].mean(0) for each in moments]).median(0).values
+        usual = _usual_variances(moments)
+        variances = usual.double()
         scale = variances.clamp_min(FLOOR * float(variances.mean()) + 1e-30).sqrt()
-        middle = torch.stack([each.means[each.certain()].mean(0) for each in moments]).median(0).values
-        far = torch.stack([((m.means[m.certain()] - middle) / scale).square().sum(1).amax() for m in moments])
+        middle = torch.stack([each.means[each.certain()].mean(0) for each in moments]).median(0).values.double()
+        far = torch.stack([((m.means[m.certain()].double() - middle) / scale).square().sum(1).amax() for m in moments])
         wide = torch.stack([(m.variances[m.certain()] / scale.square()).sum(1).amax() for m in moments])
-        return cls(middle, scale, _median_of_others(far), _median_of_others(wide))
+        known = torch.tensor([each.spread for each in moments])
+        return cls(usual, middle, scale, _median_of_others(far), _median_of_others(wide.masked_fill(~known, torch.nan)))
 
     def scores(self, site: int, surrogate: Surrogate) -> Tensor:
         """Scores of all components (M,): at least 1 where a component is outside the others' range, or too wide."""
@@ -76,7 +90,9 @@ class Reach:
         apart = ((table.means.double() - self.middle) / self.scale).square().sum(1)
         variances = table.covariance.variances_per_dimension().double().expand_as(table.means)
         wide = (variances / self.scale.square()).sum(1)
-        allowed = FARTHER * self.farthest[site] + CHANCE * self.widest[site] / counts.clamp_min(1)
+        # In units of the scale, the variances of all dimensions add up to about their number.
+        chance = self.widest[site].nan_to_num(posinf=table.means.shape[1])
+        allowed = FARTHER * self.farthest[site] + CHANCE * chance / counts.clamp_min(1)
         return torch.maximum(apart / allowed.clamp_min(1e-30), wide / (WIDER * self.widest[site]).clamp_min(1e-30))
 
     def bounded(self, site: int, means: Tensor) -> Tensor:
@@ -86,9 +102,26 @@ class Reach:
         return self.middle + factor[:, None] * apart * self.scale
 
 
+def _usual_variances(moments: Sequence[Moments]) -> Tensor:
+    """Variances within classes (d,): the median over the sites that know them; without such sites, those of the means."""
+    known = [each.usual_variances() for each in moments if each.spread]
+    if known:
+        return torch.stack(known).median(0).values
+    means = torch.cat([each.means[each.present] for each in moments])
+    return (means - means.median(0).values).square().median(0).values
+
+
 def _median_of_others(values: Tensor) -> Tensor:
-    """For every entry of (S,), the median of the others; infinite for fewer than three entries."""
-    if len(values) < 3:
+    """For every entry of (S,), the median of the others without NaN; infinite where fewer than two others have a value."""
+    known = ~values.isnan()
+    ordered = values[known].sort().values
+    if len(ordered) < 2:
         return torch.full_like(values, torch.inf)
-    rest = values.expand(len(values), -1)[~torch.eye(len(values), dtype=torch.bool)].view(len(values), -1)
-    return rest.quantile(0.5, dim=1)
+    others = len(ordered) - known.long()
+    place = torch.where(known, torch.searchsorted(ordered, values.nan_to_num()), len(ordered))
+
+    def at(index: Tensor) -> Tensor:
+        """The value at an index (S,) of the sorted others."""
+        return ordered[(index + (place <= index)).clamp_max(len(ordered) - 1)]
+
+    return torch.where(others < 2, torch.inf, (at((others - 1) // 2) + at(others // 2)) / 2)

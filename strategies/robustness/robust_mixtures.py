@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from common.surrogates.covariances import LowRank
 from common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures
+from common.surrogates.shared_covariances import Gram, LowRank
 from common.surrogates.surrogates import Header, Surrogate
 from strategies.pooling.robust_centres import coordinate_median, robust_mean
 from strategies.robustness.class_points import KNOWN_BY
@@ -67,13 +67,26 @@ def pooled_mixture(surrogates: Sequence[Surrogate], rule: str, rank: int) -> Sur
     return replace(first, header=header, mixtures=table)
 
 
-def _covariance(surrogates: Sequence[Surrogate], spread: Tensor, usual: Tensor, rank: int) -> LowRank:
+def _whole(core: Sequence[Surrogate], usual: Tensor) -> Gram:
+    """The mean of the core sites' covariances, with variances `usual` (d,)."""
+    total = torch.zeros(len(usual), len(usual))
+    for surrogate in core:
+        covariance = surrogate.mixtures.covariance
+        assert isinstance(covariance, Gram)
+        total += covariance.matrix / len(core)
+    factors = (usual / total.diagonal().clamp_min(1e-30)).sqrt()
+    return Gram(total * factors * factors[:, None])
+
+
+def _covariance(surrogates: Sequence[Surrogate], spread: Tensor, usual: Tensor, rank: int) -> Gram | LowRank:
     """Covariance with variances `usual` (d,) and the directions of the core sites, if the family has directions."""
     middle = coordinate_median(spread, torch.ones(len(spread))).float()
     order = (spread.clamp_min(0).sqrt() - middle.clamp_min(0).sqrt()).square().sum(1).argsort()
     core = order[: max(1, round(CORE * len(spread)))].tolist()
-    factors = [table.factor.float() for index in core if isinstance(table := surrogates[index].mixtures.covariance, LowRank)]
     floor = RELATIVE_FLOOR * float(usual.mean()) + 1e-30
+    if isinstance(surrogates[0].mixtures.covariance, Gram):
+        return _whole([surrogates[index] for index in core], usual.clamp_min(floor))
+    factors = [table.factor.float() for index in core if isinstance(table := surrogates[index].mixtures.covariance, LowRank)]
     if not factors:
         return LowRank(torch.zeros(len(usual), 0), usual.clamp_min(floor))
     left, values, _ = torch.linalg.svd(torch.cat(factors, 1) / len(factors) ** 0.5, full_matrices=False)

@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from strategies.robustness.agreement import correlations, unrelated
+from strategies.robustness.agreement import Pairs, correlations, unrelated
 from strategies.robustness.class_points import KNOWN_BY, ClassPoints
 from strategies.robustness.component_screening import scores_of
 
@@ -39,6 +39,8 @@ MOVED, USUAL = 6.0, 0.5
 # Allowance for chance in standard errors; a smaller one for nearness, which is only needed roughly. Factor of the variance
 # along the line between two classes, which is larger than in the average dimension.
 SIGMAS, ROUGHLY, ALONG = 3.5, 1.0, 16.0
+# Number of sites whose means are copied at a time.
+SITES = 256
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,11 @@ def screen(points: ClassPoints) -> list[Suspect]:
     while len(found) < most and (suspect := worst(points, pairs)) is not None:
         found.append(suspect)
         site = points.sites.index(suspect.site)
-        kept = [index for index in range(len(points.sites)) if index != site]
-        points, pairs = points.without(site), pairs[:, kept][:, :, kept]
+        points, pairs = points.without(site), pairs.without(site)
     return found
 
 
-def worst(points: ClassPoints, pairs: Tensor) -> Suspect | None:
+def worst(points: ClassPoints, pairs: Pairs) -> Suspect | None:
     """The site that disagrees most with the others, if it exceeds a threshold."""
     if points.odd is not None and float(points.odd.max()) >= 1:
         return _odd(points, int(points.odd.argmax()))
@@ -116,7 +117,9 @@ def compare(points: ClassPoints) -> Compared:
     """Compare every site with the mean of all others. In it, no site's weight exceeds that of the median site of a class."""
     weights = _weights(points)
     total, weighted = weights.sum(0), torch.einsum("sc,scd->cd", weights, points.means)
-    squared, noise_total = weights * points.means.square().sum(2), (weights.square() * points.noise).sum(0)
+    # Some sites at a time: for ten thousand sites, one more table of their means would be the largest in memory.
+    own_squares = torch.cat([some.square().sum(2) for some in torch.split(points.means, SITES)])
+    squared, noise_total = weights * own_squares, (weights.square() * points.noise).sum(0)
     noise_mean = (weights * points.noise).sum(0)
     knowing, d = (weights > 0).sum(0), points.means.shape[2]
     names = ("own", "nearest", "other", "along", "deviation", "spread", "judged", "between")
@@ -153,7 +156,7 @@ def compare(points: ClassPoints) -> Compared:
             misplaced.append(scores_of(points.parts[site], centres, known, noise, apart, rows["spread"][-1]))
         for name, value in (("own", own), ("nearest", nearest), ("other", other), ("judged", judged)):
             rows[name].append(value)
-    lengths = points.means.square().sum(2)[weights > 0]
+    lengths = own_squares[weights > 0]
     extent = points.within + (float(lengths.median()) if len(lengths) else 0.0)
     tables = {name: torch.stack(values) for name, values in rows.items()}
     return Compared(**tables, extent=extent, misplaced=tuple(misplaced))

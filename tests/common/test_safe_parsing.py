@@ -68,6 +68,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_a_payload_never_takes_more_than_four_times_its_size_in_memory() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", BOMBS], env=environment, capture_output=True, text=True, check=False)
@@ -153,7 +154,7 @@ def test_many_tiny_arrays_are_not_even_looked_at() -> None:
         check_form(record)
 
 
-def test_what_is_announced_is_a_number_and_no_text_of_it_is_told_in_full() -> None:
+def test_what_is_announced_is_a_number_and_its_text_is_never_repeated_in_full() -> None:
     for announced in ("x" * 10_000, 3.0, [3]):
         with pytest.raises(SurrogateError) as refused:
             from_record(to_record(b"abc", {"bytes": announced}), 10)
@@ -171,8 +172,8 @@ def test_random_bytes_are_refused_by_every_reader(read: object) -> None:
 def test_sites_cannot_name_more_classes_together_than_a_run_can_have() -> None:
     from common.wire.validation import check_class_number
 
-    said = {i: Introduction(str(i), "f", 2, tuple(f"{i}-{n}" for n in range(6000)), "", False) for i in range(2)}
-    group, _ = settle(said, (), "")
+    message = {i: Introduction(str(i), "f", 2, tuple(f"{i}-{n}" for n in range(6000)), "", False) for i in range(2)}
+    group, _ = settle(message, (), "")
     with pytest.raises(RunError, match="set classes"):
         check_class_number(group.classes)
 

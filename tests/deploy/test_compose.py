@@ -34,7 +34,8 @@ from tests import documents
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FILES = sorted(set(DEPLOY.glob("compose.*.yml")) - {DEPLOY / "compose.gpu.yml"})
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
-FLOWER = {"coordinator superlink": superlink, "flower-supernode": supernode, "flower-superexec": superexec}
+# Commands that pass their arguments on to Flower.
+FLOWER = {"coordinator superlink": superlink, "site node": supernode, "flower-superexec": superexec}
 OURS = {"coordinator": server_app.cli.main.app, "site": client_app.cli.main.app}
 PUBLIC_PORTS = {"9092"}
 
@@ -74,7 +75,7 @@ def check_ours(arguments: list[str]) -> None:
     """Raise if one of our own commands would not accept these arguments."""
     command: Command = get_command(OURS[arguments[0]])
     rest = arguments[1:]
-    while isinstance(command, Group):
+    while isinstance(command, Group) and (rest or not command.invoke_without_command):
         command = command.commands[rest.pop(0)]
     command.make_context(arguments[0], rest)
 
@@ -82,6 +83,17 @@ def check_ours(arguments: list[str]) -> None:
 def volumes(service: Mapping[str, Any]) -> dict[str, str]:
     """Mount point of each volume; read-only ones end with :ro."""
     return dict(text.split(":", 1) for text in service.get("volumes", ()))
+
+
+def own_options(command: list[str]) -> tuple[str, ...]:
+    """The option of `site node` itself, with its value; Flower gets it as another."""
+    at = command.index("--runtime") if command[:2] == ["site", "node"] else len(command)
+    return tuple(command[at : at + 2])
+
+
+def is_node(service: Mapping[str, Any]) -> bool:
+    """Whether a service is a hospital's SuperNode."""
+    return words(service["command"])[:2] == ["site", "node"]
 
 
 def networks(service: Mapping[str, Any]) -> set[str]:
@@ -106,7 +118,9 @@ def test_every_command_is_one_that_its_program_takes(compose: dict[str, Any]) ->
     for name, service in compose["services"].items():
         command = words(service["command"])
         if program := next((program for program in FLOWER if " ".join(command).startswith(program)), ""):
-            FLOWER[program]().parse_args(command[len(program.split()) :])
+            FLOWER[program]().parse_args(
+                [word for word in command[len(program.split()) :] if word not in own_options(command)]
+            )
         elif command[0] == "sh":
             (line,) = [each for each in command[2].split("&&") if each.strip().startswith(tuple(OURS))]
             check_ours(shlex.split(line))
@@ -138,33 +152,48 @@ def test_only_the_fleet_port_can_be_reached_and_nothing_runs_as_root(compose: di
         command = words(service["command"])
         if command[:2] == ["coordinator", "superlink"]:
             assert command[command.index("--control-api-address") + 1] == "127.0.0.1:9093"
-            assert command[command.index("--serverappio-api-address") + 1] == "runtime:9091"
-            (inside,) = (
-                network for network, settings in service["networks"].items() if settings.get("aliases") == ["runtime"]
+            assert command[command.index("--serverappio-api-address") + 1] == "unix:/runtime/app:9091"
+            assert {"/papers/ca.key", "/papers", "/papers/sites"}.isdisjoint(
+                where.split(":")[0] for where in volumes(service).values()
             )
-            assert compose["networks"][inside]["internal"] is True
-            there = [words(other["command"])[0] for other in compose["services"].values() if inside in networks(other)]
-            assert sorted(there) == ["coordinator", "flower-superexec"]
     assert "USER 10001:10001" in (DEPLOY / "Dockerfile").read_text()
 
 
-def test_a_hospitals_data_is_in_its_app_alone_which_reaches_nobody_else(compose: dict[str, Any]) -> None:
+def test_apps_have_no_network_and_a_socket_that_only_their_own_node_shares(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    for name, service in services.items():
+        command = words(service["command"])
+        if command[:2] != ["site", "app"] and command[0] != "flower-superexec":
+            continue
+        assert service["network_mode"] == "none", name
+        assert any(word.startswith("unix:/runtime/app") for word in command), name
+        (shared,) = (volume for volume, where in volumes(service).items() if where == "/runtime")
+        users = [
+            words(other["command"])[:2] for other in services.values() if shared in volumes(other) if "profiles" not in other
+        ]
+        other_side = ["site", "node"] if command[0] == "site" else ["coordinator", "superlink"]
+        assert sorted(users) == sorted([command[:2], other_side]), name
+
+
+def test_a_hospitals_data_is_in_its_app_alone(compose: dict[str, Any]) -> None:
     services = compose["services"]
     apps = {name: service for name, service in services.items() if words(service["command"])[:2] == ["site", "app"]}
-    supernodes = [service for service in services.values() if "flower-supernode" in words(service["command"])]
-    assert len(apps) == len(supernodes)
+    nodes = [service for service in services.values() if is_node(service)]
+    assert len(apps) == len(nodes)
     by_hand = {name for name, service in services.items() if "profiles" in service}
     assert all(services[name]["network_mode"] == "none" for name in by_hand)
     for name, app in apps.items():
-        (own,) = networks(app)
-        assert compose["networks"][own]["internal"] is True
-        others = {other for other, service in services.items() if own in networks(service)} - {name}
-        assert [words(services[other]["command"])[0] for other in others] == ["flower-supernode"]
-        for volume in volumes(app):
+        for volume, where in volumes(app).items():
             users = {other for other, service in services.items() if volume in volumes(service)}
-            assert users <= {name, *by_hand}, volume
-    lines = [networks(service) for service in services.values() if words(service["command"])[0] == "flower-supernode"]
+            assert where == "/runtime" or users <= {name, *by_hand}, volume
+    lines = [networks(node) for node in nodes]
     assert all(not one & other for index, one in enumerate(lines) for other in lines[:index])
+
+
+def test_every_container_has_limits_on_memory_and_processes(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert 256 <= service["pids_limit"] <= 4096, name
+        assert re.fullmatch(r"\d+g", str(service["mem_limit"])), name
 
 
 def test_no_supernode_starts_code_that_a_run_brings(compose: dict[str, Any]) -> None:
@@ -185,7 +214,8 @@ def test_no_guide_shows_a_supernode_without_isolation() -> None:
 def test_data_and_papers_are_read_only(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         for volume, where in volumes(service).items():
-            if where.split(":")[0].startswith(("/data", "/papers", "/kit", "/weights", "/policy")) and name != "papers":
+            read = ("/data", "/papers", "/server", "/kit", "/weights", "/policy", "/held-out")
+            if where.split(":")[0].startswith(read) and name != "papers":
                 assert where.endswith(":ro"), f"{name}: {volume}"
 
 
@@ -204,10 +234,10 @@ def test_a_hospitals_ledger_and_its_witness_are_on_volumes_of_their_own(tmp_path
 def test_a_kit_sets_what_the_compose_file_asks_for_and_nothing_else(tmp_path: Path) -> None:
     settings = settings_of_a_kit(tmp_path)
     asked = {name for name, _, _ in VARIABLE.findall((tmp_path / "north" / "compose.yml").read_text())}
-    told = set(re.findall(r"\b([A-Z_]{4,})=", (tmp_path / "north" / ".env").read_text()))
+    reported = set(re.findall(r"\b([A-Z_]{4,})=", (tmp_path / "north" / ".env").read_text()))
     assert set(settings) <= asked
     # Except the last, which compose itself reads.
-    assert asked - {"WEIGHTS_DIR"} == told - {"COMPOSE_FILE"}
+    assert asked - {"WEIGHTS_DIR"} == reported - {"COMPOSE_FILE"}
 
 
 def test_a_kit_holds_one_sites_papers_for_nobody_else_to_read(tmp_path: Path) -> None:
@@ -220,7 +250,7 @@ def test_a_kit_holds_one_sites_papers_for_nobody_else_to_read(tmp_path: Path) ->
     assert {path.name for path in (kit / "papers").iterdir()} == {"ca.crt", "site.key", "site.pub", "coordinator.pub"}
     pinned = parse_node_config({"coordinator-key": str(kit / "papers" / "coordinator.pub")})
     assert coordinator_key(pinned) == public_key((papers / "coordinator.key").read_bytes())
-    assert all((kit / folder).is_dir() for folder in ("state", "witness", "cache", "data", "weights"))
+    assert all((kit / folder).is_dir() for folder in ("state", "witness", "cache", "runtime", "data", "weights", "held-out"))
     with pytest.raises(ConfigError, match=r"north.tar.gz' exists"):
         pack_kit(papers, "north", "fl.example.org:9092", "fedsurrogate", archive)
     with pytest.raises(ConfigError, match=r"make it with coordinator certs --site east"):
@@ -259,12 +289,21 @@ def test_the_image_gets_the_extras_that_are_asked_for() -> None:
     assert any(each.startswith("pydicom") for each in plain)
 
 
-def test_what_the_demo_needs_is_said_where_it_is_missing(tmp_path: Path) -> None:
+def test_what_the_demo_needs_is_reported_where_it_is_missing(tmp_path: Path) -> None:
     done = subprocess.run(
         ["/bin/sh", str(DEPLOY / "demo.sh")], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert "demo-compose needs docker" in done.stderr
+    assert "demo-compose needs docker or podman" in done.stderr
+
+
+def test_every_file_that_the_image_copies_is_sent_to_the_build() -> None:
+    sent = [line.removeprefix("!") for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines() if line[:1] == "!"]
+    lines = [line.split()[1:] for line in (DEPLOY / "Dockerfile").read_text().splitlines() if line.startswith("COPY ")]
+    copied = [source for line in lines if not line[0].startswith("--") for source in line[:-1]]
+    assert "fedsurrogate" in copied
+    # A pattern with one letter in brackets is for a file that need not exist.
+    assert {re.sub(r"\[(\w)\]", r"\1", source) for source in copied} <= set(sent)
 
 
 def test_the_coordinators_app_reads_the_table_that_register_writes_and_cannot_change_it() -> None:
@@ -276,3 +315,21 @@ def test_the_coordinators_app_reads_the_table_that_register_writes_and_cannot_ch
         assert app["environment"]["FEDSURROGATE_REGISTERED"] == str(table)
         (shared,) = set(volumes(app)) & set(volumes(register))
         assert (volumes(register)[shared], volumes(app)[shared]) == (str(table.parent), f"{table.parent}:ro")
+        # Where a person calls `coordinator sites`, for the names.
+        superlink = services["superlink"]
+        assert superlink["environment"]["FEDSURROGATE_REGISTERED"] == str(table)
+        assert volumes(superlink)[shared] == f"{table.parent}:ro"
+
+
+@pytest.mark.parametrize(("held_out", "apart"), [("/held-out", True), ("/data", False)])
+def test_a_kit_names_held_out_records_that_its_app_can_read(tmp_path: Path, held_out: str, apart: bool) -> None:
+    """Without a setting a site names none, and takes part in no evaluation."""
+    settings = settings_of_a_kit(tmp_path)
+    for value in ("", held_out):
+        services = yaml.safe_load(interpolated(DEPLOY / "compose.hospital.yml", settings | {"HELD_OUT": value}))["services"]
+        command = words(services["node"]["command"])
+        node = parse_node_config(parse_overrides([command[command.index("--node-config") + 1]]))
+        assert node.held_out_dir == value
+    assert node.held_out_apart is apart
+    assert volumes(services["app"])["./held-out"] == "/held-out:ro"
+    assert "./held-out" not in volumes(services["node"])

@@ -27,12 +27,21 @@ RUN_BY = {
     "coordinator preset": "docs/test_commands.py",
     "coordinator settings": "server_app/cli/test_main.py",
     "coordinator simulate": "e2e/test_simulation_and_deployment.py",
+    "coordinator sweep": "fedsurrogate/test_sweep.py",
     "coordinator report": "server_app/cli/test_main.py",
     "coordinator relearn": "server_app/cli/test_main.py",
     "coordinator superlink": "attacks/coordinator/test_foreign_app.py",
     "coordinator run": "attacks/coordinator/test_foreign_app.py",
+    "coordinator runs": "faults/test_handles.py",
+    "coordinator attach": "faults/test_handles.py",
+    "coordinator stop": "faults/test_handles.py",
+    "coordinator sites": "faults/test_handles.py",
     "coordinator certs": "server_app/deployment/test_certificates.py",
     "coordinator register": "e2e/test_tls.py",
+    "coordinator evaluate": "server_app/cli/test_model.py",
+    "coordinator survey": "server_app/cli/test_model.py",
+    "coordinator value": "server_app/cli/test_model.py",
+    "coordinator export": "server_app/export/test_export.py",
     "coordinator key": "attacks/coordinator/test_offline_exchange.py",
     "coordinator request": "server_app/test_offline.py",
     "coordinator learn": "server_app/test_offline.py",
@@ -43,9 +52,15 @@ RUN_BY = {
     "site doctor": "e2e/test_tls.py",
     "site ledger": "docs/test_tutorials.py",
     "site policy": "docs/test_tutorials.py",
+    "site audit": "client_app/audit/test_release_audit.py",
+    "site disclose": "client_app/audit/test_disclosure.py",
     "site dry-run": "docs/test_tutorials.py",
     "site key": "server_app/test_offline.py",
     "site release": "server_app/test_offline.py",
+    "site models": "client_app/model_use/test_commands.py",
+    "site predict": "client_app/model_use/test_prediction.py",
+    "site evaluate": "client_app/model_use/test_evaluation.py",
+    "site adapt": "client_app/model_use/test_adaptation.py",
     "site synthesize": "client_app/methods/dpcvae/test_downstream.py",
     "site classify": "client_app/methods/dpcvae/test_downstream.py",
     "site ood": "client_app/methods/dpcvae/test_downstream.py",
@@ -63,7 +78,7 @@ def ours() -> Iterator[tuple[str, list[str]]]:
 
 def leaf(found: click.Command, arguments: list[str]) -> tuple[click.Command, list[str]]:
     """The subcommand of these words, and its own words."""
-    while isinstance(found, click.Group):
+    while isinstance(found, click.Group) and (arguments or not found.invoke_without_command):
         assert arguments, "no command"
         assert arguments[0] in found.commands, f"there is no command {arguments[0]!r}"
         found, arguments = found.commands[arguments[0]], arguments[1:]

@@ -18,7 +18,7 @@ from client_app.governance.policy import DEFAULT, Policy, load_policy
 from client_app.node_config import NodeConfig
 from common.errors import PUBLIC_SENTENCES, FedSurrogateError
 from server_app.runs.presets import presets
-from tests.documents import DOCS, ROOT, blocks
+from tests.documents import DOCS, PAGES, ROOT, blocks, name_of
 
 # What a browser loads by itself; other links are for people.
 LOADED = re.compile(r"<(?:script|link|img|iframe|source|video|audio)\b[^>]*?\b(?:src|href|data)=\"?([^\" >]+)")
@@ -107,3 +107,11 @@ def test_the_policy_in_the_documentation_is_the_default(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text(text)
     assert load_policy(str(file)) == DEFAULT
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_row_of_a_table_belongs_to_a_header(page: Path) -> None:
+    lines = page.read_text().split("\n")
+    for before, line, after in zip(lines, lines[1:], lines[2:], strict=False):
+        starts = line.startswith("|") and not before.startswith("|")
+        assert not starts or set(after) <= set("|-: "), f"{line[:60]!r} starts a table without a header"

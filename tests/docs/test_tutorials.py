@@ -5,8 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+from torchvision.models import resnet18
 
 from client_app.cli import main as cli
+from common.backbones.own_backbones import own_backbone
 from tests.commands import site
 from tests.documents import DOCS, blocks, commands, words
 
@@ -43,3 +47,32 @@ def test_the_tutorial_about_a_budget_can_be_followed_from_its_first_command_to_i
     assert "witness" in opened
     assert "epsilon" in tried
     assert "nothing has left yet" in left
+
+
+def test_the_backbone_in_python_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = blocks(DOCS / "tutorials" / "backbone.md", "python")
+    weights = tmp_path / "lungs.safetensors"
+    network = resnet18()
+    network.fc = nn.Identity()
+    save_file(network.state_dict(), weights)
+    package = tmp_path / "hospital"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "vision.py").write_text(code.replace("/models/lungs.safetensors", str(weights)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert own_backbone("python:hospital.vision:lungs", device="cpu").dim == 512
+
+
+def test_the_data_set_in_python_of_the_tutorial_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = blocks(DOCS / "tutorials" / "own-images.md", "python")
+    make_images(tmp_path / "xrays")
+    monkeypatch.chdir(tmp_path)
+    # No download of weights here.
+    code = code.replace('backbone="torchvision:mobilenet_v2"', 'backbone="pixels", image_size=8, head__min_steps=20')
+    code = code.replace("/data/xrays", str(tmp_path / "xrays"))
+    exec(compile(code, "own-images.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "report.html" in printed
+    assert "6 of 6" in printed

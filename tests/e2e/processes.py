@@ -54,8 +54,9 @@ def site_command(*arguments: str) -> subprocess.CompletedProcess[str]:
 class Federation:
     """A running SuperLink with SuperNodes. `run` submits the app and returns Flower's status of the run.
 
-    papers: a folder of certificates and keys that `coordinator certs` has made for 127.0.0.1 and sites 0, 1, ...; then
-    all traffic uses TLS, and the SuperLink accepts only nodes with registered keys. at_nodes: environment of SuperNodes.
+    papers: a folder of certificates and keys that `coordinator certs` has made for 127.0.0.1 and the sites `names`, or 0, 1,
+    ...; then all traffic uses TLS, and the SuperLink accepts only nodes with registered keys. at_nodes: environment of
+    SuperNodes.
     isolated: every app runs below a separate process, as in deploy/: `execs` has the coordinator's SuperExec, then
     `site app` of every site. Otherwise, SuperNodes start the code that a run brings, which no hospital should allow.
     """
@@ -67,7 +68,9 @@ class Federation:
         papers: Path | None = None,
         at_nodes: Environment | None = None,
         isolated: bool = True,
+        names: Sequence[str] = (),
     ) -> None:
+        self._names = names or [str(index) for index in range(len(node_configs))]
         self._isolation = ["--isolation", "process"] if isolated else []
         self.home, self.papers, self._at_nodes = home, papers, at_nodes or {}
         self._fleet, self._control, self._runtime, *self._apps = free_ports(3 + len(node_configs))
@@ -128,7 +131,7 @@ class Federation:
         return self._start("superexec", "flower-superexec", *flags, more=table)
 
     def _start_node(self, index: int) -> subprocess.Popen[bytes]:
-        link = ["--insecure"] if self.papers is None else self.credentials(str(index))
+        link = ["--insecure"] if self.papers is None else self.credentials(self._names[index])
         link += ["--superlink", self._lines[index], *self._isolation]
         link += ["--clientappio-api-address", f"127.0.0.1:{self._apps[index]}", "--node-config", self._configs[index]]
         return self._start(f"supernode-{index}", "flower-supernode", *link, more=self._at_nodes)
@@ -210,7 +213,10 @@ def wait(home: Path, superlink: str, run_id: str, seconds: float = 400) -> str:
     end, status = time.monotonic() + seconds, ""
     while time.monotonic() < end:
         env = environment(home)
-        listed = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        try:
+            listed = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        except subprocess.TimeoutExpired:  # on a busy machine
+            continue
         # A restarting SuperLink gives no status.
         found = re.search(r'"status": *"([a-z:]+)"', listed.stdout)
         status = found.group(1) if found else f"unknown: {listed.stdout}{listed.stderr}"

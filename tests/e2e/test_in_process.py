@@ -44,7 +44,7 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[InProcessGrid, Path]:
     grid = InProcessGrid(sites(3))
-    return grid, run_federation(tmp_path_factory.mktemp("compared"), grid, compare=True)
+    return grid, run_federation(tmp_path_factory.mktemp("compared"), grid, report=True, compare=True)
 
 
 def image_folder(root: Path, rows: range) -> Path:
@@ -81,13 +81,15 @@ def test_a_run_leaves_every_file_of_the_contract(compared: tuple[InProcessGrid, 
 def test_metrics_keep_their_schema(compared: tuple[InProcessGrid, Path]) -> None:
     metrics = metrics_of(compared[1])
     assert set(metrics) == {
-        "schema", "method", "status", "sites", "card", "accuracy", "bytes", "privacy", "rounds", "seconds",
+        "schema", "method", "status", "sites", "card", "accuracy", "bytes", "learning", "privacy", "rounds", "seconds",
+        "versions",
     }  # fmt: skip
+    assert metrics["learning"]["solver"] == "lda"
     assert (metrics["schema"], metrics["method"], metrics["status"]) == (1, "fedpft", "ok")
     assert metrics["sites"] == {"invited": 3, "used": 3, "rejected": 0, "dropped": 0}
     assert metrics["privacy"] is None
     accuracy = metrics["accuracy"]
-    assert set(accuracy) == {"model", "oracle", "ensemble", "average", "per_site"}
+    assert set(accuracy) == {"model", "majority", "oracle", "ensemble", "average", "per_site"}
     assert set(accuracy["per_site"]) == {"0", "1", "2"}
     shares = [value for key, value in accuracy.items() if key != "per_site"] + list(accuracy["per_site"].values())
     assert all(type(share) is float and 0 <= share <= 1 for share in shares)
@@ -97,7 +99,8 @@ def test_metrics_keep_their_schema(compared: tuple[InProcessGrid, Path]) -> None
     counts = [sent["up"], sent["down"], *sent["up_per_site"].values(), *sent["compare"].values()]
     assert all(type(count) is int and count > 0 for count in counts)
     (only,) = metrics["rounds"]
-    assert set(only) == {"round", "accuracy", "seconds"}
+    assert set(only) == {"round", "accuracy", "bytes_up", "seconds"}
+    assert only["bytes_up"] == sent["up"]
     assert (type(only["round"]), only["accuracy"]) == (int, accuracy["model"])
     assert set(metrics["seconds"]) >= {"extract", "fit", "learn", "total"}
     assert all(type(value) is float and value >= 0 for value in metrics["seconds"].values())
@@ -120,7 +123,7 @@ def test_the_model_is_within_five_points_of_the_oracle(compared: tuple[InProcess
     assert accuracy["oracle"] > 0.9
 
 
-def test_the_story_is_told_in_order(compared: tuple[InProcessGrid, Path]) -> None:
+def test_events_are_in_order(compared: tuple[InProcessGrid, Path]) -> None:
     events = events_of(compared[1])
     order = ["configured", "invited", *["replied"] * 3, "learned", *["evaluated"] * 3, "compared"]
     assert [event["event"] for event in events] == order
@@ -142,9 +145,7 @@ def test_the_model_file_says_what_it_is(compared: tuple[InProcessGrid, Path]) ->
 def test_the_same_seed_gives_the_same_bytes_whatever_the_folder(tmp_path: Path, family: str) -> None:
     settings = FAST | {"fedpft.covariance": family, "fedpft.components": 3}
     first, again, other = (
-        run_federation(
-            tmp_path / name, sites(3), seed=seed, output_dir=str(tmp_path / f"out-{name}"), report=False, **settings
-        )
+        run_federation(tmp_path / name, sites(3), seed=seed, output_dir=str(tmp_path / f"out-{name}"), **settings)
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
     assert surrogates_of(first) == surrogates_of(again)
@@ -154,8 +155,8 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_folder(tmp_path: Path, 
 
 
 def test_baselines_are_measured_only_when_asked(tmp_path: Path) -> None:
-    accuracy = metrics_of(run_federation(tmp_path, sites(2), report=False, **FAST))["accuracy"]
-    assert set(accuracy) == {"model", "per_site"}
+    accuracy = metrics_of(run_federation(tmp_path, sites(2), **FAST))["accuracy"]
+    assert set(accuracy) == {"model", "majority", "per_site"}
 
 
 def test_sites_with_data_of_their_own_are_judged_only_at_home(tmp_path: Path) -> None:
@@ -207,9 +208,7 @@ def test_a_coordinator_cannot_point_a_site_at_a_folder(tmp_path: Path) -> None:
 def test_the_run_cannot_move_a_site_from_its_own_data(tmp_path: Path) -> None:
     folders = own_data(tmp_path)
     other = image_folder(tmp_path / "elsewhere", range(400, 420))
-    folder = run_federation(
-        tmp_path, folders, data="imagefolder", data_dir=str(other), dataset="../elsewhere", report=False, **FAST
-    )
+    folder = run_federation(tmp_path, folders, data="imagefolder", data_dir=str(other), dataset="../elsewhere", **FAST)
     counts = [event["counts"] for event in events_of(folder) if event["event"] == "replied"]
     assert [sum(count.values()) for count in counts] == [120, 120]
 
@@ -233,7 +232,7 @@ def test_a_wrong_setting_stops_the_run_before_any_message(tmp_path: Path) -> Non
 
 def test_no_site_at_all_ends_the_run_with_a_complete_folder(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no site is connected"):
-        run_federation(tmp_path, [], deadline=0.1)
+        run_federation(tmp_path, [], report=True, deadline=0.1)
     (folder,) = (tmp_path / "runs").iterdir()
     assert metrics_of(folder)["status"] == "failed"
     assert {path.name for path in folder.iterdir()} >= CONTRACT - {"model.safetensors"}
@@ -253,7 +252,7 @@ NUMBERS: dict[str, Callable[[int, int, int], int]] = {
 def test_a_site_sends_two_bytes_a_number(tmp_path: Path, family: str, components: int) -> None:
     grid = InProcessGrid(sites(3))
     settings = FAST | {"fedpft.covariance": family, "fedpft.components": components, "partition": "iid"}
-    folder = run_federation(tmp_path, grid, report=False, **settings)
+    folder = run_federation(tmp_path, grid, **settings)
     for node in range(3):
         table = pb.Surrogate.FromString((folder / "surrogates" / f"{node}.pb").read_bytes()).mixtures
         total = sum(table.components)
@@ -265,9 +264,7 @@ def test_sites_may_send_less_than_the_run_asks_for(tmp_path: Path) -> None:
     nodes = sites(3)
     nodes[1] |= {"max-rank": 4}
     nodes[2] |= {"max-components": 1, "max-rank": 2}
-    folder = run_federation(
-        tmp_path, nodes, partition="iid", report=False, **FAST, **{"fedpft.components": 3, "fedpft.rank": 8}
-    )
+    folder = run_federation(tmp_path, nodes, partition="iid", **FAST, **{"fedpft.components": 3, "fedpft.rank": 8})
     assert metrics_of(folder)["sites"]["used"] == 3
     tables = [pb.Surrogate.FromString(data).mixtures for _, data in sorted(surrogates_of(folder).items())]
     assert [table.spread[1].shape[1] for table in tables] == [8, 4, 2]

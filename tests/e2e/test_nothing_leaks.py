@@ -350,18 +350,18 @@ def assert_no_secret(left: dict[str, bytes]) -> None:
 @contextmanager
 def coordinator_log() -> Iterator[list[str]]:
     """The log of the coordinator's process, without the site's log, which the same process writes here."""
-    said: list[str] = []
+    sentence: list[str] = []
 
     class Ear(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if not record.name.startswith("fedsurrogate.site"):
-                said.append(logging.Formatter().format(record))
+                sentence.append(logging.Formatter().format(record))
 
     ear, loggers = Ear(), [logging.getLogger(), logging.getLogger("flwr")]
     for logger in loggers:
         logger.addHandler(ear)
     try:
-        yield said
+        yield sentence
     finally:
         for logger in loggers:
             logger.removeHandler(ear)
@@ -374,17 +374,17 @@ def test_a_failure_leaves_a_code_and_nothing_else(tmp_path: Path, hospital: Hosp
         hospital.undo = undo
         change(hospital)
         grid = InProcessGrid([hospital.node])
-        with coordinator_log() as said, pytest.raises(RunError):
-            run_federation(tmp_path, grid, report=False, opened=code != "ledger", **QUICK | hospital.settings)
+        with coordinator_log() as sentence, pytest.raises(RunError):
+            run_federation(tmp_path, grid, opened=code != "ledger", **QUICK | hospital.settings)
     (folder,) = run_folders(tmp_path / "runs")
     assert metrics_of(folder)["status"] == "failed"
     rejected = [event["reason"] for event in events_of(folder) if event["event"] == "rejected"]
     assert rejected
     assert rejected == [PUBLIC_SENTENCES[code]] * len(rejected)
     assert not [reply for reply in grid.received if reply.has_error()]
-    told = [dict(reply.content.config_records[INFO]) for reply in grid.received]
-    assert set(told[-1]) <= {"status", "site"}
-    assert_no_secret(all_that_left(grid.received, folder.parent) | {"log": "\n".join(said).encode()})
+    reported = [dict(reply.content.config_records[INFO]) for reply in grid.received]
+    assert set(reported[-1]) <= {"status", "site"}
+    assert_no_secret(all_that_left(grid.received, folder.parent) | {"log": "\n".join(sentence).encode()})
     log = hospital.state / "site.log"
     assert name in WITHOUT_LOG or (log.is_file() and log.read_text())
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.processes import coordinator, federation, site_command
+from tests.grid import run_folders
 
 SETTINGS = 'fedpft.covariance="diag" fedpft.components=3 seed=7 alpha=1.0 head.min-steps=100 head.epochs=2'
 
@@ -36,7 +37,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with federation(home / "flower", [*nodes, secret]) as running:
         status = running.run(f'{SETTINGS} compare=true sites=4 deadline=120.0 output-dir="{output}"', cwd=home)
     assert status == "finished:completed", (home / "flower" / "flwr-run.log").read_text()
-    (folder,) = output.iterdir()
+    (folder,) = run_folders(output)
     return folder
 
 

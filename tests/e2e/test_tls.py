@@ -103,6 +103,16 @@ def test_a_site_that_cannot_join_ends_and_says_what_to_do(running: Federation, t
     assert done.stdout.count("Starting Flower SuperNode") == int(wrong == "port")
 
 
+def test_a_barred_node_ends_with_one_line_and_no_trace(running: Federation, tmp_path: Path) -> None:
+    flags = ["--superlink", running.fleet, *running.credentials("stranger"), "--node-config", NODE.format(0)]
+    done = site_command("node", "--runtime", f"unix:{tmp_path}/app", *flags)
+    assert done.returncode == 1
+    assert "the coordinator most likely refuses this site's key; `site doctor --link-only`" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "_InactiveRpcError" not in done.stdout + done.stderr
+    assert "FAILED_PRECONDITION: " in done.stdout + done.stderr
+
+
 def test_the_fleet_port_answers_no_control_request(running: Federation) -> None:
     text = (running.home / "config.toml").read_text().replace("local-test", "fleet")
     home = running.home / "attacker"
@@ -167,13 +177,28 @@ def test_a_key_that_was_taken_back_is_refused_and_those_of_others_are_not(runnin
     """The last test: a site is missing after it."""
     papers = str(running.papers)
     doomed = running.nodes[1]
-    for said in ("unregistered", "not known"):
+    for sentence in ("unregistered", "not known"):
         done = coordinator("unregister", papers, "1", *running.control, cwd=running.home)
-        assert (done.returncode, done.stdout.strip()) == (0, f"{said:<14}1"), done.stderr
+        assert (done.returncode, done.stdout.strip()) == (0, f"{sentence:<14}1"), done.stderr
     assert "1" not in read_table(running.papers / TABLE)  # type: ignore[operator]
     doomed.wait(120)
     assert doctor(running, *running.credentials("1"))["key"] == "FAIL"
     assert doctor(running, *running.credentials("0"))["key"] == "PASS"
+    # The site takes part again with a new key, by the steps that `register` prints.
+    refused = coordinator("register", papers, *running.control, cwd=running.home)
+    assert "taken back 1" in refused.stdout
+    steps = [
+        line.partition(": ")[2].strip() for line in refused.stdout.splitlines() if f"coordinator certs {papers}" in line
+    ]
+    (step,) = [each for each in steps if "--site 1 " in f"{each} "]
+    renewed = coordinator(*step.split()[1:], cwd=running.home)
+    assert renewed.returncode == 0, renewed.stderr
+    again = coordinator("register", papers, *running.control, cwd=running.home)
+    assert "registered 1" in again.stdout
+    running.restart_node(1)
+    assert doctor(running, *running.credentials("1"))["key"] == "PASS"
+    listed = json.loads(coordinator("sites", papers, "--json", *running.control, cwd=running.home).stdout)
+    assert {"connected", "key revoked"} <= {row["health"] for row in listed}
     for wrong in (["nobody", *running.control], ["1", "--control", "127.0.0.1:1"]):
         done = coordinator("unregister", papers, *wrong, cwd=running.home)
         assert done.returncode == 1

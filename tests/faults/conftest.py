@@ -10,6 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
+from server_app.deployment.certificates import issue
+from server_app.deployment.submit import stop_process
 from tests.e2e.hospitals import CLASSES, Hospital
 from tests.e2e.processes import Federation, events, federation, newest, until
 
@@ -47,7 +49,7 @@ class Scene:
         assert (status == "finished:completed") == (metrics["status"] == "ok"), (status, metrics)
         return metrics
 
-    def told(self, kind: str) -> dict[str, str]:
+    def reported(self, kind: str) -> dict[str, str]:
         """Reasons by site in the events of this type, in all runs."""
         return {event["site"]: event.get("reason", "") for event in events(self.output, kind)}
 
@@ -68,6 +70,10 @@ class Scene:
             process.kill()
         psutil.wait_procs(doomed, timeout=10)
 
+    def stop(self, name: str) -> None:
+        """Stop a site's SuperNode, as an update of its machine would."""
+        stop_process(self.running.nodes[list(self.sites).index(name)].pid)
+
     def restart(self, name: str) -> None:
         """Restart a site's SuperNode, as a restart policy would."""
         self.running.restart_node(list(self.sites).index(name))
@@ -84,11 +90,13 @@ def apps(of: Popen[bytes]) -> list[psutil.Process]:
 
 
 @contextmanager
-def opened(home: Path, *names: str, isolated: bool = False) -> Iterator[Scene]:
-    """A federation of hospitals with these names."""
+def opened(home: Path, *names: str, isolated: bool = False, keys: bool = False) -> Iterator[Scene]:
+    """A federation of hospitals with these names. keys: registered, so that a restarted site keeps its node id."""
     sites = {name: Hospital(home, name, seed) for seed, name in enumerate(names)}
-    configs = [site.node_config for site in sites.values()]
-    with federation(home / "flower", configs, isolated=isolated) as running:
+    configs, papers = [site.node_config for site in sites.values()], home / "papers" if keys else None
+    if papers is not None:
+        issue(papers, ("127.0.0.1",), names)
+    with federation(home / "flower", configs, papers, isolated=isolated, names=names) as running:
         yield Scene(running, sites, home)
 
 

@@ -1,8 +1,7 @@
-"""The demo federation in containers, on a machine with Docker and its image: its permissions, and faults."""
+"""The demo federation in containers, on a machine with Docker or Podman and its image: its permissions, and faults."""
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -13,12 +12,12 @@ from typing import Any
 import pytest
 
 from common.privacy.accounting import GaussianEvent, epsilon_spent
+from tests.containers import IMAGE, engine, started
 from tests.e2e.processes import until
 
 pytestmark = pytest.mark.faults
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-IMAGE = os.environ.get("IMAGE", "fedsurrogate:demo")
 PROJECT = "fedsurrogate-faults"
 SITES = ("north", "south", "west")
 ROUNDS = 'method="fedavg" fedavg.rounds=4 sites=3 deadline=600.0'
@@ -26,7 +25,7 @@ PRIVATE = 'epsilon=0.5 delta=1e-5 classes="0,1,2,3,4,5,6,7,8,9" sites=3 deadline
 
 
 def docker(*arguments: str, check: bool = True) -> str:
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run([engine()[0], *arguments], capture_output=True, text=True, timeout=600, check=False)
     assert not check or done.returncode == 0, done.stderr
     return done.stdout
 
@@ -35,9 +34,8 @@ class Demo:
     """The running demo federation. Run folders are in a volume; `output` is the output of `coordinator run` so far."""
 
     def __init__(self, log: Path) -> None:
-        plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
-        self._compose = [*(["docker", "compose"] if plugin else ["docker-compose"]), "-p", PROJECT]
-        self._compose += ["-f", str(DEPLOY / "compose.demo.yml")]
+        self.engine, compose = engine()
+        self._compose = [*compose, "-p", PROJECT, "-f", str(DEPLOY / "compose.demo.yml")]
         self.log = log
 
     def compose(self, *arguments: str) -> str:
@@ -49,7 +47,7 @@ class Demo:
         return done.stdout
 
     def container(self, service: str) -> str:
-        return self.compose("ps", "-q", service).strip()
+        return started(PROJECT, service, self.engine)
 
     def facts(self, service: str) -> dict[str, Any]:
         return dict(json.loads(docker("inspect", self.container(service)))[0])
@@ -65,7 +63,7 @@ class Demo:
         assert self.begin(settings).wait(1200) == 0, self.log.read_text()
         return self.log.read_text()
 
-    def said(self, word: str) -> bool:
+    def message(self, word: str) -> bool:
         return word in self.log.read_text()
 
     def crash(self, *services: str) -> None:
@@ -78,8 +76,8 @@ class Demo:
 
     def releases(self, site: str) -> list[dict[str, Any]]:
         """Private releases recorded at a hospital; for the bundled digits every run has its own ledger."""
-        told = docker("exec", self.container(f"{site}-app"), "sh", "-c", "cat /state/public/*/*.jsonl")
-        return [entry for entry in map(json.loads, told.splitlines()) if entry.get("events")]
+        reported = docker("exec", self.container(f"{site}-app"), "sh", "-c", "cat /state/public/*/*.jsonl")
+        return [entry for entry in map(json.loads, reported.splitlines()) if entry.get("events")]
 
     def charges(self) -> list[int]:
         """How many of those each hospital has."""
@@ -91,8 +89,6 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    if shutil.which("docker") is None or not docker("image", "ls", "-q", IMAGE, check=False).strip():
-        pytest.skip(f"needs Docker and the image {IMAGE}; make demo-compose builds it")
     up = Demo(tmp_path_factory.mktemp("demo") / "run.log")
     try:
         up.compose("up", "-d")
@@ -106,18 +102,23 @@ def test_nothing_is_root_and_nothing_but_the_fleet_port_can_be_reached(demo: Dem
         facts = demo.facts(service)
         assert facts["Config"]["User"] == "10001:10001"
         assert facts["HostConfig"]["ReadonlyRootfs"] is True
-        assert facts["HostConfig"]["CapDrop"] == ["ALL"]
+        assert facts["HostConfig"]["CapDrop"] == ["ALL"] or not facts["EffectiveCaps"]
+        assert facts["HostConfig"]["PidsLimit"] == 1024
+        assert facts["HostConfig"]["Memory"] == 4 * 2**30
         assert not facts["HostConfig"]["PortBindings"]
         for mount in facts["Mounts"]:
-            assert mount["RW"] is (mount["Destination"] in ("/state", "/runs", "/cache")), (service, mount)
+            assert mount["RW"] is (mount["Destination"] in ("/state", "/runs", "/cache", "/runtime")), (service, mount)
     reach = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)"
     for host, port in (("superlink", "9091"), ("superlink", "9093")):
-        done = subprocess.run(["docker", "exec", demo.container("north"), "python", "-c", reach, host, port], check=False)
+        done = subprocess.run([demo.engine, "exec", demo.container("north"), "python", "-c", reach, host, port], check=False)
         assert done.returncode != 0, f"a hospital reaches {host}:{port}"
     alone = subprocess.run(
-        ["docker", "exec", demo.container("north-app"), "python", "-c", reach, "superlink", "9092"], check=False
+        [demo.engine, "exec", demo.container("north-app"), "python", "-c", reach, "superlink", "9092"], check=False
     )
     assert alone.returncode != 0, "a hospital's app reaches the coordinator"
+    seen = docker("exec", demo.container("superlink"), "sh", "-c", "ls /server /papers")
+    assert "server.key" in seen
+    assert "ca.key" not in seen
 
 
 def test_a_private_run_is_charged_once_at_every_hospital(demo: Demo) -> None:
@@ -130,23 +131,23 @@ def test_a_private_run_is_charged_once_at_every_hospital(demo: Demo) -> None:
 
 def test_a_hospital_that_crashes_in_a_run_comes_back_by_itself(demo: Demo) -> None:
     run = demo.begin(ROUNDS)
-    until(lambda: demo.said("round=1"))
+    until(lambda: demo.message("round=1"))
     demo.crash("north", "north-app")
     assert run.wait(1800) == 0, demo.log.read_text()
-    assert demo.said("finished:completed")
+    assert demo.message("finished:completed")
     assert "3 of 3 sites used" in demo.run(PRIVATE)
     assert demo.charges() == [2, 2, 2]
 
 
 def test_a_hospital_whose_network_is_gone_for_half_a_minute_is_in_the_result(demo: Demo) -> None:
     run = demo.begin(ROUNDS)
-    until(lambda: demo.said("round=1"))
+    until(lambda: demo.message("round=1"))
     network, container = f"{PROJECT}_south-line", demo.container("south")
     docker("network", "disconnect", network, container)
     time.sleep(30)
     docker("network", "connect", network, container)
     assert run.wait(1800) == 0, demo.log.read_text()
-    assert demo.said("3 of 3 sites used")
+    assert demo.message("3 of 3 sites used")
 
 
 def test_runs_go_on_after_the_coordinators_app_crashed(demo: Demo) -> None:
@@ -156,7 +157,7 @@ def test_runs_go_on_after_the_coordinators_app_crashed(demo: Demo) -> None:
 
 def test_a_run_survives_that_the_superlink_is_restarted(demo: Demo) -> None:
     run = demo.begin(ROUNDS)
-    until(lambda: demo.said("round=1"))
+    until(lambda: demo.message("round=1"))
     docker("restart", "--time", "10", demo.container("superlink"))
     # The process that watched the run was in the container and has ended too; the next run shows that all works.
     run.wait(600)

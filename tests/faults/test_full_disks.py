@@ -87,12 +87,12 @@ def test_a_site_with_a_full_disk_releases_nothing_says_which_disk_and_works_agai
     south = scene.sites["south"]
     disk["cache"].fill()
     assert scene.result(scene.submit())["sites"]["used"] == 2
-    assert scene.told("rejected") == {"west": PUBLIC_SENTENCES["data"]}
+    assert scene.reported("rejected") == {"west": PUBLIC_SENTENCES["data"]}
     disk["cache"].make_room()
     disk["state"].fill()
     assert scene.result(scene.submit())["sites"]["used"] == 1
-    assert scene.told("rejected")["south"] == PUBLIC_SENTENCES["ledger"]
-    assert scene.told("rejected")["west"].startswith("backbone fingerprint")
+    assert scene.reported("rejected")["south"] == PUBLIC_SENTENCES["ledger"]
+    assert scene.reported("rejected")["west"].startswith("backbone fingerprint")
     # If the log has no space either, the console has the message.
     console = (scene.running.home / "supernode-1.log").read_text()
     assert "No space left on device" in console + (south.state / "site.log").read_text()

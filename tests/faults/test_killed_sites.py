@@ -46,7 +46,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         first = scene.result(run)
         folder, _ = newest(scene.output)
         reasons = [event["reason"] for event in events(scene.output, "rejected")]
-        judged, charged = scene.told("evaluation-failed"), scene.charged()
+        judged, charged = scene.reported("evaluation-failed"), scene.charged()
         for name in ("early", "charged", "replied"):
             scene.restart(name)
         second = scene.result(scene.submit())

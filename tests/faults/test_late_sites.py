@@ -31,7 +31,7 @@ def test_a_run_ends_without_those_beyond_the_deadline_and_what_they_send_later_i
     stopped = time.monotonic()
     metrics = scene.result(run)
     assert (metrics["sites"]["invited"], metrics["sites"]["used"]) == (3, 1)
-    assert list(scene.told("dropped").values()) == ["no reply before the deadline"] * 2
+    assert list(scene.reported("dropped").values()) == ["no reply before the deadline"] * 2
     folder, _ = newest(scene.output)
     before = contents(folder)
     until(lambda: time.monotonic() - stopped > 75)

@@ -57,7 +57,7 @@ def test_a_reply_that_was_broken_off_is_paid_for_once_and_used_or_its_site_is_na
     link.mend()
     # If a receipt is lost, Flower does not send the data again, and waits three minutes for the receipt.
     if scene.result(run)["sites"]["used"] < 2:
-        assert list(scene.told("rejected").values())[-1].endswith("reply was complete (Flower error code 3)")
+        assert list(scene.reported("rejected").values())[-1].endswith("reply was complete (Flower error code 3)")
     assert scene.charged() == {name: count + 1 for name, count in before.items()}
     assert scene.result(scene.submit())["sites"]["used"] == 2
 

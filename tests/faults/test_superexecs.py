@@ -20,10 +20,10 @@ def test_without_the_coordinators_superexec_a_run_waits_and_says_so_and_goes_thr
     scene.running.execs[0].kill()
     command = [sys.executable, "-m", "server_app.cli.main", "run", *scene.running.control, "-c"]
     command += [f'{PRIVATE} sites=2 deadline=200.0 output-dir="{scene.output}"']
-    said = scene.home / "said.txt"
+    message = scene.home / "message.txt"
     environment = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
-    with said.open("w") as stream, subprocess.Popen(command, stderr=stream, cwd=scene.home, env=environment) as user:
-        until(lambda: "waiting reason=the SuperLink has not started the run" in said.read_text())
+    with message.open("w") as stream, subprocess.Popen(command, stderr=stream, cwd=scene.home, env=environment) as user:
+        until(lambda: "waiting reason=the SuperLink has not started the run" in message.read_text())
         assert not scene.output.exists()
         scene.running.restart_exec(0)
         assert user.wait(400) == 0
@@ -47,7 +47,7 @@ def test_a_run_whose_superexec_is_killed_fails_and_says_so_and_the_next_goes_thr
     assert scene.charged() == {"north": 2, "south": 2}
 
 
-def test_a_site_whose_app_is_told_to_end_is_named_and_takes_part_in_the_next_run(isolated: Scene) -> None:
+def test_a_site_whose_app_gets_sigterm_is_named_and_takes_part_in_the_next_run(isolated: Scene) -> None:
     scene, south = isolated, isolated.sites["south"]
     run = scene.submit_held("south", deadline=200.0)
     (app,) = apps(scene.running.execs[2])
@@ -55,7 +55,7 @@ def test_a_site_whose_app_is_told_to_end_is_named_and_takes_part_in_the_next_run
     # The signal waits while the app reads from a disk that does not respond.
     south.let_go()
     assert scene.result(run)["sites"] == {"invited": 2, "used": 1, "rejected": 1, "dropped": 0}
-    assert [why.endswith("(Flower error code 8)") for why in scene.told("rejected").values()] == [True]
+    assert [why.endswith("(Flower error code 8)") for why in scene.reported("rejected").values()] == [True]
     before = scene.charged()["south"]
     assert before <= 1
     assert scene.result(scene.submit())["sites"]["used"] == 2

@@ -112,3 +112,29 @@ def test_an_own_module_gives_features(tmp_path: Path) -> None:
 def test_wrong_input_is_named(call: Callable[[], Any], error: type[FedSurrogateError], why: str) -> None:
     with pytest.raises(error, match=why):
         call()
+
+
+def test_a_run_folder_is_a_model_and_a_power_of_its_features_is_applied(tmp_path: Path) -> None:
+    images, labels = load_digits(return_X_y=True)
+    x = images / 16
+    sites = [(x[k::3], labels[k::3]) for k in range(3)]
+    result = fs.simulate(sites, output_dir=str(tmp_path), features__power=0.5)
+    model = fs.load(result.folder)
+    assert isinstance(model, fs.Model)
+    assert model.score(x, labels) > 0.9
+    # The power is in the file: squared features are not what it was learned from.
+    assert model.score(x**2, labels) < model.score(x, labels)
+    learned = fs.learn([fs.fit(*site, site=str(k), features__power=0.5) for k, site in enumerate(sites)])
+    assert learned.score(x, labels) > 0.9
+
+
+def test_what_is_no_model_and_features_of_another_backbone_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SurrogateError, match="did not finish"):
+        fs.load(tmp_path)
+    model = fs.learn(made())
+    with pytest.raises(DataError, match="needs 64; compute"):
+        model.predict(X[:5, :10])
+    file = model.save(tmp_path / "model.safetensors")
+    (tmp_path / "model.fedsurrogate").write_bytes(file.read_bytes())
+    with pytest.raises(SurrogateError, match="coordinator export"):
+        fs.load(tmp_path / "model.fedsurrogate")

@@ -68,7 +68,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Post:
 
 @pytest.fixture(scope="module")
 def networked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_federation(tmp_path_factory.mktemp("network"), sites(3), report=False, **PLAIN)
+    return run_federation(tmp_path_factory.mktemp("network"), sites(3), **PLAIN)
 
 
 def test_a_bundle_holds_the_very_bytes_the_network_would_carry(plain: Post, networked: Path) -> None:
@@ -130,13 +130,13 @@ def test_what_others_signed_what_is_replayed_and_what_is_none_is_refused_and_the
     (tmp_path / "stranger.bundle").write_bytes(pack_bundle(plain.request, "stranger", good.payload, {}, own))
     (tmp_path / "none.bundle").write_bytes(b"none")
     folder = plain.learn(*sorted(tmp_path.glob("*.bundle")), plain.bundles[0], quorum=0.1)
-    said = {Path(name).stem if "/" in name else name: why for name, why in plain.refusals(folder).items()}
-    assert "has not signed" in said["forged"]
-    assert f"this is request {plain.request.id!r}" in said["replayed"]
-    assert "has not signed" in said["renamed"]
-    assert "key is unknown here" in said["stranger"]
-    assert "no bundle of `site release`" in said["none"]
-    assert "names another site as its sender" in said["1"]
+    message = {Path(name).stem if "/" in name else name: why for name, why in plain.refusals(folder).items()}
+    assert "has not signed" in message["forged"]
+    assert f"this is request {plain.request.id!r}" in message["replayed"]
+    assert "has not signed" in message["renamed"]
+    assert "key is unknown here" in message["stranger"]
+    assert "no bundle of `site release`" in message["none"]
+    assert "names another site as its sender" in message["1"]
     assert metrics_of(folder)["sites"] == {"invited": 7, "used": 1, "rejected": 6, "dropped": 0}
 
 
@@ -158,10 +158,10 @@ def test_a_private_bundle_is_charged_once_and_tells_nothing_exact(tmp_path: Path
     gate = open_gate(node(tmp_path, 0), parse_run_config(PRIVATE), f"bundle-{post.request.id}")
     (entry,) = gate.ledger.entries()
     bundle = unpack_bundle(post.bundles[0].read_bytes(), post.request, post.keys)
-    told = bundle.manifest["ledger"]
-    assert (told["sha256"], told["epsilon"], told["mechanism"]) == (entry["sha256"], 1.0, "sums")
+    reported = bundle.manifest["ledger"]
+    assert (reported["sha256"], reported["epsilon"], reported["mechanism"]) == (entry["sha256"], 1.0, "sums")
     assert bundle.manifest["sha256"] == entry["sha256"]
-    assert "facts" not in told
+    assert "facts" not in reported
     metrics = metrics_of(post.learn())
     assert metrics["privacy"]["epsilon"] == 1.0
     with pytest.raises(ConfigError, match="never replaced"):
@@ -247,8 +247,8 @@ def test_the_commands_go_from_request_to_head(tmp_path: Path, monkeypatch: pytes
         text = f'site="north{index}" data="digits" partition-id={index} num-partitions=2 state-dir="s{index}" cache-dir="c"'
         text += f' coordinator-key="{known}"'
         keys += run(client_app.cli.main.main, "key", "--node-config", text)
-        said = run(client_app.cli.main.main, "release", "r.json", "--out", f"{index}.bundle", "--node-config", text)
-        assert "it is in the ledger" in said
+        message = run(client_app.cli.main.main, "release", "r.json", "--out", f"{index}.bundle", "--node-config", text)
+        assert "it is in the ledger" in message
     (tmp_path / "keys.toml").write_text(keys)
     shown = run(server_app.cli.main.main, "learn", "r.json", "0.bundle", "1.bundle", "--keys", "keys.toml").splitlines()
     assert shown[:2] == ["used      north0", "used      north1"]

@@ -21,7 +21,7 @@ SETTINGS = {"head.min-steps": 20, "head.epochs": 2, "fedpft.components": 2, "par
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_federation(tmp_path_factory.mktemp("run"), sites(3), report=False, **SETTINGS)
+    return run_federation(tmp_path_factory.mktemp("run"), sites(3), **SETTINGS)
 
 
 @pytest.fixture
@@ -65,7 +65,29 @@ def test_a_head_without_a_site_is_the_one_of_a_run_without_it(
 ) -> None:
     monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
     grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
-    assert same(relearn(run, without=["1"])[1], run_federation(tmp_path, grid, deadline=0.2, report=False, **SETTINGS))
+    assert same(relearn(run, without=["1"])[1], run_federation(tmp_path, grid, deadline=0.2, **SETTINGS))
+
+
+STATISTICS = {
+    "gram": {"fedpft.covariance": "gram"},
+    "8 bits": {"fedpft.covariance": "lowrank", "fedpft.bits": 8},
+    "ridge": {"fedpft.covariance": "gram", "head.solver": "ridge", "head.shrinkage": 0.1},
+}
+
+
+@pytest.mark.parametrize("settings", STATISTICS.values(), ids=STATISTICS)
+def test_leaving_a_sum_of_statistics_is_exact_to_the_bit(
+    settings: dict[str, str | int | float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    whole = run_federation(tmp_path / "all", sites(3), partition="iid", **settings)
+    grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
+    without = run_federation(tmp_path / "two", grid, deadline=0.2, partition="iid", **settings)
+    assert same(relearn(whole, without=["1"])[1], without)
+    assert same(relearn(whole)[1], whole)
+    learned = json.loads((whole / "metrics.json").read_text())["learning"]
+    assert learned["solver"] in ("lda", "ridge")
+    assert 0 < learned["shrinkage"] <= 1
 
 
 def test_a_removed_surrogate_file_is_the_same_as_without(run: Path) -> None:
@@ -77,9 +99,26 @@ def test_a_removed_surrogate_file_is_the_same_as_without(run: Path) -> None:
 def test_a_late_site_can_be_learned_from_later(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
     grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
-    late = run_federation(tmp_path, grid, deadline=0.2, report=False, **SETTINGS)
+    late = run_federation(tmp_path, grid, deadline=0.2, **SETTINGS)
     assert not same(late, run)
     assert same(relearn(late)[1], run)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_late_site_with_fewer_bits_gives_the_head_of_a_run_in_time(
+    bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    settings = {"partition": "iid", "fedpft.bits": bits}
+    whole = run_federation(tmp_path / "whole", sites(3), report=False, **settings)
+    grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
+    late = run_federation(tmp_path / "late", grid, deadline=0.2, report=False, **settings)
+    assert not same(late, whole)
+    assert same(relearn(late)[1], whole)
+    full = run_federation(tmp_path / "full", sites(3), report=False, partition="iid")
+    accuracy = [json.loads((each / "metrics.json").read_text())["accuracy"]["model"] for each in (whole, full)]
+    # Of 359 test records, two points are seven.
+    assert accuracy[0] >= accuracy[1] - (0.01 if bits == 8 else 0.02), accuracy
 
 
 def test_a_head_can_be_learned_for_some_classes_only(run: Path) -> None:
@@ -97,7 +136,7 @@ def test_sites_and_classes_can_be_left_out_together(run: Path) -> None:
 
 
 def test_a_class_that_left_with_its_only_site_is_gone(tmp_path: Path) -> None:
-    run = run_federation(tmp_path, sites(5), report=False, **SETTINGS | {"partition": "classes"})
+    run = run_federation(tmp_path, sites(5), **SETTINGS | {"partition": "classes"})
     only = unpack_surrogate(read_payloads(run)[2]).header.classes
     _, head = relearn(run, without=["2"])
     assert set(head.header.classes) == {str(digit) for digit in range(10)} - set(only)

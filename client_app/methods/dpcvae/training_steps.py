@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from client_app.methods.dp.linear_clipping import clipped_sums
-from common.config.sections import DPCVAEConfig
 from common.models.generators import AnyGenerator, Decoder, Encoder, GanGenerator, elbo
 from common.privacy.gaussian_mechanism import Statistic, release, system_normals
+
+if TYPE_CHECKING:
+    from common.config.sections import DPCVAEConfig
 
 # Adam's settings in the paper's GAN.
 GAN_RATE, GAN_BETAS = 2e-4, (0.5, 0.999)

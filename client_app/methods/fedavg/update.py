@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from client_app.methods.dp.dp_sgd import train_privately
 from client_app.methods.fedavg import scaffold
 from client_app.methods.local_training import Variant, network, step_length, train
 from client_app.methods.task import MethodOutput, Task
 from common.models.parameters import CONTROL, Parameters, Tensors, largest, split_control
-from common.privacy.accounting import GaussianEvent
-from common.privacy.claims import make_claim
+from common.privacy.claims import Claim, make_claim, released_in
 from common.privacy.gaussian_mechanism import clip
 from common.randomness import stream
 from common.wire.model_proto import pack_parameters
@@ -21,12 +23,31 @@ def update(task: Task) -> MethodOutput:
     sends only the largest entries; and DP-FedAvg and DP-FedProx, which protect records with one epsilon for all rounds
     together. Raises DataError, SurrogateError.
     """
-    run, received = task.run, task.received_model()
-    if run.epsilon:
+    received = task.received_model()
+    if task.run.epsilon:
         return _private_update(task, received)
+    return MethodOutput(pack_parameters(_trained(task, received)))
+
+
+def weighted_update(task: Task) -> tuple[dict[str, Tensor], Claim | None]:
+    """For a secure sum: records (1,) of this site, and update (P,), its change of the parameters times them, float64.
+
+    Under privacy the update has its noise already, and every site counts as the same public number of records.
+    Parameters in the order of their names. All sites receive the same model: with another one for a single site, the mean
+    update would show that site's (Pasquini et al. 2022, "Eluding Secure Aggregation in Federated Learning").
+    """
+    received = task.received_model()
+    trained = _privately(task, received)[0] if task.run.epsilon else _trained(task, received)
+    records = task.run.secure_sum_records if task.run.epsilon else trained.records
+    moved = torch.cat([trained.tensors[name].double().flatten() for name in sorted(trained.tensors)])
+    return {"records": torch.tensor([float(records)], dtype=torch.float64), "update": records * moved}, trained.claim
+
+
+def _trained(task: Task, received: Parameters) -> Parameters:
+    run = task.run
     features, labels = task.training_data(received.header.classes)
     start, common = split_control(received.tensors)
-    settings, kind = run.fedavg, run.fedavg.model
+    settings, kind = run.fedavg, run.fedavg.kind
     module = network(kind, features.shape[1], len(received.header.classes), start)
     rate = step_length(kind, settings, features)
     own = scaffold.read_control(task.state, task.confirmed, start) if common else {}
@@ -43,13 +64,18 @@ def update(task: Task) -> MethodOutput:
         scaffold.write_control(task.state, received.round, new)
     if run.method == "dsfl":
         moved = largest(moved, settings.keep)
-    answer = Parameters(task.header(received.header.classes), received.round, moved, len(labels))
-    return MethodOutput(pack_parameters(answer))
+    return Parameters(task.header(received.header.classes), received.round, moved, len(labels))
 
 
 def _private_update(task: Task, received: Parameters) -> MethodOutput:
+    answer, facts = _privately(task, received)
+    return MethodOutput(pack_parameters(answer), answer.claim, (released_in(task.run, task.round),), facts)
+
+
+def _privately(task: Task, received: Parameters) -> tuple[Parameters, dict[str, float]]:
+    """The update with the noise of DP-SGD, and facts that stay at the site."""
     task.records_alone(f"method = {task.run.method!r}")
-    run, settings, kind = task.run, task.run.fedavg, task.run.fedavg.model
+    run, settings, kind = task.run, task.run.fedavg, task.run.fedavg.kind
     claim = make_claim(run, "record")
     assert claim is not None
     # No minimum class size applies here: everything that leaves has noise.
@@ -60,6 +86,4 @@ def _private_update(task: Task, received: Parameters) -> MethodOutput:
     mu = settings.mu if run.method == "dp-fedprox" else 0.0
     facts = train_privately(module, features, labels, settings, claim, settings.rate(private=True), mu)
     moved = {name: parameter.detach() - received.tensors[name] for name, parameter in module.named_parameters()}
-    answer = Parameters(task.header(received.header.classes), received.round, moved, 0, claim)
-    events = (GaussianEvent(claim.noise_multiplier, settings.sample_rate, settings.private_steps),)
-    return MethodOutput(pack_parameters(answer), claim, events, facts)
+    return Parameters(task.header(received.header.classes), received.round, moved, 0, claim), facts

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,12 +13,13 @@ from torch import Tensor, nn
 
 from client_app.features.site_features import site_device
 from client_app.methods.dp.record_gradients import PrivateGradient
-from client_app.methods.fedlap.image_synthesis import Matching, RealGradient, Story, synthesise
+from client_app.methods.fedlap.image_synthesis import Matching, RealStatistic, Story, synthesise
+from client_app.methods.fedlap.statistics import GRADIENT, Batches, Statistic
 from client_app.methods.fedlap.trust_region import IMAGE_STEP, MODEL_STEP, Search, ServerWalk, effective_radius
 from client_app.methods.local_training import network
 from client_app.methods.task import MethodOutput, Task
-from common.models.augmentation import Change, draws
-from common.models.loss_landscape import LandscapeRecords, gradient
+from common.models.augmentation import draws
+from common.models.loss_landscape import LandscapeRecords
 from common.models.networks import split_input
 from common.models.parameters import Parameters, Tensors
 from common.privacy.accounting import GaussianEvent
@@ -26,8 +29,21 @@ from common.surrogates.synthetic import LARGEST_VALUE, Synthetic
 from common.wire.model_proto import pack_synthetic
 
 
-def approximate(task: Task) -> MethodOutput:
-    """Make this round's synthetic records: FedLAP or, with a privacy budget, FedLAP-DP.
+@dataclass(frozen=True)
+class Recipe:
+    """What a method of this family does. The default is FedLAP.
+
+    statistic: what synthetic records match. starts: makes `Matching.start` for a round. searches: whether the site looks
+    for the effective radius; otherwise it reports the run's trust radius.
+    """
+
+    statistic: Statistic = GRADIENT
+    starts: Callable[[Task], Callable[[Tensors], Tensors]] = lambda task: dict
+    searches: bool = True
+
+
+def approximate(task: Task, recipe: Recipe = Recipe()) -> MethodOutput:
+    """Make this round's synthetic records: FedLAP or, with a privacy budget, FedLAP-DP; other methods by their recipe.
 
     With a budget a round uses the records only through private gradients. The steps of the images use nothing else; the
     labels are all classes of the run, and the radius is the run's setting. Raises DataError, SurrogateError or ConfigError.
@@ -43,14 +59,17 @@ def approximate(task: Task) -> MethodOutput:
     begin = _begin(task, present, named, real.values.shape[1:])
     begin = LandscapeRecords.evenly(begin.values.to(real.values), begin.labels.to(real.values.device))
     changes = draws(settings.augment, stream(run.seed, "fedlap", task.site, task.round, "augment"))
-    looks: RealGradient = _Batches(body, real, settings.batch_size, stream(run.seed, "fedlap", task.site, task.round))
+    batches = stream(run.seed, "fedlap", task.site, task.round)
+    looks: RealStatistic = Batches(body, real, settings.batch_size, batches, recipe.statistic)
     if claim is not None:
         expected = settings.batch_size or 1
         looks = PrivateGradient(body, real, claim.clip, claim.noise_multiplier, settings.sample_rate, expected)
-    matching = Matching(settings, settings.rate(task.round), settings.mse(private))
+    rate = settings.rate(task.round)
+    matching = Matching(settings, rate, settings.mse(private), recipe.statistic, recipe.starts(task))
     made, story = synthesise(body, model, begin, looks, matching, changes)
     began = time.perf_counter()
-    radius = settings.trust_radius if private else _radius(task, body, model, made, real, story)
+    searches = recipe.searches and not private
+    radius = _radius(task, body, model, made, real, story) if searches else settings.trust_radius
     story.seconds["radius-search"] = time.perf_counter() - began
     values = made.values.flatten(1).cpu().clamp(-LARGEST_VALUE, LARGEST_VALUE)
     own = torch.arange(len(named)).repeat_interleave(settings.images_per_class)
@@ -107,21 +126,6 @@ def _last(file: Path, named: tuple[str, ...]) -> Tensor | None:
     except (OSError, SafetensorError, KeyError):
         return None
     return values
-
-
-class _Batches:
-    """Exact gradients of random batches of a site's records, or of all records where `size` is zero."""
-
-    noise = 0.0
-
-    def __init__(self, body: nn.Module, records: LandscapeRecords, size: int, generator: torch.Generator) -> None:
-        self._body, self._records, self._size, self._generator = body, records, size, generator
-
-    def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
-        records, count = self._records, len(self._records.labels)
-        if 0 < self._size < count:
-            records = records.take(torch.randperm(count, generator=self._generator)[: self._size].to(records.labels.device))
-        return gradient(self._body, parameters, records, change)
 
 
 def _radius(

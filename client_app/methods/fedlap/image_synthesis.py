@@ -1,45 +1,53 @@
-"""Gradient matching: synthetic records whose gradients are close to those of a site's real records."""
+"""Synthesis of records that match a statistic of a site's real records, in FedLAP the gradient of the loss."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from common.config.sections import FedLAPConfig
+from client_app.methods.fedlap.statistics import GRADIENT, Statistic
 from common.models.augmentation import Change
-from common.models.loss_landscape import LandscapeRecords, distance, gradient, loss, mismatch
+from common.models.loss_landscape import LandscapeRecords, distance, gradient
 from common.models.parameters import Tensors
 
+if TYPE_CHECKING:
+    from common.config.sections import FedLAPConfig
 
-class RealGradient(Protocol):
-    """Gradients of a site's real records: of all, of a batch, or private. noise: standard deviation of it in every entry."""
+
+class RealStatistic(Protocol):
+    """A statistic of a site's real records, such as their gradient: of all, of a batch, or private. noise: standard
+    deviation of it in every entry.
+    """
 
     noise: float
 
     def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
-        """One evaluation of the gradient."""
+        """One evaluation of the statistic."""
 
 
 @dataclass(frozen=True)
 class Matching:
-    """Settings of gradient matching in a round. rate: learning rate of the model along a trajectory.
+    """Settings of the synthesis in a round. rate: learning rate of the model along a trajectory.
 
-    mse_weight: weight of the squared error in the mismatch (see `common.models.loss_landscape.mismatch`).
+    mse_weight: weight of the squared error in the mismatch (see `common.models.loss_landscape.mismatch`). statistic: what is
+    matched. start: where the next trajectory begins, given the received model; FedLAP begins there itself.
     """
 
     settings: FedLAPConfig
     rate: float
     mse_weight: float
+    statistic: Statistic = GRADIENT
+    start: Callable[[Tensors], Tensors] = dict
 
 
 @dataclass
 class Story:
-    """Record of a synthesis: first and last mismatch, evaluations of the real gradient (`looks`), seconds for each part."""
+    """Record of a synthesis: first and last mismatch, evaluations of the real statistic (`looks`), seconds for each part."""
 
     first: float = float("nan")
     last: float = float("nan")
@@ -51,11 +59,12 @@ def synthesise(
     body: nn.Module,
     model: Tensors,
     begin: LandscapeRecords,
-    real: RealGradient,
+    real: RealStatistic,
     matching: Matching,
     changes: Iterator[Change],
 ) -> tuple[LandscapeRecords, Story]:
-    """Optimise the values of `begin` so that their gradients match the real ones, along trajectories that start at `model`.
+    """Optimise the values of `begin` so that their statistic, such as the gradient, matches the real one, along trajectories
+    that start at `model`.
 
     Labels do not change. Source: FedLAP-DP, algorithm 1 (algorithm 3 with a private `real`). Differs from the paper: the
     number of batches in a loop is a setting; the paper's algorithm omits them, but its accounting counts them.
@@ -64,9 +73,10 @@ def synthesise(
     values = begin.values.clone().requires_grad_()
     optimiser = torch.optim.SGD([values], lr=settings.image_learning_rate, momentum=settings.image_momentum)
     for _ in range(settings.trajectories):
-        here = {name: tensor.clone() for name, tensor in model.items()}
+        start = matching.start(model)
+        here = {name: tensor.clone() for name, tensor in start.items()}
         for loop in range(settings.loops):
-            if distance(here, model) >= settings.trust_radius:
+            if distance(here, start) >= settings.trust_radius:
                 break
             for _ in range(settings.batches):
                 change = next(changes)
@@ -77,7 +87,7 @@ def synthesise(
                 began = time.perf_counter()
                 for _ in range(settings.image_steps):
                     synthetic = LandscapeRecords(change(values), begin.labels, begin.weights)
-                    story.last = _mismatch_to(body, here, synthetic, values, target, matching.mse_weight, real.noise)
+                    story.last = _mismatch_to(body, here, synthetic, values, target, matching, real.noise)
                     # A step that is not finite would destroy the result of all earlier steps.
                     if values.grad is not None and values.grad.isfinite().all():
                         optimiser.step()
@@ -97,12 +107,11 @@ def _mismatch_to(
     synthetic: LandscapeRecords,
     values: Tensor,
     target: list[Tensor],
-    mse_weight: float,
+    matching: Matching,
     noise: float,
 ) -> float:
-    """Mismatch between the gradient of a synthetic set and the target; its derivative is stored in `values.grad`."""
-    asked = {name: tensor.detach().requires_grad_() for name, tensor in here.items()}
-    mine = torch.autograd.grad(loss(body, asked, synthetic), list(asked.values()), create_graph=True)
-    wrong = mismatch(mine, target, mse_weight, noise)
+    """Mismatch between the statistic of a synthetic set and the target; its derivative is stored in `values.grad`."""
+    mine = matching.statistic.synthetic(body, here, synthetic)
+    wrong = matching.statistic.difference(mine, target, matching.mse_weight, noise)
     (values.grad,) = torch.autograd.grad(wrong, [values])
     return float(wrong.detach())

@@ -67,7 +67,9 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
     weight, bias = train_on_features(*union, len(names), task.run.head, task.run.seed)
     head = Head(task.header(names), weight, bias, claim.clip if claim else None)
     events = (GaussianEvent(claim.noise_multiplier),) if claim else ()
-    return MethodOutput(pack_relay([pack_surrogate(each) for each in relay]), claim, events, made.facts), head
+    return MethodOutput(
+        pack_relay([pack_surrogate(each, task.run.fedpft.bits) for each in relay]), claim, events, made.facts
+    ), head
 
 
 def _received(task: Task) -> list[AnySurrogate]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from client_app.features.on_disk import clipped_features
 from client_app.methods.dp.record_chunks import per_record
 from common.errors import ConfigError
 from common.privacy.claims import EM_STEPS, Claim
 from common.privacy.exact_sums import ExactSum
-from common.privacy.gaussian_mechanism import Noisy, Statistic, budget_shares, clip, release, system_normals, unit_weights
+from common.privacy.gaussian_mechanism import Noisy, Statistic, budget_shares, release, system_normals, unit_weights
 from common.surrogates.class_sums import Sums, statistics
 from common.surrogates.covariances import Diagonal, Full, Spherical
 from common.surrogates.mixtures import Mixtures
@@ -41,10 +43,13 @@ class Clipped:
         units: Sequence[str] | None = None,
         norm: float = 0.0,
         centre: Tensor | None = None,
+        folder: Path | None = None,
     ) -> Clipped:
-        """Subtract a public centre (d,) and clip at `norm`; with `units` (n,) a patient's weights sum to one."""
-        features = features.double().cpu()
-        clipped, fraction = clip(features if centre is None else features - centre.double(), norm)
+        """Subtract a public centre (d,) and clip at `norm`; with `units` (n,) a patient's weights sum to one.
+
+        folder: where clipped features are kept if memory is not to hold all of them.
+        """
+        clipped, fraction = clipped_features(features, norm, folder, lambda x: x if centre is None else x - centre.double())
         return cls(clipped, labels.cpu(), unit_weights(units, len(labels)), fraction)
 
 

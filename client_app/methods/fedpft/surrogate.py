@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from client_app.features.on_disk import forget
+from client_app.features.progress import progress
 from client_app.features.site_features import site_device
 from client_app.methods.fedpft.private_surrogate import Clipped, dp_em, noisy_sums, theorem_4_1
 from client_app.methods.task import NO_LIMITS, MethodOutput, SiteLimits, Task
@@ -17,6 +20,7 @@ from common.privacy.accounting import GaussianEvent
 from common.privacy.claims import Claim, make_claim
 from common.randomness import stream
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
+from common.surrogates.streamed_fit import PASSES, fit_streamed
 from common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
 from common.wire.records import pack_surrogate, unpack_question
 from common.wire.surrogate_proto import centre_digest
@@ -35,7 +39,7 @@ class SiteData:
     """Input of a surrogate: features (n, d) and labels (n,), indices into `classes`.
 
     fingerprint: of the backbone. site: its name in the run. units (n,): the patient of each record, if the site protects
-    patients.
+    patients. folder: where features are, mapped from a file, if memory is not to hold all of them.
     """
 
     features: Tensor
@@ -44,12 +48,13 @@ class SiteData:
     fingerprint: str
     site: str
     units: Sequence[str] | None = None
+    folder: Path | None = None
 
     @classmethod
     def of(cls, task: Task) -> SiteData:
         """The training records of a site."""
         found, train = task.found, task.found.train
-        return cls(train.features, train.labels, found.classes, found.fingerprint, task.site, train.units)
+        return cls(train.features, train.labels, found.classes, found.fingerprint, task.site, train.units, train.folder)
 
 
 def make_surrogate(
@@ -68,7 +73,7 @@ def make_surrogate(
         raise SurrogateError(f"a public centre of dimension {len(centre)}, features here have {features.shape[1]}")
     claim = make_claim(config, "record" if units is None else "patient", centre_digest(centre))
     if claim is not None and claim.mechanism in ("sums", "dp-em"):
-        clipped = Clipped.of(features, labels, units, claim.clip, centre)
+        clipped = Clipped.of(features, labels, units, claim.clip, centre, data.folder)
         if claim.mechanism == "sums":
             sums, facts = noisy_sums(clipped, count, config.fedpft.covariance, claim)
             return FittedSurrogate(SumsSurrogate(header, sums, claim), facts)
@@ -77,9 +82,11 @@ def make_surrogate(
     large = torch.bincount(labels, minlength=count)[labels] >= limits.smallest_class
     if not large.any():
         raise DataError(f"no class has the {limits.smallest_class} records that smallest-class requires for a release")
+    if data.folder is not None and claim is None:
+        return FittedSurrogate(_streamed(features, torch.where(large, labels, -1), header, config, limits, generator))
     features, labels = features[large], labels[large]
     if claim is not None:
-        clipped = Clipped.of(features, labels, units, claim.clip, centre)
+        clipped = Clipped.of(features, labels, units, claim.clip, centre, data.folder)
         mixtures, facts = theorem_4_1(clipped, count, config.fedpft.covariance, claim)
         return FittedSurrogate(_present(header, mixtures, claim), facts)
     return FittedSurrogate(release_mixtures(features, labels, header, config, limits, generator))
@@ -99,15 +106,38 @@ def release_mixtures(
     draws: the number of rows in `features` for each record, copies or samples; counts and the number of components follow
     from the number of records.
     """
-    settings = MixtureSettings(
+    mixtures = _fit(features, labels, len(header.classes), _settings(config, limits, draws), generator).to("cpu")
+    counts = (mixtures.counts.double() / draws).round().long()
+    return _present(header, replace(mixtures, counts=counts), None)
+
+
+def _settings(config: RunConfig, limits: SiteLimits, draws: int = 1) -> MixtureSettings:
+    return MixtureSettings(
         family=config.fedpft.covariance,
         components=min(config.fedpft.components, limits.components or config.fedpft.components),
         rank=min(config.fedpft.rank, limits.rank or config.fedpft.rank),
         samples_per_component=config.fedpft.samples_per_component * draws,
     )
-    mixtures = _fit(features, labels, len(header.classes), settings, generator).to("cpu")
-    counts = (mixtures.counts.double() / draws).round().long()
-    return _present(header, replace(mixtures, counts=counts), None)
+
+
+def _streamed(
+    features: Tensor, labels: Tensor, header: Header, config: RunConfig, limits: SiteLimits, generator: torch.Generator
+) -> Surrogate:
+    """As `release_mixtures`, of features (n, d) in a file; records with the label -1 are left out."""
+    settings, threads = _settings(config, limits), torch.get_num_threads()
+    passes = 2 if settings.components == 1 else 1 + PASSES
+    torch.set_num_threads(1)
+    try:
+        with progress(header.site, passes * len(labels), what="records") as advance:
+
+            def done(count: int) -> None:
+                advance(count)
+                forget(features)
+
+            mixtures = fit_streamed(features, labels, len(header.classes), settings, generator, done)
+    finally:
+        torch.set_num_threads(threads)
+    return _present(header, mixtures, None)
 
 
 def _present(header: Header, mixtures: Mixtures, claim: Claim | None) -> Surrogate:
@@ -133,8 +163,9 @@ def _fit(features: Tensor, labels: Tensor, classes: int, settings: MixtureSettin
 def fedpft_surrogate(task: Task) -> MethodOutput:
     """FedPFT's mixtures or noisy sums of this site's features."""
     data, centre = SiteData.of(task), unpack_question(task.question)
-    data = replace(data, features=data.features.to(site_device(task.run, task.node)))
+    if data.folder is None:
+        data = replace(data, features=data.features.to(site_device(task.run, task.node)))
     made = make_surrogate(data, task.run, task.limits, centre)
     claim = made.surrogate.claim
     events = (GaussianEvent(claim.noise_multiplier),) if claim else ()
-    return MethodOutput(pack_surrogate(made.surrogate), claim, events, made.facts)
+    return MethodOutput(pack_surrogate(made.surrogate, task.run.fedpft.bits), claim, events, made.facts)

@@ -15,10 +15,19 @@ from common.config.sections.base import (
     kebab,
     split_names,
 )
+from common.config.sections.counting import CountingConfig
+from common.config.sections.features import FeaturesConfig
 from common.config.sections.fedlap import FedLAPConfig
 from common.config.sections.fedpft import FedPFTConfig
 from common.config.sections.generators import DPCVAEConfig
-from common.config.sections.heads import AFLConfig, BaselineConfig, HeadConfig
+from common.config.sections.heads import (
+    AFLConfig,
+    BaselineConfig,
+    FedCGSConfig,
+    FedCOFConfig,
+    GHOFLConfig,
+    HeadConfig,
+)
 from common.config.sections.training import FedAvgConfig
 
 __all__ = [
@@ -27,15 +36,20 @@ __all__ = [
     "Augmentations",
     "BaselineConfig",
     "Clip",
+    "CountingConfig",
     "Covariance",
     "DPCVAEConfig",
     "DataKind",
     "Defence",
     "Device",
     "FeatureClip",
+    "FeaturesConfig",
     "FedAvgConfig",
+    "FedCGSConfig",
+    "FedCOFConfig",
     "FedLAPConfig",
     "FedPFTConfig",
+    "GHOFLConfig",
     "HeadConfig",
     "Model",
     "Names",
@@ -51,8 +65,13 @@ class Sections(Settings):
 
     fedpft: FedPFTConfig = FedPFTConfig()
     head: HeadConfig = HeadConfig()
+    features: FeaturesConfig = FeaturesConfig()
     fedavg: FedAvgConfig = FedAvgConfig()
     fedlap: FedLAPConfig = FedLAPConfig()
     dpcvae: DPCVAEConfig = DPCVAEConfig()
     baseline: BaselineConfig = BaselineConfig()
     afl: AFLConfig = AFLConfig()
+    fedcof: FedCOFConfig = FedCOFConfig()
+    fedcgs: FedCGSConfig = FedCGSConfig()
+    ghofl: GHOFLConfig = GHOFLConfig()
+    counting: CountingConfig = CountingConfig()

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def kebab(name: str) -> str:
@@ -81,6 +81,20 @@ def _check_feature_clip(value: float) -> float:
 
 _CLIPS = f"{SMALLEST_CLIP:g} to {LARGEST_CLIP:.0f}"
 Clip = Annotated[float, AfterValidator(_check_clip), Range(_CLIPS)]
+# DP-SGD, in every section that has it.
+GradientClip = Annotated[
+    Clip, Field(description="Largest norm of one record's gradient under privacy; longer ones are shortened.")
+]
+SampleRate = Annotated[
+    float, Field(ge=1e-6, le=1, description="Probability that a record takes part in a private training step.")
+]
+NoiseMultiplier = Annotated[
+    float,
+    Field(
+        ge=0,
+        description="Noise of a private step as a multiple of the clip; 0 derives it, so that all rounds spend epsilon.",
+    ),
+]
 FeatureClip = Annotated[float, AfterValidator(_check_feature_clip), Range(f"0, or {_CLIPS}")]
 
 
@@ -91,7 +105,7 @@ def _check_device(value: str) -> str:
 
 
 Device = Annotated[str, AfterValidator(_check_device), Range("auto, cpu, cuda or cuda:N")]
-Covariance = Literal["full", "diag", "spherical", "lowrank"]
+Covariance = Literal["full", "diag", "spherical", "lowrank", "gram"]
 DataKind = Literal["digits", "imagefolder", "dicom", "parquet", "safetensors"]
 Defence = Literal["auto", "none", "median", "trimmed", "screen"]
 Model = Literal["linear", "mlp", "convnet"]

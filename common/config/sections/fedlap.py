@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config.sections.base import Augmentations, Clip, Model, Records, Rounds, Settings, Steps
+from common.config.sections.base import Augmentations, GradientClip, Model, Only, Records, Rounds, Settings, Steps
 
 
 class FedLAPConfig(Settings):
@@ -67,11 +67,11 @@ class FedLAPConfig(Settings):
     )
     cosine: bool = Field(False, description="Whether the learning rate is also annealed over the rounds.")
     server_steps: Steps = Field(100, ge=1, le=100_000, description="Steps of the coordinator in a round.")
-    rule: Literal["min", "median", "max", "fixed"] = Field(
+    rule: Annotated[Literal["min", "median", "max", "fixed"], Only("fedlap")] = Field(
         "median", description="How the radii of the sites become one; fixed is trust-radius."
     )
     augment: Augmentations = Field((), description="Random changes of the images in training; only for a ConvNet.")
-    clip: Clip = Field(0.3, description="Largest norm of one record's gradient under privacy; longer ones are shortened.")
+    clip: GradientClip = 0.3
     sample_rate: float = Field(1.0, ge=1e-6, le=1, description="Probability that a record takes part in a private gradient.")
     noise_multiplier: float = Field(
         0.0,

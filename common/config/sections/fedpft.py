@@ -14,10 +14,14 @@ class FedPFTConfig(Settings):
 
     covariance: Covariance = Field(
         "lowrank",
-        description="Form of the covariance of a Gaussian; lowrank is one diagonal and one thin factor for all classes.",
+        description=(
+            "Form of the covariance of a Gaussian; lowrank is one diagonal and one thin factor for all classes, gram "
+            "one whole matrix for all classes."
+        ),
     )
     components: int = Field(1, ge=1, le=1000, description="Gaussians for each class; a class with few records gets fewer.")
     rank: int = Field(16, ge=1, le=4096, description="Columns of the thin factor of a lowrank covariance.")
+    bits: Literal[16, 8, 4] = Field(16, description="Bits of an entry of that factor in a message; all else has 16.")
     samples_per_component: Records = Field(
         10, ge=1, description="Fewest records for each Gaussian, and for each column of a lowrank covariance."
     )

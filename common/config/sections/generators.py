@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config.sections.base import Clip, Epochs, Only, Records, Rounds, Settings
+from common.config.sections.base import Epochs, GradientClip, NoiseMultiplier, Only, Records, Rounds, SampleRate, Settings
 
 
 class DPCVAEConfig(Settings):
@@ -51,15 +51,9 @@ class DPCVAEConfig(Settings):
     weights: Literal["records", "equal"] = Field(
         "records", description="Weight of a site in the average: its reported number of records, or one."
     )
-    clip: Clip = Field(0.1, description="Largest norm of one record's gradient under privacy; longer ones are shortened.")
-    sample_rate: float = Field(
-        1.0, ge=1e-6, le=1, description="Probability that a record takes part in a private training step."
-    )
-    noise_multiplier: float = Field(
-        0.0,
-        ge=0,
-        description="Noise of a private step as a multiple of the clip; 0 derives it, so that all rounds spend epsilon.",
-    )
+    clip: GradientClip = 0.1
+    sample_rate: SampleRate = 1.0
+    noise_multiplier: NoiseMultiplier = 0.0
     synthetic: Records = Field(
         1000, ge=1, le=100_000, description="Synthetic embeddings of each class that evaluate the generator."
     )

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from common.config.sections.base import Epochs, Only, Records, Settings, Steps
+from common.config.sections.base import Epochs, Only, Range, Records, Settings, Steps
+
+
+def _check_shrinkage(value: object) -> object:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == "auto" or (number and 0 <= value <= 1):  # type: ignore[operator]
+        return value
+    raise ValueError("must be 'auto', or a number from 0 to 1")
+
+
+Shrinkage = Annotated[float | Literal["auto"], BeforeValidator(_check_shrinkage), Range("auto; else 0 to 1")]
 
 
 class HeadConfig(Settings):
@@ -18,6 +28,19 @@ class HeadConfig(Settings):
     learning_rate: float = Field(1e-3, gt=0, le=10, description="Learning rate of a head.")
     max_samples: Records = Field(
         1_000_000, ge=1, description="Most synthetic features that are drawn from surrogates to train one head."
+    )
+    solver: Annotated[Literal["auto", "lda", "ridge", "naive-bayes", "qda", "sampled"], Only("fedpft")] = Field(
+        "auto",
+        description=(
+            "How the coordinator finds the head: in closed form (lda, ridge, naive-bayes, qda), or by training on samples "
+            "(sampled); auto is lda for covariance lowrank and gram with one component a class, otherwise sampled."
+        ),
+    )
+    shrinkage: Annotated[Shrinkage, Only("fedpft")] = Field(
+        "auto",
+        description=(
+            "Share of the mean variance in the covariance of a closed-form head; auto follows from the sites' statistics."
+        ),
     )
 
     def passes(self, batches: int) -> int:
@@ -52,4 +75,36 @@ class AFLConfig(Settings):
 
     ridge: float = Field(
         0.1, ge=0, le=1e6, description="Number added to the diagonal of the features' covariance, as a share of its mean."
+    )
+
+
+class FedCGSConfig(Settings):
+    """Settings of FedCGS: one covariance of all records (section `fedcgs.`)."""
+
+    ridge: float = Field(
+        0.0, ge=0, le=1e6, description="Number added to the diagonal of the features' covariance, as a share of its mean."
+    )
+
+
+class GHOFLConfig(Settings):
+    """Settings of GH-OFL: Gaussian heads (section `ghofl.`)."""
+
+    head: Literal["fishermix", "nb-diag"] = Field(
+        "fishermix",
+        description=(
+            "Head that the coordinator makes: trained on samples in the Fisher subspace (fishermix), or naive Bayes with a "
+            "variance of each class and dimension (nb-diag)."
+        ),
+    )
+
+
+class FedCOFConfig(Settings):
+    """Settings of FedCOF: covariances from class means (section `fedcof.`)."""
+
+    groups: int = Field(
+        1, ge=1, le=1000, description="Random groups of a class's records at a site, each with a mean of its own."
+    )
+    samples_per_group: Records = Field(10, ge=2, description="Fewest records of such a group; a smaller class is one group.")
+    shrinkage: float = Field(
+        1.0, gt=0, le=1e6, description="Number added to the diagonal of the estimated covariances, as a share of its mean."
     )

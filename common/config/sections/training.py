@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config.sections.base import Augmentations, Clip, Epochs, Model, Only, Records, Rounds, Settings
+from common.config.sections.base import (
+    Augmentations,
+    Epochs,
+    GradientClip,
+    Model,
+    NoiseMultiplier,
+    Only,
+    Records,
+    Rounds,
+    SampleRate,
+    Settings,
+)
 
 
 class FedAvgConfig(Settings):
     """Settings of FedAvg and related methods: sites train one model in rounds (section `fedavg.`)."""
 
-    model: Model = Field(
-        "linear", description="Network: a linear layer, one hidden layer (mlp), or FedLAP's ConvNet on square images."
+    model: Model | Literal["auto"] = Field(
+        "auto",
+        description=(
+            "Network: a linear layer, one hidden layer (mlp), or FedLAP's ConvNet on square images; auto is linear, and mlp "
+            "for a method that shares only what lies below the head."
+        ),
     )
     width: int = Field(128, ge=1, le=1024, description="Units of the hidden layer, or channels of the ConvNet.")
     rounds: Rounds = Field(10, ge=1, le=100_000, description="Rounds of training.")
@@ -42,27 +57,21 @@ class FedAvgConfig(Settings):
     keep: Annotated[float, Only("dsfl")] = Field(
         0.5, gt=0, le=1, description="Share of an update's entries, the largest, that DSFL sends."
     )
-    clip: Clip = Field(1.0, description="Largest norm of one record's gradient under privacy; longer ones are shortened.")
-    sample_rate: float = Field(
-        0.05, ge=1e-6, le=1, description="Probability that a record takes part in a private training step."
-    )
-    noise_multiplier: float = Field(
-        0.0,
-        ge=0,
-        description="Noise of a private step as a multiple of the clip; 0 derives it, so that all rounds spend epsilon.",
-    )
+    clip: GradientClip = 1.0
+    sample_rate: SampleRate = 0.05
+    noise_multiplier: NoiseMultiplier = 0.0
     augment: Annotated[Augmentations, Only("fedavg", "fedprox", "fedyogi", "fedsgd", "scaffold")] = Field(
         (), description="Random changes of the images in training; only for a ConvNet."
     )
 
     @property
     def kind(self) -> Model:
-        """The network."""
-        return self.model
+        """The network. Without a run's configuration, which resolves "auto", a linear layer."""
+        return "linear" if self.model == "auto" else self.model
 
     def rate(self, private: bool) -> float:
         """The learning rate, or the model's default."""
-        usual = (3.0 if private else 30.0) if self.model == "linear" else 0.1
+        usual = (3.0 if private else 30.0) if self.kind == "linear" else 0.1
         return self.learning_rate or usual
 
     @property

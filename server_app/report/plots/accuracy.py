@@ -9,15 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server_app.number_format import human_bytes, human_seconds, percent, shorten
-from server_app.report.plots.svg import (
+from common.number_format import human_bytes, human_seconds, percent, shorten
+from common.pages.svg import (
+    BLUE,
+    CLASS_COLOURS,
     FAINT,
+    GREEN,
     INK,
     LINE,
     NAMED_CLASSES,
     NAMED_SITES,
     NUMBERED_CLASSES,
+    ORANGE,
     POINTS,
+    PURPLE,
     QUIET,
     accuracy_range,
     apart,
@@ -26,17 +31,13 @@ from server_app.report.plots.svg import (
     in_groups,
     make_axes,
     margin,
+    percent_axis,
     pitch,
     render,
     rows_height,
     site_rows,
 )
 
-BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#c25500", "#00805d", "#aa4c87"
-CLASS_COLOURS = (
-    *("#332288", "#44aa99", "#cc6677", "#117733", "#88ccee"),
-    *("#aa4499", "#999933", "#882255", "#ddaa33", "#3b3b3b"),
-)
 REST = "everything else"
 
 
@@ -63,13 +64,14 @@ def accuracy_against_bytes(outcomes: Sequence[SiteResult], ends: tuple[float, fl
     """Draw accuracy over uplink bytes (log). ends: worst and best site, drawn as a line through our own outcome."""
 
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.52, right=1.92, top=0.15, bottom=0.5)
+        axes = make_axes(figure, left=0.72, right=1.92, top=0.15, bottom=0.5)
         values = [o.accuracy for o in outcomes] + list(ends or ())
         axes.set_ylim(*accuracy_range(values))
         bytes_axis(axes, [o.bytes for o in outcomes if o.bytes])
         axes.grid(axis="y", color=FAINT)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+        percent_axis(axes.yaxis)
         axes.set_xlabel("sent up by all sites together (log scale)")
+        axes.set_ylabel("accuracy")
         colours = iter((ORANGE, GREEN, PURPLE, QUIET))
         height = float((figure.get_size_inches() * axes.get_position().size)[1])
         low, high = axes.get_ylim()
@@ -108,7 +110,7 @@ def site_accuracy(
         axes = make_axes(figure, left=margin(names) if not many else 0.42, right=0.6, top=0.3, bottom=0.5)
         site_rows(axes, names)
         axes.set_xlim(0, 1)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+        percent_axis(axes.xaxis)
         axes.set_xlabel("accuracy on the site's own test data")
         axes.grid(axis="x", color=FAINT)
         axes.set_axisbelow(True)
@@ -146,13 +148,14 @@ def class_counts(names: Sequence[str], classes: Sequence[str], counts: NDArray[n
     bottom = 0.3 + (0.075 * longest + 0.05 if upright else 0.2)
 
     def draw(figure: Any) -> None:
-        from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+        from matplotlib.colors import LinearSegmentedColormap, PowerNorm, to_rgba
 
         numbered = not many and len(classes) <= NUMBERED_CLASSES
         left = 0.42 if many else margin(names)
         axes = make_axes(figure, left=left, right=0.25 if numbered else 0.75, top=0.3, bottom=bottom)
         grid = in_groups(in_groups(counts, 100 if many else len(names)).T, 80).T
-        colours = LinearSegmentedColormap.from_list("counts", ["#f6f8fb", "#9ecae8", BLUE, "#08304f"])
+        colours = LinearSegmentedColormap.from_list("counts", [to_rgba(BLUE, 0.03), to_rgba(BLUE, 0.5 if numbered else 1.0)])
+        # More opaque is more, on a light page and on a dark one; never so much that the number in a cell is hard to read.
         # Counts are skewed; with a square-root scale small classes stay visible next to large ones.
         most = float(np.nanmax(grid, initial=0)) or 1.0
         norm = PowerNorm(0.5, 0, most)
@@ -173,7 +176,7 @@ def class_counts(names: Sequence[str], classes: Sequence[str], counts: NDArray[n
             size = min(9, 27 * pitch(len(names)), 75 / len(classes))
             for row, column in np.argwhere(np.isfinite(counts)):
                 count = float(counts[row, column])
-                colour = "white" if norm(count) > 0.55 else INK if count else "#9aa4b2"
+                colour = INK if count else QUIET
                 text = f"{count:.0f}" if count < 10_000 else f"{count / 1000:.0f}k"
                 axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
             return
@@ -200,8 +203,8 @@ def features(real: PlotPoints, synthetic: PlotPoints, classes: Sequence[str]) ->
         x, y, label = points.x[keep], points.y[keep], points.label[keep]
 
         def draw(figure: Any) -> None:
-            axes = make_axes(figure, left=0.05, right=0.05, top=0.05, bottom=0.05)
-            axes.set(xticks=[], yticks=[])
+            axes = make_axes(figure, left=0.25, right=0.05, top=0.05, bottom=0.25)
+            axes.set(xticks=[], yticks=[], xlabel="first dimension", ylabel="second dimension")
             axes.spines[:].set_visible(True)
             for setter, low, span in zip((axes.set_xlim, axes.set_ylim), lows, spans, strict=True):
                 setter(low - 0.06 * span, low + 1.06 * span)

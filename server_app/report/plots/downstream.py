@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from server_app.number_format import shorten
+from common.number_format import shorten
+from common.pages.svg import FAINT, QUIET, accuracy_range, make_axes, percent_axis, render
 from server_app.report.plots.progress import COLOURS
-from server_app.report.plots.svg import FAINT, QUIET, accuracy_range, make_axes, render
 from server_app.runs.json_values import as_numbers, as_table, natural_order
 from server_app.runs.run_view import Run
 
@@ -24,7 +24,7 @@ def downstream(run: Run) -> str | None:
         return None
 
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.85, right=1.0, top=0.5, bottom=0.5)
+        axes = make_axes(figure, left=1.05, right=1.0, top=0.5, bottom=0.5)
         for index, (source, label) in enumerate(SOURCES.items()):
             values = [reported[site][f"accuracy-{source}"] for site in sites]
             axes.scatter(
@@ -35,8 +35,9 @@ def downstream(run: Run) -> str | None:
         axes.set_ylim(len(sites) - 0.5, -0.5)
         axes.set_yticks(range(len(sites)), [shorten(site, 12) for site in sites])
         axes.grid(axis="both", color=FAINT)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+        percent_axis(axes.xaxis)
         axes.set_xlabel("accuracy on the site's own test data")
+        axes.set_ylabel("site")
         for row, site in enumerate(sites):
             if (share := reported[site].get("share")) is not None:
                 at = axes.get_yaxis_transform()

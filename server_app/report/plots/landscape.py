@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server_app.number_format import shorten
-from server_app.report.plots.svg import FAINT, INK, QUIET, make_axes, render
+from common.number_format import shorten
+from common.pages.svg import BLUE, FAINT, INK, PURPLE, QUIET, make_axes, render
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table, natural_order
 from server_app.runs.run_view import Run
 
@@ -68,20 +68,23 @@ def _pixels(flat: NDArray[np.float32]) -> NDArray[np.float32]:
 def _sheet(name: str, names: Sequence[str], images: NDArray[np.float32]) -> str:
     rows, columns, side = images.shape[:3]
     step = side + max(1, side // 16)
-    page = np.ones((rows * step, columns * step, 3), dtype=np.float32)
+    # The last channel is opacity: the gaps show the page, which may be dark.
+    page = np.zeros((rows * step, columns * step, 4), dtype=np.float32)
     for row in range(rows):
         for column in range(columns):
-            page[row * step : row * step + side, column * step : column * step + side] = images[row, column]
+            place = page[row * step : row * step + side, column * step : column * step + side]
+            place[..., :3], place[..., 3] = images[row, column], 1.0
 
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.75, right=0.05, top=0.05, bottom=0.05)
+        axes = make_axes(figure, left=0.95, right=0.05, top=0.05, bottom=0.25)
+        axes.set(xlabel="images of the class", ylabel="class")
         axes.imshow(np.rint(page * 255).astype(np.uint8), interpolation="none", aspect="equal")
         axes.set_xticks([])
         axes.set_yticks([row * step + side / 2 for row in range(rows)], [shorten(n, 10) for n in names])
         for spine in axes.spines.values():
             spine.set_visible(False)
 
-    return render(name, 4.4 * rows / max(columns, COLUMNS) + 0.1, draw)
+    return render(name, 4.2 * rows / max(columns, COLUMNS) + 0.3, draw)
 
 
 def radii(run: Run) -> str | None:
@@ -99,7 +102,7 @@ def radii(run: Run) -> str | None:
         for site in sites:
             points = [(n, each[site]) for n, each in zip(numbers, reported, strict=True) if site in each]
             axes.plot(*zip(*points, strict=True), color=QUIET, lw=0.8, marker=".", ms=4, alpha=0.6)
-        for key, colour, label in (("radius", INK, "heeded"), ("moved", "#0072b2", "moved")):
+        for key, colour, label in (("radius", INK, "heeded"), ("moved", BLUE, "moved")):
             line = [as_number(entry.get(key)) for entry in rounds]
             axes.plot(numbers, [np.nan if v is None else v for v in line], color=colour, lw=2, marker="o", ms=4, label=label)
         axes.plot([], [], color=QUIET, lw=0.8, marker=".", label="a site" if len(sites) <= NAMED else f"{len(sites)} sites")
@@ -124,7 +127,7 @@ def epsilons(run: Run) -> str | None:
 
     def draw(figure: Any) -> None:
         axes = make_axes(figure, left=0.6, right=0.1, top=0.15, bottom=0.5)
-        axes.step(*zip(*points, strict=True), where="post", color="#aa4c87", lw=2, marker="o", ms=4)
+        axes.step(*zip(*points, strict=True), where="post", color=PURPLE, lw=2, marker="o", ms=4)
         axes.set_ylim(0, 1.12 * max(e for _, e in points))
         axes.grid(axis="y", color=FAINT)
         axes.xaxis.get_major_locator().set_params(integer=True)

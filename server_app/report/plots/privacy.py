@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server_app.number_format import shorten
-from server_app.report.plots.accuracy import BLUE, GREEN, ORANGE
-from server_app.report.plots.svg import FAINT, INK, LINE, NAMED_SITES, QUIET, make_axes, margin, render
+from common.number_format import shorten
+from common.pages.svg import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    LINE,
+    NAMED_SITES,
+    ORANGE,
+    QUIET,
+    make_axes,
+    margin,
+    render,
+)
 
 STATISTICS = {"counts": ("class sizes", GREEN), "sums": ("class sums", BLUE), "squares": ("second moments", ORANGE)}
 # Smaller estimates are all drawn here: they only show that noise dominates.
@@ -44,6 +55,7 @@ def noise_against_signal(names: Sequence[str], signals: Mapping[str, Sequence[fl
             axes.set_ylabel(f"{rows:,} sites")
         else:
             axes.set_yticks(range(rows), [shorten(name, 22) for name in names])
+            axes.set_ylabel("site")
             for row in range(1, rows):
                 axes.axhline(row - 0.5, color=LINE, lw=0.6)
         for place, name in enumerate(shown):

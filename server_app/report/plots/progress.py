@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from server_app.number_format import human_bytes, percent, shorten
-from server_app.report.plots.svg import FAINT, QUIET, accuracy_range, make_axes, render
+from common.number_format import human_bytes, percent, shorten
+from common.pages.svg import (
+    BLUE,
+    FAINT,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    QUIET,
+    accuracy_range,
+    bytes_axis,
+    make_axes,
+    percent_axis,
+    render,
+)
 from server_app.runs.json_values import as_list, as_number, as_table
 from server_app.runs.run_view import Run
 
-BLUE = "#0072b2"
-COLOURS = (BLUE, "#c25500", "#00805d", "#aa4c87", "#5d6878")
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, QUIET)
 NAMED_STEPS = 8
 
 
@@ -41,32 +52,54 @@ def steps(run: Run) -> tuple[str, list[Step]]:
         accuracy, number = as_number(entry.get("accuracy")), as_number(entry.get("round"))
         if accuracy is not None and number is not None:
             known.append(Step(f"{number:.0f}", accuracy, as_number(entry.get("bytes_up"))))
+    if len(rounds) == 1 and known and known[0].bytes is None:
+        # A method that sends once: its only step has all bytes of the run.
+        known = [replace(known[0], bytes=run.number("bytes", "up"))]
     return "round", known
 
 
 def curves(found: Mapping[str, Sequence[Step]]) -> tuple[str, str]:
-    """Draw the accuracy of several runs over rounds and over bytes sent up; the first run is this one."""
+    """Draw the accuracy of several runs over rounds and over bytes sent up; the first run is this one.
+
+    A run of one step is a diamond at its accuracy and bytes, with a thin line to compare the others with.
+    """
+    most = max(max(float(step.name) for step in steps_) for steps_ in found.values())
+    sizes = [step.bytes for steps_ in found.values() for step in steps_ if step.bytes]
 
     def draw_over(name: str) -> Callable[[Any], None]:
         def draw(figure: Any) -> None:
-            axes = make_axes(figure, left=0.55, right=0.2, top=0.15, bottom=0.5)
+            axes = make_axes(figure, left=0.72, right=0.2, top=0.15, bottom=0.5)
+            if name == "round":
+                axes.set_xlim(0.5, max(most, 1.5) + 0.5)
+            else:
+                bytes_axis(axes, sizes)
             for index, (label, steps_) in enumerate(found.items()):
-                xs = [float(step.name) if name == "round" else (step.bytes or 0) for step in steps_]
-                ys = [step.accuracy for step in steps_]
+                drawn = [step for step in steps_ if name == "round" or step.bytes]
+                xs = [float(step.name) if name == "round" else float(step.bytes or 0.0) for step in drawn]
+                ys = [step.accuracy for step in drawn]
+                once, colour = len(steps_) == 1, COLOURS[index % len(COLOURS)]
                 axes.plot(
-                    xs, ys, color=COLOURS[index % len(COLOURS)], lw=2 if index == 0 else 1.3, marker="o", ms=4, label=label
+                    xs,
+                    ys,
+                    color=colour,
+                    lw=2 if index == 0 else 1.3,
+                    marker="D" if once else "o",
+                    ms=7 if once else 4,
+                    label=label,
+                    ls="none" if once else "-",
                 )
+                if once and drawn:
+                    axes.axhline(ys[0], color=colour, lw=0.8, ls=(0, (4, 3)), alpha=0.7)
             axes.set_ylim(*accuracy_range([step.accuracy for steps_ in found.values() for step in steps_]))
-            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+            percent_axis(axes.yaxis)
             axes.grid(axis="y", color=FAINT)
             if name == "round":
                 axes.xaxis.get_major_locator().set_params(integer=True)
                 axes.set_xlabel("round")
                 axes.legend(frameon=False, fontsize=8.5, loc="lower right")
             else:
-                axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
-                axes.locator_params(axis="x", nbins=5)
-                axes.set_xlabel("sent up by all sites")
+                axes.set_xlabel("sent up by all sites together (log scale)")
+            axes.set_ylabel("accuracy")
 
         return draw
 
@@ -77,14 +110,14 @@ def progress(what: str, found: Sequence[Step], reference: float | None) -> str:
     """Draw accuracy over steps. reference: the accuracy with pooled real features, drawn as a dashed line."""
 
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.55, right=0.5, top=0.25, bottom=0.7)
+        axes = make_axes(figure, left=0.72, right=0.5, top=0.25, bottom=0.7)
         values = [step.accuracy for step in found]
         axes.plot(range(len(found)), values, color=BLUE, lw=2, marker="o", ms=6 if len(found) <= 40 else 0)
         low, high = accuracy_range(values + ([] if reference is None else [reference]))
         axes.set_ylim(low, high)
         axes.set_xlim(-0.4, len(found) - 0.6)
         axes.grid(axis="y", color=FAINT)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+        percent_axis(axes.yaxis)
         every = -(-len(found) // NAMED_STEPS)
         shown = [i for i in range(len(found)) if (len(found) - 1 - i) % every == 0]
         labels = []
@@ -93,6 +126,7 @@ def progress(what: str, found: Sequence[Step], reference: float | None) -> str:
             labels.append(shorten(found[i].name, 12) + ("" if size is None else f"\n{human_bytes(size)}"))
         axes.set_xticks(shown, labels)
         axes.set_xlabel(f"{what}, and bytes sent up until then")
+        axes.set_ylabel("accuracy")
         axes.annotate(
             percent(values[-1]), (len(found) - 1, values[-1]), (0, 8), textcoords="offset points", ha="center", color=BLUE
         )

@@ -204,14 +204,14 @@ class Theft:
 
     @classmethod
     def disguise(cls, folder: Path, home: Path) -> "Theft":
-        """Our app with another ClientApp."""
+        """Our app with another ClientApp. `flwr run` itself imports the package, but not this module."""
         theft = cls(folder / "app", folder / "trace", folder / "answers")
         theft.app.mkdir(parents=True)
         for file in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(APP_FOLDER / file, theft.app)
         for room in ("common", "client_app", "server_app", "strategies"):
             shutil.copytree(APP_FOLDER / room, theft.app / room, ignore=shutil.ignore_patterns("__pycache__"))
-        (theft.app / "client_app" / "__init__.py").write_text(theft.site_half(home))
+        (theft.app / "client_app" / "app.py").write_text(theft.site_half(home))
         return theft
 
     def site_half(self, home: Path) -> str:

@@ -51,8 +51,8 @@ CLASSES = ("benign-class", "malign-class")
 SEALED: dict[str, Any] = {"fedpft.topology": "chain", "fedpft.covariance": "spherical", "fedpft.seal": True, **FAST}
 OPEN = SEALED | {"fedpft.seal": False}
 LINEAGE = "0123456789abcdef"
-CLEAR = {"status", "site", "bytes"}
-HELLO = {"status", "site", "fingerprint", "dimension", "simulated", "key"}
+CLEAR = {"status", "site", "version", "bytes"}
+HELLO = {"status", "site", "version", "fingerprint", "dimension", "simulated", "key"}
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,16 @@ def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hospitals:
 
 
 def ask(
-    node: NodeConfig, kind: str, settings: dict[str, Any], told: dict[str, Any] | None = None, question: bytes | None = None
+    node: NodeConfig,
+    kind: str,
+    settings: dict[str, Any],
+    reported: dict[str, Any] | None = None,
+    question: bytes | None = None,
 ) -> tuple[bytes | None, dict[str, Any]]:
     """One site's reply to one message of a coordinator with these settings: payload and numbers, including the status."""
     grid = InProcessGrid([node])
     grid.run_config = default_run_config() | {"device": "cpu"} | settings
-    record = {"run": run_digest(parse_run_config(grid.run_config)), "lineage": LINEAGE} | (told or {})
+    record = {"run": run_digest(parse_run_config(grid.run_config)), "lineage": LINEAGE} | (reported or {})
     record |= {} if question is None else {"bytes": len(question)}
     names = list(grid.push_messages([Message(to_record(question, record), FIRST_NODE, kind)]))
     (reply,) = grid.pull_messages(names)
@@ -180,7 +184,7 @@ def test_settings_that_differ_between_two_messages_of_a_run_do_not_open_it(hospi
 def test_all_that_leaves_in_a_sealed_run_is_sealed_for_peers(hospitals: Hospitals) -> None:
     grid = InProcessGrid(hospitals.nodes)
     settings = SEALED | {"fedpft.order": ",".join(NAMES), "classes": ",".join(CLASSES)}
-    folder = run_federation(hospitals.folder / "run", grid, report=False, **settings)
+    folder = run_federation(hospitals.folder / "run", grid, **settings)
     assert metrics_of(folder)["sites"]["used"] == 3
     assert not (folder / "model.safetensors").exists()
     assert not [event for event in events_of(folder) if event["event"] == "evaluated"]
@@ -196,7 +200,7 @@ def test_all_that_leaves_in_a_sealed_run_is_sealed_for_peers(hospitals: Hospital
         assert [reader.name for reader in sealed.readers] == sorted(later)
     left = all_that_left(grid.received)
     assert not [where for where, content in left.items() for name in CLASSES if name.encode() in content]
-    # Each site keeps its own head, and sends it to nobody.
+    # Each site keeps its own head and does not send it.
     kept = list(hospitals.folder.glob("*/state/runs/*/*.pb"))
     assert [file.name for file in kept] == ["confidential-head.pb"] * 3
 
@@ -205,7 +209,7 @@ def test_a_private_sealed_run_works_under_the_default_policy_and_is_charged(hosp
     for name in NAMES:
         (hospitals.folder / name / "policy.toml").write_text("require-seal = true\n")
     settings = SEALED | METHODS["private"] | {"fedpft.order": ",".join(NAMES)}
-    folder = run_federation(hospitals.folder / "run", hospitals.nodes, report=False, **settings)
+    folder = run_federation(hospitals.folder / "run", hospitals.nodes, **settings)
     assert metrics_of(folder)["sites"]["used"] == 3
     for name in NAMES:
         (ledger,) = (hospitals.folder / name / "state" / "ledgers").glob("*.jsonl")
@@ -248,7 +252,7 @@ def test_the_last_site_and_a_chain_of_one_pass_on_what_nobody_can_read(hospitals
     sealed = Sealed()
     sealed.ParseFromString(payload or b"")
     assert not sealed.readers
-    folder = run_federation(hospitals.folder / "run", hospitals.nodes[:1], report=False, **SEALED, classes=",".join(CLASSES))
+    folder = run_federation(hospitals.folder / "run", hospitals.nodes[:1], **SEALED, classes=",".join(CLASSES))
     assert not (folder / "model.safetensors").exists()
     assert not list((folder / "surrogates").iterdir())
 
@@ -259,8 +263,8 @@ def test_a_relay_from_a_key_that_is_not_pinned_is_not_opened(hospitals: Hospital
     context = "\0".join((run_digest(parse_run_config(SEALED)), LINEAGE, "north", "1")).encode()
     forged = seal(b"anything", mallory, {"south": bytes.fromhex(hospitals.keys()["south"])}, context)
     keys = hospitals.keys() | {"north": public_key(mallory).hex()}
-    told = relayed(hospitals, ("west",), keys, 2) | {"sender": "north", "sent-hop": 1}
-    assert ask(hospitals.node("south"), "train", SEALED, told, forged)[1] == {"status": "seal", "site": "south"}
+    reported = relayed(hospitals, ("west",), keys, 2) | {"sender": "north", "sent-hop": 1}
+    assert ask(hospitals.node("south"), "train", SEALED, reported, forged)[1] == {"status": "seal", "site": "south"}
 
 
 def test_no_bundle_leaves_such_a_site(hospitals: Hospitals) -> None:
@@ -311,8 +315,8 @@ def test_nothing_in_a_message_overrides_the_settings_of_the_run(
 ) -> None:
     grid = InProcessGrid([hospitals.node("north")])
     grid.run_config = default_run_config() | {"device": "cpu"} | SEALED
-    told = relayed(hospitals, ("south",)) | {"run": run_digest(parse_run_config(grid.run_config)), "lineage": LINEAGE}
-    record = to_record(None, told)
+    reported = relayed(hospitals, ("south",)) | {"run": run_digest(parse_run_config(grid.run_config)), "lineage": LINEAGE}
+    record = to_record(None, reported)
     change(record)
     (reply,) = grid.pull_messages(list(grid.push_messages([Message(record, FIRST_NODE, "train")])))
     content = b"".join(all_that_left([reply]).values())

@@ -71,7 +71,7 @@ class Hospital:
         """The reason why a run refused the site; "" if it was used. before: sites at the nodes before its own."""
         chosen = PRIVATE | {"quorum": 0.1} | settings
         with suppress(RunError):
-            run_federation(self.home, [*before, self.node], report=False, opened=opened, **chosen)
+            run_federation(self.home, [*before, self.node], opened=opened, **chosen)
         folders = run_folders(Path(settings.get("output_dir", self.home / "runs")))
         newest = max(folders, key=lambda folder: (folder / "metrics.json").stat().st_mtime_ns)
         refused = [event["reason"] for event in events_of(newest) if event["event"] == "rejected"]
@@ -146,8 +146,9 @@ def test_a_run_that_is_resumed_elsewhere_brings_what_was_seen_before(hospital: H
     restore = hospital.copy(hospital.state, hospital.witness)
     assert hospital.run(**ROUNDS) == ANSWERED
     restore()
-    resumed = {"resume": str(run_folders(hospital.home / "runs")[-1]), "output_dir": str(hospital.home / "elsewhere")}
-    assert hospital.run(**ROUNDS | resumed | {"fedavg.rounds": 2}) == LEDGER
+    (interrupted,) = (hospital.home / "runs").glob("*-dp-fedavg-*")
+    resumed = {"resume": str(interrupted), "output_dir": str(hospital.home / "elsewhere")}
+    assert hospital.run(**ROUNDS | resumed) == LEDGER
 
 
 def test_all_of_a_site_deleted_and_opened_once_more_is_refused_where_the_coordinator_knows_better(
@@ -244,7 +245,7 @@ def test_a_forged_receipt_makes_the_site_refuse_and_nothing_else(hospital: Hospi
 
 def test_a_receipt_tells_how_many_entries_there_are_and_no_hash_of_them(hospital: Hospital) -> None:
     grid = InProcessGrid([hospital.node])
-    run_federation(hospital.home, grid, report=False, **PRIVATE)
+    run_federation(hospital.home, grid, **PRIVATE)
     hashes = [json.loads(line)["hash"] for line in hospital.ledger.path.read_text().splitlines()]
     (receipt,) = json.loads(hospital.receipts.read_text())["receipts"]
     ledger, _, length, tag = receipt.split(":")
@@ -285,7 +286,7 @@ def test_a_hostile_site_can_neither_fill_the_coordinators_disk_nor_speak_for_ano
             monkeypatch.setattr(f"{module}.FIRST_NODE", 5001)
         grid = InProcessGrid([south.node, west.node], {1: Fault(reply=lie)})
         with suppress(RunError):
-            run_federation(hospital.home, grid, report=False, **PRIVATE | {"quorum": 0.1})
+            run_federation(hospital.home, grid, **PRIVATE | {"quorum": 0.1})
     kept_of_west = json.loads((hospital.receipts.parent / "west.json").read_text())["receipts"]
     # The site sees the forged receipt, and refuses as for any other.
     assert kept_of_west == forged[:1]
@@ -324,7 +325,7 @@ def test_bundles_that_people_carry_bring_receipts_and_requests_show_them(hospita
 
 def test_public_data_need_no_opening_and_give_no_receipt(tmp_path: Path) -> None:
     digits: NodeConfig = {"site": "demo", "data": "digits", "state-dir": str(tmp_path / "state")}
-    folder = run_federation(tmp_path, [digits], report=False, opened=False, **FAST | {"fedpft.covariance": "spherical"})
+    folder = run_federation(tmp_path, [digits], opened=False, **FAST | {"fedpft.covariance": "spherical"})
     assert metrics_of(folder)["sites"]["used"] == 1
     assert not (tmp_path / "runs" / FOLDER).exists()
     assert not list(tmp_path.rglob("*.witness"))

@@ -61,6 +61,7 @@ COUNTEREXAMPLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTEREXAMPLES)
 def test_a_second_run_chosen_by_what_the_first_one_showed_stays_within_the_total(name: str, tmp_path: Path) -> None:
     first, *choices, true_epsilon = COUNTEREXAMPLES[name]
@@ -80,6 +81,7 @@ def test_a_second_run_chosen_by_what_the_first_one_showed_stays_within_the_total
     assert allowed == ([seconds[0]] if event(first).sample_rate == 1 else [])
 
 
+@pytest.mark.slow
 def test_within_a_run_the_noise_cannot_be_chosen_by_what_an_earlier_round_showed(tmp_path: Path) -> None:
     """The same attack on epsilon-per-run: another digest with the number of an active run."""
     first, second = sampled(1.2, 0.3), sampled(0.3322, 0.001)
@@ -109,6 +111,7 @@ def test_the_first_round_of_a_generative_run_is_released_only_once_and_only_firs
         let_out(late, run, "1", 1, released_in(run, 1))
 
 
+@pytest.mark.slow
 def test_a_whole_run_of_the_total_still_fits_and_is_exact(tmp_path: Path) -> None:
     run = sampled(1.0, 0.3, epsilon=9.0)
     total = epsilon_spent([GaussianEvent(1.0, 0.3, 3)], DELTA)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from flwr.app import Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from client_app.governance.ledger import Ledger, dataset_id
+from common.backbones.backbones import load_backbone
 from common.config.run_config import RunConfig, parse_run_config, run_digest
-from common.models.backbones import load_backbone
 from common.models.classifiers import Head
 from common.security.receipts import parse_receipt
 from common.security.sealing import SEED_BYTES
@@ -41,6 +42,9 @@ METHODS: dict[str, dict[str, Scalar]] = {
     "fedlap": {"method": "fedlap", "fedlap.model": "linear", "fedlap.rounds": 1, "fedlap.image-steps": 2},
     "dpcvae": {"method": "dpcvae", **GENERATED},
     "dpcgan": {"method": "dpcgan", **GENERATED},
+    "survey": {"counting.kind": "survey"},
+    "values": {"counting.kind": "values", "counting.models": 1, "counting.digest": "0" * 64},
+    "evaluation": {"counting.kind": "evaluation", "counting.bins": 4, "counting.digest": "0" * 64},
 }
 # By design it does not protect class sizes or the set of classes, so only its uncharged replies are compared.
 EXCEPTION: dict[str, Scalar] = {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}
@@ -67,6 +71,8 @@ class Hospital:
     def __init__(self, home: Path, kind: str, records: Data, **settings: Scalar) -> None:
         self.home, self.data = home, home / "data"
         self.node = set_up(home) | write(kind, self.data, records) | settings
+        write(kind, home / "held-out", records)
+        self.node["held-out-dir"] = str(home / "held-out")
         open_new(self.node)
         self.run_id = 76
         # Precomputed features define their own backbone.
@@ -89,8 +95,11 @@ class Hospital:
         """Send all requests that a run with these settings could send, allowed or not."""
         self.run_id += 1
         run = PRIVATE | settings
-        config, visit = parse_run_config(run), Visit()
-        model = _head(config, *self.place)
+        visit, judged_model = Visit(), _head(parse_run_config(PRIVATE), *self.place)
+        if "counting.digest" in run:
+            run["counting.digest"] = sha256(judged_model).hexdigest()
+        config = parse_run_config(run)
+        model = judged_model if config.spec.counts else _head(config, *self.place)
         bare = to_record(None, {"run": run_digest(config)})
         judged = to_record(model, {"bytes": len(model)})
         for name, kind, content in (
@@ -112,6 +121,7 @@ class Hospital:
         if exception:
             return visit
         training = _training(config, *self.place)
+        self.judged = model if config.counting.digest else None
         last = 2 if config.method in ("dpcvae", "dpcgan") else 1
         for number in range(1, last + 1):
             self._train(visit, run, config, training, number)
@@ -119,7 +129,7 @@ class Hospital:
             asked = training.question()
             visit.uncharged["evaluate after"] = _bytes(self.ask("evaluate", run, to_record(asked, {"bytes": len(asked)})))
         spent = {"epsilon": 5.0} | {key: value for key, value in run.items() if key != "epsilon"}
-        question = _question(parse_run_config(spent), _training(parse_run_config(spent), *self.place), 1)
+        question = _question(parse_run_config(spent), _training(parse_run_config(spent), *self.place), 1, self.judged)
         _take_in(visit, "train beyond the budget", self.ask("train", spent, question), config)
         visit.charged["ledger"] = [_facts(entry) for entry in self.entries()]
         kept = [self.home / "state" / name for name in ("runs", "generators")]
@@ -127,7 +137,7 @@ class Hospital:
         return visit
 
     def _train(self, visit: Visit, run: dict[str, Scalar], config: RunConfig, training: Training | None, at: int) -> None:
-        _take_in(visit, f"train {at}", self.ask("train", run, _question(config, training, at)), config)
+        _take_in(visit, f"train {at}", self.ask("train", run, _question(config, training, at, self.judged)), config)
         if training is not None:
             training.finish_round(["clinic"])
 
@@ -164,11 +174,11 @@ def _training(config: RunConfig, fingerprint: str, dimension: int) -> Training |
     return training
 
 
-def _question(config: RunConfig, training: Training | None, number: int) -> RecordDict:
-    question = None if training is None else training.question()
-    told: Info = {"run": run_digest(config), "round": number, "lineage": "abc", "hop": 1, "confirmed": number - 1}
-    told |= {"keys": "{}", "readers": ""} | ({} if question is None else {"bytes": len(question)})
-    return to_record(question, told)
+def _question(config: RunConfig, training: Training | None, number: int, judged: bytes | None) -> RecordDict:
+    question = judged if training is None else training.question()
+    reported: Info = {"run": run_digest(config), "round": number, "lineage": "abc", "hop": 1, "confirmed": number - 1}
+    reported |= {"keys": "{}", "readers": ""} | ({} if question is None else {"bytes": len(question)})
+    return to_record(question, reported)
 
 
 def _head(config: RunConfig, fingerprint: str, dimension: int) -> bytes:

@@ -27,12 +27,12 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def federate(folder: Path, count: int, hostile: dict[int, Change], **settings: Any) -> Path:
     grid = InProcessGrid(sites(count), {node: Fault(payload=change) for node, change in hostile.items()})
-    return run_federation(folder, grid, report=False, **QUICK | settings)
+    return run_federation(folder, grid, **QUICK | settings)
 
 
 def without(folder: Path, count: int, absent: set[int], **settings: Any) -> Path:
     grid = InProcessGrid(sites(count), {node: Fault(offline=True) for node in absent})
-    return run_federation(folder, grid, report=False, **QUICK | {"deadline": 0.2, "quorum": 0.1} | settings)
+    return run_federation(folder, grid, **QUICK | {"deadline": 0.2, "quorum": 0.1} | settings)
 
 
 def accuracy(folder: Path) -> float:
@@ -85,6 +85,7 @@ def test_a_suspect_stays_stored_and_relearn_leaves_it_out_as_well(tmp_path: Path
     assert all(ours[name].equal(theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_sites_that_hold_few_classes_are_not_suspected(tmp_path: Path, seed: int) -> None:
     settings = {"alpha": 0.1, "seed": seed, "head.min-steps": 20}

@@ -16,9 +16,20 @@ from server_app.report.build import write_report
 from server_app.runs.card import missing_line
 from server_app.runs.run_view import read_run
 from server_app.runs.state import event_line, state_of
-from tests.grid import FAST, FIRST_NODE, Fault, InProcessGrid, NodeConfig, events_of, metrics_of, run_federation, sites
+from tests.grid import (
+    FAST,
+    FIRST_NODE,
+    Fault,
+    InProcessGrid,
+    NodeConfig,
+    events_of,
+    metrics_of,
+    run_federation,
+    run_folders,
+    sites,
+)
 
-quick = partial(run_federation, report=False, **FAST)
+quick = partial(run_federation, **FAST)
 ROUNDS: dict[str, Any] = {"method": "fedavg", "fedavg.rounds": 3}
 METHODS: dict[str, dict[str, Any]] = {
     "fedpft": {},
@@ -144,7 +155,7 @@ def test_the_same_site_goes_on_with_a_new_key_in_the_middle_of_a_run(tmp_path: P
     nodes, new = grid.get_node_ids, FIRST_NODE + 50
 
     def replaced() -> Any:
-        done = [e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        done = [e for f in run_folders(tmp_path / "runs") for e in events_of(f) if e["event"] == "round"]
         if len(done) == 1 and FIRST_NODE + 1 in grid.node_configs:
             grid.node_configs[new] = grid.node_configs.pop(FIRST_NODE + 1)
             grid._states[new] = grid._states[FIRST_NODE]

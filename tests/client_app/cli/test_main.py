@@ -55,6 +55,23 @@ def test_the_ledger_tells_what_left_and_what_is_left(node: str, monkeypatch: pyt
     assert f"of 4 at delta 1e-05, {shown['epsilon_left']:.4g} left" in capsys.readouterr().out
 
 
+def test_the_ledger_fits_80_columns(node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    decision = ("--reason", "restored from a backup of last week", "--epsilon-spent", "2.5", "--keep")
+    assert site(monkeypatch, "reopen-ledger", "--node-config", node, *decision) == 0
+    assert site(monkeypatch, "ledger", "--json", "--node-config", node) == 0
+    *_, first, last = ["", *json.loads(capsys.readouterr().out.partition("\n")[2])["entries"]]
+    monkeypatch.setattr(cli.console, "width", 80)
+    cli.console.print(cli.ledger_table([first, last]))
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    together = re.sub(r"[^a-z0-9.:-]", "", "".join(cell for line in shown.splitlines() for cell in line.split("│")[4:5]))
+    for entry in (first, last):
+        assert f"epsilon{entry['epsilon']:g}" in together
+    assert first["sha256"][:12] in shown
+    assert first["flower_run"] in shown
+
+
 def test_ledgers_of_public_data_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     node = f'data="digits" state-dir="{tmp_path}"'
     config = parse_node_config(parse_overrides([node]))
@@ -62,9 +79,9 @@ def test_ledgers_of_public_data_are_listed(tmp_path: Path, monkeypatch: pytest.M
         open_gate(config, parse_run_config({}), run).let_out(release(10.0, run=run))
     monkeypatch.setattr(cli.console, "width", 200)
     assert site(monkeypatch, "ledger", "--node-config", node) == 0
-    said = capsys.readouterr().out
-    assert "public data" in said
-    assert [line.split("/")[-2] for line in said.splitlines()[-2:]] == ["7", "8"]
+    message = capsys.readouterr().out
+    assert "public data" in message
+    assert [line.split("/")[-2] for line in message.splitlines()[-2:]] == ["7", "8"]
 
 
 def test_the_policy_of_the_node_config_is_the_one_that_is_checked(
@@ -119,7 +136,7 @@ def test_what_people_wrote_is_shown_as_they_wrote_it(
     assert "see [/7] :cat:" in capsys.readouterr().out
 
 
-def test_what_was_spent_must_be_said_as_a_number(
+def test_what_was_spent_must_be_reported_as_a_number(
     node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     decision = ("--reason", "mistyped", "--epsilon-spent", "nan")
@@ -152,7 +169,7 @@ def test_a_dry_run_protects_patients_where_the_site_knows_them(
 
 
 @pytest.mark.parametrize(
-    ("run", "said"),
+    ("run", "message"),
     [
         ("", "without-dp = false"),
         ("epsilon=1.0 delta=1e-5", "classes is empty"),
@@ -160,12 +177,12 @@ def test_a_dry_run_protects_patients_where_the_site_knows_them(
     ],
 )
 def test_what_may_not_leave_is_one_line_and_exit_code_1(
-    node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured, run: str, said: str
+    node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured, run: str, message: str
 ) -> None:
     assert site(monkeypatch, "dry-run", "--node-config", node, "-c", run) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ")
-    assert said in error
+    assert message in error
 
 
 def test_features_can_be_written_for_a_public_centre(

@@ -28,7 +28,9 @@ def png(level: int) -> bytes:
 
 
 def write_parquet(path: Path, labels: list[object], names: list[str] | None = None, **columns: list[str]) -> None:
-    image = pa.array([{"bytes": png(i), "path": f"{i}.png"} for i in range(len(labels))])
+    # No image is in training and test.
+    first = 100 if path.stem.endswith("test") else 0
+    image = pa.array([{"bytes": png(first + i), "path": f"{i}.png"} for i in range(len(labels))])
     table = pa.table({"image": image, "label": labels, **columns})
     if names:
         info = {"info": {"features": {"label": {"_type": "ClassLabel", "names": names}}}}
@@ -64,9 +66,9 @@ def test_classes_sort_as_numbers_where_all_are() -> None:
 
 
 def test_image_folder_has_a_class_per_folder(tmp_path: Path) -> None:
-    for name in ("healthy", "ill"):
+    for first, name in ((0, "healthy"), (100, "ill")):
         for i in range(5):
-            picture(tmp_path / name / f"{i}.png", level=i)
+            picture(tmp_path / name / f"{i}.png", level=first + i)
     dataset = load(DataSource("imagefolder", str(tmp_path)), seed=0)
     assert dataset.classes == ("healthy", "ill")
     assert dataset.labels.tolist() == [0] * 5 + [1] * 5
@@ -77,7 +79,7 @@ def test_image_folder_has_a_class_per_folder(tmp_path: Path) -> None:
 def test_train_and_test_folders_are_kept_as_the_split(tmp_path: Path) -> None:
     for split, count in (("train", 3), ("test", 2)):
         for i in range(count):
-            picture(tmp_path / "clinic" / split / "a" / f"{i}.png")
+            picture(tmp_path / "clinic" / split / "a" / f"{i}.png", level=10 * count + i)
     dataset = load(DataSource("imagefolder", str(tmp_path), ("clinic",)), seed=0)
     assert dataset.is_train.tolist() == [True] * 3 + [False] * 2
 
@@ -240,7 +242,7 @@ def test_labels_must_be_names_or_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "said"),
+    ("x", "y", "message"),
     [
         (torch.ones(3, 2), torch.zeros(2, dtype=torch.int64), "3 rows of x but 2 of y"),
         (torch.tensor([[1.0], [float("nan")]]), torch.tensor([0, 1]), "NaN or infinity in 1 of 2 rows, first in row 1"),
@@ -248,9 +250,9 @@ def test_labels_must_be_names_or_numbers(tmp_path: Path) -> None:
         (torch.ones(2), torch.tensor([0, 1]), "shape"),
     ],
 )
-def test_unusable_features_are_refused(tmp_path: Path, x: torch.Tensor, y: torch.Tensor, said: str) -> None:
+def test_unusable_features_are_refused(tmp_path: Path, x: torch.Tensor, y: torch.Tensor, message: str) -> None:
     write_features(tmp_path / "f.safetensors", x, y)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         load(DataSource("safetensors", str(tmp_path)), seed=0)
 
 

@@ -18,10 +18,10 @@ from client_app.diagnostics.site_checks import check_site
 from client_app.features.extraction import extract
 from client_app.features.site_features import load_site
 from client_app.node_config import NodeConfig, parse_node_config
+from common.backbones.backbones import load_backbone
 from common.config.flat_settings import parse_overrides
 from common.config.run_config import parse_run_config
 from common.errors import DataError
-from common.models.backbones import load_backbone
 from common.privacy.gaussian_mechanism import unit_weights
 from tests.dicom_files import header, image, save
 from tests.grid import FAST, InProcessGrid, files_with, metrics_of, run_federation
@@ -58,8 +58,8 @@ def test_images_are_found_at_any_depth_by_content_and_the_rest_is_counted_once(
     assert dataset.labels.tolist() == [0, 1, 0, 1]
     assert dataset.patients == ("0", "1", "0", "2")
     assert (np.asarray(dataset.open_image(3))[..., 2] == LEVELS[3]).all()
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "fedsurrogate.site"]
-    assert "4 DICOM images; 1 files are not DICOM, 2 have no image (DICOMDIR, reports), 1 are broken, such as" in said
+    (reason,) = [record.getMessage() for record in caplog.records if record.name == "fedsurrogate.site"]
+    assert "4 DICOM images; 1 files are not DICOM, 2 have no image (DICOMDIR, reports), 1 are broken, such as" in reason
 
 
 @pytest.mark.parametrize("key", ["path", "SOPInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID"])
@@ -89,7 +89,7 @@ def test_a_label_of_a_study_is_that_of_all_its_images(tmp_path: Path) -> None:
     assert dataset.patients == ("0", "0", "0", "0", "1", "1")
 
 
-def test_what_lacks_a_label_or_a_file_is_left_out_and_told_by_number(
+def test_records_without_a_label_or_a_file_are_left_out_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     study(tmp_path, ["1", "2", "3"])
@@ -103,7 +103,7 @@ def test_what_lacks_a_label_or_a_file_is_left_out_and_told_by_number(
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "reason"),
     [
         ("PatientID,label\n1,a\n1,b\n", "rows 1 and 2 of .* name the same PatientID but differ in 'label'"),
         ("PatientID,label\n1,a\n,b\n", "row 2 of .* has no PatientID or no label"),
@@ -115,10 +115,10 @@ def test_what_lacks_a_label_or_a_file_is_left_out_and_told_by_number(
         ("PatientID,label,split\n1,a,dev\n2,a,test\n", "'split' of .* holds 'dev'"),
     ],
 )
-def test_a_table_that_cannot_be_right_is_refused_without_showing_a_patient(tmp_path: Path, table: str, said: str) -> None:
+def test_a_table_that_cannot_be_right_is_refused_without_showing_a_patient(tmp_path: Path, table: str, reason: str) -> None:
     study(tmp_path, ["1", "2"])
     (tmp_path / "labels.csv").write_text(table)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=reason) as caught:
         load(source(tmp_path), 0)
     assert "secret" not in str(caught.value)
 
@@ -144,7 +144,7 @@ def test_folders_of_patients_are_no_classes(tmp_path: Path) -> None:
         load(source(tmp_path), 0)
 
 
-def test_nothing_usable_is_said_with_what_is_there(tmp_path: Path) -> None:
+def test_nothing_usable_is_reported_with_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no files in class folders; .*PatientID"):
         load(source(tmp_path), 0)
     (tmp_path / "t.csv").write_text("path,label\nx,a\n")
@@ -274,6 +274,7 @@ def test_a_doctor_warns_of_burned_in_text_and_not_of_a_tag_that_is_missing(
     assert caplog.text.count("1 of 4 DICOM images have text burned into their pixels") == 1
 
 
+@pytest.mark.slow
 def test_two_studies_of_a_patient_are_one_unit_and_the_patient_is_named_nowhere(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -40,7 +40,8 @@ def hospital(folder: Path, kind: str, records: Data, **node: Any) -> NodeConfig:
 
 @pytest.mark.parametrize(("kind", "fault"), BAD)
 def test_a_record_that_cannot_be_used_is_left_out_alone(tmp_path: Path, kind: str, fault: str) -> None:
-    node = hospital(tmp_path / "h", kind, (Record(), Record("b", "2"), Record("a", "3", fault=fault), Record("b", "4")))
+    records = (Record(), Record("b", "2", grey=2), Record("a", "3", grey=3, fault=fault), Record("b", "4", grey=4))
+    node = hospital(tmp_path / "h", kind, records)
     found = load_site(RUN, node)
     assert sorted(found.train.labels.tolist()) == [0, 1, 1]
     assert found.train.units is None or len(set(found.train.units)) == 3
@@ -55,7 +56,7 @@ def test_without_privacy_the_same_record_is_an_error_that_a_person_sees(tmp_path
 
 
 def test_what_is_left_out_changes_the_key_of_cached_features(tmp_path: Path) -> None:
-    node = hospital(tmp_path / "h", "table", (Record(), Record("b", "2"), Record(fault="no patient")))
+    node = hospital(tmp_path / "h", "table", (Record(), Record("b", "2", grey=2), Record(grey=3, fault="no patient")))
     named, unnamed = (
         load(DataSource.of_node(node.model_copy(update={"patient_column": column}), RUN), 0) for column in ("who", "")
     )
@@ -79,12 +80,12 @@ def test_in_a_private_run_an_id_is_one_patient_whoever_issued_it(tmp_path: Path)
 @pytest.mark.parametrize("kind", ["folder", "table", "features", "dicom"])
 @pytest.mark.parametrize("unit", ["patient", "record"])
 def test_whom_privacy_protects_follows_from_the_settings_alone(tmp_path: Path, kind: str, unit: str) -> None:
-    told = []
+    reported = []
     for name, records in (("none", ()), ("some", (Record(), Record("b")))):
         node = hospital(tmp_path / name, kind, records, unit=unit)
-        told.append((dry_run(RUN, node).facts["unit"], without_records(RUN, node).train.units is None))
+        reported.append((dry_run(RUN, node).facts["unit"], without_records(RUN, node).train.units is None))
     expected = "patient" if unit == "patient" and kind != "folder" else "record"
-    assert told == [(expected, expected == "record")] * 2
+    assert reported == [(expected, expected == "record")] * 2
 
 
 def test_images_of_any_size_need_a_size_in_a_private_run(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def broken(*_: object, **__: object) -> Any:
 
 
 def test_what_failed_is_shown_to_the_hospital_and_in_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = Hospital(tmp_path / "h", "folder", (Record(), Record("b")))
+    site = Hospital(tmp_path / "h", "folder", (Record(), Record("b", grey=2)))
     node = parse_node_config(site.node)
     assert dry_run(RUN, node).refusal == ""
     assert site.visit(METHODS["sums spherical"]).charged
@@ -151,7 +152,7 @@ def test_the_doctor_warns_of_records_that_are_left_out(tmp_path: Path) -> None:
     assert "1 of 3 records have no patient ID" in data.found
 
 
-def test_a_failure_that_a_site_without_records_has_as_well_is_told(tmp_path: Path) -> None:
+def test_a_failure_that_a_site_without_records_has_as_well_is_reported(tmp_path: Path) -> None:
     node = hospital(tmp_path / "h", "folder", (Record(),))
 
     def work(found: SiteFeatures, _: NodeConfig) -> None:
@@ -161,7 +162,7 @@ def test_a_failure_that_a_site_without_records_has_as_well_is_told(tmp_path: Pat
         with_records(RUN, node, work)
 
 
-def test_a_site_that_is_told_to_end_ends_and_releases_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_that_gets_sigterm_ends_and_releases_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a signal, Flower ends an app with SystemExit during its work; SystemExit from a library is an ordinary failure."""
     node = hospital(tmp_path / "h", "folder", (Record(),))
     made: list[int] = []

@@ -37,6 +37,20 @@ def test_parts_follow_the_seed(kind: str, sites: int) -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+@pytest.mark.parametrize("seed", [0, 5])
+def test_dirichlet_gives_the_parts_of_flowers_partitioner(alpha: float, seed: int) -> None:
+    partitioner = pytest.importorskip("flwr_datasets.partitioner")
+    datasets = pytest.importorskip("datasets")
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(seed))
+    theirs = partitioner.DirichletPartitioner(5, "key", alpha, 10, self_balancing=False, seed=seed)
+    theirs.dataset = datasets.Dataset.from_dict({"key": LABELS[order].tolist(), "index": order.tolist()})
+    found = partition(LABELS, None, run(partition="dirichlet", alpha=alpha, seed=seed), 5)
+    assert [part.tolist() for part in found] == [sorted(theirs.load_partition(site)["index"][:]) for site in range(5)]
+
+
+@pytest.mark.slow
 def test_parts_are_the_same_in_every_process() -> None:
     program = (
         "import torch; from client_app.datasets.partition import partition; from common.config.run_config import RunConfig\n"

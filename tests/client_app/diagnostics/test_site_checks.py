@@ -20,7 +20,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from client_app.cli import main as cli
-from client_app.diagnostics.connection_checks import Finding, Link, check_link
+from client_app.diagnostics.connection_checks import check_link
+from client_app.diagnostics.findings import Finding, Link
 from client_app.diagnostics.node_checks import check_isolation, is_isolated, is_supernode, starts_client_apps
 from client_app.diagnostics.site_checks import check_site
 from client_app.governance.gate import open_gate, open_ledger

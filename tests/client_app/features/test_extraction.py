@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from client_app.datasets.dataset import Dataset, DataSource, load
 from client_app.features.extraction import extract
+from common.backbones.backbones import Backbone, load_backbone
 from common.errors import BackboneError, DataError
-from common.models.backbones import Backbone, load_backbone
 
 
 def png(level: int, size: int = 4) -> bytes:
@@ -101,7 +101,7 @@ def test_broken_images_are_skipped_and_named(tmp_path: Path, pixels: Backbone, c
     found = extract(dataset_of(tmp_path / "d", images), pixels, tmp_path)
     assert (~found.ok).nonzero().flatten().tolist() == [3, 40]
     assert found.x[3].abs().sum() == 0
-    assert "image 3 is broken" in caplog.text
+    assert "record 4 is broken" in caplog.text
     assert (found.x[69, 0].float() * 255).round() == 69
 
 
@@ -143,6 +143,7 @@ def _extract_in_process(folder: Path, queue: "multiprocessing.Queue[bool]") -> N
     queue.put(extract(dataset, load_backbone("pixels", device="cpu"), folder).cached)
 
 
+@pytest.mark.slow
 def test_processes_compute_an_entry_once(tmp_path: Path) -> None:
     dataset_of(tmp_path / "d", [png(i % 256, size=64) for i in range(500)])
     context = multiprocessing.get_context("spawn")
@@ -161,6 +162,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, pixels: Backbon
         extract(dataset_of(tmp_path / "d", [png(1)]), pixels, tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_cores_threads_or_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = shared("weights/mobilenet_v2-imagenet.safetensors")
     noise = torch.randint(0, 256, (37, 64, 64, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -198,6 +200,7 @@ def test_threads_started_afterwards_use_as_many_cores_as_before(tmp_path: Path, 
         torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_real_images_give_the_published_features(tmp_path: Path) -> None:
     weights = shared("weights/mobilenet_v2-imagenet.safetensors")
     table = pq.read_table(shared("data/pacs/photo-test.parquet")).slice(0, 32)

@@ -27,7 +27,7 @@ def entries(releases: list[Release]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["nothing", "Gaussian", "a Gaussian round of a sampled run"])
-def test_so_many_runs_as_are_said_to_be_left_go_through_and_no_more(name: str) -> None:
+def test_exactly_the_reported_number_of_further_runs_passes(name: str) -> None:
     """After a first run, whose plan decides how releases are composed."""
     events = (GaussianEvent(8.0),)
     ledger = entries(HISTORIES[name] or [replace(release(run="first"), events=events)])

@@ -109,6 +109,7 @@ def test_one_folder_is_one_data_set_however_it_is_written(tmp_path: Path, monkey
     assert dataset_id("parquet", "x") != dataset_id("imagefolder", "x")
 
 
+@pytest.mark.slow
 def test_every_changed_byte_is_noticed(ledger: Ledger) -> None:
     content = ledger.path.read_bytes()
     for position in range(len(content)):
@@ -143,6 +144,7 @@ def test_lines_removed_moved_or_edited_stop_everything(ledger: Ledger, damage: D
     assert "nothing leaves until a person has looked at it" in refused(ledger)
 
 
+@pytest.mark.slow
 def test_cut_anywhere_no_recorded_release_is_ever_forgotten(ledger: Ledger) -> None:
     content = ledger.path.read_bytes()
     for size in range(len(content)):

@@ -26,10 +26,10 @@ def test_on_a_full_disk_it_refuses_and_takes_the_line_back(tmp_path: Path, room:
     process = FORKS.Process(target=fill_the_disk, args=(tmp_path, len(before) + room, there))
     process.start()
     assert here.poll(60)
-    said = here.recv()
+    message = here.recv()
     process.join(60)
-    assert said.startswith("ledger ")
-    assert "cannot be read or written" in said
+    assert message.startswith("ledger ")
+    assert "cannot be read or written" in message
     assert ledger.path.read_bytes() == before
     assert len(ledger.entries()) == 3
 

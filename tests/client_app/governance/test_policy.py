@@ -37,7 +37,7 @@ def test_every_key_says_what_it_means() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("epsilon-totl = 2", "unknown key 'epsilon-totl'; did you mean 'epsilon-total'?"),
         ("without_dp = true", "unknown key 'without_dp'; did you mean 'without-dp'?"),
@@ -55,11 +55,11 @@ def test_every_key_says_what_it_means() -> None:
         ("methods", "is not a TOML file"),
     ],
 )
-def test_a_mistake_in_a_policy_is_named_with_its_file_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_mistake_in_a_policy_is_named_with_its_file_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     file = written(tmp_path, text)
     with pytest.raises(ConfigError) as error:
         load_policy(file)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert file in str(error.value)
     assert "\n" not in str(error.value)
 

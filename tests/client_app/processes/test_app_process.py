@@ -8,18 +8,18 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.exit.exit_handler import trigger_exit_handlers
 
-from client_app.processes.app_process import ENDS, _answer_when_told_to_end
+from client_app.processes.app_process import ENDS, _answer_on_termination
 
 
 @pytest.mark.parametrize("answered", [False, True])
-def test_whoever_is_told_to_end_answers_once(answered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_gets_sigterm_answers_once(answered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flwr.supercore.exit.exit_handler.registered_exit_handlers", handlers := [])
     asked, pushed = Message(RecordDict(), dst_node_id=7, message_type=MessageType.TRAIN), []
     task = SimpleNamespace(
         pull_task_input=lambda stub: (asked, "context", "run", "code"),
         push_message=lambda stub, reply, context: pushed.append((signal.pthread_sigmask(signal.SIG_BLOCK, ()), reply)),
     )
-    _answer_when_told_to_end(task)
+    _answer_on_termination(task)
     assert set(ENDS) <= signal.pthread_sigmask(signal.SIG_BLOCK, ()), "nothing can be answered yet"
     assert task.pull_task_input("stub") == (asked, "context", "run", "code")
     assert not set(ENDS) & signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -62,7 +62,7 @@ SITE = """
 import json, pathlib, sys
 from client_app.processes import child_process as child
 from client_app.processes import supervisor as join
-from client_app.diagnostics.connection_checks import Finding
+from client_app.diagnostics.findings import Finding
 from common.errors import RunError
 home, words, findings, port = pathlib.Path(sys.argv[1]), *json.loads(sys.argv[2])
 child.FIRST_PAUSE = 0.1

@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from common.config.descriptions import descriptions
 from common.config.flat_settings import Scalar, known_keys, parse_overrides
-from common.config.run_config import RunConfig, parse_run_config, pick_device, run_digest
+from common.config.run_config import RunConfig, parse_run_config, run_digest
 from common.config.sections import FedPFTConfig, HeadConfig
 from common.errors import ConfigError
+from common.models.devices import pick_device
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
@@ -71,7 +72,7 @@ def test_whole_numbers_may_stand_for_fractions() -> None:
         ("fedpft.components", "3", "whole number"),
         ("fedpft.components", 2.0, "whole number"),
         ("fedpft.components", True, "whole number"),
-        ("fedpft.covariance", "tied", "'full', 'diag', 'spherical' or 'lowrank'"),
+        ("fedpft.covariance", "tied", "'full', 'diag', 'spherical', 'lowrank' or 'gram'"),
         ("fedpft.rank", 0, "greater than or equal to 1"),
         ("fedpft.samples-per-component", 0, "greater than or equal to 1"),
         ("fedpft.privacy", "dp", "'none'"),
@@ -114,13 +115,13 @@ def test_a_key_like_no_other_is_named() -> None:
     assert message({"zzzzzz": 1}) == "unknown key 'zzzzzz'"
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     line = message({"seed": -1, "fedpft.rank": 0, "metod": "fedpft"})
     assert all(key in line for key in ("seed = -1", "fedpft.rank = 0", "unknown key 'metod'"))
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "reason"),
     [
         ({"epsilon": 1.0}, "set both"),
         ({"delta": 1e-5}, "set both"),
@@ -131,8 +132,8 @@ def test_all_mistakes_are_told_at_once() -> None:
         ({"epsilon": 1.0, "delta": 1e-5, "fedpft.privacy": "theorem-4.1"}, "'full', 'diag' or 'spherical'"),
     ],
 )
-def test_a_privacy_budget_that_makes_no_sense_is_refused(settings: dict[str, Scalar], said: str) -> None:
-    assert said in message(settings)
+def test_a_privacy_budget_that_makes_no_sense_is_refused(settings: dict[str, Scalar], reason: str) -> None:
+    assert reason in message(settings)
 
 
 def test_a_budget_turns_privacy_on() -> None:

@@ -36,7 +36,7 @@ def plain() -> Head:
     return trained()
 
 
-def test_digits_are_told_apart_as_well_as_by_logistic_regression(plain: Head) -> None:
+def test_digits_are_classified_as_well_as_by_logistic_regression(plain: Head) -> None:
     x, y, x_test, y_test = digits()
     mean, deviation = x.mean(0), x.std(0).clamp_min(1e-6)
     theirs = LogisticRegression(max_iter=1000).fit(((x - mean) / deviation).numpy(), y.numpy())

@@ -57,6 +57,7 @@ def test_the_classical_formula_breaks_its_promise_at_large_epsilon() -> None:
     assert gaussian_epsilon(classical, 1e-5) == pytest.approx(10.39, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accountant", [pld_epsilon, epsilon_spent])
 def test_ten_releases_cost_what_is_known(accountant: object) -> None:
     assert accountant(TEN, 1e-5) == pytest.approx(7.51, abs=0.005)  # type: ignore[operator]
@@ -71,12 +72,14 @@ def test_releases_on_poisson_samples_cost_what_is_known() -> None:
         pld_epsilon([ROUND], 1e-5, replace_one=True)
 
 
+@pytest.mark.slow
 def test_the_two_kinds_compose_with_each_other() -> None:
     both = epsilon_spent([ROUND, *TEN], 1e-5)
     assert both == pytest.approx(pld_epsilon([*TEN, ROUND], 1e-5), rel=1e-6)
     assert max(7.51, 2.38) < both < 7.51 + 2.38
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.floats(0.5, 30.0), min_size=1, max_size=6))
 def test_exact_composition_agrees_with_the_accountant_and_stays_below_renyi(noises: list[float]) -> None:
@@ -146,6 +149,7 @@ def test_what_is_left_after_full_releases_is_spent_exactly(epsilon: float) -> No
         calibrate(epsilon, 1e-5, spent=[GaussianEvent(0.9 * gaussian_noise_multiplier(epsilon, 1e-5))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "rate"), [(0.5, 0.05), (1.0, 0.16)])
 def test_sampled_steps_after_a_full_release_get_no_more_noise_than_they_need(epsilon: float, rate: float) -> None:
     # Here the looser bound of the first release alone exceeds epsilon, so it gives no bracket.

@@ -64,7 +64,7 @@ def test_shares_divide_the_budget() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.3, 1.0, 3.7, 100.0])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "joint"])
 def test_shares_of_every_family_sum_to_one(family: str, noise: float) -> None:
     shares = budget_shares(family, noise)
     assert sum(shares.values()) == pytest.approx(1)

@@ -26,6 +26,7 @@ def applies(first: GaussianEvent, second: GaussianEvent) -> bool:
     return first.sample_rate == second.sample_rate == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(TOTALS, RATES, st.floats(0.05, 0.95), st.lists(RATES, min_size=1, max_size=4, unique=True))
 def test_no_strategy_of_two_steps_gets_more_than_the_total(

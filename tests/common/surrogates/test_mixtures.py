@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from common.errors import DataError
-from common.surrogates.covariances import Diagonal, Full, LowRank, Spherical
+from common.surrogates.covariances import Diagonal, Full, Spherical
 from common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures, MixtureSettings, fit, k_means
+from common.surrogates.shared_covariances import LowRank
 
 FAMILIES = ("full", "diag", "spherical", "lowrank")
 # Families that scikit-learn's GaussianMixture knows under the same name.
@@ -165,6 +166,7 @@ def test_lowrank_of_one_component_is_factor_analysis(rank: int) -> None:
     assert by_default.log_likelihood(x.float(), y) >= theirs - 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("components", [1, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_likelihood_never_decreases(family: str, components: int) -> None:

@@ -126,7 +126,7 @@ def test_an_update_must_fit_the_model_and_the_round() -> None:
     shapes = {"weight": (3, 4), "bias": (3,)}
     good = update(weight=torch.zeros(3, 4), bias=torch.zeros(3))
     check_update(good, shapes, 2, private=False)
-    for bad, private, said in (
+    for bad, private, reason in (
         (update(weight=torch.zeros(3, 4)), False, "tensors that are not this run's"),
         (update(weight=torch.zeros(4, 3), bias=torch.zeros(3)), False, "tensors that are not this run's"),
         (update(weight=torch.full((3, 4), torch.nan), bias=torch.zeros(3)), False, "not finite"),
@@ -136,7 +136,7 @@ def test_an_update_must_fit_the_model_and_the_round() -> None:
         (replace(good, records=10**12), False, "records"),
         (good, True, "5 records"),
     ):
-        with pytest.raises(SurrogateError, match=said):
+        with pytest.raises(SurrogateError, match=reason):
             check_update(bad, shapes, 2, private)
 
 

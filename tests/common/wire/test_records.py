@@ -14,8 +14,9 @@ from torch import Tensor
 from common import surrogate_pb2 as pb
 from common.errors import SurrogateError
 from common.models.classifiers import Head
-from common.surrogates.covariances import Diagonal, Full, LowRank, Spherical
+from common.surrogates.covariances import Diagonal, Full, Spherical
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
+from common.surrogates.shared_covariances import LowRank
 from common.surrogates.surrogates import Header, Surrogate, without_classes
 from common.wire.model_proto import pack_head, unpack_head
 from common.wire.records import (
@@ -224,6 +225,7 @@ def test_random_bytes_are_refused(payload: bytes, family: str) -> None:
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(st.data())
+@pytest.mark.slow
 def test_mutated_bytes_pass_or_are_refused(data: st.DataObject) -> None:
     family = data.draw(st.sampled_from(FAMILIES))
     payload = bytearray(pack_surrogate(surrogate(family)))

@@ -67,7 +67,7 @@ def test_a_name_is_a_short_text_that_prints(value: object, right: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"method": "fedlap"}, "method 'fedlap' is not this run's 'fedpft'"),
         ({"run": "x"}, "run 'x' is not"),
@@ -82,13 +82,13 @@ def test_a_name_is_a_short_text_that_prints(value: object, right: bool) -> None:
         ({"classes": ("a", "d")}, "unknown class 'd'"),
     ],
 )
-def test_a_header_of_another_run_is_refused(changed: dict[str, Any], said: str) -> None:
+def test_a_header_of_another_run_is_refused(changed: dict[str, Any], message: str) -> None:
     run, surrogate = made()
     expected = Expectation.of(run, CLASSES, "f" * 16)
     header: Header = surrogate.header
     check_header(header, expected)
     check_header(replace(header, site="n" * 64, classes=("c",)), expected)
-    with pytest.raises(SurrogateError, match=said):
+    with pytest.raises(SurrogateError, match=message):
         check_header(replace(header, **changed), expected)
 
 
@@ -194,13 +194,13 @@ def test_mixtures_of_another_shape_than_was_asked_for_are_refused() -> None:
     lower = parse_run_config({"fedpft.covariance": "lowrank", "fedpft.rank": 1, "fedpft.components": 2})
     other = parse_run_config({"fedpft.covariance": "full", "fedpft.components": 2})
     expected = Expectation.of(run, CLASSES, "f" * 16, 4)
-    for asked, said in (
+    for asked, message in (
         (fewer, "2 components in a class; at most 1 are allowed"),
         (lower, "rank 2; at most 1 is allowed"),
         (other, "covariance 'lowrank', expected 'full'"),
     ):
         asked_for = Expectation.of(asked, CLASSES, "f" * 16, 4)
-        with pytest.raises(SurrogateError, match=said):
+        with pytest.raises(SurrogateError, match=message):
             check_surrogate(surrogate, replace(asked_for, run=expected.run))
     one = Expectation.of(parse_run_config({"epsilon": 4.0, "delta": 1e-5, "fedpft.components": 3}), (), "")
     assert one.family == "spherical", "DP-EM's, whatever was asked for"

@@ -115,7 +115,7 @@ def test_a_plan_that_needs_a_dimension_asks_for_it(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_report_is_written_again(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    (run / "report.html").unlink()
+    (run / "report.html").unlink(missing_ok=True)
     assert coordinator(monkeypatch, "report", run) == 0
     assert capsys.readouterr().out.splitlines() == ["privacy none", str(run / "report.html")]
     assert "<html" in (run / "report.html").read_text()
@@ -197,16 +197,16 @@ def test_settings_for_scripts_are_the_descriptions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["fedpft.rnk"], "error: unknown key 'fedpft.rnk'; did you mean 'fedpft.rank'?\n"),
         (["--method", "fedfoo"], "error: method = 'fedfoo': must be 'fedpft', "),
     ],
 )
 def test_settings_that_do_not_exist_are_refused_in_one_line(
-    arguments: list[str], said: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["coordinator", "settings", *arguments])
     with pytest.raises(SystemExit, match="1"):
         cli.main()
-    assert capsys.readouterr().err.startswith(said)
+    assert capsys.readouterr().err.startswith(message)

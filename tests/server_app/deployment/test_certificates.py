@@ -99,7 +99,7 @@ def test_renewing_adds_hosts_and_leaves_the_sites_alone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "sites", "said"),
+    ("hosts", "sites", "message"),
     [
         (("https://fl.example.org",), (), "host 'https://fl.example.org'"),
         (("fl.example.org:9092",), (), "without a port"),
@@ -111,11 +111,11 @@ def test_renewing_adds_hosts_and_leaves_the_sites_alone(folder: Path) -> None:
     ],
 )
 def test_what_cannot_be_certified_is_refused_before_anything_is_written(
-    tmp_path: Path, hosts: tuple[str, ...], sites: tuple[str, ...], said: str
+    tmp_path: Path, hosts: tuple[str, ...], sites: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         issue(tmp_path / "papers", hosts, sites)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert not (tmp_path / "papers").exists()
 
 

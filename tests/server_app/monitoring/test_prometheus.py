@@ -28,7 +28,7 @@ def scrape(url: str) -> Samples:
     return samples
 
 
-def told(samples: Samples, name: str, **labels: str) -> dict[str, float]:
+def reported(samples: Samples, name: str, **labels: str) -> dict[str, float]:
     """The samples of this name that have these labels, by the value of their last other label."""
     wanted = set(labels.items())
     return {
@@ -47,19 +47,19 @@ def test_a_folder_without_runs_says_so(tmp_path: Path) -> None:
 def test_the_page_tells_what_the_metrics_tell(tmp_path: Path) -> None:
     rounds = {"method": "fedavg", "fedavg.rounds": 2, "fedavg.local-epochs": 1}
     with serve(tmp_path / "runs", "127.0.0.1", 0, 20, exposed=False) as url:
-        folder = run_federation(tmp_path, sites(2), report=False, **rounds)
+        folder = run_federation(tmp_path, sites(2), **rounds)
         samples, metrics = scrape(url), metrics_of(folder)
     assert {dict(labels).get("run", folder.name) for _, labels in samples} == {folder.name}
-    assert told(samples, "runs") == {"": 1}
-    assert told(samples, "run_status") == {"running": 0, "ok": 1, "failed": 0}
-    assert told(samples, "run_rounds_done") == told(samples, "run_rounds_planned") == {"": 2}
-    assert told(samples, "run_sites") == {"waiting": 0, "used": 2, "rejected": 0, "dropped": 0}
-    assert told(samples, "run_bytes_total") == {"up": metrics["bytes"]["up"], "down": metrics["bytes"]["down"]}
-    assert told(samples, "run_accuracy") == {"": metrics["accuracy"]["model"]}
-    assert told(samples, "site_bytes_up") == metrics["bytes"]["up_per_site"]
-    assert told(samples, "site_accuracy") == metrics["accuracy"]["per_site"]
-    assert set(told(samples, "site_seconds")) == {"0", "1"}
-    assert told(samples, "run_seconds_since_event") == {}, "a run that has ended is not silent"
+    assert reported(samples, "runs") == {"": 1}
+    assert reported(samples, "run_status") == {"running": 0, "ok": 1, "failed": 0, "interrupted": 0}
+    assert reported(samples, "run_rounds_done") == reported(samples, "run_rounds_planned") == {"": 2}
+    assert reported(samples, "run_sites") == {"waiting": 0, "used": 2, "rejected": 0, "dropped": 0}
+    assert reported(samples, "run_bytes_total") == {"up": metrics["bytes"]["up"], "down": metrics["bytes"]["down"]}
+    assert reported(samples, "run_accuracy") == {"": metrics["accuracy"]["model"]}
+    assert reported(samples, "site_bytes_up") == metrics["bytes"]["up_per_site"]
+    assert reported(samples, "site_accuracy") == metrics["accuracy"]["per_site"]
+    assert set(reported(samples, "site_seconds")) == {"0", "1"}
+    assert reported(samples, "run_seconds_since_event") == {}, "a run that has ended is not silent"
 
 
 def test_every_question_is_answered_with_what_is_there_now(tmp_path: Path) -> None:
@@ -67,19 +67,19 @@ def test_every_question_is_answered_with_what_is_there_now(tmp_path: Path) -> No
     folder = make_run(tmp_path, "20260101T000000Z-fedavg-a", "running", silent)
     with serve(tmp_path, "127.0.0.1", 0, 20, exposed=False) as url:
         first = scrape(url)
-        assert told(first, "run_sites")["waiting"] == 2
-        assert told(first, "run_seconds_since_event")[""] > 0
+        assert reported(first, "run_sites")["waiting"] == 2
+        assert reported(first, "run_seconds_since_event")[""] > 0
         with (folder / "events.jsonl").open("a") as file:
             file.write(json.dumps({"event": "replied", "site": 'a"\n\\b', "bytes": 7, "epsilon": 1}) + "\n{")
         second = scrape(url)
-        assert told(second, "run_sites") == {"waiting": 1, "used": 1, "rejected": 0, "dropped": 0}
-        assert told(second, "site_bytes_up") == {'a" \\b': 7}
+        assert reported(second, "run_sites") == {"waiting": 1, "used": 1, "rejected": 0, "dropped": 0}
+        assert reported(second, "site_bytes_up") == {'a" \\b': 7}
         make_run(tmp_path, "20260102T000000Z-fedpft-b", "failed")
-        assert told(scrape(url), "runs") == {"": 2}
+        assert reported(scrape(url), "runs") == {"": 2}
         shutil.rmtree(folder)
-        assert told(scrape(url), "run_status") == {"running": 0, "ok": 0, "failed": 1}
+        assert reported(scrape(url), "run_status") == {"running": 0, "ok": 0, "failed": 1, "interrupted": 0}
         shutil.rmtree(tmp_path)
-        assert told(scrape(url), "runs") == {"": 0}
+        assert reported(scrape(url), "runs") == {"": 0}
 
 
 def test_series_do_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,9 +91,9 @@ def test_series_do_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.Monk
         samples = scrape(url)
     runs = {dict(labels)["run"] for name, labels in samples if name == "fedsurrogate_run_status"}
     assert runs == {f"2026010{day}T000000Z-fedavg-a" for day in (7, 8, 9)}
-    newest = told(samples, "site_bytes_up", run="20260109T000000Z-fedavg-a")
+    newest = reported(samples, "site_bytes_up", run="20260109T000000Z-fedavg-a")
     assert set(newest) == {"s0", "s1", "s2", "s3", "s4"}
-    assert told(samples, "run_sites", run="20260109T000000Z-fedavg-a")["used"] == 12
+    assert reported(samples, "run_sites", run="20260109T000000Z-fedavg-a")["used"] == 12
 
 
 def test_only_this_machine_is_answered_unless_asked(tmp_path: Path) -> None:

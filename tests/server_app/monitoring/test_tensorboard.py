@@ -18,7 +18,7 @@ from tests.grid import FAST, events_of, metrics_of, run_federation, sites
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rounds = {"method": "fedavg", "fedavg.rounds": 3, "fedavg.local-epochs": 1}
-    return run_federation(tmp_path_factory.mktemp("run"), sites(2), report=False, **rounds)
+    return run_federation(tmp_path_factory.mktemp("run"), sites(2), **rounds)
 
 
 def read_back(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
@@ -41,7 +41,7 @@ def test_events_become_scalars_of_their_round(run: Path) -> None:
 
 
 def test_a_run_of_one_round_tells_its_result_at_the_end(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, sites(2), report=False, **FAST)
+    folder = run_federation(tmp_path, sites(2), **FAST)
     state, metrics = state_of(events_of(folder)), metrics_of(folder)
     state.conclude(metrics)
     assert {(scalar.tag, scalar.value, scalar.step) for scalar in scalars_at_end(state)} == {

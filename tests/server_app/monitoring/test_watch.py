@@ -26,7 +26,7 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_federation(tmp_path_factory.mktemp("run"), sites(2), report=False, **ROUNDS)
+    return run_federation(tmp_path_factory.mktemp("run"), sites(2), **ROUNDS)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ class Witness(io.StringIO):
 def test_a_run_is_watched_from_before_it_begins_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders: list[Path] = []
     out = Witness(tmp_path / "runs")
-    thread = threading.Thread(target=lambda: folders.append(run_federation(tmp_path, sites(2), report=False, **ROUNDS)))
+    thread = threading.Thread(target=lambda: folders.append(run_federation(tmp_path, sites(2), **ROUNDS)))
     thread.start()
     monkeypatch.setattr(sys, "stdout", out)
     try:
@@ -157,7 +157,7 @@ def test_a_small_terminal_shows_who_is_in_trouble(tmp_path: Path) -> None:
     assert "49 more used, 10 invited, no reply yet" in shown
 
 
-def test_a_silent_run_is_said_to_be(tmp_path: Path) -> None:
+def test_a_silent_run_is_reported_as_silent(tmp_path: Path) -> None:
     run = LiveRun(make_run(tmp_path, "r", "running", {"time": "2026-01-01T00:00:00+00:00", "event": "invited", "sites": 1}))
     run.refresh()
     screen = Console(file=io.StringIO(), width=100)

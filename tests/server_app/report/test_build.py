@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common import number_format as units
 from common.errors import RunError
-from server_app import number_format as units
+from common.pages import svg
 from server_app.report.build import write_report
 from server_app.report.plots import accuracy as plots
-from server_app.report.plots import svg
 
 DIGITS = [str(digit) for digit in range(10)]
 
@@ -112,7 +112,9 @@ def test_report_is_one_file_that_loads_nothing(tmp_path: Path, count: int, simul
     html, page = report(make_run(tmp_path, [str(i) for i in range(count)], simulation=simulation))
     assert "script" not in page.tags
     assert not {"link", "iframe", "object", "embed", "base"} & set(page.tags)
-    assert all(link.startswith(("#", "data:image/png;base64,")) for link in page.links)
+    assert all(
+        link.startswith(("#", "data:image/png;base64,", "data:text/csv;charset=utf-8;base64,")) for link in page.links
+    )
     assert not re.search(r"https?://|@import|url\((?!#)", html)
     assert "nan" not in re.findall(r"[a-z]+", re.sub(r"base64,[^\"]*", "", html))
 
@@ -290,7 +292,7 @@ def test_the_accuracy_axis_holds_all_values_and_never_exaggerates(values: list[f
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (182_000, "182 kB"), (999_999, "1 MB"), (1.82e6, "1.82 MB")],
 )
-def test_bytes_are_said_in_decimal_units(count: float, text: str) -> None:
+def test_bytes_are_reported_in_decimal_units(count: float, text: str) -> None:
     assert units.human_bytes(count) == text
 
 
@@ -298,7 +300,7 @@ def test_bytes_are_said_in_decimal_units(count: float, text: str) -> None:
     ("seconds", "text"),
     [(0.02, "20 ms"), (3.21, "3.2 s"), (59.97, "1 min"), (125, "2 min 5 s"), (3599.9, "1 h"), (4320, "1 h 12 min")],
 )
-def test_durations_are_said_in_human_units(seconds: float, text: str) -> None:
+def test_durations_are_reported_in_human_units(seconds: float, text: str) -> None:
     assert units.human_seconds(seconds) == text
 
 
@@ -314,9 +316,9 @@ def test_a_broken_sheet_of_images_is_left_out(tmp_path: Path, content: bytes) ->
 def test_runs_are_drawn_beside_each_other_and_those_without_a_curve_refused(tmp_path: Path) -> None:
     for name, rounds in (("a-111111", [0.2, 0.5]), ("b-222222", [0.3, 0.4]), ("c-333333", [])):
         (tmp_path / name).mkdir()
-        told = [{"round": i + 1, "accuracy": a, "bytes_up": 1000 * (i + 1)} for i, a in enumerate(rounds)]
-        told = told or [{"round": 1, "accuracy": None}]
-        (tmp_path / name / "metrics.json").write_text(json.dumps({"status": "ok", "method": "fedavg", "rounds": told}))
+        reported = [{"round": i + 1, "accuracy": a, "bytes_up": 1000 * (i + 1)} for i, a in enumerate(rounds)]
+        reported = reported or [{"round": 1, "accuracy": None}]
+        (tmp_path / name / "metrics.json").write_text(json.dumps({"status": "ok", "method": "fedavg", "rounds": reported}))
     page = write_report(tmp_path / "a-111111", [tmp_path / "b-222222"]).read_text()
     assert "Compared with other runs" in page
     assert "FedAvg 222222" in page

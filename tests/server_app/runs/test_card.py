@@ -45,7 +45,7 @@ def test_who_does_not_tell_is_taken_for_as_large_as_the_largest() -> None:
     assert run_card([used("a"), used("b"), Site("c")], 0)["missing_share"] == pytest.approx(1 / 3, abs=1e-4)
 
 
-def test_what_is_missing_is_said_in_a_line() -> None:
+def test_what_is_missing_is_reported_in_a_line() -> None:
     card = run_card([used("a", 300), Site("b", "rejected", "no", records=100)], 3)
     assert missing_line(card) == "about 57% of all records are missing: b, 1 that never connected"
 
@@ -55,6 +55,7 @@ def test_nobody_at_all_is_all_missing() -> None:
     assert run_card([], 0)["state"] == "green"
 
 
+@pytest.mark.slow
 def test_what_comes_in_the_time_of_grace_is_kept_and_named_late(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(3), {1: Fault(pulls=30)})
     folder = run_federation(tmp_path, grid, **FAST, **SHORT, grace=30.0)
@@ -72,9 +73,10 @@ def test_what_comes_in_the_time_of_grace_is_kept_and_named_late(tmp_path: Path) 
     assert 'class="banner"' in page
 
 
+@pytest.mark.slow
 def test_without_grace_nobody_is_waited_for_after_the_deadline(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(3), {1: Fault(pulls=10**6)})
-    folder = run_federation(tmp_path, grid, report=False, **FAST, **SHORT)
+    folder = run_federation(tmp_path, grid, **FAST, **SHORT)
     assert set(surrogates_of(folder)) == {"0.pb", "2.pb"}
     assert metrics_of(folder)["card"]["dropped"].keys() == {"node 1002"}
 
@@ -82,7 +84,7 @@ def test_without_grace_nobody_is_waited_for_after_the_deadline(tmp_path: Path) -
 def test_a_missed_quorum_still_waits_in_grace_and_a_head_can_be_learned_from_all(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(3), {node: Fault(pulls=30) for node in (1, 2)})
     with pytest.raises(RunError, match="quorum missed: 1 of 3"):
-        run_federation(tmp_path, grid, report=False, **FAST, **SHORT, grace=30.0, quorum=0.9)
+        run_federation(tmp_path, grid, **FAST, **SHORT, grace=30.0, quorum=0.9)
     (folder,) = (tmp_path / "runs").iterdir()
     metrics = metrics_of(folder)
     assert (metrics["status"], set(metrics["card"]["late"])) == ("failed", {"1", "2"})
@@ -95,7 +97,7 @@ def test_a_missed_quorum_still_waits_in_grace_and_a_head_can_be_learned_from_all
 def test_every_method_tells_how_many_records_stand_behind_it(tmp_path: Path, method: str) -> None:
     rounds = {f"{method}.rounds": 2} if method in ("fedavg", "fedlap", "dpcvae") else {}
     quick = {"fedlap.image-steps": 2, "fedlap.model": "linear"} if method == "fedlap" else {}
-    folder = run_federation(tmp_path, sites(2), report=False, **(FAST | {"method": method} | rounds | quick))
+    folder = run_federation(tmp_path, sites(2), **(FAST | {"method": method} | rounds | quick))
     card = metrics_of(folder)["card"]
     assert set(card["records"]) == {"0", "1"}
     # 1797 digits; a fifth is held out.

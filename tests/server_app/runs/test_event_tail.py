@@ -89,7 +89,7 @@ def test_a_run_that_died_is_given_up(tmp_path: Path) -> None:
     assert 0.5 <= time.monotonic() - started < 5
 
 
-def test_a_run_folder_that_is_removed_is_told(tmp_path: Path) -> None:
+def test_a_run_folder_that_is_removed_is_reported(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "r", "running", {"event": "invited", "sites": 2})
     looks = follow(LiveRun(folder))
     next(looks)

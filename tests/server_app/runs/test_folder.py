@@ -141,21 +141,28 @@ def test_an_event_that_the_disk_takes_only_a_part_of_is_not_there_at_all(tmp_pat
     assert not [file for file in folder.path.iterdir() if file.name.startswith(".checkpoint")]
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(0), MemoryError("out of it")])
+@pytest.mark.parametrize(
+    ("stop", "status", "reason"),
+    [
+        (KeyboardInterrupt(), "interrupted", "interrupted by Ctrl-C"),
+        (SystemExit(0), "failed", "stopped by SystemExit"),
+        (MemoryError("out of it"), "failed", "stopped by MemoryError"),
+    ],
+)
 def test_a_run_that_is_stopped_leaves_a_complete_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException, status: str, reason: str
 ) -> None:
     def fail(*_: object) -> None:
         raise stop
 
     monkeypatch.setattr("strategies.fedpft.strategy.learn", fail)
     with pytest.raises(type(stop)):
-        run_federation(tmp_path, InProcessGrid(sites(2)))
+        run_federation(tmp_path, InProcessGrid(sites(2)), report=True)
     (folder,) = (tmp_path / "runs").iterdir()
     metrics = read_json(folder, "metrics.json")
-    assert metrics["status"] == "failed"
-    assert type(stop).__name__ in metrics["failure"]
+    assert metrics["status"] == status
+    assert reason in metrics["failure"]
     assert metrics["sites"] == {"invited": 2, "used": 2, "rejected": 0, "dropped": 0}
     assert {unpack_surrogate(each).header.site for each in read_payloads(folder)} == {"0", "1"}
-    assert type(stop).__name__ in (folder / "report.html").read_text()
-    assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["event"] == "failed"
+    assert reason in (folder / "report.html").read_text()
+    assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["event"] == status

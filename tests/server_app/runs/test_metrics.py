@@ -26,7 +26,7 @@ def test_the_same_outcome_gives_the_same_metrics_and_is_left_as_it_was() -> None
     first, again = (make_metrics(RunConfig(), outcome, End("ok", "", 2.0)) for _ in range(2))
     assert json.dumps(first) == json.dumps(again)
     assert outcome == before
-    assert first["rounds"] == [{"round": 1, "accuracy": 0.5, "seconds": 2.0}]
+    assert first["rounds"] == [{"round": 1, "accuracy": 0.5, "bytes_up": 100, "seconds": 2.0}]
     assert first["hops"] == [{"site": "a"}]
     assert not {"failure", "stopped", "parameters", "downstream"} & set(first)
 

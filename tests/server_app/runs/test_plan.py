@@ -25,7 +25,7 @@ def measured(tmp_path: Path, family: str, components: int) -> Iterator[tuple[Cos
     """The plan for each site of a run, and the bytes that it actually sent and received."""
     grid = InProcessGrid(sites(3))
     settings = {"fedpft.covariance": family, "fedpft.components": components, "partition": "iid", "head.epochs": 1}
-    folder = run_federation(tmp_path, grid, report=False, **settings, **{"head.min-steps": 20})
+    folder = run_federation(tmp_path, grid, **settings, **{"head.min-steps": 20})
     for node in range(3):
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
         (counts,) = (e["counts"] for e in events if e["event"] == "replied" and e["site"] == str(node))
@@ -49,7 +49,7 @@ PRIVATE: list[dict[str, Any]] = [
 def test_a_private_plan_is_within_five_percent_of_the_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     settings = settings | {"epsilon": 4.0, "delta": 1e-5, "classes": ",".join(map(str, range(10))), "partition": "iid"}
     grid = InProcessGrid(sites(3))
-    run_federation(tmp_path, grid, report=False, **settings, **FAST)
+    run_federation(tmp_path, grid, **settings, **FAST)
     planned = plan(parse_run_config(settings), 64, 10, 400, 20)[0]
     assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in grid.counted(1))
 
@@ -61,7 +61,7 @@ def test_a_plan_of_fedlap_is_within_five_percent_of_the_run(tmp_path: Path, priv
     if private:
         settings |= {"epsilon": 4.0, "delta": 1e-5, "classes": ",".join(map(str, range(10)))}
     grid = InProcessGrid(sites(3))
-    run_federation(tmp_path, grid, report=False, **settings)
+    run_federation(tmp_path, grid, **settings)
     run = parse_run_config(settings)
     planned = plan(run, find_dimension(run), 10, 400, 20)[0]
     counted = grid.counted(1, ("train", "evaluate", "query.hello"))

@@ -147,7 +147,7 @@ def test_noise_on_a_mean_is_its_length_beside_features_of_norm_one() -> None:
 def test_a_private_run_leaves_its_card_and_shows_it(tmp_path: Path, mechanism: str) -> None:
     digits = ",".join(map(str, range(10)))
     settings = BUDGET | KINDS[mechanism] | FAST | {"classes": digits}
-    folder = run_federation(tmp_path, sites(3), **settings)
+    folder = run_federation(tmp_path, sites(3), report=True, **settings)
     found = metrics_of(folder)["privacy"]
     assert found["per_site"].keys() == {"0", "1", "2"}
     assert any("simulation" in item for item in found["not_covered"])

@@ -15,7 +15,7 @@ ROUNDS = {"method": "fedavg", "fedavg.rounds": 3, "fedavg.local-epochs": 1}
 
 @pytest.fixture(scope="module")
 def in_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_federation(tmp_path_factory.mktemp("rounds"), sites(3), report=False, **ROUNDS)
+    return run_federation(tmp_path_factory.mktemp("rounds"), sites(3), **ROUNDS)
 
 
 def while_it_goes(folder: Path) -> Iterator[tuple[dict[str, Any], RunState]]:
@@ -45,7 +45,7 @@ def test_the_end_is_what_the_metrics_say(in_rounds: Path) -> None:
     assert {name: site.bytes for name, site in state.sites.items()} == metrics["bytes"]["up_per_site"]
 
 
-def test_rounds_sites_and_bytes_are_told_as_they_come(in_rounds: Path) -> None:
+def test_rounds_sites_and_bytes_are_reported_as_they_come(in_rounds: Path) -> None:
     seen = [(e["event"], s.done, s.replied, s.fates["waiting"], len(s.sites)) for e, s in while_it_goes(in_rounds)]
     story = [("configured", 0, 0, 0, 0), ("invited", 0, 0, 3, 0)]
     story += [("introduced", 0, 0, 3, number) for number in (1, 2, 3)]
@@ -59,7 +59,7 @@ def test_rounds_sites_and_bytes_are_told_as_they_come(in_rounds: Path) -> None:
 
 
 def test_one_shot_is_one_round(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, sites(2), report=False, **FAST)
+    folder = run_federation(tmp_path, sites(2), **FAST)
     state, metrics = state_of(events_of(folder)), metrics_of(folder)
     assert (state.step, state.done, state.planned) == ("round", 1, 1)
     assert state.accuracy == metrics["accuracy"]["model"]
@@ -69,14 +69,14 @@ def test_one_shot_is_one_round(tmp_path: Path) -> None:
 
 
 def test_a_chain_goes_hop_by_hop(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, sites(2), report=False, **FAST, **{"fedpft.topology": "chain"})
+    folder = run_federation(tmp_path, sites(2), **FAST, **{"fedpft.topology": "chain"})
     hops = [(s.done, s.planned, s.step) for e, s in while_it_goes(folder) if e["event"] == "replied"]
     assert hops == [(1, 2, "hop"), (2, 2, "hop")]
 
 
 def test_epsilon_grows_with_the_rounds_and_ends_at_the_promise(tmp_path: Path) -> None:
     private = {"method": "dp-fedavg", "epsilon": 1.0, "delta": 1e-5, "fedavg.rounds": 2, "fedavg.sample-rate": 0.2}
-    folder = run_federation(tmp_path, sites(2), report=False, classes=",".join(map(str, range(10))), **private)
+    folder = run_federation(tmp_path, sites(2), classes=",".join(map(str, range(10))), **private)
     first, second = (s.epsilon for e, s in while_it_goes(folder) if e["event"] == "round")
     assert first is not None
     assert second is not None
@@ -88,7 +88,7 @@ def test_epsilon_grows_with_the_rounds_and_ends_at_the_promise(tmp_path: Path) -
 
 def test_a_site_in_trouble_says_why(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(3), {1: Fault(payload=lambda payload: payload[:-1]), 2: Fault(offline=True)})
-    folder = run_federation(tmp_path, grid, report=False, deadline=1.0, quorum=0.3, **ROUNDS)
+    folder = run_federation(tmp_path, grid, deadline=1.0, quorum=0.3, **ROUNDS)
     state = state_of(events_of(folder))
     assert state.fates == {"waiting": 0, "used": 1, "rejected": 1, "dropped": 1}
     refused, silent = state.sites["1"], state.sites["2"]
@@ -101,7 +101,7 @@ def test_a_site_in_trouble_says_why(tmp_path: Path) -> None:
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(2), {0: Fault(offline=True), 1: Fault(offline=True)})
     with pytest.raises(RunError, match="quorum"):
-        run_federation(tmp_path, grid, report=False, deadline=0.5, **ROUNDS)
+        run_federation(tmp_path, grid, deadline=0.5, **ROUNDS)
     (folder,) = (tmp_path / "runs").iterdir()
     state = state_of(events_of(folder))
     assert "quorum missed" in state.failure
@@ -110,8 +110,8 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_from_another_counts_on(tmp_path: Path) -> None:
-    half = run_federation(tmp_path, sites(2), report=False, **ROUNDS)
-    again = run_federation(tmp_path, sites(2), report=False, **ROUNDS, resume=str(half))
+    half = run_federation(tmp_path, sites(2), **ROUNDS)
+    again = run_federation(tmp_path, sites(2), **ROUNDS, resume=str(half))
     assert state_of(event for event in events_of(again) if event["event"] != "round").done == 3
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from safetensors import safe_open
 from common.errors import ConfigError, RunError
 from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_federation, sites
 
-quick = partial(run_federation, report=False)
 SMALL: dict[str, Any] = {"head.min-steps": 60, "head.epochs": 2, "fedavg.local-epochs": 2, "fedavg.rounds": 2, "alpha": 1.0}
 PRIVATE: dict[str, Any] = {
     "epsilon": 8.0,
@@ -38,6 +36,7 @@ METHODS: dict[str, tuple[dict[str, Any], float]] = {
     "dsfl": ({}, 0.7),
     "fedlambda": ({}, 0.75),
     "knn-per": ({}, 0.75),
+    "fedrep": ({}, 0.6),
     "dp-fedavg": (PRIVATE, 0.3),
     "dp-fedprox": (PRIVATE, 0.3),
 }
@@ -57,23 +56,26 @@ def used(folder: Path) -> Json:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns_from_three_sites(tmp_path: Path, method: str) -> None:
     settings, least = METHODS[method]
-    metrics = used(quick(tmp_path, sites(3), method=method, **SMALL | settings))
+    metrics = used(run_federation(tmp_path, sites(3), method=method, **SMALL | settings))
     assert metrics["sites"] == {"invited": 3, "used": 3, "rejected": 0, "dropped": 0}
     assert metrics["accuracy"]["model"] > least
     assert set(metrics["accuracy"]["per_site"]) == {"0", "1", "2"}
     assert (metrics["privacy"] is None) == (not method.startswith("dp-"))
 
 
+@pytest.mark.slow
 def test_what_a_site_keeps_of_its_own_makes_it_better_there(tmp_path: Path) -> None:
     own = {}
     for method in ("fedavg", "fedlambda", "knn-per"):
-        per_site = used(quick(tmp_path / method, sites(3), method=method, **SMALL | {"alpha": 0.3}))["accuracy"]["per_site"]
+        per_site = used(run_federation(tmp_path / method, sites(3), method=method, **SMALL | {"alpha": 0.3}))["accuracy"][
+            "per_site"
+        ]
         own[method] = sum(per_site.values()) / 3
     assert min(own["fedlambda"], own["knn-per"]) > own["fedavg"]
 
 
 def test_privacy_of_many_rounds_is_one_promise(tmp_path: Path) -> None:
-    metrics = used(quick(tmp_path, sites(2), method="dp-fedavg", **SMALL | PRIVATE))
+    metrics = used(run_federation(tmp_path, sites(2), method="dp-fedavg", **SMALL | PRIVATE))
     card = metrics["privacy"]
     assert (card["mechanism"], card["epsilon"], card["relation"]) == ("dp-sgd", 8.0, "add or remove one record")
     assert "all rounds together" in card["covers"]
@@ -86,7 +88,7 @@ def test_privacy_of_many_rounds_is_one_promise(tmp_path: Path) -> None:
 @pytest.mark.parametrize("settings", [{}, {"method": "scaffold"}])
 def test_the_convnet_is_trained_in_rounds_as_well(tmp_path: Path, settings: dict[str, Any]) -> None:
     convnet = {"method": "fedavg", "fedavg.model": "convnet", "fedavg.width": 8, "fedavg.batch-size": 16, "partition": "iid"}
-    folder = quick(tmp_path, sites(2), **SMALL | convnet | settings)
+    folder = run_federation(tmp_path, sites(2), **SMALL | convnet | settings)
     assert used(folder)["accuracy"]["model"] > 0.3
     with safe_open(folder / "model.safetensors", "pt") as model:
         assert model.metadata()["kind"] == "convnet"
@@ -96,11 +98,11 @@ def test_the_convnet_is_trained_in_rounds_as_well(tmp_path: Path, settings: dict
 def test_a_convnet_that_cannot_be_built_is_refused_in_one_line(tmp_path: Path) -> None:
     odd = {"fedavg.model": "convnet", "backbone": "pixels:rgb", "image-size": 5}
     with pytest.raises(ConfigError, match="set image-size to 6"):
-        quick(tmp_path, sites(2), method="fedavg", **SMALL | odd)
+        run_federation(tmp_path, sites(2), method="fedavg", **SMALL | odd)
 
 
 def test_rounds_are_recorded_one_by_one(tmp_path: Path) -> None:
-    metrics = used(quick(tmp_path, sites(2), method="fedavg", **SMALL))
+    metrics = used(run_federation(tmp_path, sites(2), method="fedavg", **SMALL))
     assert [entry["round"] for entry in metrics["rounds"]] == [1, 2]
     assert metrics["rounds"][0]["bytes_up"] < metrics["rounds"][1]["bytes_up"] <= metrics["bytes"]["up"]
     assert metrics["rounds"][1]["accuracy"] == pytest.approx(metrics["accuracy"]["model"])
@@ -108,7 +110,7 @@ def test_rounds_are_recorded_one_by_one(tmp_path: Path) -> None:
 
 def test_a_site_that_fails_a_round_is_named_and_asked_again(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
-    folder = quick(tmp_path, grid, method="fedavg", **SMALL | {"deadline": 0.3})
+    folder = run_federation(tmp_path, grid, method="fedavg", **SMALL | {"deadline": 0.3})
     dropped = [event for event in events_of(folder) if event["event"] == "dropped"]
     assert [event.get("round") for event in dropped] == [1, 2]
     assert used(folder)["sites"] == {"invited": 3, "used": 2, "rejected": 0, "dropped": 1}
@@ -116,16 +118,16 @@ def test_a_site_that_fails_a_round_is_named_and_asked_again(tmp_path: Path) -> N
 
 def test_nonsense_from_one_site_moves_nothing(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(3), {1: Fault(payload=lambda payload: payload[:-3])})
-    metrics = used(quick(tmp_path, grid, method="fedavg", **SMALL))
+    metrics = used(run_federation(tmp_path, grid, method="fedavg", **SMALL))
     assert metrics["sites"]["rejected"] == 1
     grid = InProcessGrid(sites(3), {1: Fault(payload=lambda payload: payload[:-3])})
-    assert used(quick(tmp_path, grid, method="average", **SMALL))["sites"]["rejected"] == 1
+    assert used(run_federation(tmp_path, grid, method="average", **SMALL))["sites"]["rejected"] == 1
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedyogi", "scaffold"])
 def test_a_run_resumes_from_its_last_round_and_ends_where_it_would_have(tmp_path: Path, method: str) -> None:
     settings = SMALL | {"method": method, "fedavg.rounds": 3}
-    whole = quick(tmp_path / "whole", sites(2), **settings)
+    whole = run_federation(tmp_path / "whole", sites(2), **settings)
     grid = InProcessGrid(sites(2))
     asked = grid.push_messages
 
@@ -140,24 +142,24 @@ def test_a_run_resumes_from_its_last_round_and_ends_where_it_would_have(tmp_path
 
     grid.push_messages = dies  # type: ignore[method-assign]
     with pytest.raises(ConnectionError):
-        quick(tmp_path / "half", grid, **settings)
+        run_federation(tmp_path / "half", grid, **settings)
     (half,) = (tmp_path / "half" / "runs").iterdir()
     assert metrics_of(half)["status"] == "failed"
-    resumed = quick(tmp_path / "half", sites(2), **settings, resume=str(half))
+    resumed = run_federation(tmp_path / "half", sites(2), **settings, resume=str(half))
     assert [entry["round"] for entry in metrics_of(resumed)["rounds"]] == [1, 2, 3]
     with safe_open(whole / "model.safetensors", "pt") as one, safe_open(resumed / "model.safetensors", "pt") as other:
         assert bool((one.get_tensor("weight") == other.get_tensor("weight")).all())
 
 
 def test_only_a_run_with_the_same_settings_can_be_resumed(tmp_path: Path) -> None:
-    folder = quick(tmp_path, sites(2), method="fedavg", **SMALL)
+    folder = run_federation(tmp_path, sites(2), method="fedavg", **SMALL)
     with pytest.raises(RunError, match="other settings"):
-        quick(tmp_path, sites(2), method="fedavg", **SMALL | {"fedavg.local-epochs": 3}, resume=str(folder))
-    with pytest.raises(RunError, match="cannot be read"):
-        quick(tmp_path, sites(2), method="fedavg", **SMALL, resume=str(tmp_path))
+        run_federation(tmp_path, sites(2), method="fedavg", **SMALL | {"fedavg.local-epochs": 3}, resume=str(folder))
+    with pytest.raises(RunError, match="has no checkpoint"):
+        run_federation(tmp_path, sites(2), method="fedavg", **SMALL, resume=str(tmp_path))
 
 
 def test_a_missed_quorum_leaves_a_checkpoint_and_says_so(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(2), {0: Fault(offline=True)})
     with pytest.raises(RunError, match=r"round 1: quorum missed.*resume"):
-        quick(tmp_path, grid, method="fedavg", **SMALL | {"deadline": 0.3, "quorum": 1.0})
+        run_federation(tmp_path, grid, method="fedavg", **SMALL | {"deadline": 0.3, "quorum": 1.0})

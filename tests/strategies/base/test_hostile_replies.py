@@ -42,6 +42,7 @@ METHODS = {
     "fedpft": Method({"fedpft.covariance": "diag", "fedpft.components": 2}, pb.Surrogate, 60, 20),
     "chain": Method({"fedpft.topology": "chain", "fedpft.covariance": "diag"}, pb.Relay, 20),
     "fedavg": Method({"method": "fedavg"} | TWO_ROUNDS, pb.Parameters, 30, 20),
+    "fedrep": Method({"method": "fedrep", "fedavg.width": 8} | TWO_ROUNDS, pb.Parameters, 15, 10),
     "average": Method({"method": "average"}, pb.Parameters, 30),
     "fedlap": Method(
         {"method": "fedlap", "fedlap.model": "linear", "fedlap.rounds": 2, "fedlap.image-steps": 2, "fedlap.server-steps": 3}
@@ -106,7 +107,7 @@ def alone(honest: Honest, name: str, tmp_path: Path) -> tuple[InProcessGrid, Pat
     if name not in honest:
         grid = InProcessGrid(sites(3, cache_dir=str(tmp_path / "cache")))
         order = {"fedpft.order": "2,0,1"} if name == "chain" else {}
-        folder = run_federation(tmp_path / "alone", grid, report=False, **SHARED, **METHODS[name].settings, **order)
+        folder = run_federation(tmp_path / "alone", grid, **SHARED, **METHODS[name].settings, **order)
         honest[name] = grid, folder
     return honest[name]
 
@@ -170,20 +171,21 @@ def test_every_forged_reply_is_refused_and_changes_no_bit_of_the_model(tmp_path:
 
 def last_word(folder: Path) -> dict[int, str]:
     """The last event of every hostile site, by its number."""
-    said = {}
+    message = {}
     for event in events_of(folder):
         name = str(event.get("site", ""))
         if name.startswith("hostile-"):
-            said[int(name.removeprefix("hostile-"))] = str(event["event"])
+            message[int(name.removeprefix("hostile-"))] = str(event["event"])
         elif name.startswith("node "):
-            said[int(name.removeprefix("node ")) - 1004] = str(event["event"])
-    return said
+            message[int(name.removeprefix("node ")) - 1004] = str(event["event"])
+    return message
 
 
 def assert_nothing_escapes(folder: Path, root: Path) -> None:
     """All written files are in the run folder or the honest sites' folders; the report shows no foreign markup."""
     own = [
         str(folder.resolve()),
+        str(folder.parent.resolve() / "signing"),
         str(root.resolve() / "site-state"),
         str(root.resolve() / "lenient-policy.toml"),
         os.devnull,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from tests.grid import (
     surrogates_of,
 )
 
-quick = partial(run_federation, report=False)
 Change = Callable[[pb.Surrogate], None]
 SHORT = {"deadline": 0.15}
 DIAG = FAST | {"fedpft.covariance": "diag", "fedpft.components": 2, "partition": "iid"}
@@ -178,13 +176,13 @@ def test_a_payload_larger_than_announced_is_refused_unread(tmp_path: Path) -> No
         payload = record.array_records[PAYLOAD][PAYLOAD].data
         replace_payload(record, payload * 10, announced=len(payload))
 
-    folder = quick(tmp_path, InProcessGrid(sites(3), {1: Fault(reply=swell)}), **DIAG)
+    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(reply=swell)}), **DIAG)
     assert "were announced" in outcome(folder, "node 1002", "rejected")
 
 
 def test_a_payload_larger_than_the_run_allows_is_refused_unread(tmp_path: Path) -> None:
     fault = Fault(payload=lambda payload: b"\0" * (2**20 + 1))
-    folder = quick(tmp_path, InProcessGrid(sites(3), {1: fault}), max_payload_mib=1, **DIAG)
+    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: fault}), max_payload_mib=1, **DIAG)
     assert "at most 1048576 are allowed" in outcome(folder, "node 1002", "rejected")
 
 
@@ -195,17 +193,17 @@ def test_more_than_was_asked_for_is_refused(tmp_path: Path) -> None:
         table.CopyFrom(pack(loadings.repeat(1, 2)))
 
     settings = FAST | {"partition": "iid", "fedpft.rank": 4}
-    folder = quick(tmp_path / "rank", InProcessGrid(sites(3), {1: edit(more_rank)}), **settings)
+    folder = run_federation(tmp_path / "rank", InProcessGrid(sites(3), {1: edit(more_rank)}), **settings)
     assert "rank 8; at most 4 is allowed" in outcome(folder, "1", "rejected")
     with_two = settings | {"fedpft.components": 2}
     fault = edit(lambda message: message.mixtures.components.__setitem__(slice(0, 2), [3, 1]))
-    folder = quick(tmp_path / "components", InProcessGrid(sites(3), {1: fault}), **with_two)
+    folder = run_federation(tmp_path / "components", InProcessGrid(sites(3), {1: fault}), **with_two)
     assert "3 components in a class; at most 2 are allowed" in outcome(folder, "1", "rejected")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, "/mnt/" + SECRET, [1.0, 2.0]])
 def test_what_a_site_says_of_its_time_cannot_spoil_the_metrics(tmp_path: Path, value: Any) -> None:
-    folder = quick(tmp_path, InProcessGrid(sites(3), {1: info(fit_seconds=value)}), **FAST)
+    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: info(fit_seconds=value)}), **FAST)
     metrics = metrics_of(folder)
     assert metrics["sites"]["used"] == 3
     assert 0 <= metrics["seconds"]["fit"] < 100
@@ -217,7 +215,7 @@ def test_a_site_cannot_claim_more_right_answers_than_records(tmp_path: Path) -> 
     def boast(record: RecordDict) -> None:
         record.config_records[INFO]["correct"] = 10**6
 
-    folder = quick(tmp_path, InProcessGrid(sites(3), {1: Fault(reply=boast, kind="evaluate")}), **FAST)
+    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(reply=boast, kind="evaluate")}), **FAST)
     assert set(metrics_of(folder)["accuracy"]["per_site"]) == {"0", "2"}
     (failed,) = (event for event in events_of(folder) if event["event"] == "evaluation-failed")
     assert failed["site"] == "1"
@@ -226,7 +224,7 @@ def test_a_site_cannot_claim_more_right_answers_than_records(tmp_path: Path) -> 
 @pytest.mark.parametrize("change", [narrow, header(fingerprint="f" * 64), header(site="2"), halves("means", np.nan)])
 def test_a_late_surrogate_passes_the_same_checks(tmp_path: Path, change: Change) -> None:
     fault = Fault(late="evaluate", payload=edit(change).payload)
-    folder = quick(tmp_path, InProcessGrid(sites(3), {1: fault}), **DIAG, **SHORT)
+    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: fault}), **DIAG, **SHORT)
     assert set(surrogates_of(folder)) == {"0.pb", "2.pb"}
     assert metrics_of(folder)["sites"] == {"invited": 3, "used": 2, "rejected": 1, "dropped": 0}
 
@@ -235,15 +233,15 @@ def test_a_refused_site_does_not_block_its_name(tmp_path: Path) -> None:
     nodes = sites(3, site="clinic")
     nodes[0]["site"], nodes[2]["site"] = "north", "clinic"
     grid = InProcessGrid(nodes, {1: edit(halves("means", np.nan)), 2: Fault(pulls=3)})
-    folder = quick(tmp_path, grid, **FAST)
+    folder = run_federation(tmp_path, grid, **FAST)
     assert set(surrogates_of(folder)) == {"north.pb", "clinic.pb"}
     assert set(metrics_of(folder)["bytes"]["up_per_site"]) == {"north", "clinic", "node 1002"}
 
 
 def test_most_sites_decide_which_backbone_it_is_unless_the_run_says(tmp_path: Path) -> None:
     other = "f" * 64
-    folder = quick(tmp_path / "most", InProcessGrid(sites(3), {1: edit(header(fingerprint=other))}), **DIAG)
+    folder = run_federation(tmp_path / "most", InProcessGrid(sites(3), {1: edit(header(fingerprint=other))}), **DIAG)
     assert "differs from the other sites'" in outcome(folder, "1", "rejected")
     grid = InProcessGrid(sites(3), {1: edit(header(fingerprint=other))})
     with pytest.raises(RunError, match="1 of 3 sites can be used"):
-        quick(tmp_path / "told", grid, fingerprint=other, **DIAG)
+        run_federation(tmp_path / "reported", grid, fingerprint=other, **DIAG)

@@ -24,7 +24,7 @@ def run(**settings: Any) -> RunConfig:
     return parse_run_config({"method": "dpcvae", "dpcvae.latent": 2, "dpcvae.hidden": 0} | settings)
 
 
-def told(site: str, counts: list[float], sums: torch.Tensor, config: RunConfig) -> Parameters:
+def reported(site: str, counts: list[float], sums: torch.Tensor, config: RunConfig) -> Parameters:
     header = Header("dpcvae", "run", site, "f", CLASSES)
     return Parameters(header, 1, {COUNTS: torch.tensor(counts), SUMS: sums}, 0, make_claim(config, "record"))
 
@@ -38,7 +38,7 @@ def begun(config: RunConfig) -> Training:
     training = Training.begin(config, CLASSES, "f", 4)
     one = torch.tensor([[3.0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
     other = torch.tensor([[0, 1.0, 0, 0], [0, 2.0, 0, 0], [0, 0, 0, 0]])
-    take_in(training, [told("one", [3, 0, 0], one, config), told("other", [1, 4, 0], other, config)])
+    take_in(training, [reported("one", [3, 0, 0], one, config), reported("other", [1, 4, 0], other, config)])
     return training
 
 
@@ -54,7 +54,7 @@ def test_class_means_are_those_of_all_records_of_all_sites() -> None:
     assert training.confirmed == {"one": 1, "other": 1}
 
 
-def test_decoders_are_averaged_by_the_sizes_told_in_single_precision() -> None:
+def test_decoders_are_averaged_by_the_reported_sizes_in_single_precision() -> None:
     training = begun(run())
     before = training.model["linear.weight"]
     take_in(training, [moved("one", 1.0, training), moved("other", 5.0, training)])
@@ -84,14 +84,14 @@ def test_means_lost_in_noise_are_drawn_to_the_mean_of_all() -> None:
     true = torch.nn.functional.normalize(torch.randn(3, d, generator=random), dim=1)
     counts = torch.tensor([4000.0, 150.0, 0.0])
     sums = counts[:, None] * true + sigma * torch.randn(3, d, generator=random)
-    replies = [told("one", counts.tolist(), sums, config)]
+    replies = [reported("one", counts.tolist(), sums, config)]
     means = class_means(replies, config) / d**0.5
     raw = sums / counts.clamp_min(1)[:, None]
     assert float((means[0] - true[0]).norm()) < 0.05
     assert float((means[1] - true[1]).norm()) < float((raw[1] - true[1]).norm())
     assert float((means[2] - means[:1].mean(0)).norm()) < 0.2
     with pytest.raises(RunError, match="no class stands out"):
-        class_means([told("one", [0, 0, 0], sums, config)], config)
+        class_means([reported("one", [0, 0, 0], sums, config)], config)
 
 
 def test_a_checkpoint_keeps_the_sizes_and_the_means() -> None:

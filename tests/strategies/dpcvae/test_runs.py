@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from server_app.report.build import write_report
 from server_app.runs.plan import plan
 from tests.grid import FIRST_NODE, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
-quick = partial(run_federation, report=False)
 SMALL: dict[str, Any] = {
     "method": "dpcvae",
     "dpcvae.rounds": 4,
@@ -55,11 +53,12 @@ def ledgers(folder: Path) -> list[list[dict[str, Any]]]:
     return [[entry for entry in each if entry["kind"] == "release"] for each in entries]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
 @pytest.mark.parametrize("private", [False, True])
 def test_a_run_learns_and_the_sites_ledgers_hold_all_of_it(tmp_path: Path, method: str, private: bool) -> None:
     settings = {"method": method, "dpcvae.local-epochs": 2} | (PRIVATE if private else {})
-    folder = quick(tmp_path, sites(3), **SMALL | settings)
+    folder = run_federation(tmp_path, sites(3), **SMALL | settings)
     metrics = metrics_of(folder)
     assert metrics["accuracy"]["model"] > 0.6
     assert len(metrics["rounds"]) == 4
@@ -82,15 +81,15 @@ def test_a_run_learns_and_the_sites_ledgers_hold_all_of_it(tmp_path: Path, metho
     assert "How well the synthetic embeddings work at each site" in page
     assert "Real against synthetic features" in page
     assert "Which classes each site has" in page
-    told = [event.get("counts") for event in events_of(folder) if event["event"] == "replied"]
-    assert sum(sum(counts.values()) for counts in told[:3]) == pytest.approx(1797 * 0.8, rel=0.2)
-    assert told[3:] == [None] * (len(told) - 3)
+    reported = [event.get("counts") for event in events_of(folder) if event["event"] == "replied"]
+    assert sum(sum(counts.values()) for counts in reported[:3]) == pytest.approx(1797 * 0.8, rel=0.2)
+    assert reported[3:] == [None] * (len(reported) - 3)
 
 
 def test_bytes_follow_the_formula_and_no_encoder_is_in_any_message(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(2))
     settings = SMALL | {"dpcvae.hidden": 16, "dpcvae.latent": 4}
-    folder = quick(tmp_path, grid, **settings)
+    folder = run_federation(tmp_path, grid, **settings)
     kept = [load_file(file) for file in (tmp_path / "site-state").rglob("kept-4.safetensors")]
     assert len(kept) == 2
     payloads = [m.content.array_records[PAYLOAD][PAYLOAD].data for m in grid.received if PAYLOAD in m.content.array_records]
@@ -115,12 +114,13 @@ def test_bytes_follow_the_formula_and_no_encoder_is_in_any_message(tmp_path: Pat
                 assert not any(bits.numpy().tobytes()[:32] in payload for payload in payloads), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
 def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(tmp_path: Path, method: str) -> None:
     settings = SMALL | {"method": method, "dpcvae.local-epochs": 1}
-    whole = quick(tmp_path / "whole", sites(2), **settings)
+    whole = run_federation(tmp_path / "whole", sites(2), **settings)
     (half,) = interrupted(tmp_path / "half", settings, after=2)
-    resumed = quick(tmp_path / "half", sites(2), **settings, resume=str(half))
+    resumed = run_federation(tmp_path / "half", sites(2), **settings, resume=str(half))
     assert [entry["round"] for entry in metrics_of(resumed)["rounds"]] == [1, 2, 3, 4]
     one, other = (load_file(folder / "generator.safetensors") for folder in (whole, resumed))
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -140,14 +140,14 @@ def interrupted(folder: Path, settings: dict[str, Any], after: int) -> list[Path
 
     grid.push_messages = dies  # type: ignore[method-assign]
     with pytest.raises(ConnectionError):
-        quick(folder, grid, **settings)
+        run_federation(folder, grid, **settings)
     return list((folder / "runs").iterdir())
 
 
 def test_a_private_run_that_was_interrupted_pays_for_the_round_that_was_lost(tmp_path: Path) -> None:
     settings = SMALL | PRIVATE
     (half,) = interrupted(tmp_path, settings, after=2)
-    resumed = metrics_of(quick(tmp_path, sites(2), **settings, resume=str(half)))
+    resumed = metrics_of(run_federation(tmp_path, sites(2), **settings, resume=str(half)))
     assert "4 are charged" in resumed["stopped"]
     assert len(resumed["rounds"]) == 3
     for entries in ledgers(tmp_path):
@@ -160,7 +160,7 @@ def test_a_private_first_round_that_failed_is_not_asked_for_twice(tmp_path: Path
     settings = SMALL | PRIVATE
     (half,) = interrupted(tmp_path, settings, after=0)
     with pytest.raises(RunError, match="is charged; start a new run"):
-        quick(tmp_path, sites(2), **settings, resume=str(half))
+        run_federation(tmp_path, sites(2), **settings, resume=str(half))
 
 
 def test_a_site_without_its_state_is_refused_by_name_and_the_others_go_on(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_site_without_its_state_is_refused_by_name_and_the_others_go_on(tmp_pa
         return push(messages)
 
     grid.push_messages = forgets  # type: ignore[method-assign]
-    folder = quick(tmp_path, grid, **SMALL | PRIVATE)
+    folder = run_federation(tmp_path, grid, **SMALL | PRIVATE)
     refused = [event for event in events_of(folder) if event["event"] == "rejected"]
     assert {(event["site"], event["round"]) for event in refused} == {("1", 3), ("1", 4)}
     assert {event["reason"] for event in refused} == {PUBLIC_SENTENCES["state"]}
@@ -184,7 +184,7 @@ def test_a_site_without_its_state_is_refused_by_name_and_the_others_go_on(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda p: replace(p, tensors={**p.tensors, "counts": torch.full((10,), float("nan"))}), "scale nan"),
         (lambda p: replace(p, tensors={**p.tensors, "counts": torch.full((10,), -1.0)}), "of -1 to -1 records"),
@@ -198,12 +198,12 @@ def test_a_site_without_its_state_is_refused_by_name_and_the_others_go_on(tmp_pa
         (lambda p: replace(p, records=0), "0 records"),
     ],
 )  # fmt: skip
-def test_what_a_bad_site_sends_is_refused_by_name_and_the_others_go_on(tmp_path: Path, change: Any, said: str) -> None:
-    folder = quick(tmp_path, InProcessGrid(sites(3), {1: tampered(change)}), **SMALL | {"dpcvae.rounds": 2})
+def test_what_a_bad_site_sends_is_refused_by_name_and_the_others_go_on(tmp_path: Path, change: Any, message: str) -> None:
+    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: tampered(change)}), **SMALL | {"dpcvae.rounds": 2})
     assert metrics_of(folder)["sites"]["used"] >= 2
     refused = [event for event in events_of(folder) if event["event"] == "rejected" and event["round"] == 1]
     assert [event["site"] for event in refused] == ["1"]
-    assert said in refused[0]["reason"]
+    assert message in refused[0]["reason"]
 
 
 def test_a_site_under_privacy_tells_nothing_of_its_own_and_keeps_the_generator(tmp_path: Path) -> None:
@@ -211,19 +211,20 @@ def test_a_site_under_privacy_tells_nothing_of_its_own_and_keeps_the_generator(t
     policy.write_text("epsilon-per-run = 20\nepsilon-total = 20\n")
     nodes = [{**node, "data": "digits", "policy": str(policy), "site": f"h{i}"} for i, node in enumerate(sites(2))]
     grid = InProcessGrid(nodes)
-    folder = quick(tmp_path, grid, **SMALL | PRIVATE)
+    folder = run_federation(tmp_path, grid, **SMALL | PRIVATE)
     metrics = metrics_of(folder)
     assert "downstream" not in metrics
     assert metrics["accuracy"] == {"per_site": {}}
     for index in range(2):
         (reply,) = grid.replies(index, "evaluate")
-        assert set(reply.content.config_records["info"]) == {"status", "site"}
+        assert set(reply.content.config_records["info"]) == {"status", "site", "version"}
     kept = list((tmp_path / "site-state" / "generators").glob("*.safetensors"))
     assert sorted(file.stem for file in kept) == ["77-h0", "77-h1"]
     assert metrics["sites"]["used"] == 2
     assert FIRST_NODE in grid.node_configs
 
 
+@pytest.mark.slow
 def test_a_site_that_comes_back_under_another_number_goes_on_with_its_encoder(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(3))
     push, new = grid.push_messages, FIRST_NODE + 50
@@ -238,12 +239,12 @@ def test_a_site_that_comes_back_under_another_number_goes_on_with_its_encoder(tm
         return push(chosen)
 
     grid.push_messages = restarted  # type: ignore[method-assign]
-    folder = quick(tmp_path, grid, **SMALL | PRIVATE | {"dpcvae.rounds": 5, "deadline": 1.0})
+    folder = run_federation(tmp_path, grid, **SMALL | PRIVATE | {"dpcvae.rounds": 5, "deadline": 1.0})
     assert [(e["site"], e["round"]) for e in events_of(folder) if e["event"] == "joined"] == [("1", 4)]
     asked = [m for m in grid.sent if m.metadata.dst_node_id == new and m.metadata.message_type == "train"]
     # Round two was the last in which it was used: it continues from there, not from the start.
-    told = [m.content.config_records["info"] for m in asked]
-    assert [(info["round"], info["confirmed"]) for info in told] == [(4, 2), (5, 4)]
+    reported = [m.content.config_records["info"] for m in asked]
+    assert [(info["round"], info["confirmed"]) for info in reported] == [(4, 2), (5, 4)]
     assert [e["round"] for e in events_of(folder) if e["event"] == "replied" and e["site"] == "1"] == [1, 2, 4, 5]
     assert metrics_of(folder)["sites"] == {"invited": 3, "used": 3, "rejected": 0, "dropped": 0}
 
@@ -260,7 +261,7 @@ def test_nobody_is_dropped_for_quorum_when_a_site_comes_back_under_another_numbe
         return nodes()
 
     grid.get_node_ids = renumbered  # type: ignore[method-assign]
-    metrics = metrics_of(quick(tmp_path, grid, **SMALL | {"quorum": 1.0}))
+    metrics = metrics_of(run_federation(tmp_path, grid, **SMALL | {"quorum": 1.0}))
     assert [entry["used"] for entry in metrics["rounds"]] == [2, 2, 2, 2]
     assert metrics["sites"]["invited"] == 2
 
@@ -277,7 +278,7 @@ def test_a_site_that_takes_anothers_name_during_the_run_is_refused_by_name(tmp_p
         return nodes()
 
     grid.get_node_ids = joined  # type: ignore[method-assign]
-    folder = quick(tmp_path, grid, **SMALL)
+    folder = run_federation(tmp_path, grid, **SMALL)
     refused = [e for e in events_of(folder) if e["event"] == "rejected"]
     assert {e["reason"] for e in refused} == {"the site reports the name '0', which is another site's"}
     assert metrics_of(folder)["sites"]["used"] == 2
@@ -293,7 +294,7 @@ def test_a_full_disk_costs_a_site_the_round_and_not_the_run(tmp_path: Path, monk
         return stage(file, content)
 
     monkeypatch.setattr(sys.modules["client_app.requests"], "stage_file", full)
-    folder = quick(tmp_path, sites(2), **SMALL | PRIVATE)
+    folder = run_federation(tmp_path, sites(2), **SMALL | PRIVATE)
     assert [e["round"] for e in events_of(folder) if e["event"] == "rejected"] == [2]
     assert [e["round"] for e in events_of(folder) if e["event"] == "replied" and e["site"] == "1"] == [1, 3, 4]
     rounds = sorted([entry["round"] for entry in entries] for entries in ledgers(tmp_path))
@@ -306,7 +307,7 @@ def test_numbers_a_site_makes_up_about_the_generator_are_left_out(tmp_path: Path
         info |= {"downstream.accuracy-local": 1e308, "downstream.sliced": -1.0, "downstream.other": 0.5}
         record[INFO] = ConfigRecord(info)
 
-    folder = quick(tmp_path, InProcessGrid(sites(2), {1: Fault(reply=boasts, kind="evaluate")}), **SMALL)
+    folder = run_federation(tmp_path, InProcessGrid(sites(2), {1: Fault(reply=boasts, kind="evaluate")}), **SMALL)
     row = metrics_of(folder)["downstream"]["1"]
     assert not {"accuracy-local", "sliced", "other"} & row.keys()
     assert "How well the synthetic embeddings work" in write_report(folder).read_text()

@@ -106,7 +106,7 @@ def test_the_wire_keeps_what_half_precision_keeps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"radius": 0.0}, "radius of 0"),
         ({"radius": -1.0}, "radius of -1"),
@@ -123,20 +123,20 @@ def test_the_wire_keeps_what_half_precision_keeps() -> None:
         ({"records": 10**12}, "represent"),
     ],
 )
-def test_what_cannot_be_learned_from_is_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(SurrogateError, match=said):
+def test_what_cannot_be_learned_from_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SurrogateError, match=message):
         check_synthetic(replace(synthetic(), **change), SETTINGS, CLASSES, 64, 1, private=False)
 
 
 def test_private_sets_must_hide_what_privacy_hides() -> None:
     full = synthetic(classes=CLASSES, records=0)
     check_synthetic(full, SETTINGS, CLASSES, 64, 1, private=True)
-    for bad, said in (
+    for bad, message in (
         (synthetic(records=0), "other classes"),
         (replace(full, records=7), "represent 7"),
         (replace(full, radius=3.0), "under privacy"),
     ):
-        with pytest.raises(SurrogateError, match=said):
+        with pytest.raises(SurrogateError, match=message):
             check_synthetic(bad, SETTINGS, CLASSES, 64, 1, private=True)
 
 
@@ -154,7 +154,7 @@ def test_labels_that_are_no_classes_are_refused() -> None:
         unpack_synthetic(pack_synthetic(replace(synthetic(), values=torch.zeros(256))))
 
 
-def test_a_set_without_a_finite_gradient_is_told_from_a_good_one() -> None:
+def test_a_set_without_a_finite_gradient_differs_from_a_good_one() -> None:
     assert has_finite_gradient(model(), 64, CLASSES, synthetic(), SETTINGS)
     bad = replace(synthetic(), values=torch.full((4, 64), torch.inf))
     assert not has_finite_gradient(model(), 64, CLASSES, bad, SETTINGS)

@@ -6,7 +6,6 @@ import json
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from server_app.report.build import write_report
 from server_app.runs.presets import preset_settings, presets
 from tests.grid import FIRST_NODE, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
-quick = partial(run_federation, report=False)
 SMALL: dict[str, Any] = {
     "method": "fedlap",
     "image-size": 16,
@@ -53,9 +51,10 @@ def ledger_of(folder: Path) -> list[dict[str, Any]]:
     return [entry for entry in map(json.loads, lines) if entry["kind"] == "release"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("private", [False, True])
 def test_a_run_learns_and_tells_its_radii_its_budget_and_its_images(tmp_path: Path, private: bool) -> None:
-    folder = quick(tmp_path, sites(3), **SMALL | (PRIVATE if private else {}))
+    folder = run_federation(tmp_path, sites(3), **SMALL | (PRIVATE if private else {}))
     metrics = metrics_of(folder)
     assert metrics["status"] == "ok"
     assert metrics["accuracy"]["model"] > 0.25
@@ -78,14 +77,15 @@ def test_a_run_learns_and_tells_its_radii_its_budget_and_its_images(tmp_path: Pa
 
 @pytest.mark.parametrize("model", ["mlp", "linear"])
 def test_features_go_the_same_way_as_images(tmp_path: Path, model: str) -> None:
-    folder = quick(tmp_path, sites(2), **SMALL | {"fedlap.model": model, "fedlap.images-per-class": 4})
+    folder = run_federation(tmp_path, sites(2), **SMALL | {"fedlap.model": model, "fedlap.images-per-class": 4})
     assert metrics_of(folder)["accuracy"]["model"] > 0.3
     assert "What the sites sent" not in write_report(folder).read_text()
 
 
+@pytest.mark.slow
 def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(tmp_path: Path) -> None:
     settings = SMALL | {"fedlap.rounds": 3}
-    whole = quick(tmp_path / "whole", sites(2), **settings)
+    whole = run_federation(tmp_path / "whole", sites(2), **settings)
     grid = InProcessGrid(sites(2))
     push = grid.push_messages
 
@@ -98,9 +98,9 @@ def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(t
 
     grid.push_messages = dies  # type: ignore[method-assign]
     with pytest.raises(ConnectionError):
-        quick(tmp_path / "half", grid, **settings)
+        run_federation(tmp_path / "half", grid, **settings)
     (half,) = (tmp_path / "half" / "runs").iterdir()
-    resumed = quick(tmp_path / "half", sites(2), **settings, resume=str(half))
+    resumed = run_federation(tmp_path / "half", sites(2), **settings, resume=str(half))
     assert [entry["round"] for entry in metrics_of(resumed)["rounds"]] == [1, 2, 3]
     # The sites continued from their stored images of round two: the result is bit-identical.
     one, other = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
@@ -108,7 +108,7 @@ def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(t
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda s: replace(s, radius=0.0), "a radius of 0"),
         (lambda s: replace(s, radius=float("nan")), "a radius of nan"),
@@ -121,18 +121,18 @@ def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(t
         (lambda s: replace(s, round=7), "round 7"),
     ],
 )  # fmt: skip
-def test_what_a_bad_site_sends_is_refused_by_name_and_the_others_go_on(tmp_path: Path, change: Any, said: str) -> None:
-    folder = quick(tmp_path, InProcessGrid(sites(3), {1: tampered(change)}), **SMALL | {"fedlap.rounds": 1})
+def test_what_a_bad_site_sends_is_refused_by_name_and_the_others_go_on(tmp_path: Path, change: Any, message: str) -> None:
+    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: tampered(change)}), **SMALL | {"fedlap.rounds": 1})
     metrics = metrics_of(folder)
     assert metrics["sites"] == {"invited": 3, "used": 2, "rejected": 1, "dropped": 0}
     (refused,) = (event for event in events_of(folder) if event["event"] == "rejected")
     assert refused["site"] == "1"
-    assert said in refused["reason"]
+    assert message in refused["reason"]
 
 
 def test_a_lie_about_the_radius_does_not_stop_the_run(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(3), {1: tampered(lambda s: replace(s, radius=1e-12))})
-    folder = quick(tmp_path, grid, **SMALL | {"fedlap.rule": "min"})
+    folder = run_federation(tmp_path, grid, **SMALL | {"fedlap.rule": "min"})
     for entry in metrics_of(folder)["rounds"]:
         assert entry["radii"]["1"] == pytest.approx(1e-12)
         assert entry["radius"] == pytest.approx(statistics.median(entry["radii"].values()) / 10)
@@ -141,14 +141,15 @@ def test_a_lie_about_the_radius_does_not_stop_the_run(tmp_path: Path) -> None:
 
 
 def test_a_site_that_comes_late_to_every_round_is_named_and_asked_again(tmp_path: Path) -> None:
-    folder = quick(tmp_path, InProcessGrid(sites(3), {2: Fault(offline=True)}), **SMALL | {"deadline": 0.3})
+    folder = run_federation(tmp_path, InProcessGrid(sites(3), {2: Fault(offline=True)}), **SMALL | {"deadline": 0.3})
     assert [e.get("round") for e in events_of(folder) if e["event"] == "dropped"] == [1, 2]
     assert metrics_of(folder)["status"] == "ok"
 
 
+@pytest.mark.slow
 def test_a_given_noise_stops_at_the_last_affordable_round_and_says_so(tmp_path: Path) -> None:
     noise = {"epsilon": 9.0, "fedlap.noise-multiplier": 1.0, "fedlap.rounds": 9}
-    folder = quick(tmp_path, sites(2), **SMALL | PRIVATE | noise)
+    folder = run_federation(tmp_path, sites(2), **SMALL | PRIVATE | noise)
     metrics = metrics_of(folder)
     done = len(metrics["rounds"])
     assert 1 < done < 9
@@ -158,7 +159,7 @@ def test_a_given_noise_stops_at_the_last_affordable_round_and_says_so(tmp_path: 
     assert f"allows {done} of 9 rounds" in metrics["stopped"]
     assert "stopped early" in write_report(folder).read_text()
     with pytest.raises(ConfigError, match="one round spends"):
-        quick(tmp_path, sites(2), **SMALL | PRIVATE | noise | {"epsilon": 0.5})
+        run_federation(tmp_path, sites(2), **SMALL | PRIVATE | noise | {"epsilon": 0.5})
 
 
 def test_sites_whose_own_budget_ends_in_the_middle_leave_the_model_of_the_last_round(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_sites_whose_own_budget_ends_in_the_middle_leave_the_model_of_the_last_r
     noise = {"epsilon": 20.0, "fedlap.noise-multiplier": 1.0, "fedlap.rounds": 3}
     two = epsilon_spent([GaussianEvent(1.0, 1.0, 2)], 1e-5)
     policy.write_text(f"epsilon-per-run = 20.0\nepsilon-total = {two + 0.01}\n")
-    folder = quick(tmp_path, sites(2, policy=str(policy)), **SMALL | PRIVATE | noise)
+    folder = run_federation(tmp_path, sites(2, policy=str(policy)), **SMALL | PRIVATE | noise)
     metrics = metrics_of(folder)
     assert [entry["round"] for entry in metrics["rounds"]] == [1, 2]
     assert metrics["status"] == "ok"
@@ -192,7 +193,7 @@ def test_a_word_about_budgets_does_not_end_a_run_that_has_none(tmp_path: Path) -
     grid = InProcessGrid(sites(3))
     push, grid.push_messages = grid.push_messages, quiet  # type: ignore[method-assign]
     with pytest.raises(RunError, match="round 2: quorum missed"):
-        quick(tmp_path, grid, **SMALL | {"deadline": 0.5, "quorum": 0.6})
+        run_federation(tmp_path, grid, **SMALL | {"deadline": 0.5, "quorum": 0.6})
 
 
 def test_a_private_round_that_failed_is_paid_for_when_the_run_goes_on(tmp_path: Path) -> None:
@@ -208,9 +209,9 @@ def test_a_private_round_that_failed_is_paid_for_when_the_run_goes_on(tmp_path: 
 
     grid.push_messages = quiet  # type: ignore[method-assign]
     with pytest.raises(RunError, match="round 2: quorum missed"):
-        quick(tmp_path, grid, **settings)
+        run_federation(tmp_path, grid, **settings)
     (half,) = (tmp_path / "runs").iterdir()
-    metrics = metrics_of(quick(tmp_path, sites(2), **settings, resume=str(half)))
+    metrics = metrics_of(run_federation(tmp_path, sites(2), **settings, resume=str(half)))
     assert [entry["round"] for entry in metrics["rounds"]] == [1, 2]
     assert "2 are done, 3 are charged" in metrics["stopped"]
     assert metrics["rounds"][-1]["epsilon"] == pytest.approx(50.0, rel=1e-3)
@@ -221,7 +222,7 @@ def test_a_budget_that_affords_no_round_is_a_failure(tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text("epsilon-per-run = 20.0\nepsilon-total = 0.1\n")
     with pytest.raises(RunError, match="quorum missed"):
-        quick(tmp_path, sites(2, policy=str(policy)), **SMALL | PRIVATE | {"epsilon": 20.0})
+        run_federation(tmp_path, sites(2, policy=str(policy)), **SMALL | PRIVATE | {"epsilon": 20.0})
 
 
 @pytest.mark.parametrize("name", presets())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from common.wire.model_proto import pack_parameters, pack_relay, unpack_paramete
 from common.wire.records import unpack_surrogate
 from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_federation, sites
 
-quick = partial(run_federation, report=False)
 CHAIN: dict[str, Any] = {"fedpft.topology": "chain", "head.min-steps": 100, "head.epochs": 2, "alpha": 0.5}
 ORDER = {"fedpft.order": "0,1,2"}
 
@@ -34,7 +32,7 @@ def relay(folder: Path) -> Any:
 
 
 def test_heads_get_better_along_the_chain_and_counts_add_up(tmp_path: Path) -> None:
-    folder = quick(tmp_path, sites(3), **CHAIN | ORDER)
+    folder = run_federation(tmp_path, sites(3), **CHAIN | ORDER)
     accuracies = [hop["accuracy"] for hop in hops(folder)]
     assert [hop["site"] for hop in hops(folder)] == ["0", "1", "2"]
     assert accuracies[2] > accuracies[0]
@@ -45,31 +43,45 @@ def test_heads_get_better_along_the_chain_and_counts_add_up(tmp_path: Path) -> N
     assert sum(last.counts) == pytest.approx(1438, abs=3)
 
 
+def test_fewer_bits_cost_a_chain_little_accuracy(tmp_path: Path) -> None:
+    found, sizes = {}, {}
+    for bits in (16, 8, 4):
+        folder = run_federation(tmp_path / str(bits), sites(3), **CHAIN | ORDER | {"alpha": 100.0, "fedpft.bits": bits})
+        found[bits], sizes[bits] = metrics_of(folder)["accuracy"]["model"], (folder / "relay.bin").stat().st_size
+    # Of 359 test records, two points are seven; over six seeds, 8 bits cost 0.05 points and 4 bits 0.1.
+    assert found[8] >= found[16] - 0.01, found
+    assert found[4] >= found[16] - 0.02, found
+    assert sizes[4] < sizes[8] < sizes[16]
+
+
+@pytest.mark.slow
 def test_the_order_is_the_runs_or_the_seeds(tmp_path: Path) -> None:
-    named = quick(tmp_path, sites(3), **CHAIN, **{"fedpft.order": "2,0,1"})
+    named = run_federation(tmp_path, sites(3), **CHAIN, **{"fedpft.order": "2,0,1"})
     assert [hop["site"] for hop in hops(named)] == ["2", "0", "1"]
-    orders = {tuple(hop["site"] for hop in hops(quick(tmp_path, sites(3), **CHAIN, seed=seed))) for seed in range(3)}
+    orders = {
+        tuple(hop["site"] for hop in hops(run_federation(tmp_path, sites(3), **CHAIN, seed=seed))) for seed in range(3)
+    }
     assert len(orders) > 1
     with pytest.raises(RunError, match="none of the connected sites; use these names: 0, 1, 2"):
-        quick(tmp_path, sites(3), **CHAIN, **{"fedpft.order": "north,south"})
+        run_federation(tmp_path, sites(3), **CHAIN, **{"fedpft.order": "north,south"})
 
 
 def test_a_site_of_the_order_that_is_not_there_is_skipped_and_named(tmp_path: Path) -> None:
-    folder = quick(tmp_path, sites(2), **CHAIN, **{"fedpft.order": "0,north,1"})
+    folder = run_federation(tmp_path, sites(2), **CHAIN, **{"fedpft.order": "0,north,1"})
     assert [hop["site"] for hop in hops(folder)] == ["0", "1"]
     (dropped,) = [event for event in events_of(folder) if event["event"] == "dropped"]
     assert (dropped["site"], dropped["reason"]) == ("north", "skipped in the chain: not connected")
 
 
 def test_a_site_that_is_not_in_the_order_takes_no_part(tmp_path: Path) -> None:
-    folder = quick(tmp_path, sites(3), **CHAIN, **{"fedpft.order": "0,2"})
+    folder = run_federation(tmp_path, sites(3), **CHAIN, **{"fedpft.order": "0,2"})
     assert [hop["site"] for hop in hops(folder)] == ["0", "2"]
 
 
 @pytest.mark.parametrize("seal", [False, True])
 def test_a_dead_site_is_skipped_and_named(tmp_path: Path, seal: bool) -> None:
     grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
-    folder = quick(tmp_path, grid, **CHAIN | ORDER, deadline=1.0, **{"fedpft.seal": seal})
+    folder = run_federation(tmp_path, grid, **CHAIN | ORDER, deadline=1.0, **{"fedpft.seal": seal})
     assert [hop["site"] for hop in hops(folder)] == ["0", "2"]
     (dropped,) = [event for event in events_of(folder) if event["event"] == "dropped"]
     assert (dropped["site"], dropped["reason"]) == ("1", "skipped in the chain: no reply before the deadline")
@@ -78,13 +90,15 @@ def test_a_dead_site_is_skipped_and_named(tmp_path: Path, seal: bool) -> None:
 
 def test_a_site_that_passes_on_nonsense_is_skipped_and_the_relay_before_it_used(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(3), {1: Fault(payload=lambda payload: payload[: len(payload) // 2])})
-    folder = quick(tmp_path, grid, **CHAIN | ORDER)
+    folder = run_federation(tmp_path, grid, **CHAIN | ORDER)
     assert [hop["site"] for hop in hops(folder)] == ["0", "2"]
     assert [event["site"] for event in events_of(folder) if event["event"] == "rejected"] == ["1"]
 
 
 def test_under_privacy_every_sites_promise_is_its_own(tmp_path: Path) -> None:
-    folder = quick(tmp_path, sites(3), **CHAIN | ORDER, epsilon=4.0, delta=1e-5, **{"fedpft.covariance": "spherical"})
+    folder = run_federation(
+        tmp_path, sites(3), **CHAIN | ORDER, epsilon=4.0, delta=1e-5, **{"fedpft.covariance": "spherical"}
+    )
     passed = relay(folder)
     assert [surrogate.header.site for surrogate in passed] == ["0", "1", "2"]
     metrics = metrics_of(folder)
@@ -93,7 +107,7 @@ def test_under_privacy_every_sites_promise_is_its_own(tmp_path: Path) -> None:
 
 
 def test_kd_goes_along_the_same_chain(tmp_path: Path) -> None:
-    folder = quick(
+    folder = run_federation(
         tmp_path, sites(2), method="kd", **{"head.min-steps": 100}, partition="classes", **{"classes-per-site": 5}
     )
     first, second = (hop["accuracy"] for hop in hops(folder))
@@ -101,8 +115,9 @@ def test_kd_goes_along_the_same_chain(tmp_path: Path) -> None:
     assert first < 0.5 < second
 
 
+@pytest.mark.slow
 def test_a_chain_resumes_after_its_last_hop(tmp_path: Path) -> None:
-    whole = quick(tmp_path / "whole", sites(3), **CHAIN | ORDER)
+    whole = run_federation(tmp_path / "whole", sites(3), **CHAIN | ORDER)
     grid = InProcessGrid(sites(3))
     push, pushed = grid.push_messages, []
 
@@ -115,9 +130,9 @@ def test_a_chain_resumes_after_its_last_hop(tmp_path: Path) -> None:
 
     grid.push_messages = dies  # type: ignore[method-assign]
     with pytest.raises(ConnectionError):
-        quick(tmp_path / "half", grid, **CHAIN | ORDER)
+        run_federation(tmp_path / "half", grid, **CHAIN | ORDER)
     (half,) = (tmp_path / "half" / "runs").iterdir()
-    resumed = quick(tmp_path / "half", sites(3), **CHAIN | ORDER, resume=str(half))
+    resumed = run_federation(tmp_path / "half", sites(3), **CHAIN | ORDER, resume=str(half))
     assert [hop["site"] for hop in hops(resumed)] == ["0", "1", "2"]
     assert (whole / "relay.bin").read_bytes() == (resumed / "relay.bin").read_bytes()
 
@@ -128,10 +143,11 @@ def parameters(folder: Path) -> list[bytes]:
     return [payload[at : at + 24] for at in range(200, len(payload) - 24, 24)]
 
 
+@pytest.mark.slow
 def test_a_sealed_chain_gives_the_same_heads_and_shows_the_coordinator_nothing(tmp_path: Path) -> None:
-    opened = quick(tmp_path / "open", sites(3), **CHAIN | ORDER)
+    opened = run_federation(tmp_path / "open", sites(3), **CHAIN | ORDER)
     grid = InProcessGrid(sites(3))
-    sealed = quick(tmp_path / "sealed", grid, **CHAIN | ORDER, **{"fedpft.seal": True})
+    sealed = run_federation(tmp_path / "sealed", grid, **CHAIN | ORDER, **{"fedpft.seal": True})
     assert [hop["accuracy"] for hop in hops(sealed)] == [hop["accuracy"] for hop in hops(opened)]
     assert not (sealed / "model.safetensors").exists()
     assert "0" not in [path.stem for path in (sealed / "surrogates").iterdir()]
@@ -160,7 +176,7 @@ def test_a_relay_that_changes_one_byte_is_noticed_and_named(tmp_path: Path, plac
 
     # Between the first and the second site.
     grid = InProcessGrid(sites(3), {0: Fault(payload=flip)})
-    folder = quick(tmp_path, grid, **CHAIN | ORDER, quorum=0.3, **{"fedpft.seal": True})
+    folder = run_federation(tmp_path, grid, **CHAIN | ORDER, quorum=0.3, **{"fedpft.seal": True})
     rejected = {event["site"]: event["reason"] for event in events_of(folder) if event["event"] == "rejected"}
     # Both later sites notice; then the first site's part is left out, and they continue.
     assert rejected.keys() == {"1", "0"}
@@ -171,7 +187,7 @@ def test_a_relay_that_changes_one_byte_is_noticed_and_named(tmp_path: Path, plac
 @pytest.mark.parametrize("bad", [0, 1])
 def test_a_site_that_passes_on_nonsense_in_a_sealed_chain_stops_nobody_else(tmp_path: Path, bad: int) -> None:
     grid = InProcessGrid(sites(4), {bad: Fault(payload=lambda payload: b"nonsense" * 100)})
-    folder = quick(tmp_path, grid, **CHAIN, **{"fedpft.order": "0,1,2,3", "fedpft.seal": True})
+    folder = run_federation(tmp_path, grid, **CHAIN, **{"fedpft.order": "0,1,2,3", "fedpft.seal": True})
     assert sorted(hop["site"] for hop in hops(folder)) == [str(site) for site in range(4) if site != bad]
     first, second = (event for event in events_of(folder) if event["event"] == "rejected")
     # The next site first fails. It gets a new request without the bad part, and is used.
@@ -185,25 +201,28 @@ def test_pinned_keys_are_believed_rather_than_the_coordinators(tmp_path: Path) -
     peers.write_text(f'0 = "{"ab" * 64}"\n2 = "{"cd" * 64}"\n')
     nodes = sites(3)
     nodes[1]["peers"] = str(peers)
-    folder = quick(tmp_path, nodes, **CHAIN | ORDER, **{"fedpft.seal": True})
+    folder = run_federation(tmp_path, nodes, **CHAIN | ORDER, **{"fedpft.seal": True})
     # It does not open relays of an unknown site.
     assert "1" in [event["site"] for event in events_of(folder) if event["event"] == "rejected"]
     assert "is not the one in peers" in (tmp_path / "site-state" / "site.log").read_text()
 
 
+@pytest.mark.slow
 def test_several_samples_a_record_are_worth_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a class is far from spherical, one sample per record loses more accuracy at every chain step."""
     found = {}
     for draws in (1, 10):
         monkeypatch.setattr("client_app.methods.fedpft.chain.MOST_DRAWS", draws)
-        runs = [quick(tmp_path / f"{draws}-{seed}", sites(8), **CHAIN, seed=seed, partition="iid") for seed in range(2)]
+        runs = [
+            run_federation(tmp_path / f"{draws}-{seed}", sites(8), **CHAIN, seed=seed, partition="iid") for seed in range(2)
+        ]
         found[draws] = sum(hops(folder)[-1]["accuracy"] for folder in runs) / 2
     assert found[10] > found[1]
     assert torch.tensor(list(found.values())).min() > 0.8
 
 
 def test_what_was_learned_from_sealed_relays_is_not_given_out_later(tmp_path: Path) -> None:
-    quick(tmp_path, sites(2), **CHAIN, **{"fedpft.seal": True})
+    run_federation(tmp_path, sites(2), **CHAIN, **{"fedpft.seal": True})
     kept = [path.name for path in (tmp_path / "site-state" / "runs").rglob("*.pb")]
     assert kept == ["confidential-head.pb"] * 2
 
@@ -214,7 +233,7 @@ def test_the_surrogates_of_others_cannot_be_changed_in_a_private_chain(tmp_path:
         return pack_relay([*parts[:-2], parts[-1]])
 
     private = {"epsilon": 4.0, "delta": 1e-5, "fedpft.covariance": "spherical"}
-    folder = quick(tmp_path, InProcessGrid(sites(3), {1: Fault(payload=forge)}), **CHAIN | ORDER | private)
+    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(payload=forge)}), **CHAIN | ORDER | private)
     (rejected,) = [event for event in events_of(folder) if event["event"] == "rejected"]
     assert rejected["site"] == "1"
     assert "are not as they were" in rejected["reason"]
@@ -227,7 +246,7 @@ def test_a_head_of_the_wrong_shape_goes_no_further(tmp_path: Path) -> None:
         return pack_parameters(replace(head, tensors={"weight": torch.ones(1, 1, 5), "bias": torch.ones(7)}))
 
     grid = InProcessGrid(sites(2), {1: Fault(payload=flat)})
-    folder = quick(tmp_path, grid, method="kd", **{"head.min-steps": 20}, **{"fedpft.order": "0,1"})
+    folder = run_federation(tmp_path, grid, method="kd", **{"head.min-steps": 20}, **{"fedpft.order": "0,1"})
     (rejected,) = [event for event in events_of(folder) if event["event"] == "rejected"]
     assert "tensors that are not this run's" in rejected["reason"]
 
@@ -237,7 +256,7 @@ def test_a_name_cannot_be_taken_from_a_site_that_is_there(tmp_path: Path, method
     nodes = sites(3)
     nodes[2]["site"] = "0"
     settings: dict[str, Any] = CHAIN if method == "fedpft" else {"method": method, "head.min-steps": 20, "fedavg.rounds": 1}
-    folder = quick(tmp_path, nodes, **settings)
+    folder = run_federation(tmp_path, nodes, **settings)
     metrics = metrics_of(folder)
     assert metrics["status"] == "ok"
     assert metrics["sites"]["used"] == 2
@@ -257,6 +276,6 @@ def test_names_of_small_classes_stay_at_home(tmp_path: Path) -> None:
     node: dict[str, Any] = {"site": "north", "data": "safetensors", "data-dir": str(tmp_path), "dataset": "f"}
     node |= {"policy": str(tmp_path / "policy.toml"), "state-dir": str(tmp_path / "state")}
     for settings in ({"method": "average"}, CHAIN, {"method": "fedavg", "fedavg.rounds": 1}):
-        folder = quick(tmp_path / str(settings)[:20], [dict(node)], **settings)
+        folder = run_federation(tmp_path / str(settings)[:20], [dict(node)], **settings)
         assert metrics_of(folder)["status"] == "ok"
         assert not [path for path in folder.rglob("*") if path.is_file() and b"rare-disease" in path.read_bytes()]

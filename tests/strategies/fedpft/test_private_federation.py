@@ -19,7 +19,7 @@ PRIVATE = FAST | {"epsilon": 4.0, "delta": 1e-5, "fedpft.covariance": "spherical
 
 
 def test_every_site_keeps_the_budget_and_the_model_works(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, sites(3), report=False, **PRIVATE)
+    folder = run_federation(tmp_path, sites(3), **PRIVATE)
     metrics = metrics_of(folder)
     assert metrics["accuracy"]["model"] > 0.8
     privacy = metrics["privacy"]
@@ -32,7 +32,7 @@ def test_every_site_keeps_the_budget_and_the_model_works(tmp_path: Path) -> None
 
 
 def test_payloads_tell_nothing_by_their_size(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, sites(3), report=False, alpha=0.1, **PRIVATE)
+    folder = run_federation(tmp_path, sites(3), alpha=0.1, **PRIVATE)
     assert len({len(payload) for payload in surrogates_of(folder).values()}) == 1
 
 
@@ -100,7 +100,7 @@ def _squares(message: pb.Surrogate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "reason"),
     [
         (_less_noise, "a privacy claim with noise"),
         (_other_epsilon, "epsilon = 40.0"),
@@ -114,15 +114,15 @@ def _squares(message: pb.Surrogate) -> None:
     ],
 )
 def test_a_release_that_is_not_what_was_promised_is_refused_by_name(
-    tmp_path: Path, edit: Callable[[pb.Surrogate], None], said: str
+    tmp_path: Path, edit: Callable[[pb.Surrogate], None], reason: str
 ) -> None:
     grid = InProcessGrid(sites(3), {1: Fault(payload=edited(edit))})
-    folder = run_federation(tmp_path, grid, report=False, **PRIVATE)
-    assert said in outcome(folder, "1", "rejected")
+    folder = run_federation(tmp_path, grid, **PRIVATE)
+    assert reason in outcome(folder, "1", "rejected")
 
 
 def test_a_surrogate_without_privacy_is_refused_in_a_private_run(tmp_path: Path) -> None:
-    plain = run_federation(tmp_path, sites(3), report=False, **FAST)
+    plain = run_federation(tmp_path, sites(3), **FAST)
     stolen = surrogates_of(plain)["1.pb"]
 
     def replay(payload: bytes) -> bytes:
@@ -132,7 +132,7 @@ def test_a_surrogate_without_privacy_is_refused_in_a_private_run(tmp_path: Path)
         return message.SerializeToString()
 
     settings = PRIVATE | {"fedpft.covariance": "lowrank"}
-    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(payload=replay)}), report=False, **settings)
+    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(payload=replay)}), **settings)
     assert "a surrogate with no privacy, this run asks for mechanism 'sums'" in outcome(folder, "1", "rejected")
 
 
@@ -140,7 +140,7 @@ def test_a_public_centre_reaches_sites_head_and_relearn(tmp_path: Path) -> None:
     file = tmp_path / "public.safetensors"
     save_file({"x": torch.rand(50, 64)}, file)
     settings = PRIVATE | {"fedpft.public": str(file), "epsilon": 8.0}
-    folder = run_federation(tmp_path, sites(3), report=False, **settings)
+    folder = run_federation(tmp_path, sites(3), **settings)
     assert metrics_of(folder)["accuracy"]["model"] > 0.85
     file.unlink()
     again, head = relearn(folder)
@@ -151,7 +151,7 @@ def test_a_public_centre_reaches_sites_head_and_relearn(tmp_path: Path) -> None:
 
 
 def test_a_site_can_be_taken_out_of_noisy_sums_exactly(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, sites(3), report=False, **PRIVATE)
+    folder = run_federation(tmp_path, sites(3), **PRIVATE)
     _, without = relearn(folder, without=["1"])
     (folder / "surrogates" / "1.pb").unlink()
     _, rest = relearn(folder)

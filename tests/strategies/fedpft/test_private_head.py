@@ -13,7 +13,7 @@ from common.config.run_config import parse_run_config
 from common.errors import RunError
 from common.privacy.gaussian_mechanism import clip
 from common.surrogates.class_sums import Sums, as_mixtures, fold
-from common.surrogates.covariances import LowRank
+from common.surrogates.shared_covariances import LowRank
 from common.surrogates.surrogates import SumsSurrogate, without_classes
 from common.wire.model_proto import pack_head, unpack_head
 from common.wire.records import pack_surrogate, unpack_surrogate
@@ -80,7 +80,7 @@ def test_without_noise_full_is_linear_discriminant_analysis() -> None:
     assert head.accuracy(features, CLASSES, labels)[0] == pytest.approx(peer.score(unit, labels.numpy()) * 6000, rel=0.01)
 
 
-def test_means_are_unbiased_and_as_noisy_as_they_are_said_to_be() -> None:
+def test_means_are_unbiased_and_as_noisy_as_reported() -> None:
     features, labels = data(900)
     true = torch.stack([clip(features, 0.0)[0].double()[labels == c].mean(0) for c in range(3)])
     errors, noise = [], []

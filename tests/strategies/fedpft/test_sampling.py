@@ -183,7 +183,7 @@ def test_draws_of_classes_and_sites_are_uncorrelated() -> None:
     assert correlation.abs().max() < 0.05
 
 
-def test_streams_are_told_apart_by_seed_site_and_class() -> None:
+def test_streams_differ_by_seed_site_and_class() -> None:
     keys = [
         (0, "a", "bc"),
         (0, "ab", "c"),

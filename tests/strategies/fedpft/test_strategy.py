@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,6 @@ from tests.grid import (
     surrogates_of,
 )
 
-quick = partial(run_federation, report=False)
 SHORT = {"deadline": 0.15}
 
 
@@ -37,13 +35,13 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_offline_site_is_dropped_by_the_deadline(tmp_path: Path) -> None:
-    folder = quick(tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), **FAST, **SHORT)
+    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), **FAST, **SHORT)
     assert outcome(folder, "node 1002", "dropped") == "no reply before the deadline"
     assert metrics_of(folder)["bytes"]["up_per_site"]["node 1002"] == 0
 
 
 def test_a_slow_site_is_waited_for(tmp_path: Path) -> None:
-    folder = quick(tmp_path, InProcessGrid(sites(3), {1: Fault(pulls=5)}), **FAST)
+    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(pulls=5)}), **FAST)
     assert metrics_of(folder)["sites"]["used"] == 3
 
 
@@ -53,7 +51,7 @@ def test_a_reply_that_came_while_another_held_the_line_is_used(tmp_path: Path) -
             time.sleep(2 * SHORT["deadline"])
             return super().pull_messages(message_ids)
 
-    folder = quick(tmp_path, Stalling(sites(2), {1: Fault(pulls=1)}), **FAST, **SHORT)
+    folder = run_federation(tmp_path, Stalling(sites(2), {1: Fault(pulls=1)}), **FAST, **SHORT)
     assert metrics_of(folder)["sites"]["used"] == 2
 
 
@@ -80,18 +78,18 @@ def test_a_site_that_is_away_for_a_moment_is_not_asked_after_and_its_reply_not_l
         def away(self) -> bool:
             return 0 < time.monotonic() < self.back
 
-    folder = quick(tmp_path, Leaky(sites(2)), **(FAST | {"deadline": 3.0}))
+    folder = run_federation(tmp_path, Leaky(sites(2)), **(FAST | {"deadline": 3.0}))
     assert metrics_of(folder)["sites"]["used"] == 2
 
 
 def test_a_late_surrogate_is_kept_for_relearn_and_named(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
-    folder = quick(tmp_path, grid, **FAST, **SHORT)
+    folder = run_federation(tmp_path, grid, **FAST, **SHORT)
     assert outcome(folder, "node 1002", "dropped") == "no reply before the deadline"
     (late,) = (event for event in events_of(folder) if event["event"] == "late")
     assert late["site"] == "1"
     assert set(surrogates_of(folder)) == {"0.pb", "1.pb", "2.pb"}
-    on_time = quick(tmp_path / "alone", InProcessGrid(sites(3), {1: Fault(offline=True)}), **FAST, **SHORT)
+    on_time = run_federation(tmp_path / "alone", InProcessGrid(sites(3), {1: Fault(offline=True)}), **FAST, **SHORT)
     ours, theirs = (load_file(path / "model.safetensors") for path in (folder, on_time))
     assert all(ours[name].equal(theirs[name]) for name in ours), "a late surrogate changed the head"
 
@@ -108,7 +106,7 @@ def test_nothing_of_an_exception_at_a_site_reaches_the_run_folder(tmp_path: Path
 def test_a_failure_after_the_surrogate_costs_only_the_measurement(tmp_path: Path, kind: str, fault: str) -> None:
     broken = {"kind": kind} | ({"offline": True} if fault == "offline" else {"crash": RuntimeError(SECRET)})
     grid = InProcessGrid(sites(3), {node: Fault(**broken) for node in range(3 if kind != "evaluate" else 1)})
-    folder = quick(tmp_path, grid, **FAST, **SHORT)
+    folder = run_federation(tmp_path, grid, **FAST, **SHORT)
     metrics = metrics_of(folder)
     assert (metrics["status"], metrics["sites"]["used"]) == ("ok", 3)
     assert ("model" in metrics["accuracy"]) == (kind == "evaluate")
@@ -122,7 +120,7 @@ def test_a_failure_after_the_surrogate_costs_only_the_measurement(tmp_path: Path
 def test_two_sites_cannot_have_one_name(tmp_path: Path) -> None:
     nodes = sites(3)
     nodes[0]["site"] = nodes[2]["site"] = "clinic"
-    folder = quick(tmp_path, nodes, **FAST)
+    folder = run_federation(tmp_path, nodes, **FAST)
     (refused,) = (event for event in events_of(folder) if event["event"] == "rejected")
     assert refused["site"] in ("node 1001", "node 1003"), "which of the two was refused must be clear"
     assert "names another site as its sender: 'clinic'" in outcome(folder, refused["site"], "rejected")
@@ -148,12 +146,12 @@ def hidden(tmp_path: Path, name: str) -> tuple[NodeConfig, str]:
 
 @pytest.mark.parametrize("name", ["missing folder", "no images", "misspelt key", "partition that is not there"])
 def test_a_site_that_cannot_work_tells_a_code_and_no_path(tmp_path: Path, name: str) -> None:
-    config, told = hidden(tmp_path, name)
+    config, reported = hidden(tmp_path, name)
     nodes = sites(3)
     nodes[1] = config
     folder = run_federation(tmp_path, nodes, **FAST)
     unread = name in ("misspelt key", "partition that is not there")
-    assert told in outcome(folder, "node 1002" if unread else "1", "rejected")
+    assert reported in outcome(folder, "node 1002" if unread else "1", "rejected")
     assert not files_with(SECRET, folder)
     assert unread or files_with(SECRET, tmp_path / "site-state"), "the site's own log tells the detail"
 
@@ -171,7 +169,7 @@ def test_where_too_few_sites_are_there_nobody_is_asked(tmp_path: Path) -> None:
 
 def test_a_missed_quorum_fails_the_run_but_not_its_folder(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"quorum missed: 2 of 3 sites can be used, quorum = 0.9 needs 3"):
-        run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), quorum=0.9, **FAST, **SHORT)
+        run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), report=True, quorum=0.9, **FAST, **SHORT)
     (folder,) = (tmp_path / "runs").iterdir()
     metrics = metrics_of(folder)
     assert metrics["status"] == "failed"
@@ -184,4 +182,4 @@ def test_a_missed_quorum_fails_the_run_but_not_its_folder(tmp_path: Path) -> Non
 
 def test_expected_sites_that_never_came_count_against_the_quorum(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="2 of 5 sites can be used"):
-        quick(tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), sites=5, **FAST, **SHORT)
+        run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), sites=5, **FAST, **SHORT)

@@ -48,6 +48,7 @@ def test_the_example_fits_on_a_page() -> None:
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
 
 
+@pytest.mark.slow
 def test_flower_runs_the_example_in_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     environment = flower_environment(tmp_path)

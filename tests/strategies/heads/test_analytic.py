@@ -16,6 +16,7 @@ from common.surrogates.class_sums import fold
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_parameters
 from strategies.heads.analytic import Analytic, solve
+from strategies.heads.pooled import Pooled
 
 CLASSES = ("a", "b", "c")
 
@@ -46,7 +47,7 @@ def test_sites_of_one_class_each_give_the_head_of_all_records_together() -> None
         sums(features[own], torch.zeros(int(own.sum()), dtype=torch.int64), (CLASSES[i],)) for i, own in enumerate(rows)
     ]
     ridge = 0.05
-    head = solve(sites, [1.0] * 3, CLASSES, ridge)
+    head = solve(Pooled.of(sites, [1.0] * 3, CLASSES), ridge)
     covariance = (features - features.mean(0)).square().mean()
     known = Ridge(alpha=float(ridge * covariance * len(labels))).fit(features.numpy(), torch.eye(3)[labels].numpy())
     torch.testing.assert_close(head.weight, torch.tensor(known.coef_).float(), rtol=1e-4, atol=1e-6)
@@ -56,9 +57,9 @@ def test_sites_of_one_class_each_give_the_head_of_all_records_together() -> None
 def test_a_site_that_keeps_half_of_its_weight_counts_half() -> None:
     features, labels = records()
     whole, half = sums(features, labels), sums(features[::2], labels[::2])
-    twice = solve([half, whole], [1.0, 1.0], CLASSES, 0.01)
+    twice = solve(Pooled.of([half, whole], [1.0, 1.0], CLASSES), 0.01)
     doubled = replace(whole, tensors={name: 2 * t for name, t in whole.tensors.items()}, records=2 * whole.records)
-    torch.testing.assert_close(solve([half, doubled], [1.0, 0.5], CLASSES, 0.01).weight, twice.weight)
+    torch.testing.assert_close(solve(Pooled.of([half, doubled], [1.0, 0.5], CLASSES), 0.01).weight, twice.weight)
 
 
 def spoiled(name: str, value: Tensor, records: int = 200) -> bytes:

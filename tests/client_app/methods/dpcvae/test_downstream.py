@@ -54,10 +54,10 @@ def test_balanced_accuracy_is_that_of_scikit_learn() -> None:
     random = torch.Generator().manual_seed(0)
     probabilities = torch.rand(200, 4, generator=random).softmax(1)
     labels = torch.multinomial(torch.tensor([0.7, 0.2, 0.1, 0.0]), 200, True, generator=random)
-    found, said = score(probabilities, labels), probabilities.argmax(1)
-    assert found.accuracy == pytest.approx(accuracy_score(labels, said))
+    found, message = score(probabilities, labels), probabilities.argmax(1)
+    assert found.accuracy == pytest.approx(accuracy_score(labels, message))
     with pytest.warns(UserWarning, match="not in y_true"):
-        assert found.balanced == pytest.approx(balanced_accuracy_score(labels, said))
+        assert found.balanced == pytest.approx(balanced_accuracy_score(labels, message))
     with pytest.raises(DataError, match="no test record"):
         score(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
 
@@ -92,14 +92,14 @@ def test_coarser_labels_take_every_class_once() -> None:
     names, group = grouped("animal=cat, dog; vehicle=car", ("car", "cat", "dog"))
     assert names == ("animal", "vehicle")
     assert group.tolist() == [1, 0, 0]
-    for wrong, said in (
+    for wrong, message in (
         ("animal=cat", "in no group"),
         ("animal=cat,dog; vehicle=car,cat", "'cat' is unknown or in two groups"),
         ("animal=cat,dog; vehicle=bus", "'bus' is unknown"),
         ("animal", "name=class,class"),
         ("animal=cat,dog; animal=car", "name=class,class"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             grouped(wrong, ("car", "cat", "dog"))
 
 
@@ -156,6 +156,7 @@ def call(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments))
 
 
+@pytest.mark.slow
 def test_from_a_generator_to_a_classifier_one_command_each(tmp_path: Path, generator_file: Path) -> None:
     out, node = str(tmp_path / "set.safetensors"), f"cache-dir='{tmp_path}/cache' partition-id=0 num-partitions=3"
     made = call("synthesize", str(generator_file), "--per-class", "150", "--out", out)
@@ -163,9 +164,9 @@ def test_from_a_generator_to_a_classifier_one_command_each(tmp_path: Path, gener
     assert "no differential privacy" in made.output
     assert load_file(out)["x"].shape == (1500, 64)
     heads = str(tmp_path / "heads.safetensors")
-    told = json.loads(call("classify", out, "--node-config", node, "--out", heads, "--json").output)
-    assert told["scores"]["synthetic"]["accuracy"] > 0.6
-    assert told["scores"]["mixed"]["accuracy"] > 0.8
+    reported = json.loads(call("classify", out, "--node-config", node, "--out", heads, "--json").output)
+    assert reported["scores"]["synthetic"]["accuracy"] > 0.6
+    assert reported["scores"]["mixed"]["accuracy"] > 0.8
     assert set(load_file(heads)) == {"local.weight", "local.bias", "synthetic.weight", "synthetic.bias"}
     coarse = json.loads(
         call("classify", out, "--node-config", node, "--groups", "low=0,1,2,3,4; high=5,6,7,8,9", "--json").output
@@ -181,14 +182,26 @@ def test_from_a_generator_to_a_classifier_one_command_each(tmp_path: Path, gener
 
 
 def test_a_set_can_have_the_federations_own_mix_of_classes(tmp_path: Path, generator_file: Path) -> None:
-    told = call("synthesize", str(tmp_path), "--total", "40", "--out", str(tmp_path / "s"), "--json")
-    assert json.loads(told.output)["records"] == 40
+    reported = call("synthesize", str(tmp_path), "--total", "40", "--out", str(tmp_path / "s"), "--json")
+    assert json.loads(reported.output)["records"] == 40
     assert torch.bincount(load_file(tmp_path / "s")["y"]).tolist() == [2] * 9 + [22]
     assert generator_file.exists()
 
 
+def test_a_run_is_found_by_its_number_with_the_settings_of_a_container(
+    tmp_path: Path, generator_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "generators").mkdir()
+    generator_file.rename(tmp_path / "generators" / "77-north.safetensors")
+    monkeypatch.setenv("FEDSURROGATE_NODE_CONFIG", f"site='north' data='digits' state-dir='{tmp_path}'")
+    for run in ("latest", "77"):
+        made = call("synthesize", run, "--per-class", "2", "--out", str(tmp_path / f"{run}.safetensors"))
+        assert made.exit_code == 0, made.exception
+        assert load_file(tmp_path / f"{run}.safetensors")["x"].shape == (20, 64)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("synthesize", "{g}", "--out", "x"), "either --per-class"),
         (("synthesize", "{g}", "--per-class", "1", "--total", "2", "--out", "x"), "either --per-class"),
@@ -198,11 +211,13 @@ def test_a_set_can_have_the_federations_own_mix_of_classes(tmp_path: Path, gener
         (("classify", "{g}", "--node-config", "data='digits'"), "not a synthetic embeddings"),
     ],
 )
-def test_mistakes_are_told_in_one_line(tmp_path: Path, generator_file: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_mistakes_are_reported_in_one_line(
+    tmp_path: Path, generator_file: Path, arguments: tuple[str, ...], message: str
+) -> None:
     filled = [part.format(g=generator_file, d=tmp_path) for part in arguments]
     found = call(*filled)
     assert found.exit_code == 1
-    assert said in str(found.exception)
+    assert message in str(found.exception)
 
 
 def test_embeddings_of_another_backbone_are_refused(tmp_path: Path, generator_file: Path) -> None:

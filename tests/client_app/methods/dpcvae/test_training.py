@@ -53,8 +53,8 @@ class Site:
         self.confirmed = 0
 
     def task(self) -> Task:
-        told = {"round": self.training.round + 1, "lineage": "abc", "confirmed": self.confirmed}
-        return Task(self.config, self.node, "s", self.found, question=self.training.question(), info=told)
+        reported = {"round": self.training.round + 1, "lineage": "abc", "confirmed": self.confirmed}
+        return Task(self.config, self.node, "s", self.found, question=self.training.question(), info=reported)
 
     def round(self) -> MethodOutput:
         """Run one round; the site stores its state, and the coordinator uses the reply."""
@@ -73,6 +73,7 @@ def test_the_published_budget_needs_the_published_noise() -> None:
     assert epsilon_spent([GaussianEvent(5.59, 1 / 7, 1750)], 1e-4) == pytest.approx(4.19, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
 @pytest.mark.parametrize("rate", [1.0, 0.2])
 def test_the_rounds_events_compose_to_what_was_asked_for_and_not_more(tmp_path: Path, method: str, rate: float) -> None:
@@ -94,6 +95,7 @@ def test_the_rounds_events_compose_to_what_was_asked_for_and_not_more(tmp_path: 
         assert total**-0.5 == pytest.approx(gaussian_noise_multiplier(6.0, 1e-5), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_every_step_of_every_round_takes_its_own_poisson_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Tensor] = []
     real = dpcvae.poisson_sample
@@ -147,6 +149,7 @@ def test_the_noise_of_encodings_is_secret_under_privacy_and_repeats_without() ->
         assert torch.equal(*found) is not private
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_every_step_of_a_round_is_divided_by_the_same_public_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float
@@ -195,12 +198,12 @@ def test_without_privacy_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> N
 
 def test_the_first_round_releases_sizes_and_sums_of_norm_one(tmp_path: Path) -> None:
     site = Site(tmp_path, run())
-    told = unpack_parameters(site.round().payload).tensors
+    reported = unpack_parameters(site.round().payload).tensors
     part = records()
     unit = part.features / part.features.norm(dim=1, keepdim=True)
-    assert told[COUNTS].tolist() == [60, 60, 0]
+    assert reported[COUNTS].tolist() == [60, 60, 0]
     expected = torch.stack([unit[part.labels == label].sum(0) for label in range(3)])
-    assert torch.allclose(told[SUMS], expected, atol=0.05)
+    assert torch.allclose(reported[SUMS], expected, atol=0.05)
     scaled = expected[:2] / 60 * DIMENSION**0.5
     assert torch.allclose(site.training.model[MEANS][:2], scaled, atol=5e-3)
     assert set(unpack_parameters(Site(tmp_path / "n", run(**{"dpcvae.opening": "counts"})).round().payload).tensors) == {
@@ -211,16 +214,16 @@ def test_the_first_round_releases_sizes_and_sums_of_norm_one(tmp_path: Path) -> 
 def test_under_privacy_the_first_round_is_noisy_tells_no_number_and_names_all_classes(tmp_path: Path) -> None:
     config = run(**PRIVATE)
     made = Site(tmp_path, config).round()
-    told, claim = unpack_parameters(made.payload), make_claim(config, "record")
-    assert told.records == 0
-    assert told.header.classes == CLASSES
-    assert told.claim == claim
+    reported, claim = unpack_parameters(made.payload), make_claim(config, "record")
+    assert reported.records == 0
+    assert reported.header.classes == CLASSES
+    assert reported.claim == claim
     assert claim is not None
     multiplier = opening_noise(config)
     assert multiplier is not None
     assert claim.noise["counts"] == (pytest.approx(multiplier / 0.07**0.5), 1.0)
     assert claim.noise["sums"] == (pytest.approx(multiplier / 0.93**0.5), 1.0)
-    assert not bool((told.tensors[COUNTS] == told.tensors[COUNTS].round()).all())
+    assert not bool((reported.tensors[COUNTS] == reported.tensors[COUNTS].round()).all())
     assert made.answer == {}
 
 
@@ -308,6 +311,7 @@ def test_settings_out_of_range_are_refused(setting: str, value: Any) -> None:
         run(**{f"dpcvae.{setting}": value})
 
 
+@pytest.mark.slow
 def test_a_private_round_learns_the_spread_of_the_classes(tmp_path: Path) -> None:
     # With much data and budget the decoder's variance converges to the variance of the data.
     config = run(**PRIVATE | {"epsilon": 200.0, "dpcvae.rounds": 12, "dpcvae.local-epochs": 10})

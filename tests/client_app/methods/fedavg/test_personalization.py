@@ -69,14 +69,14 @@ def test_a_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
 
 def test_received_keys_must_be_those_in_peers_where_there_are_any(tmp_path: Path) -> None:
     north = public_key(private_key(NodeConfig(state_dir=str(tmp_path)), "north")).hex()
-    told = f'{{"north": "{north}"}}'
-    assert received_keys(NodeConfig(), told) == {"north": bytes.fromhex(north)}
+    reported = f'{{"north": "{north}"}}'
+    assert received_keys(NodeConfig(), reported) == {"north": bytes.fromhex(north)}
     peers = tmp_path / "peers.toml"
     pinned = NodeConfig(peers=str(peers))
     peers.write_text(f'north = "{north}"\n')
-    assert received_keys(pinned, told) == {"north": bytes.fromhex(north)}
+    assert received_keys(pinned, reported) == {"north": bytes.fromhex(north)}
     peers.write_text(f'south = "{"00" * 64}"\n')
-    assert received_keys(pinned, told) == {}
+    assert received_keys(pinned, reported) == {}
     assert received_keys(NodeConfig(), '{"north": 3, "south": "00"}') == {}
     for bad in ("", "[1]", f'{{"north": "{"xy" * 64}"}}', "null"):
         with pytest.raises(SealError, match="cannot be read"):

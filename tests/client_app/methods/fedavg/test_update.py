@@ -43,8 +43,8 @@ def task(folder: Path, run: RunConfig, training: Training) -> Task:
     records = LabelledFeatures(features, labels)
     node = NodeConfig(state_dir=str(folder))
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
-    told = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
-    return Task(run, node, "s", found, question=training.question(), info=told)
+    reported = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
+    return Task(run, node, "s", found, question=training.question(), info=reported)
 
 
 def run(method: str, **settings: Any) -> RunConfig:
@@ -210,6 +210,7 @@ def test_every_records_gradient_is_clipped_as_one_by_one(kind: str) -> None:
         assert torch.allclose(found.float(), wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_added_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -243,6 +244,7 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
         assert facts["signal-to-noise-gradients"] == pytest.approx(sum(signal) / 2, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_budget_is_that_of_all_rounds_together(tmp_path: Path) -> None:
     config, claim = private()
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
@@ -254,11 +256,13 @@ def test_the_budget_is_that_of_all_rounds_together(tmp_path: Path) -> None:
     assert unpack_parameters(made.payload).records == 0
 
 
+@pytest.mark.slow
 def test_two_private_rounds_from_one_seed_differ(tmp_path: Path) -> None:
     config, _ = private()
     assert not torch.equal(moved(tmp_path, config)["weight"], moved(tmp_path, config)["weight"])
 
 
+@pytest.mark.slow
 def test_patients_are_not_promised_what_protects_records(tmp_path: Path) -> None:
     config, _ = private()
     asked = task(tmp_path, config, with_memory(Training.begin(config, CLASSES, "f", 16)))

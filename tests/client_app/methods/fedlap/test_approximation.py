@@ -73,8 +73,8 @@ def task(folder: Path, config: RunConfig, *, round: int = 1, confirmed: int = 0,
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
     training = Training.begin(config, CLASSES, "f", 64)
     training.round = round - 1
-    told = {"round": round, "lineage": "abc", "confirmed": confirmed}
-    return Task(config, NodeConfig(state_dir=str(folder)), "s", found, question=training.question(), info=told)
+    reported = {"round": round, "lineage": "abc", "confirmed": confirmed}
+    return Task(config, NodeConfig(state_dir=str(folder)), "s", found, question=training.question(), info=reported)
 
 
 def sent(made: MethodOutput) -> Synthetic:
@@ -93,6 +93,7 @@ class Looks:
         return self.at(parameters)
 
 
+@pytest.mark.slow
 def test_synthesis_brings_the_synthetic_gradient_to_the_real_one() -> None:
     body, model = body_and_model()
     begin = LandscapeRecords.evenly(torch.randn(20, 1, 8, 8), torch.arange(20) % 2)
@@ -270,6 +271,7 @@ def test_without_privacy_a_round_repeats_to_the_last_bit_and_spends_nothing(tmp_
     assert {"real-gradients-seconds", "image-steps-seconds", "radius-search-seconds"} == one.answer.keys()
 
 
+@pytest.mark.slow
 def test_a_private_round_names_all_classes_tells_no_numbers_and_has_one_event(tmp_path: Path) -> None:
     config = run(**PRIVATE, **{"fedlap.loops": 2, "fedlap.batches": 3, "fedlap.sample-rate": 0.3})
     made = approximate(task(tmp_path, config))
@@ -319,7 +321,7 @@ def test_a_given_noise_affords_so_many_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         (PRIVATE | {"fedlap.labels": "present"}, "which classes"),
         (PRIVATE | {"fedlap.mse-weight": 0.1}, "batch-size"),
@@ -331,11 +333,12 @@ def test_a_given_noise_affords_so_many_rounds() -> None:
         ({"fedlap.image-learning-rate": math.inf}, "image-learning-rate"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         run(**settings)
 
 
+@pytest.mark.slow
 def test_a_tiny_sample_rate_takes_nobody_more_often_than_accounted_for() -> None:
     drawn = sum(len(poisson_sample(10_000_000, 1e-9)) for _ in range(20))
     assert drawn <= 3, "0.2 are expected; single precision would draw a dozen"

@@ -81,9 +81,9 @@ def test_patients_may_be_numbers_and_change_nothing_about_the_cache_key(tmp_path
         (DataSource("parquet", str(parquet(tmp_path, [12, 7, 12]))), "who"),
         (DataSource("safetensors", str(safetensors(tmp_path, torch.tensor([12, 7, 12])))), "patient"),
     ):
-        told, untold = load(replace(source, patient_column=column), 0), load(source, 0)
-        assert (told.patients, untold.patients) == (("12", "7", "12"), None)
-        assert told.key == untold.key
+        reported, unnamed = load(replace(source, patient_column=column), 0), load(source, 0)
+        assert (reported.patients, unnamed.patients) == (("12", "7", "12"), None)
+        assert reported.key == unnamed.key
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(4, 1, dtype=torch.int64)])
@@ -169,7 +169,7 @@ def test_more_sites_than_patients_says_both_numbers(tmp_path: Path) -> None:
         share(run, NodeConfig(num_partitions=9), in_simulation=True)
 
 
-def test_a_simulated_site_keeps_its_split_under_privacy_and_need_not_be_told_the_classes() -> None:
+def test_a_simulated_site_keeps_its_split_under_privacy_and_needs_no_classes() -> None:
     private, plain = (share(parse_run_config(run), NodeConfig()) for run in (BUDGET | {"classes": ""}, {}))
     assert torch.equal(private.train, plain.train)
     assert torch.equal(private.test, plain.test)
@@ -180,13 +180,13 @@ def test_under_privacy_no_split_is_drawn_from_a_hospitals_data(tmp_path: Path) -
     private, plain = (share(parse_run_config(run), node) for run in (BUDGET, {}))
     assert (len(private.train), len(private.test)) == (40, 0)
     assert (len(plain.train), len(plain.test)) == (32, 8)
-    save_file({"x": torch.zeros(6, 3), "y": torch.arange(6) % 2}, tmp_path / "g-train.safetensors")
-    save_file({"x": torch.zeros(4, 3), "y": torch.arange(4) % 2}, tmp_path / "g-test.safetensors")
+    save_file({"x": torch.arange(18.0).reshape(6, 3), "y": torch.arange(6) % 2}, tmp_path / "g-train.safetensors")
+    save_file({"x": -torch.arange(1.0, 13).reshape(4, 3), "y": torch.arange(4) % 2}, tmp_path / "g-test.safetensors")
     made_by_files = share(parse_run_config(BUDGET), node.model_copy(update={"dataset": ("g",)}))
     assert (len(made_by_files.train), len(made_by_files.test)) == (6, 4)
 
 
-def test_under_privacy_a_hospital_is_told_the_classes_and_has_its_folder_for_itself(tmp_path: Path) -> None:
+def test_under_privacy_a_hospital_needs_the_classes_and_a_folder_of_its_own(tmp_path: Path) -> None:
     node = NodeConfig(data="safetensors", data_dir=str(safetensors(tmp_path, torch.arange(40))))
     with pytest.raises(ConfigError, match="classes is empty"):
         share(parse_run_config(BUDGET | {"classes": ""}), node)

@@ -1,0 +1,1 @@
+"""Benchmarks: scripts, of which `python -m benchmarks.gpu` is also a module."""

@@ -1,0 +1,148 @@
+"""Attackers of an audit: scores (m,) of canaries, higher where one was more likely in the data, from what is seen of a run.
+
+They know all canaries, the settings and the models that the site received. Where a release is a noisy sum of clipped
+gradients, the score is its product with the gradient of the canary, clipped as at the site: the likelihood ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from _audit_site import Canaries, Seen
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from client_app.methods.local_training import network
+from common.models.generators import COUNTS, SUMS
+from common.models.loss_landscape import LandscapeRecords
+from common.models.networks import split_input
+from common.models.parameters import Tensors
+from common.privacy.claims import make_claim, opening_noise, opening_shares
+from common.rules.secure_sum import numbers_of
+from common.surrogates.surrogates import SumsSurrogate, Surrogate
+from common.wire.model_proto import unpack_parameters, unpack_synthetic
+from common.wire.records import unpack_surrogate
+from common.wire.sum_proto import unpack_total
+
+Attack = Callable[[Canaries, Seen], Tensor]
+# Canaries whose gradients are computed at a time.
+TOGETHER = 256
+
+
+def by_sums(canaries: Canaries, seen: Seen) -> Tensor:
+    """The likelihood ratio of Gaussian noise on a class's count and sum."""
+    found = unpack_surrogate(seen.rounds[0][1])
+    assert isinstance(found, SumsSurrogate)
+    return _of_sums(canaries, found.sums.counts, found.sums.sums, found.sums.sigmas["counts"], found.sums.sigmas["sums"])
+
+
+def _of_sums(canaries: Canaries, counts: Tensor, sums: Tensor, count_noise: float, noise: float) -> Tensor:
+    along = (sums[canaries.y] * torch.nn.functional.normalize(canaries.x)).sum(1) - 0.5
+    return along / noise**2 + (counts[canaries.y] - 0.5) / count_noise**2
+
+
+def by_total(canaries: Canaries, seen: Seen) -> Tensor:
+    """The same from the sum over all sites, which is all that the coordinator of a secure sum can read."""
+    _, names, numbers, claim = unpack_total(seen.totals[0])
+    assert claim is not None
+    decoded = numbers_of(seen.run, seen.run.spec, len(names))
+    c, d = canaries.classes, canaries.x.shape[1]
+    counts = decoded["counts"].decode(numbers[:c])
+    sums = decoded["sums"].decode(numbers[c : c + c * d]).reshape(c, d)
+    return _of_sums(canaries, counts.float(), sums.float(), claim.noise["counts"][0], claim.noise["sums"][0])
+
+
+def by_mixtures(canaries: Canaries, seen: Seen) -> Tensor:
+    """The largest product with a component's sum (its mean times its count) of the canary's class.
+
+    Only the last step of DP-EM is seen, with a quarter of the budget. A record is nearly always in one component.
+    """
+    found = unpack_surrogate(seen.rounds[0][1])
+    assert isinstance(found, Surrogate)
+    table, scores = found.mixtures, torch.full((len(canaries.x),), -torch.inf)
+    sums = table.means.float() * (table.counts[table.labels] * table.weights)[:, None]
+    along = torch.nn.functional.normalize(canaries.x) @ sums.T
+    return along.masked_fill(canaries.y[:, None] != table.labels[None], -torch.inf).amax(1).maximum(scores)
+
+
+def by_gradients(canaries: Canaries, seen: Seen) -> Tensor:
+    """FedAvg: how far the first layer moved against each canary's clipped gradient, over all rounds.
+
+    All canaries share the other layers, which tell little of one.
+    """
+    settings, scores = seen.run.fedavg, torch.zeros(len(canaries.x))
+    for question, payload in seen.rounds:
+        received, moved = unpack_parameters(question or b"").tensors, unpack_parameters(payload).tensors
+        x = torch.nn.functional.normalize(canaries.x) if settings.kind == "linear" else canaries.x
+        module = network(settings.kind, x.shape[1], canaries.classes, received)
+        first = "weight" if settings.kind == "linear" else "hidden.weight"
+        direction = {name: -moved[name] if name == first else torch.zeros_like(moved[name]) for name in received}
+        scores += _along(module, received, LandscapeRecords(x, canaries.y, torch.ones(len(x))), settings.clip, direction)
+    return scores
+
+
+def by_synthetic(canaries: Canaries, seen: Seen) -> Tensor:
+    """FedLAP: the product of the gradient of the released synthetic records with each canary's clipped gradient."""
+    settings, scores = seen.run.fedlap, torch.zeros(len(canaries.x))
+    for question, payload in seen.rounds:
+        received, made = unpack_parameters(question or b"").tensors, unpack_synthetic(payload)
+        module = network(settings.kind, canaries.x.shape[1], canaries.classes, received)
+        body, values = split_input(module, canaries.x)
+        synthetic = LandscapeRecords(made.values.float(), made.labels, torch.ones(len(made.labels)))
+        direction = _sum_of_gradients(body, received, synthetic)
+        records = LandscapeRecords(values.float(), canaries.y, torch.ones(len(values)))
+        scores += _along(body, received, records, settings.clip, direction)
+    return scores
+
+
+def by_decoder(canaries: Canaries, seen: Seen) -> Tensor:
+    """DP-CVAE: the class sums of the first round, and the variances in the second.
+
+    A canary far from all others in one dimension has nearly its whole gradient in the logarithm of this variance. It says
+    that the variance is too small by a factor of d, so its clipped gradient is minus the clip. One step of plain descent.
+    """
+    run, claim = seen.run, make_claim(seen.run, "record")
+    assert claim is not None
+    opening = unpack_parameters(seen.rounds[0][1]).tensors
+    moved = unpack_parameters(seen.rounds[1][1]).tensors["variance.weight"][:, 0]
+    step = run.dpcvae.rate(2, 0.0) * claim.clip / max(1.0, float(opening[COUNTS].clamp_min(0).sum()))
+    return _of_opening(canaries, seen) + (moved[canaries.x.argmax(1)] / step - 0.5) / claim.noise_multiplier**2
+
+
+def _of_opening(canaries: Canaries, seen: Seen) -> Tensor:
+    """The likelihood ratio of the class sums that a generator's run releases first."""
+    sums, noise = unpack_parameters(seen.rounds[0][1]).tensors[SUMS], opening_noise(seen.run) or math.inf
+    along = (sums[canaries.y] * torch.nn.functional.normalize(canaries.x)).sum(1)
+    return (along - 0.5) * opening_shares(seen.run)["sums"] / noise**2
+
+
+def by_opening(canaries: Canaries, seen: Seen) -> Tensor:
+    """DP-CGAN: the class sums of the first round.
+
+    The critic, whose gradients are noisy sums, stays at the site. The movement of the generator is not attacked.
+    """
+    return _of_opening(canaries, seen)
+
+
+def _along(module: torch.nn.Module, at: Tensors, records: LandscapeRecords, clip: float, direction: Tensors) -> Tensor:
+    """Products (m,) of each record's clipped gradient with a direction."""
+
+    def one(point: dict[str, Tensor], value: Tensor, label: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(functional_call(module, point, (value[None],)), label[None])
+
+    each_of, found = vmap(grad(one), in_dims=(None, 0, 0)), []
+    for values, labels in zip(torch.split(records.values, TOGETHER), torch.split(records.labels, TOGETHER), strict=True):
+        each = each_of(dict(at), values, labels)
+        square = sum((part.flatten(1).square().sum(1) for part in each.values()), torch.zeros(len(values)))
+        product = sum((each[name].flatten(1) @ direction[name].flatten() for name in each), torch.zeros(len(values)))
+        found.append(product * (clip / square.sqrt().clamp_min(1e-12)).clamp_max(1))
+    return torch.cat(found)
+
+
+def _sum_of_gradients(module: torch.nn.Module, at: Tensors, records: LandscapeRecords) -> Tensors:
+    asked = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
+    logits = functional_call(module, asked, (records.values,))
+    loss = torch.nn.functional.cross_entropy(logits, records.labels, reduction="sum")
+    return dict(zip(asked, torch.autograd.grad(loss, list(asked.values())), strict=True))

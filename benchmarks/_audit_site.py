@@ -1,0 +1,137 @@
+"""Canaries for an audit, and what an attacker sees of a run at a site that has some of them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from safetensors.torch import save_file
+from torch import Tensor
+
+from client_app.app import app
+from client_app.governance.gate import open_ledger
+from client_app.node_config import parse_node_config
+from common.config.flat_settings import Scalar
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import FedSurrogateError
+from common.wire.records import from_record
+from server_app.deployment.local_engine import quiet
+from server_app.deployment.local_grid import LocalGrid
+from server_app.federate import federate
+
+LARGEST = 2**30
+LIMITS = 'epsilon-per-run = 100.0\nepsilon-total = 100.0\nmechanisms = ["*"]\n'
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """m records x (m, d) with labels y (m,), each in the data by a coin toss, `included` (m,). classes: of the run.
+
+    copies: records of one canary, all of one patient.
+    """
+
+    x: Tensor
+    y: Tensor
+    classes: int
+    included: Tensor
+    copies: int = 1
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the coordinator sees of the audited site: each request's payload and the reply's; and its own run folder."""
+
+    run: RunConfig
+    rounds: list[tuple[bytes | None, bytes]]
+    totals: list[bytes] = field(default_factory=list)
+
+
+# Makes `count` canaries.
+Maker = Callable[[int, torch.Generator], Canaries]
+
+
+def one_a_class(count: int, generator: torch.Generator, dimension: int = 8) -> Canaries:
+    """Each canary alone in a class of its own: counts and sums show it."""
+    x = 30 * torch.nn.functional.normalize(torch.randn(count, dimension, generator=generator))
+    return Canaries(x, torch.arange(count), count, torch.rand(count, generator=generator) < 0.5)
+
+
+def patients(count: int, generator: torch.Generator) -> Canaries:
+    """The same, but each is a patient with eight records that are nearly alike."""
+    made = one_a_class(count, generator)
+    return Canaries(made.x, made.y, made.classes, made.included, copies=8)
+
+
+def orthogonal(count: int, generator: torch.Generator, length: float = 1.0) -> Canaries:
+    """Canaries in two classes along the axes: each is alone in its direction, which no other record uses."""
+    y = torch.randint(2, (count,), generator=generator)
+    return Canaries(length * torch.eye(count), y, 2, torch.rand(count, generator=generator) < 0.5)
+
+
+def long(count: int, generator: torch.Generator) -> Canaries:
+    """The same, but thirty times as long: without the clip, each would add thirty times as much."""
+    return orthogonal(count, generator, 30.0)
+
+
+class Wire(LocalGrid):
+    """A grid that keeps what the first node receives and sends in training."""
+
+    def __init__(self, nodes: Sequence[dict[str, Scalar]]) -> None:
+        super().__init__(app, nodes)
+        self.rounds: list[tuple[bytes | None, bytes]] = []
+
+    def _answer(self, message: Message, context: Context) -> Message:
+        reply = super()._answer(message, context)
+        first = message.metadata.dst_node_id == next(iter(self.node_configs))
+        if first and message.metadata.message_type == "train" and reply.has_content():
+            question, payload = (from_record(each.content, LARGEST)[0] for each in (message, reply))
+            if payload:
+                self.rounds.append((question, payload))
+        return reply
+
+
+def seen_of(canaries: Canaries, settings: dict[str, Scalar], sites: int = 1) -> Seen:
+    """What is seen of a run in which the first site has these canaries. Raises the run's error if the site sends nothing.
+
+    sites: all sites; the others have two records each.
+    """
+    with tempfile.TemporaryDirectory(prefix="audit-") as name:
+        folder = Path(name)
+        classes = ",".join(f"c{label:04d}" for label in range(canaries.classes))
+        nodes = [_site(folder / f"site{index}", canaries, classes, bool(index)) for index in range(sites)]
+        settings = settings | {"classes": classes, "output-dir": f"{name}/runs", "quorum": 0.1, "device": "cpu"}
+        wire, failure = Wire(nodes), None
+        wire.run_config = settings
+        run = parse_run_config(settings)
+        try:
+            with quiet():
+                federate(run, wire, 77, report=False)
+        except FedSurrogateError as error:
+            # So small a federation learns no model; the release is what counts.
+            failure = error
+        if not wire.rounds and failure is not None:
+            raise failure
+        return Seen(run, wire.rounds, [file.read_bytes() for file in folder.glob("runs/*/sum.pb")])
+
+
+def _site(folder: Path, canaries: Canaries, classes: str, other: bool) -> dict[str, Scalar]:
+    """The node-config of a site with those canaries that are included, or of another site."""
+    folder.mkdir()
+    two = torch.arange(len(canaries.x)) < 2
+    for part, rows in {"train": two if other else canaries.included, "test": two}.items():
+        whose = rows.nonzero()[:, 0].repeat_interleave(1 if part == "test" else canaries.copies)
+        # Exact copies of a record would count once.
+        x = canaries.x[whose] + (1e-4 * torch.randn(len(whose), canaries.x.shape[1]) if canaries.copies > 1 else 0)
+        content = {"x": x.contiguous(), "y": canaries.y[whose].contiguous(), "patient": whose.contiguous()}
+        save_file(content, folder / f"f-{part}.safetensors", {"classes": classes, "fingerprint": "a" * 16})
+    (folder / "policy.toml").write_text(LIMITS)
+    node: dict[str, Scalar] = {"site": folder.name, "data": "safetensors", "data-dir": str(folder), "dataset": "f"}
+    node |= {"policy": f"{folder}/policy.toml", "state-dir": f"{folder}/state", "cache-dir": f"{folder}/cache"}
+    if canaries.copies > 1:
+        node["patient-column"] = "patient"
+    open_ledger(parse_node_config(node))
+    return node

@@ -1,0 +1,185 @@
+"""A site with a million records: peak memory below 2 GB, seconds for 100,000 rows, and the same surrogate after a kill.
+
+Rows of features (safetensors, half precision) go through the site's own code: reader, features in a file, sums or mixtures
+in a stream. Each row of the table is one process. `python benchmarks/large_site.py [ROWS]`.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from _report import ROOT, report
+from PIL import Image
+from safetensors.torch import save_file
+
+DIMENSION, CLASSES, IMAGES = 128, 10, 60_000
+RUNS: dict[str, dict[str, str | int | float | bool]] = {
+    "lowrank, one Gaussian a class": {"fedpft.covariance": "lowrank"},
+    "gram": {"fedpft.covariance": "gram"},
+    "diag, ten Gaussians a class": {"fedpft.covariance": "diag", "fedpft.components": 10},
+    "statistics (gh-ofl)": {"method": "gh-ofl"},
+    "noisy sums, epsilon 1": {"epsilon": 1.0, "delta": 1e-7, "classes": ",".join(map(str, range(CLASSES)))},
+}
+
+
+def make_rows(folder: Path, rows: int) -> None:
+    """Clusters with their own correlations, in half precision."""
+    folder.mkdir(parents=True)
+    rng = torch.Generator().manual_seed(0)
+    centres, y = torch.randn(CLASSES, 3, DIMENSION, generator=rng), torch.randint(CLASSES, (rows,), generator=rng)
+    x = torch.empty(rows, DIMENSION, dtype=torch.float16)
+    for at in range(0, rows, 50_000):
+        own = y[at : at + 50_000]
+        cluster = torch.randint(3, (len(own),), generator=rng)
+        x[at : at + 50_000] = (centres[own, cluster] + torch.randn(len(own), DIMENSION, generator=rng)).half()
+    save_file({"x": x, "y": y}, folder / "rows.safetensors", {"fingerprint": "synthetic"})
+
+
+def memory(name: str) -> float:
+    """A line of this process's status, in GB."""
+    found = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(found.split()[1]) * 1024 / 1e9
+
+
+def work(name: str, data: Path, cache: Path) -> dict[str, Any]:
+    """One process: the surrogate of a site. Returns its digest, seconds, and peaks of memory in GB."""
+    peaks = {"anonymous": 0.0}
+
+    def watch() -> None:
+        while True:
+            peaks["anonymous"] = max(peaks["anonymous"], memory("RssAnon"))
+            time.sleep(0.02)
+
+    threading.Thread(target=watch, daemon=True).start()
+    from client_app.features.site_features import load_site
+    from client_app.governance.release import method_of
+    from client_app.methods.task import Task
+    from client_app.node_config import parse_node_config
+    from common.config.run_config import parse_run_config
+
+    torch.set_num_threads(1)
+    node = parse_node_config({"data": "safetensors", "data-dir": str(data), "cache-dir": str(cache)})
+    run = parse_run_config(RUNS[name])
+    idle = memory("VmRSS")
+    started, cpu = time.perf_counter(), time.process_time()
+    found = load_site(run, node)
+    loaded = time.process_time() - cpu
+    print("loaded", flush=True)
+    payload = method_of(run)(Task(run, node, "hospital", found)).payload
+    return {
+        "sha256": hashlib.sha256(payload).hexdigest(),
+        "rows": len(found.train.labels),
+        "streamed": found.train.folder is not None,
+        "seconds": time.perf_counter() - started,
+        "cpu": time.process_time() - cpu,
+        "load cpu": loaded,
+        "idle": idle,
+        "peak": memory("VmHWM"),
+        "anonymous": peaks["anonymous"],
+    }
+
+
+def extracted(cache: Path) -> str:
+    """Digest of the features of IMAGES images, computed through the cache."""
+    from client_app.datasets.dataset import Dataset
+    from client_app.features.extraction import extract
+    from common.backbones.backbones import load_backbone
+
+    def image(index: int, shortest: int) -> Image.Image:
+        return Image.frombytes("L", (8, 8), hashlib.sha512(str(index).encode()).digest()).convert("RGB")
+
+    labels = torch.zeros(IMAGES, dtype=torch.int64)
+    dataset = Dataset("images", labels, ("0",), labels >= 0, "synthetic", opener=image)
+    found = extract(dataset, load_backbone("pixels", device="cpu"), cache)
+    return hashlib.sha256(found.x.numpy().tobytes()).hexdigest()
+
+
+def child(*arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, __file__, "--child", *arguments]
+    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
+
+
+def result(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    out = process.communicate()[0]
+    assert process.returncode == 0, out
+    content: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return content
+
+
+def killed_while_fitting(name: str, data: Path, cache: Path, seconds: float) -> None:
+    """Kill the process in the middle of its fit."""
+    process = child(name, str(data), str(cache))
+    assert process.stdout is not None
+    while process.stdout.readline() != "loaded\n":
+        assert process.poll() is None
+    time.sleep(seconds / 3)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+
+def killed_while_extracting(folder: Path) -> dict[str, Any]:
+    """Images through a backbone: one process to its end; another killed at half, and continued by a third."""
+    whole = result(child("images", str(folder / "whole"), ""))
+    process, shards = child("images", str(folder / "killed"), ""), 0
+    while shards < IMAGES // 2048 // 2:
+        time.sleep(0.01)
+        assert process.poll() is None
+        shards = sum(len(p.read_text().splitlines()) - 1 for p in folder.glob("killed/features/*.partial/shards.jsonl"))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    continued = result(child("images", str(folder / "killed"), ""))
+    return {
+        "images": IMAGES,
+        "complete at the kill": shards * 2048,
+        "seconds without a kill": whole["seconds"],
+        "seconds after the kill": continued["seconds"],
+        "same features": whole["sha256"] == continued["sha256"],
+    }
+
+
+def main(most: int) -> None:
+    rows, kills = [], {}
+    with tempfile.TemporaryDirectory(dir=ROOT) as place:
+        folder = Path(place)
+        for count in (most // 4, most // 2, most):
+            make_rows(folder / str(count), count)
+            for name in RUNS:
+                found = result(child(name, str(folder / str(count)), str(folder / "cache")))
+                each = found["rows"] / 1e5
+                used = (found["cpu"], found["load cpu"] / each, (found["cpu"] - found["load cpu"]) / each)
+                rows.append((name, count, found["seconds"], *used, found["idle"], found["anonymous"], found["peak"]))
+                print(rows[-1], flush=True)
+                if count == most and "noisy" not in name:
+                    killed_while_fitting(name, folder / str(count), folder / "cache", found["cpu"] - found["load cpu"])
+                    kills[name] = (
+                        result(child(name, str(folder / str(count)), str(folder / "cache")))["sha256"] == found["sha256"]
+                    )
+        left = [path.name for path in folder.glob("cache/*")]
+        extraction = killed_while_extracting(folder)
+    columns = ("surrogate", "rows", "s", "CPU s", "load: CPU s / 100,000 rows", "fit: CPU s / 100,000 rows")
+    columns = (*columns, "GB before", "peak GB without mapped files", "peak GB")
+    title = f"A large site: {most:,} rows x {DIMENSION}, {CLASSES} classes, one thread"
+    facts = {"same surrogate after a kill": kills, "extraction": extraction, "files left": left}
+    report("large_site", title, columns, rows, **facts)
+    print(json.dumps(facts, indent=2))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        chosen, first, second = sys.argv[2:5]
+        began = time.perf_counter()
+        if chosen == "images":
+            print(json.dumps({"sha256": extracted(Path(first)), "seconds": time.perf_counter() - began}))
+        else:
+            print(json.dumps(work(chosen, Path(first), Path(second))))
+    else:
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)

@@ -1,0 +1,81 @@
+"""Images a second and memory of `site predict` against bare feature extraction, on small images.
+
+    python benchmarks/predict_rate.py 20000
+
+Prints the rate of the features alone, the rate of predictions, their ratio by the clock and by processor time, which other
+work on the machine changes less, and the peak memory after 1,000 and after all images.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from client_app.features.extraction import in_parts
+from client_app.model_use.calibration import Calibration
+from client_app.model_use.inputs import find_inputs
+from client_app.model_use.prediction import BATCH, Predictor, predict
+from common.backbones.backbones import load_backbone
+from common.config.run_config import parse_run_config
+from common.models.classifiers import Head
+from common.signed_models.gaussians import fit_gaussians
+from common.signed_models.making import make_signed_model
+from common.surrogates.surrogates import Header
+
+SIDE, TURNS = 28, 3
+
+
+def main(count: int) -> None:
+    """Write the images, and measure."""
+    generator = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as home:
+        for number in range(count):
+            file = Path(home) / "images" / f"{number // 1000:03}" / f"{number:06}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(generator.integers(0, 255, (SIDE, SIDE), dtype=np.uint8)).save(file)
+        backbone = load_backbone("pixels", "", SIDE, "cpu")
+        header = Header("fedpft", "run", "coordinator", backbone.fingerprint, ("no", "yes"))
+        head = Head(header, torch.randn(2, backbone.dim), torch.zeros(2))
+        model = make_signed_model(head, parse_run_config({"image-size": SIDE}), None, "1", 2, bytes(32))
+        gaussians = fit_gaussians(torch.rand(2000, backbone.dim), torch.arange(2000) % 2)
+        predictor = Predictor(model.classifier, Calibration(), gaussians)
+        inputs = find_inputs(f"{home}/images")
+
+        def peak() -> float:
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+        def alone() -> None:
+            for _ in in_parts(inputs.dataset(range(len(inputs))), backbone, BATCH):
+                pass
+
+        def timed(work: Callable[[], object]) -> tuple[float, float]:
+            started, used = time.perf_counter(), time.process_time()
+            work()
+            return time.perf_counter() - started, time.process_time() - used
+
+        predict(model, predictor, find_inputs(f"{home}/images/000"), backbone, Path(home) / "first.csv")
+        first = peak()
+        # In turn, and the middle of three, because other work on the machine changes the rates.
+        pairs = []
+        for turn in range(TURNS):
+            out = Path(home) / f"{turn}.csv"
+            pairs.append((timed(alone), timed(partial(predict, model, predictor, inputs, backbone, out))))
+        bare, whole = sorted(pairs, key=lambda pair: pair[0][0] / pair[1][0])[TURNS // 2]
+        processor = sorted(first[1] / second[1] for first, second in pairs)[TURNS // 2]
+        last = peak()
+    print(f"features alone {count / bare[0]:.0f} images/s, predictions {count / whole[0]:.0f} images/s")
+    print(f"ratio {bare[0] / whole[0]:.2f}, by processor time {processor:.2f}")
+    print(f"peak memory {first:.0f} MiB after 1,000 images, {last:.0f} MiB after {count}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20_000)

@@ -1,0 +1,232 @@
+"""Secure sums on CIFAR-10 features: accuracy against epsilon, cost by number of sites, hostile sites.
+
+Every accuracy is that of a whole run, with all messages. `--parts table cost hostile`; `--continue` after a stop.
+
+    python benchmarks/secure_sums.py --parts table --seeds 3
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _report import RESULTS, machine, report, shared
+
+import strategies.base.collection as collection
+from common.config.run_config import parse_run_config
+from common.rules.secure_sum import numbers_of, rules_of, shapes_of
+from common.secure_sum.member import agree, begin, mask, reveal, share
+from common.secure_sum.unmasking import unmask
+from common.secure_sum.words import pack_words
+from common.security.sealing import new_key, public_key
+from common.wire.sum_proto import pack_dealt, pack_member, pack_members, pack_revealed
+from server_app.deployment.local_engine import simulate_here
+from server_app.runs.run_view import read_run
+
+CLASSES = ",".join(map(str, range(10)))
+EPSILONS = (1.0, 2.0, 4.0, 8.0)
+DELTA = 1e-5
+GRAM: dict[str, Any] = {"fedpft.covariance": "gram"}
+SECURE = GRAM | {"secure-sum": True, "secure-sum-records": 5000}
+HEAD = {"features.projection": str(shared("weights/mobilenet_v2-imagenet.safetensors"))}
+IMAGES = {"fedpft.public": str(shared("features/pacs-photo-train.safetensors"))}
+PUBLIC = SECURE | HEAD | IMAGES
+LOWRANK = IMAGES | {"fedpft.covariance": "lowrank", "fedpft.rank": 64}
+SPHERICAL = {"fedpft.covariance": "spherical"}
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One row of the table. trust: what a hospital must believe about others for the row's epsilon to hold."""
+
+    name: str
+    trust: str
+    settings: dict[str, Any]
+    private: bool = True
+
+
+ROWS = (
+    Row("secure sum, a third may collude", "at most a third of the sites collude, at most a tenth are lost", PUBLIC),
+    Row("secure sum, none colludes", "no site colludes, none is lost", PUBLIC | {"colluding": 0.0, "dropouts": 0.0}),
+    Row("noise at every site, spherical", "none", SPHERICAL),
+    Row("noise at every site, low rank, public centre", "none", LOWRANK),
+    Row("theorem 4.1, spherical", "none; class sizes are public", SPHERICAL | {"fedpft.privacy": "theorem-4.1"}),
+    Row("secure sum without noise", "no privacy of a record; no single site is visible", SECURE, private=False),
+    Row("DP-FedAvg", "none", {"method": "dp-fedavg"}),
+)
+
+
+def accuracy(folder: Path, sites: int, seed: int, settings: dict[str, Any]) -> float:
+    data = {"data": "safetensors", "data-dir": str(shared("features")), "dataset": "cifar10", "classes": CLASSES}
+    run = data | {"partition": "dirichlet", "alpha": 0.1, "seed": seed, "features.power": 0.5, "output-dir": str(folder)}
+    found = read_run(simulate_here(sites, run | settings, lambda event: None, report=False)).number("accuracy", "model")
+    assert found is not None
+    return 100 * found
+
+
+def table(seeds: int, sizes: list[int], minutes: float, again: bool) -> None:
+    """All rows by the same code, the joint ones among the fewest sites first, until `minutes` of CPU are used.
+
+    Written after every run. again: continue with what the file of an earlier call lacks; the file lists all calls.
+    """
+    joint, first = ROWS[:2], sizes[0]
+    work = [(row, first, seed) for seed in range(seeds) for row in joint]
+    # What takes longest comes last.
+    work += [(row, size, 0) for rows in (ROWS[:-1], ROWS[-1:]) for size in sizes for row in rows]
+    work += [(row, size, seed) for seed in range(1, seeds) for size in sizes for row in ROWS]
+    before = json.loads((RESULTS / "secure-sums.json").read_text()) if again else {}
+    found, calls = dict(before.get("accuracy", {})), list(before.get("calls", []))
+    with tempfile.TemporaryDirectory() as folder:
+        for row, size, seed in dict.fromkeys(work):
+            for epsilon in EPSILONS if row.private else (0.0,):
+                cell = found.setdefault(key(row, size, epsilon), [])
+                if len(cell) > seed:
+                    continue
+                if time.process_time() > 60 * minutes:
+                    print(f"stopped after {minutes:g} minutes of CPU; --continue does the rest", flush=True)
+                    return
+                budget = {"epsilon": epsilon, "delta": DELTA} if row.private else {}
+                cell.append(accuracy(Path(folder), size, seed, row.settings | budget))
+                call = machine() | {"cpu_seconds": round(time.process_time())}
+                write({name: values for name, values in found.items() if values}, sizes, [*calls, call])
+
+
+def key(row: Row, size: int, epsilon: float) -> str:
+    """The name of a cell in the file."""
+    return f"{row.name}, {size} sites" + (f", epsilon {epsilon:g}" if row.private else "")
+
+
+def write(found: dict[str, list[float]], sizes: list[int], calls: list[dict[str, Any]]) -> None:
+    """The table as it is so far: the mean over the seeds that were reached. The file has every single accuracy."""
+    rows = []
+    for size in sizes:
+        for row in ROWS:
+            cells = [found.get(key(row, size, epsilon), []) for epsilon in EPSILONS]
+            if any(cells):
+                means = [round(statistics.mean(values), 2) if values else None for values in cells]
+                rows.append((row.name, size, max(map(len, cells)), *means, row.trust))
+    columns = ("row", "sites", "seeds", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS), "trust in others")
+    title = f"CIFAR-10 features, accuracy %, Dirichlet 0.1, delta {DELTA:g}"
+    report("secure-sums", title, columns, rows, accuracy=found, calls=calls)
+
+
+def cost(sizes: tuple[int, ...] = (5, 20, 50, 100)) -> None:
+    """Bytes and seconds of the protocol for one site, and seconds of the coordinator; one site in ten is lost."""
+    rows = []
+    for what, count in (("with second moment", 10 + 10 * 1280 + 1280 * 1281 // 2), ("without", 10 + 10 * 1280)):
+        for sites in sizes:
+            rows.append((what, sites, *protocol(sites, count)))
+            print(*rows[-1], flush=True)
+    columns = ("sums", "sites", "site s", "coordinator s", "vector MB", "other kB up", "other kB down", "bytes over 16 bit")
+    report("secure-sums-cost", "one site's work and traffic in a secure sum, 1280 dimensions", columns, rows)
+
+
+def protocol(sites: int, count: int) -> tuple[float, ...]:
+    """One sum; only one site masks a whole vector at a time, and all lost sites are unmasked."""
+    config = parse_run_config({"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b", "dropouts": 0.1})
+    rules, context = rules_of(config, sites), b"benchmark"
+    names = [f"{index:03d}" for index in range(sites)]
+    private = {name: new_key() for name in names}
+    begun = {name: begin(name, private[name], context) for name in names}
+    members = [member for _, member in begun.values()]
+    states, dealt = {}, {}
+    started = time.perf_counter()
+    for name in names:
+        states[name], dealt[name] = share(begun[name][0], members, rules, public_key(private[name]), 3)
+    sharing = (time.perf_counter() - started) / sites
+    summed = names[: rules.least]
+    values, masked = np.ones(count, dtype=np.int64), {}
+    started = time.perf_counter()
+    for name in summed:
+        states[name], masked[name] = mask(states[name], list(dealt.values()), rules, values)
+    masking = (time.perf_counter() - started) / len(summed)
+    signatures, revealed = {}, {}
+    for name in summed:
+        states[name], signatures[name] = agree(states[name], summed, rules, private[name])
+    started = time.perf_counter()
+    for name in summed:
+        states[name], revealed[name] = reveal(states[name], signatures, rules)
+    revealing = (time.perf_counter() - started) / len(summed)
+    started = time.perf_counter()
+    total = unmask(masked, dealt, {member.site: member for member in members}, revealed, rules)
+    unmasking = time.perf_counter() - started
+    assert (total == len(summed)).all()
+    vector = len(pack_words(masked[summed[0]]))
+    up = len(pack_member(members[0])) + len(pack_dealt(dealt[names[0]])) + 64 + len(pack_revealed(revealed[summed[0]]))
+    down = len(pack_members(members)) + len(pack_dealt(dealt[names[0]])) + 80 * sites
+    return sharing + masking + revealing, unmasking, vector / 1e6, up / 1e3, down / 1e3, vector / (2 * count)
+
+
+def hostile(sites: int = 10) -> None:
+    """One and two of ten sites add false numbers: what the head loses, by how large these are.
+
+    end: the end of the range in every sum of one class. flipped: their own class sums of the next class, which no range
+    and no clip can tell from honest ones.
+    """
+    import client_app.secure_sum.masked as module
+
+    real, rows = module.mask, []
+    with tempfile.TemporaryDirectory() as folder:
+        private = PUBLIC | {"epsilon": 4.0, "delta": DELTA}
+        for name, settings in (("epsilon 4", private), ("without privacy", SECURE)):
+            config = parse_run_config(settings | {"classes": CLASSES})
+            dimension = 512 if "features.projection" in settings else 1280
+            shapes = shapes_of(config, config.spec, CLASSES.split(","), dimension)
+            largest = numbers_of(config, config.spec, sites)["sums"].largest
+            for liars, how in ((0, "-"), (1, "end"), (2, "end"), (1, "flipped"), (2, "flipped")):
+
+                def lie(
+                    state: Any,
+                    delivered: Any,
+                    rules: Any,
+                    values: Any,
+                    liars: int = liars,
+                    how: str = how,
+                    shape: tuple[int, ...] = shapes["sums"],
+                    largest: int = largest,
+                ) -> Any:
+                    if int(state.site) < liars:
+                        values = values.copy()
+                        classes, d = shape
+                        sums = values[classes : classes + classes * d].reshape(classes, d)
+                        if how == "end":
+                            sums[0] = largest
+                        else:
+                            sums[:] = np.roll(sums, 1, 0)
+                            values[:classes] = np.roll(values[:classes], 1)
+                    return real(state, delivered, rules, values)
+
+                module.mask = lie
+                rows.append((name, liars, how, accuracy(Path(folder), sites, 0, settings)))
+                print(*rows[-1], flush=True)
+    module.mask = real
+    columns = ("run", "liars", "how", "accuracy")
+    report("secure-sums-hostile", "sites of ten that add false numbers to a secure sum", columns, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", nargs="+", default=["table", "cost", "hostile"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--sites", type=int, nargs="+", default=[10, 50])
+    parser.add_argument("--minutes", type=float, default=60.0, help="of CPU, after which the table is as it is")
+    parser.add_argument("--continue", dest="again", action="store_true", help="with what the table's file lacks")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    collection.POLL_SECONDS = 0.05
+    if "cost" in options.parts:
+        cost()
+    if "hostile" in options.parts:
+        hostile(options.sites[0])
+    if "table" in options.parts:
+        table(options.seeds, options.sites, options.minutes, options.again)
+
+
+if __name__ == "__main__":
+    main()

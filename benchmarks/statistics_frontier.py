@@ -1,0 +1,233 @@
+"""Accuracy against bytes, 0.2 to 16 MB: statistics with a closed-form head, FedPFT as published, AFL, FedCOF, raw features.
+
+CIFAR-10 features next to the checkout, 10 sites, Dirichlet 0.1, three seeds; and PACS photo and sketch, two sites. Every row
+uses real payloads: packed, measured, unpacked and learned from. All rows raise features to the power 0.5, but for FedPFT as
+published. Also in this run: seconds of learning, in closed form and on samples; and whether `gram` gives the same head for
+100 sites and Dirichlet 0.01.
+
+    python benchmarks/statistics_frontier.py
+    python benchmarks/statistics_frontier.py --only seconds   # processor seconds of learning, in closed form and on samples
+"""
+
+import argparse
+import statistics
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
+from _harness import Federation, Measured, centralised, federate, load
+from _report import draw, paired, report, shared
+from rich.progress import track
+
+from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from common.config.run_config import RunConfig, parse_run_config
+from common.surrogates.surrogates import AnySurrogate
+from common.wire.records import pack_surrogate, unpack_surrogate
+from strategies.fedpft.learn import learn
+
+Settings = dict[str, Any]
+RAW, GOAL = "raw features, trained head", 71.0
+RANKS, BITS, GROUPS = (16, 32, 64, 128), (16, 8, 4), (1, 4, 20)
+COLUMNS = ("released", "accuracy %", "sd", "against raw features", "uplink MB, all sites")
+EXACT: Settings = {"max-share": 0.0, "defence": "none"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: the settings of what sites send, those of learning, the power of features, and its line in the plot."""
+
+    line: str
+    sends: Settings | None
+    learns: Settings = field(default_factory=dict)
+    power: float = 0.5
+
+
+def fedpft(line: str, family: str, power: float = 0.5, learns: Settings | None = None, **sends: Any) -> Row:
+    own = {f"fedpft.{key.replace('_', '-')}": value for key, value in sends.items()}
+    return Row(line, {"fedpft.covariance": family} | own, learns or {}, power)
+
+
+SAMPLED: Settings = {"head.solver": "sampled"}
+PUBLISHED = fedpft("FedPFT, published", "spherical", 1.0, SAMPLED, components=10, samples_per_component=1)
+ROWS: dict[str, Row] = {
+    RAW: Row("raw features", None),
+    f"{RAW}, power 1": Row("raw features, power 1", None, power=1.0),
+    "FedPFT spherical K=10, as published": PUBLISHED,
+    "spherical, lda": fedpft("spherical, lda", "spherical", learns={"head.solver": "lda"}),
+    "diag, naive Bayes": fedpft("diag, naive Bayes", "diag", learns={"head.solver": "naive-bayes"}),
+    **{
+        f"lowrank r={rank}, {bits} bits, lda": fedpft(f"lowrank, {bits} bits, lda", "lowrank", rank=rank, bits=bits)
+        for bits in BITS
+        for rank in RANKS
+    },
+    "gram, lda": fedpft("gram, lda", "gram"),
+    "gram, ridge": fedpft("gram, ridge", "gram", learns={"head.solver": "ridge"}),
+    "AFL": Row("AFL", {"method": "afl"}),
+    **{f"FedCOF, groups {n}": Row("FedCOF, groups 1, 4, 20", {"method": "fedcof", "fedcof.groups": n}) for n in GROUPS},
+}
+
+
+class Fits:
+    """The surrogates of one federation by what decides the fit, so that rows with other bits or solvers share them."""
+
+    def __init__(self, data: Federation) -> None:
+        self.data = data
+        self._made: dict[str, list[AnySurrogate]] = {}
+
+    def of(self, run: RunConfig) -> list[AnySurrogate]:
+        key = repr(run.fedpft.model_copy(update={"bits": 16}))
+        if key not in self._made:
+            sites = enumerate(self.data.sites)
+            self._made = {key: [make_surrogate(_site(s, i), run).surrogate for i, s in sites]}
+        return self._made[key]
+
+    def measured(self, run: RunConfig) -> Measured:
+        payloads = [pack_surrogate(each, run.fedpft.bits) for each in self.of(run)]
+        head = learn([unpack_surrogate(payload) for payload in payloads], run, "cpu", self.data.classes).head
+        return Measured(self.data.judge(head), sum(map(len, payloads)))
+
+
+def _site(site: Any, index: int) -> SiteData:
+    return SiteData(site.train.features, site.train.labels, site.classes, site.fingerprint, str(index))
+
+
+def measure(row: Row, run: RunConfig, fits: Fits) -> Measured:
+    if row.sends is None:
+        return centralised(run, fits.data)
+    return federate(run, fits.data) if "method" in row.sends else fits.measured(run)
+
+
+def measure_all(base: Settings, sites: int, seeds: int) -> dict[str, list[Measured]]:
+    """Every row over the seeds."""
+    found: dict[str, list[Measured]] = defaultdict(list)
+    for seed in range(seeds):
+        own = base | {"seed": seed}
+        fits = {power: Fits(load(parse_run_config(own | {"features.power": power}), sites)) for power in (0.5, 1.0)}
+        # Rows that share a fit follow each other.
+        order = sorted(ROWS.items(), key=lambda pair: repr({**(pair[1].sends or {}), "fedpft.bits": 0}))
+        for name, row in track(order, description=f"{base['dataset']}, seed {seed}"):
+            run = parse_run_config(own | {"features.power": row.power} | (row.sends or {}) | row.learns)
+            found[name].append(measured := measure(row, run, fits[row.power]))
+            print(f"{name}: {measured.accuracy:.2f} % with {measured.bytes / 1e6:.3f} MB", flush=True)
+    return found
+
+
+def seconds(base: Settings, sites: int) -> list[tuple[str, str, float, float, float]]:
+    """Processor seconds of learning in closed form and on samples, from the same surrogates, in turn."""
+    found = []
+    own = base | {"features.power": 0.5, "seed": 0}
+    data = load(parse_run_config(own), sites)
+    for rank in (16, 64):
+        settings = own | {"fedpft.covariance": "lowrank", "fedpft.rank": rank}
+        sampled = parse_run_config(settings | SAMPLED)
+        received = [unpack_surrogate(pack_surrogate(each)) for each in Fits(data).of(sampled)]
+        for shrinkage in ("auto", 0.2):
+            run = parse_run_config(settings | {"head.shrinkage": shrinkage})
+            learn(received, run, "cpu")
+            fast, slow, times = paired(
+                lambda received=received, run=run: learn(received, run, "cpu"),
+                lambda received=received, run=sampled: learn(received, run, "cpu"),
+                clock=process_time,
+            )
+            found.append((f"lowrank r={rank}", str(shrinkage), round(fast, 3), round(slow, 3), round(times, 1)))
+    return found
+
+
+def exact(base: Settings, seeds: int) -> dict[str, list[float]]:
+    """Accuracy of `gram` for two partitions, without limits on weights: one head, whatever the partition."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for sites, alpha in ((10, 0.1), (100, 0.01)):
+        for seed in range(seeds):
+            own = base | {"seed": seed, "alpha": alpha, "features.power": 0.5, "fedpft.covariance": "gram"}
+            fits = Fits(load(parse_run_config(own), sites))
+            for text, limits in (("no limits on weights", EXACT), ("default limits", Settings())):
+                accuracy = fits.measured(parse_run_config(own | limits)).accuracy
+                found[f"{sites} sites, Dirichlet {alpha:g}, {text}"].append(round(accuracy, 2))
+    return dict(found)
+
+
+Line = tuple[str, float, float, float, float]
+
+
+def table(found: dict[str, list[Measured]]) -> list[Line]:
+    means = {name: statistics.mean(m.accuracy for m in measured) for name, measured in found.items()}
+    oracles = {ROWS[name].power: mean for name, mean in means.items() if ROWS[name].sends is None}
+    return [
+        (
+            name,
+            round(means[name], 2),
+            round(statistics.pstdev(m.accuracy for m in found[name]), 2),
+            round(means[name] - oracles[row.power], 2),
+            round(statistics.mean(m.bytes for m in found[name]) / 1e6, 3),
+        )
+        for name, row in ROWS.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", default="statistics-frontier", help="of the files in benchmarks/results")
+    parser.add_argument("--sites", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default="", choices=("cifar10", "gram", "pacs", "seconds"), help="one of the tables")
+    options = parser.parse_args()
+    folder: Settings = {"data": "safetensors", "data-dir": str(shared("features/cifar10-train.safetensors").parent)}
+    cifar = {"dataset": "cifar10", "alpha": 0.1}
+    if options.only in ("", "cifar10"):
+        found = measure_all(folder | cifar, options.sites, options.seeds)
+        rows = table(found)
+        small = max((row for row in rows if row[4] <= 1.0), key=lambda row: row[1])
+        print(f"best at 1 MB or less: {small[0]}, {small[1]} % with {small[4]} MB; the goal is {GOAL} %")
+        title = f"Statistics: CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds"
+        facts = {"settings": cifar, "accuracy": _each(found)}
+        report(options.name, title, COLUMNS, rows, **facts)
+        plot(rows, title, options.name)
+    if options.only in ("", "seconds"):
+        title = f"Learning from the statistics of {options.sites} sites, CIFAR-10 features, processor seconds"
+        columns = ("released", "shrinkage", "closed form, s", "trained on samples, s", "times faster")
+        report(f"{options.name}-seconds", title, columns, seconds(folder | cifar, options.sites))
+    if options.only in ("", "gram"):
+        title = f"Statistics: CIFAR-10 features, gram with lda, {options.seeds} seeds"
+        same = exact(folder | cifar, options.seeds)
+        rows_of_gram = [(name, round(statistics.mean(values), 2), values) for name, values in same.items()]
+        report(f"{options.name}-gram", title, ("sites", "accuracy %", "each seed"), rows_of_gram)
+    if options.only in ("", "pacs"):
+        pacs = {"dataset": "pacs-photo,pacs-sketch", "head.min-steps": 1000}
+        found = measure_all(folder | pacs, 2, options.seeds)
+        title = f"Statistics: PACS photo and sketch, 2 sites, {options.seeds} seeds"
+        facts = {"settings": pacs, "accuracy": _each(found)}
+        report(f"{options.name}-pacs", title, COLUMNS, table(found), **facts)
+
+
+def _each(found: dict[str, list[Measured]]) -> dict[str, list[float]]:
+    return {name: [round(m.accuracy, 2) for m in measured] for name, measured in found.items()}
+
+
+def plot(rows: list[Line], title: str, name: str) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    lines: dict[str, list[Line]] = defaultdict(list)
+    for row in rows:
+        lines[ROWS[row[0]].line].append(row)
+    for index, (line, points) in enumerate(lines.items()):
+        style = "D" if "raw" in line else "o-" if len(points) > 1 else "s"
+        megabytes, accuracy, deviation = ([point[column] for point in points] for column in (4, 1, 2))
+        axes.errorbar(megabytes, accuracy, deviation, fmt=style, color=f"C{index % 10}", label=line, capsize=2)
+    axes.axhline(GOAL, color="#888", linewidth=0.8, linestyle="--")
+    axes.axvline(1.0, color="#888", linewidth=0.8, linestyle="--")
+    axes.set_xscale("log")
+    axes.set_xticks([0.2, 0.5, 1, 2, 4, 8, 16], ["0.2", "0.5", "1", "2", "4", "8", "16"])
+    axes.minorticks_off()
+    axes.set(xlabel="uplink of all sites, MB", ylabel="test accuracy, %")
+    axes.set_title(title, fontsize=10)
+    draw(axes, name)
+
+
+if __name__ == "__main__":
+    main()

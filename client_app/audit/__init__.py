@@ -1,0 +1,1 @@
+"""Attacks on a site's own release, before it leaves."""

@@ -1,0 +1,150 @@
+"""The disclosure sheet of a release: facts for the person who signs, by the five safes. It gives no verdict."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from client_app.audit.disclosure_page import page_of
+from client_app.audit.release_audit import FEWEST, ReleaseAudit, audit_release
+from client_app.governance.gate import own_ledger
+from client_app.governance.policy import policy_of
+from client_app.governance.release import DISCLOSURES, keep_file
+from client_app.node_config import NodeConfig
+from client_app.offline.dry_run import DryRun, dry_run
+from common.config.run_config import RunConfig, parse_run_config, run_digest
+from common.privacy.claims import NOT_COVERED
+
+Part = dict[str, Any]
+# Settings that name folders and files of this machine.
+PLACES = ("data-dir", "output-dir", "weights-path")
+REFUSALS = "that the policy refuses a release without privacy because of an attack, which depends on the records"
+
+
+def disclose(run: RunConfig, node: NodeConfig, seconds: float = 0.0) -> tuple[Part, Path, Path]:
+    """Write the sheet of a one-shot run into the state folder: its content, its JSON file, and its page.
+
+    Nothing leaves and nothing is charged. The files' name is the run's digest and the hash of the JSON file. The ledger's
+    entry of the release, once it leaves, has this address. seconds: for attacks beyond the first eight releases.
+    Raises ConfigError for other methods, and FedSurrogateError if no release can be made.
+    """
+    made = dry_run(run, node)
+    content = sheet(run, node, made, audit_release(run, node, seconds, most=max(FEWEST, 16)))
+    packed = (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+    name = f"{run_digest(run)}-{hashlib.sha256(packed).hexdigest()[:16]}"
+    facts, page = (node.state / DISCLOSURES / f"{name}.{kind}" for kind in ("json", "html"))
+    keep_file(page, page_of(content, f"{DISCLOSURES}/{name}").encode())
+    keep_file(facts, packed)
+    return content, facts, page
+
+
+def sheet(run: RunConfig, node: NodeConfig, made: DryRun, audit: ReleaseAudit) -> Part:
+    """The content of a sheet: five parts, each with facts by name."""
+    return {
+        "schema": 1,
+        "run": run_digest(run),
+        "site": node.site,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "projects": _projects(run),
+        "people": _people(node),
+        "data": _data(run, node, made.facts),
+        "settings": _settings(run, node),
+        "outputs": _outputs(run, node, made, audit),
+    }
+
+
+def _projects(run: RunConfig) -> Part:
+    spec = run.spec
+    return {
+        "method": spec.name,
+        "title": spec.title,
+        "source": spec.paper,
+        "purpose": "to be filled in by hand",
+        "settings that differ from the defaults": _changed(run),
+    }
+
+
+def _changed(run: RunConfig) -> Part:
+    """Settings that are not the defaults, without the names of this machine's folders."""
+    found, usual = (
+        json.loads(each.model_dump_json(by_alias=True)) for each in (run, parse_run_config({"method": run.method}))
+    )
+    changed = {key: value for key, value in found.items() if value != usual[key] and key not in PLACES}
+    return {key: _inner(value, usual[key]) for key, value in changed.items()}
+
+
+def _inner(value: Any, usual: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: inner for key, inner in value.items() if inner != usual[key]}
+
+
+def _people(node: NodeConfig) -> Part:
+    return {
+        "receives it": "the coordinator whose requests this site answers",
+        "key of the coordinator": node.coordinator_key or "none is set: any coordinator that the connection admits",
+        "others who may read it": "the coordinator's network and whoever it forwards the release or the learned model to",
+    }
+
+
+def _data(run: RunConfig, node: NodeConfig, facts: Part) -> Part:
+    return {
+        "kind": node.data or run.data,
+        "records used": facts["records"],
+        "classes": facts["classes"],
+        "left out": facts["left_out"],
+        "unit that the claim protects": facts["unit"] or "none",
+        "what the records become first": f"features of the backbone {run.backbone!r}",
+    }
+
+
+def _settings(run: RunConfig, node: NodeConfig) -> Part:
+    policy = policy_of(node)
+    names = ("methods", "mechanisms", "epsilon_per_run", "epsilon_total", "delta", "without_dp", "smallest_class")
+    found = {f"policy: {name.replace('_', '-')}": getattr(policy, name) for name in (*names, "largest_payload_mib")}
+    return {
+        "the coordinator sees": "the sum of all sites only" if run.secure_sum else "this site's release by itself",
+        "sealed for other sites": run.fedpft.seal,
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in found.items()},
+    }
+
+
+def _outputs(run: RunConfig, node: NodeConfig, made: DryRun, audit: ReleaseAudit) -> Part:
+    facts, ledger = made.facts, own_ledger(node)
+    entries = ledger.entries() if ledger is not None else []
+    attacks = {audit.attack_name: audit.attack, **audit.others}
+    shown = ("auc", "low", "high", "rate_at_one_percent", "rate_at_one_in_thousand")
+    claim = {key: facts[key] for key in ("mechanism", "epsilon", "delta", "unit", "sigmas", "sensitivities") if facts[key]}
+    return {
+        "what leaves": [f"{each.name} ({each.shape}), {each.bits} bits a number" for each in run.spec.sends(run)],
+        "bytes": facts["bytes"],
+        "sha256 of the payload": facts["sha256"] or "new noise is drawn when it leaves; the ledger's entry has the hash",
+        "claim": claim if facts["epsilon"] else "no privacy is claimed",
+        "not covered": [*NOT_COVERED, REFUSALS] if facts["epsilon"] else [REFUSALS],
+        "attacks": {
+            name: {key: value for key, value in asdict(each).items() if key in shown} for name, each in attacks.items()
+        },
+        "attacked": {
+            "records": audit.records,
+            "of": audit.of,
+            "releases": audit.releases,
+            "largest AUC allowed": audit.allowed,
+        },
+        "records that stand out": audit.standing_out_count,
+        "nearest records": None if audit.nearest is None else asdict(audit.nearest),
+        "ledger before": {
+            "entries": len(entries),
+            "last hash": entries[-1]["hash"] if entries else "",
+            "epsilon spent": facts["epsilon_before"],
+        },
+        "ledger after": {
+            "entries": len(entries) + 1,
+            "epsilon spent": facts.get("epsilon_after"),
+            "epsilon total": facts["epsilon_total"],
+        },
+        "the gate": made.refusal or "would let it out",
+    }

@@ -1,0 +1,135 @@
+"""Membership inference on generators of embeddings: scores of records, larger for members, from the decoder alone.
+
+Source: the attacks that DP-CVAE's paper reports. Black box: how near is the closest synthetic embedding (Chen et al. 2020,
+"GAN-Leaks", section 4.1)? White box: how likely is the record under the decoder?
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from client_app.features.site_features import SiteFeatures
+from client_app.governance.release import keep_file, method_of
+from client_app.methods.task import Task
+from client_app.node_config import NodeConfig
+from common.config.run_config import RunConfig, run_digest
+from common.models.generators import (
+    COUNTS,
+    MEANS,
+    SUMS,
+    AnyGenerator,
+    Decoder,
+    fresh_generator,
+    load_into,
+    scaled,
+    tensors_of,
+)
+from common.models.parameters import Parameters
+from common.privacy.claims import private_rounds
+from common.surrogates.surrogates import Header
+from common.wire.model_proto import pack_parameters, unpack_parameters
+
+# Synthetic embeddings of each class that the black box is asked for.
+DRAWN = 500
+# Steps to the latent vector that explains a record best, for decoders that are not linear.
+STEPS, RATE = 100, 0.05
+
+
+def generator_of(run: RunConfig, node: NodeConfig, found: SiteFeatures) -> AnyGenerator:
+    """The generator that this site's code trains in all rounds of a run with one site. Nothing is charged or kept.
+
+    Class means are the sums over the counts, without the shrinkage that a coordinator adds to noisy ones.
+    """
+    classes, d = found.classes, found.train.features.shape[1]
+    module = fresh_generator(run, len(classes), d)
+    tensors, header = tensors_of(module), Header(run.method, run_digest(run), "audit", found.fingerprint, classes)
+    with tempfile.TemporaryDirectory(prefix="audit-") as name:
+        here = node.model_copy(update={"state_dir": name})
+        for number in range(1, private_rounds(run) + 1):
+            question = pack_parameters(Parameters(header, number, tensors))
+            info = {"round": number, "confirmed": number - 1, "lineage": "audit"}
+            made = method_of(run)(Task(run, here, "audit", found, question=question, info=info))
+            if made.keep is not None:
+                keep_file(*made.keep)
+            reply = unpack_parameters(made.payload).tensors
+            if number > 1:
+                tensors = {key: tensor + reply[key] if key in reply else tensor for key, tensor in tensors.items()}
+                continue
+            tensors = tensors | {COUNTS: reply[COUNTS].clamp_min(0)}
+            if SUMS in reply:
+                tensors |= {MEANS: reply[SUMS] / reply[COUNTS].clamp_min(1)[:, None] * math.sqrt(d)}
+    load_into(module, tensors)
+    return module
+
+
+def generator_scores(module: AnyGenerator, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Scores (n,) of records by attack; first the strongest, which reads the decoder of a VAE."""
+    features = features.float()
+    black = {"closest synthetic embedding (black box)": closest_synthetic(module, features, labels)}
+    if not isinstance(module, Decoder):
+        return black
+    return {"likelihood under the decoder (white box)": likelihood(module, features, labels)} | black
+
+
+def closest_synthetic(module: AnyGenerator, features: Tensor, labels: Tensor, seed: int = 0, drawn: int = DRAWN) -> Tensor:
+    """Black box: minus the distance (n,) of features (n, d) from the closest of `drawn` synthetic ones of their class."""
+    generator, found = torch.Generator().manual_seed(seed), torch.zeros(len(labels))
+    records, classes = scaled(features), len(module.means)
+    for label in torch.unique(labels).tolist():
+        kinds = one_hot(torch.full((drawn,), label), classes).float()
+        with torch.no_grad():
+            made = module.draw(kinds, generator)
+        own = labels == label
+        found[own] = -torch.cdist(records[own], made).amin(1)
+    return found / math.sqrt(features.shape[1])
+
+
+def likelihood(decoder: Decoder, features: Tensor, labels: Tensor) -> Tensor:
+    """White box: log likelihood (n,) in nats of features (n, d) under the decoder.
+
+    Exact for linear maps, whose embeddings are Gaussian in each class. Otherwise the joint log likelihood with the latent
+    vector that explains the record best, which Adam looks for from the prior's mean. A variance that is not learned is one.
+    """
+    records, kinds = scaled(features), one_hot(labels, len(decoder.means)).float()
+    return _exact(decoder, records, kinds) if decoder.layers is None else _best(decoder, records, kinds)
+
+
+def _exact(decoder: Decoder, records: Tensor, kinds: Tensor) -> Tensor:
+    found = torch.zeros(len(records))
+    with torch.no_grad():
+        loadings, spread = decoder.linear.weight[:, : decoder.latent], decoder.log_variance(kinds)
+        middle, log_width = decoder.prior_of(kinds)
+        mean = decoder(middle, kinds)
+        for label in torch.unique(kinds.argmax(1)).tolist():
+            own = kinds[:, label] > 0
+            at = int(own.nonzero()[0])
+            diagonal = torch.ones(records.shape[1]) if spread is None else spread[at].exp()
+            gaussian = torch.distributions.LowRankMultivariateNormal(
+                mean[at].double(), (loadings * (log_width[at] / 2).exp()).double(), diagonal.double()
+            )
+            found[own] = gaussian.log_prob(records[own].double()).float()  # type: ignore[no-untyped-call]
+    return found
+
+
+def _best(decoder: Decoder, records: Tensor, kinds: Tensor) -> Tensor:
+    middle, log_width = (part.detach() for part in decoder.prior_of(kinds))
+    z = middle.clone().requires_grad_()
+    optimiser = torch.optim.Adam([z], lr=RATE)
+
+    def losses() -> Tensor:
+        squares, spread = (records - decoder(z, kinds)).square(), decoder.log_variance(kinds)
+        missed = squares if spread is None else squares / spread.exp() + spread
+        found: Tensor = (missed.sum(1) + ((z - middle).square() / log_width.exp() + log_width).sum(1)) / 2
+        return found
+
+    for _ in range(STEPS):
+        (z.grad,) = torch.autograd.grad(losses().sum(), [z])
+        optimiser.step()
+    constant = (records.shape[1] + decoder.latent) * math.log(2 * math.pi) / 2
+    found: Tensor = -losses().detach() - constant
+    return found

@@ -1,0 +1,220 @@
+"""Membership inference: the likelihood-ratio attack (LiRA), its success, and the scores that it compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.errors import ConfigError
+from common.models.classifiers import class_indices
+from common.models.parameters import Parameters
+from common.privacy.one_run import Guesses, guess
+from common.surrogates.surrogates import Header, SumsSurrogate, Surrogate
+
+# Records of the prior for a record's own variance: with few trials, the variance of all records counts more.
+PRIOR = 4.0
+# A score that is not finite lies this many ranges of the finite ones below them.
+BEYOND = 2.0
+RESAMPLES = 100
+SMALLEST = 1e-12
+Matrix = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Trials:
+    """K releases, each from its own half of n records. scores (K, n): of each record under each release, larger for members.
+    members (K, n): whether the release was made with the record.
+    """
+
+    scores: Matrix
+    members: Mask
+
+    def __post_init__(self) -> None:
+        if len(self.scores) < 4 or self.scores.shape != self.members.shape:
+            raise ConfigError(f"{len(self.scores)} trials of shape {self.scores.shape}: an attack needs four of one shape")
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """Success of an attack: area under the ROC curve with its 95 % interval, and true positive rates at false ones.
+
+    curve: pairs of false and true positive rates.
+    """
+
+    auc: float
+    low: float
+    high: float
+    rate_at_one_percent: float
+    rate_at_one_in_thousand: float
+    curve: tuple[tuple[float, float], ...]
+
+
+def lira(trials: Trials) -> Matrix:
+    """Log likelihood ratios (K, n) of "member" against "not", for every record and release.
+
+    The other K - 1 releases are the attacker's shadow models: it knows all records and the settings, and guesses only which
+    half was used. Source: Carlini et al. 2022, "Membership inference attacks from first principles", algorithm 1 (online).
+    Differs: with few shadow models, the difference between a record's two means and its variances are shrunk to those of all
+    records, which makes the attack stronger.
+    """
+    scores = _finite(trials.scores) / _deviation(trials)
+    means, variances, counts = [], [], []
+    for inside in (trials.members, ~trials.members):
+        count = np.maximum(inside.sum(0) - inside, 1)
+        own, squares = (np.where(inside, scores**power, 0.0) for power in (1, 2))
+        mean = (own.sum(0) - own) / count
+        spread = np.maximum((squares.sum(0) - squares) / count - mean**2, 0.0)
+        variances.append((count * spread + PRIOR * spread.mean()) / (np.maximum(count - 1, 0) + PRIOR) + SMALLEST)
+        means.append(mean)
+        counts.append(count)
+    error = variances[0] / counts[0] + variances[1] / counts[1]
+    apart = means[0] - means[1]
+    usual = apart.mean(1, keepdims=True)
+    true = np.maximum(apart.var(1, keepdims=True) - error.mean(1, keepdims=True), 0.0)
+    apart = (true * apart + error * usual) / (true + error)
+    middle = (counts[0] * means[0] + counts[1] * means[1]) / (counts[0] + counts[1])
+    share = counts[0] / (counts[0] + counts[1])
+    expected = middle + (1 - share) * apart, middle - share * apart
+    logs = [
+        -0.5 * np.log(variance) - (scores - mean) ** 2 / (2 * variance)
+        for variance, mean in zip(variances, expected, strict=True)
+    ]
+    return np.asarray(logs[0] - logs[1])
+
+
+def _deviation(trials: Trials) -> Matrix:
+    """Standard deviations (n,) of the records' scores around their two means, shrunk to that of all records."""
+    scores, inside = _finite(trials.scores), trials.members
+    means = [np.where(mask, scores, 0).sum(0) / np.maximum(mask.sum(0), 1) for mask in (inside, ~inside)]
+    rest = scores - np.where(inside, means[0], means[1])
+    variance = (len(scores) * rest.var(0) + PRIOR * rest.var(0).mean()) / (len(scores) - 2 + PRIOR)
+    return np.asarray(np.sqrt(np.maximum(variance, SMALLEST * (1 + scores.std() ** 2))))
+
+
+def answers(trials: Trials, share: float = 0.2) -> Guesses:
+    """Answers of the attack about releases whose members it does not know: tosses, answers given, and right ones.
+
+    trials: pairs of complementary halves. The first half of the pairs are the attacker's shadow models. Of each later pair
+    one release is attacked alone: its complement has the same coin tosses. So the answers depend on the tosses through the
+    attacked releases only, as the theorem behind `common.privacy.one_run` asks. share: of the tosses that are answered.
+    """
+    pairs = len(trials.scores) // 2
+    shadows = slice(0, 2 * (pairs // 2))
+    known, inside = trials.scores[shadows], trials.members[shadows]
+    ratios, tosses = [], []
+    for at in range(shadows.stop, 2 * pairs, 2):
+        # The members of the attacked release are not known: those of another one stand in for them.
+        both = Trials(np.vstack([known, trials.scores[at]]), np.vstack([inside, inside[0]]))
+        ratios.append(lira(both)[-1])
+        tosses.append(trials.members[at])
+    scores, members = torch.from_numpy(np.concatenate(ratios)), torch.from_numpy(np.concatenate(tosses))
+    return guess(scores, members, max(2, round(share * len(scores))))
+
+
+def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
+    """How well scores (K, n) separate members from others.
+
+    The intervals draw records, and pairs of complementary releases, with replacement: records of a release share its noise.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    drawn, areas = np.random.default_rng(seed), []
+    pairs, count = len(ratios) // 2, members.shape[1]
+    for _ in range(RESAMPLES):
+        first = 2 * drawn.integers(0, pairs, pairs)
+        cells = np.ix_(np.concatenate([first, first + 1]), drawn.integers(0, count, count))
+        areas.append(float(roc_auc_score(members[cells].ravel(), ratios[cells].ravel())))
+    low, high = np.percentile(areas, [2.5, 97.5])
+    false = np.logspace(-4, 0, 60)
+    fixed = _rates(ratios, members, np.array([0.01, 0.001]))
+    return AttackResult(
+        auc=float(roc_auc_score(members.ravel(), ratios.ravel())),
+        low=float(low),
+        high=float(high),
+        rate_at_one_percent=fixed[0],
+        rate_at_one_in_thousand=fixed[1],
+        curve=tuple(zip(false.tolist(), _rates(ratios, members, false), strict=True)),
+    )
+
+
+def _rates(ratios: Matrix, members: Mask, false: Matrix) -> list[float]:
+    """True positive rates at these false positive rates."""
+    others = np.sort(ratios[~members])[::-1]
+    thresholds = others[np.minimum(np.floor(false * len(others)).astype(int), len(others) - 1)]
+    return [
+        float((ratios[members] > threshold).mean()) if rate < 1 else 1.0
+        for threshold, rate in zip(thresholds, false, strict=True)
+    ]
+
+
+def distinct(trials: Trials) -> Matrix:
+    """How far a record's own scores (n,) with and without it lie apart, in standard deviations."""
+    scores, inside = _finite(trials.scores), trials.members
+    means = [np.where(mask, scores, 0).sum(0) / np.maximum(mask.sum(0), 1) for mask in (inside, ~inside)]
+    return np.asarray((means[0] - means[1]) / _deviation(trials))
+
+
+def scores_of(sent: object, classes: Sequence[str], features: Tensor, labels: Tensor) -> Tensor:
+    """Scores (n,) of records under what was released, from that alone. Minus infinity where it has not their class.
+
+    features (n, d), labels (n,): indices into `classes`. Mixtures: log-density under the record's own class. Noisy sums: the
+    product with the sum of the record's class. Statistics of least squares: distance from the class mean. Heads: log-odds of
+    the right class (Carlini et al. 2022, section IV-A). Raises ConfigError for other releases.
+    """
+    read = _reader(sent)
+    header: Header = getattr(sent, "header")  # noqa: B009
+    places = class_indices(header.classes, tuple(classes))[labels]
+    found = torch.full((len(labels),), -torch.inf, dtype=torch.float64)
+    known = places >= 0
+    if known.any():
+        found[known] = read(features[known].double(), places[known]).double()
+    return found
+
+
+def _reader(sent: object) -> Callable[[Tensor, Tensor], Tensor]:
+    match sent:
+        case Surrogate():
+            return lambda x, y: _log_density(sent, x, y)
+        case SumsSurrogate():
+            return lambda x, y: (x / x.norm(dim=1, keepdim=True).clamp_min(1e-12) * sent.sums.sums.double()[y]).sum(1)
+        case Parameters() if {"weight", "bias"} <= sent.tensors.keys():
+            return lambda x, y: _log_odds(x @ sent.tensors["weight"].double().T + sent.tensors["bias"].double(), y)
+        case Parameters() if "counts" in sent.tensors and sent.tensors.keys() & {"sums", "means"}:
+            return lambda x, y: _near_means(sent.tensors, x, y)
+    raise ConfigError(f"no membership attack reads a release of type {type(sent).__name__}")
+
+
+def _log_density(sent: Surrogate, features: Tensor, labels: Tensor) -> Tensor:
+    table = sent.mixtures
+    joint = table.covariance.log_density(features.float(), table.means.float()).double() + table.weights.double().log()
+    return joint.masked_fill(labels[:, None] != table.labels[None], -torch.inf).logsumexp(1)
+
+
+def _log_odds(logits: Tensor, labels: Tensor) -> Tensor:
+    right = logits.gather(1, labels[:, None])[:, 0]
+    others = logits.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
+    return right - others
+
+
+def _near_means(sent: Mapping[str, Tensor], features: Tensor, labels: Tensor) -> Tensor:
+    """Minus the squared distance from the nearest mean of a class; means (C, d), or (C, g, d) of groups."""
+    counts = sent["counts"].double()
+    means = sent["means"].double() if "means" in sent else sent["sums"].double() / counts.clamp_min(1)[:, None]
+    means, counts = means.reshape(len(counts), -1, means.shape[-1]), counts.reshape(len(counts), -1)
+    apart = (features[:, None] - means[labels]).square().sum(2)
+    return -apart.masked_fill(counts[labels] == 0, torch.inf).amin(1)
+
+
+def _finite(scores: Matrix) -> Matrix:
+    """Scores with minus infinity replaced: a class that is missing says more than any density."""
+    known = np.isfinite(scores)
+    if known.all():
+        return scores
+    low, high = (scores[known].min(), scores[known].max()) if known.any() else (0.0, 1.0)
+    return np.where(known, scores, low - BEYOND * max(high - low, 1.0))

@@ -1,0 +1,249 @@
+"""Attacks on the release that this site would make for a run: does it show which records were used? Nothing leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from client_app.audit.generators import generator_of, generator_scores
+from client_app.audit.membership import AttackResult, Mask, Matrix, Trials, answers, distinct, lira, scores_of, success
+from client_app.audit.nearest import Near, NearestRecords, nearest, summary, usual_distance
+from client_app.audit.reference import rmia_of
+from client_app.features.site_features import LabelledFeatures, SiteFeatures, in_simulation, load_site
+from client_app.governance.policy import policy_of
+from client_app.governance.release import method_of
+from client_app.methods.task import SiteLimits, Task
+from client_app.node_config import NodeConfig
+from common.config.run_config import RunConfig
+from common.errors import ConfigError, DataError
+from common.limits import MOST_CLASSES
+from common.models.parameters import Parameters
+from common.privacy.one_run import epsilon_bound, gaussian_bound
+from common.wire.model_proto import unpack_parameters
+from common.wire.records import unpack_surrogate
+
+# Fewest and most releases that are made from halves of the records, in pairs of complements.
+FEWEST, MOST = 8, 64
+# Most records that are attacked. More are drawn at random, so that an audit ends in minutes at a large site.
+MOST_RECORDS = 4000
+# A record stands out if its scores with and without it lie so many standard deviations apart: at one false alarm in a
+# thousand, the attack then finds it in more than half of the releases.
+STANDS_OUT = 3.1
+MOST_NAMED = 20
+# Probability that `ReleaseAudit.proven` exceeds a true claim.
+FALSE_ALARM = 1e-5
+LIRA, RMIA = "LiRA on the release", "RMIA on the head"
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class StandingOut:
+    """A record that the attack finds. row: in its data set. distance: see `distinct`."""
+
+    row: int
+    class_name: str
+    where: str
+    distance: float
+
+
+@dataclass(frozen=True)
+class ReleaseAudit:
+    """What attacks on a release found. records: attacked ones. of: all training records. allowed: largest AUC that the
+    claim allows, 1 without one. proven: epsilon that the attack refutes, wrong with probability FALSE_ALARM at most; 0 for
+    none. others: further attacks by name. per_class: attack AUC by class, with its records.
+    """
+
+    method: str
+    mechanism: str
+    epsilon: float
+    records: int
+    of: int
+    releases: int
+    attack: AttackResult
+    attack_name: str
+    others: dict[str, AttackResult]
+    allowed: float
+    proven: float
+    per_class: dict[str, tuple[int, float]]
+    nearest: NearestRecords | None
+    standing_out: tuple[StandingOut, ...]
+    standing_out_count: int
+    seconds: float
+
+    def facts(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+def audit_release(
+    run: RunConfig,
+    node: NodeConfig,
+    seconds: float = 60.0,
+    most: int = MOST,
+    progress: Progress | None = None,
+    seed: int | None = None,
+) -> ReleaseAudit:
+    """Attack the release of a one-shot method, or a generator that this site trains alone by the run's rounds.
+
+    Raises ConfigError for other methods, DataError for too few records.
+
+    Each release is made by the site's own code from about half of the units, drawn at random, so it shows more of a record
+    than the real release would. seconds: after these no further pair of releases is made, but there are at least eight.
+    seed: of the halves; by default they differ each time.
+    """
+    if not (run.spec.releases_once or run.spec.trained == "dpcvae"):
+        raise ConfigError(
+            f"method = {run.method!r}: an audit attacks releases of one-shot methods and generators; this one replies to "
+            "received models"
+        )
+    started, drawn = time.monotonic(), np.random.default_rng(seed)
+    found = load_site(run, node)
+    sample = _sample(found.train, drawn)
+    groups = _groups(found.train, sample)
+    if len(np.unique(groups)) < 4:
+        raise DataError(f"{len(np.unique(groups))} units of training records; an audit needs four")
+    kinds: dict[str, list[Matrix]] = {}
+    members: list[Mask] = []
+    near: list[Near] = []
+    usual, generative, sent = usual_distance(found.train.features[sample]), run.spec.trained == "dpcvae", object()
+    while len(members) < most and (len(members) < FEWEST or time.monotonic() - started < seconds):
+        half = _half(groups, drawn)
+        if half.all() or not half.any():
+            continue
+        for inside in (half, ~half):
+            own = _part(found, sample[torch.from_numpy(inside)])
+            attacked = found.train.features[sample], found.train.labels[sample]
+            if generative:
+                scores = generator_scores(generator_of(run, node, own), *attacked)
+            else:
+                sent = _unpacked(run, _release(run, node, own))
+                scores = {LIRA: scores_of(sent, found.classes, *attacked)}
+                near += nearest(sent, found.classes, *attacked, torch.from_numpy(inside))
+            for name, each in scores.items():
+                kinds.setdefault(name, []).append(each.numpy())
+            members.append(inside)
+            if progress is not None:
+                progress(len(members), most)
+    first, *rest = (Trials(np.stack(each), np.stack(members)) for each in kinds.values())
+    trials, ratios, apart = first, lira(first), distinct(first)
+    others = {name: success(lira(each), each.members) for name, each in zip(list(kinds)[1:], rest, strict=True)}
+    if isinstance(sent, Parameters) and "weight" in sent.tensors:
+        others[RMIA] = success(rmia_of(trials), trials.members)
+    epsilon, delta = float(run.epsilon or 0), float(run.delta or 0)
+    return ReleaseAudit(
+        method=run.method,
+        mechanism=run.mechanism if run.epsilon else "none",
+        epsilon=epsilon,
+        records=len(sample),
+        of=len(found.train.labels),
+        releases=len(trials.scores),
+        attack=success(ratios, trials.members),
+        attack_name=next(iter(kinds)),
+        others=others,
+        allowed=_allowed(epsilon, delta),
+        proven=_proven(trials, groups, delta),
+        per_class=_by_class(ratios, trials, found, sample),
+        nearest=summary(near, usual),
+        standing_out=_named(run, node, found, sample, apart),
+        standing_out_count=int((apart > STANDS_OUT).sum()),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _sample(train: LabelledFeatures, drawn: np.random.Generator) -> Tensor:
+    rows = np.arange(len(train.labels))
+    return torch.from_numpy(rows if len(rows) <= MOST_RECORDS else np.sort(drawn.choice(rows, MOST_RECORDS, replace=False)))
+
+
+def _groups(train: LabelledFeatures, sample: Tensor) -> NDArray[np.int64]:
+    """The unit (n,) of each attacked record: itself, or its patient."""
+    if train.units is None:
+        return np.arange(len(sample))
+    return np.unique([train.units[row] for row in sample.tolist()], return_inverse=True)[1].astype(np.int64)
+
+
+def _half(groups: NDArray[np.int64], drawn: np.random.Generator) -> Mask:
+    """Half of the units, each with probability 1/2: a claim holds for one unit, whatever the others are."""
+    return np.asarray((drawn.random(groups.max() + 1) < 0.5)[groups])
+
+
+def _part(found: SiteFeatures, rows: Tensor) -> SiteFeatures:
+    """This site with these training records only."""
+    train, units = found.train, found.train.units
+    own = replace(
+        train,
+        features=train.features[rows],
+        labels=train.labels[rows],
+        units=None if units is None else tuple(units[row] for row in rows.tolist()),
+    )
+    return replace(found, train=own)
+
+
+def _release(run: RunConfig, node: NodeConfig, found: SiteFeatures) -> bytes:
+    """What the site's own code would send if it had only these training records."""
+    policy = policy_of(node)
+    # Half of the records: a class that the real release has must not vanish here.
+    smallest = max(1, policy.smallest_class // 2) if not run.epsilon else 1
+    limits = SiteLimits(node.max_components, node.max_rank, smallest, MOST_CLASSES)
+    return method_of(run)(Task(run, node, "audit", found, limits, None, {"lineage": "audit"})).payload
+
+
+def _unpacked(run: RunConfig, payload: bytes) -> object:
+    return unpack_surrogate(payload) if run.spec.makes_surrogates else unpack_parameters(payload)
+
+
+def _allowed(epsilon: float, delta: float) -> float:
+    """Largest AUC of any attack on an (epsilon, delta)-DP release of one record: the area under its trade-off curve."""
+    if not epsilon:
+        return 1.0
+    corner = (1 - delta) / (1 + np.exp(epsilon))
+    false = np.array([0.0, corner, 1 - delta, 1.0])
+    true = np.array([delta, 1 - corner, 1.0, 1.0])
+    return float(np.trapezoid(true, false))
+
+
+def _proven(trials: Trials, groups: NDArray[np.int64], delta: float) -> float:
+    """Epsilon that the attack refutes. All private one-shot releases have Gaussian noise, which has the sharper bound.
+
+    Zero for patients with several records, for which the answers are not counted here.
+    """
+    if len(np.unique(groups)) < len(groups):
+        return 0.0
+    found, confidence = answers(trials), 1 - FALSE_ALARM
+    return gaussian_bound(found, delta, confidence) if delta else epsilon_bound(found, 0.0, confidence)
+
+
+def _by_class(ratios: Any, trials: Trials, found: SiteFeatures, sample: Tensor) -> dict[str, tuple[int, float]]:
+    from sklearn.metrics import roc_auc_score
+
+    labels, result = found.train.labels[sample].numpy(), {}
+    for index, name in enumerate(found.classes):
+        own = labels == index
+        if own.any():
+            auc = float(roc_auc_score(trials.members[:, own].ravel(), ratios[:, own].ravel()))
+            result[name] = (int(own.sum()), auc)
+    return result
+
+
+def _named(run: RunConfig, node: NodeConfig, found: SiteFeatures, sample: Tensor, apart: Any) -> tuple[StandingOut, ...]:
+    """The records that stand out most, with their places on this site's disk."""
+    order = [int(place) for place in np.argsort(-apart) if apart[place] > STANDS_OUT][:MOST_NAMED]
+    rows = [int(sample[place]) for place in order]
+    inside = rows if found.train.rows is None else found.train.rows[rows].tolist()
+    names = [found.classes[int(found.train.labels[row])] for row in rows]
+    distances = [float(apart[place]) for place in order]
+    return tuple(map(StandingOut, inside, names, _places(run, node, inside), distances))
+
+
+def _places(run: RunConfig, node: NodeConfig, rows: list[int]) -> list[str]:
+    from client_app.datasets.partition import share
+
+    dataset = share(run, node, in_simulation()).dataset
+    return [dataset.where(row) for row in rows]

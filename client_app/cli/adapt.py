@@ -1,0 +1,72 @@
+"""The `site adapt` command: a model of the site's own. Nothing leaves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from client_app.cli.evaluate import Labelled
+from client_app.cli.options import Node, node_of
+from client_app.cli.predict import ModelArgument
+from common.command_line import Json, console
+from common.errors import StateError
+
+
+def adapt(
+    node_config: Node,
+    model: ModelArgument = "in-use",
+    data_dir: Annotated[str, typer.Option(help="Labelled records; else the training records of this site.")] = "",
+    data: Annotated[Labelled | None, typer.Option(help="Kind of --data-dir; else as in the node-config.")] = None,
+    label_column: Annotated[str, typer.Option(help="Column of the class in a table of --data-dir.")] = "label",
+    patient_column: Annotated[str, typer.Option(help="Column of the patient ID in that table.")] = "",
+    store: Annotated[bool, typer.Option("--store", help="Use the chosen model at this site from now on.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Go back to the shared model.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Adapt a shared model to this site's own records, if that is better beyond chance. Nothing leaves.
+
+    Compares by cross-validation: the shared model, a head on own records, a mixture of both, a closed-form update, and the
+    nearest own records.
+    """
+    from client_app.model_use.adaptation import adapt as compare
+    from client_app.model_use.adapted import adapted_file, store_adapted
+    from client_app.model_use.held_out import Source, held_out
+    from client_app.model_use.store import open_model
+
+    node = node_of(node_config)
+    signed = open_model(model, node)
+    file = adapted_file(node, signed)
+    if remove:
+        if not file.is_file():
+            raise StateError(f"this site has no version of its own of {signed.manifest.name}")
+        file.unlink()
+        console.print(f"removed {file}; the shared model is in use", soft_wrap=True)
+        return
+    kind: Any = "" if data is None else data.value
+    source = Source(data_dir, kind, label_column, patient_column, known_only=True)
+    held = held_out(signed, node, source, "train")
+    found = compare(signed.classifier, held, signed.manifest.run_config().head)
+    stored = None
+    if store and found.own is not None:
+        stored = store_adapted(node, signed, found.own, found.share, found.chosen)
+    if as_json:
+        facts = {"chosen": found.chosen, "reason": found.reason, "share": found.share, "stored": stored and str(stored)}
+        print(json.dumps(facts | {"judged": [asdict(each) for each in found.judged], "records": len(held.labels)}, indent=2))
+        return
+    from rich.table import Table
+
+    table = Table(
+        "candidate", "accuracy", "gain in likelihood", "95 % interval", "own share", title=f"{len(held.labels)} records"
+    )
+    for each in found.judged:
+        limits = "" if each.name == "shared" else f"{each.low:+.3f} to {each.high:+.3f}"
+        table.add_row(each.name, f"{each.accuracy:.1%}", f"{each.gain:+.3f}", limits, f"{each.share:.0%}")
+    console.print(table)
+    console.print(f"chosen: {found.chosen}; {found.reason}", soft_wrap=True)
+    if stored is not None:
+        console.print(f"in use at this site: {stored}; `site adapt --remove` goes back", soft_wrap=True)
+    elif found.own is not None:
+        console.print("give --store to use it at this site", soft_wrap=True)

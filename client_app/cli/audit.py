@@ -1,0 +1,88 @@
+"""The commands `site audit` and `site disclose`: attacks on this site's own release, and a sheet about it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from client_app.cli.options import Node, node_of
+from common.command_line import Json, RunSettings, console, print_error, run_config_of
+
+
+def audit(
+    node_config: Node,
+    run_config: RunSettings = None,
+    out: Annotated[Path, typer.Option(help="Folder for audit.html and audit.json.")] = Path("audit"),
+    seconds: Annotated[float, typer.Option(help="Make further releases for this long, at least eight.")] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Attack the release of a run with these settings: does it show which records were used?
+
+    Makes the release again and again from halves of the records, and lets an attacker who knows every record guess which
+    were used. Exits with 1 if the attack beats the run's epsilon, or a limit of the policy.
+
+    Example: site audit -c 'fedpft.components=10' --out audit
+    """
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from client_app.audit.output import limit_broken, pictures_of, write_audit
+    from client_app.audit.release_audit import audit_release
+    from client_app.governance.policy import policy_of
+
+    run, node = run_config_of(run_config), node_of(node_config)
+    with Progress(console=console, transient=True, disable=as_json) as bar:
+        task = bar.add_task("releases", total=None)
+        found = audit_release(run, node, seconds, progress=lambda done, most: bar.update(task, completed=done, total=most))
+    pictures = pictures_of(run, node, [each.row for each in found.standing_out])
+    facts, page = write_audit(found, out, pictures)
+    broken = limit_broken(found, policy_of(node))
+    if as_json:
+        print(json.dumps({"page": str(page), "refusal": broken or None} | json.loads(facts.read_text()), indent=2))
+    else:
+        table = Table("attack", "value", "95 % interval", title=f"{found.releases} releases, {found.records} records")
+        attack = found.attack
+        table.add_row("AUC (0.5 is a guess)", f"{attack.auc:.3f}", f"{attack.low:.3f} to {attack.high:.3f}")
+        table.add_row("found at 1 % false alarms", f"{100 * attack.rate_at_one_percent:.1f} %", "")
+        table.add_row("found at 0.1 % false alarms", f"{100 * attack.rate_at_one_in_thousand:.2f} %", "")
+        for name, other in found.others.items():
+            table.add_row(f"AUC, {name}", f"{other.auc:.3f}", f"{other.low:.3f} to {other.high:.3f}")
+        if found.epsilon:
+            table.add_row(f"largest AUC at epsilon {found.epsilon:g}", f"{found.allowed:.3f}", "")
+        if found.nearest is not None:
+            table.add_row("means that are nearly a record", f"{100 * found.nearest.copies:.1f} %", "")
+        console.print(table)
+        if found.nearest is not None and found.nearest.classes:
+            console.print(f"a mean is nearly a record: class {', '.join(found.nearest.classes)}", style="yellow")
+        if found.standing_out_count:
+            console.print(f"{found.standing_out_count} records stand out; the page names them", style="yellow")
+        console.print(str(page), soft_wrap=True)
+    if broken:
+        print_error(broken)
+        raise typer.Exit(1)
+
+
+def disclose(
+    node_config: Node,
+    run_config: RunSettings = None,
+    seconds: Annotated[float, typer.Option(help="Attack for this long, at least eight releases.")] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Write a disclosure sheet for a run: what leaves, to whom, its claim, and what attacks find.
+
+    The sheet lies in the state folder. The ledger's entry of the release has its address. It gives no verdict.
+
+    Example: site disclose -c 'fedpft.components=10'
+    """
+    from client_app.audit.disclosure import disclose as write
+
+    node = node_of(node_config)
+    content, facts, page = write(run_config_of(run_config), node, seconds)
+    if as_json:
+        print(json.dumps({"file": str(facts), "page": str(page)} | content, indent=2))
+    else:
+        console.print(str(page), soft_wrap=True)
+        console.print(f"address in the ledger: {facts.parent.name}/{facts.stem}", soft_wrap=True)

@@ -1,0 +1,100 @@
+"""The `site evaluate` command: how good a model is at this site. Nothing leaves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from client_app.cli.options import Node, node_of
+from client_app.cli.predict import ModelArgument
+from common.command_line import Json, console
+
+
+class Labelled(StrEnum):
+    """Kind of labelled data."""
+
+    imagefolder = "imagefolder"
+    dicom = "dicom"
+    parquet = "parquet"
+    safetensors = "safetensors"
+
+
+def evaluate(
+    node_config: Node,
+    model: ModelArgument = "in-use",
+    out: Annotated[Path, typer.Option(help="Folder for evaluation.html and evaluation.json.")] = Path("evaluation"),
+    data_dir: Annotated[
+        str, typer.Option(help="Labelled records that the run has not seen; else the test records of this site.")
+    ] = "",
+    data: Annotated[Labelled | None, typer.Option(help="Kind of --data-dir; else as in the node-config.")] = None,
+    label_column: Annotated[str, typer.Option(help="Column of the class in a table of --data-dir.")] = "label",
+    patient_column: Annotated[str, typer.Option(help="Column of the patient ID in that table.")] = "",
+    by: Annotated[str, typer.Option(metavar="column,column", help="Also by the values of these columns of the table.")] = "",
+    known_only: Annotated[
+        bool, typer.Option("--known-only", help="Leave out records of classes that the model does not know.")
+    ] = False,
+    positive: Annotated[str, typer.Option(help="The class that a threshold is for; of two classes, the last.")] = "",
+    threshold: Annotated[float | None, typer.Option(help="Smallest probability of that class.")] = None,
+    sensitivity: Annotated[
+        float, typer.Option(help="Choose the threshold for this sensitivity, on half of the records.")
+    ] = 0.0,
+    temperature: Annotated[
+        bool, typer.Option("--temperature", help="Fit a temperature for probabilities, on half of the records.")
+    ] = False,
+    store: Annotated[bool, typer.Option("--store", help="Store threshold and temperature with the model.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Judge a model on labelled records of this site: measures with intervals, plots, by groups. Nothing leaves.
+
+    Example: site evaluate --out evaluation --by scanner,sex
+    """
+    from client_app.model_use.adapted import adapted_classifier
+    from client_app.model_use.calibration import read_calibration, store_calibration
+    from client_app.model_use.evaluation import Wish, write_evaluation
+    from client_app.model_use.evaluation import evaluate as judge
+    from client_app.model_use.held_out import Source, held_out
+    from client_app.model_use.store import open_model
+
+    node = node_of(node_config)
+    signed = open_model(model, node)
+    calibration = read_calibration(node, signed)
+    if positive:
+        calibration = replace(calibration, positive=positive)
+    if threshold is not None:
+        calibration = replace(calibration, threshold=threshold, note="given by a person")
+    calibration = calibration.checked(tuple(signed.manifest.classes))
+    columns = tuple(name.strip() for name in by.split(",") if name.strip())
+    kind: Any = "" if data is None else data.value
+    held = held_out(signed, node, Source(data_dir, kind, label_column, patient_column, columns, known_only))
+    classifier = adapted_classifier(node, signed) or signed.classifier
+    found = judge(signed, classifier, held, calibration, Wish(temperature, sensitivity))
+    facts, page = write_evaluation(found, out)
+    stored = store_calibration(node, signed, found.calibration, found.gaussians) if store else None
+    if as_json:
+        print(json.dumps({"page": str(page), "stored": stored and str(stored)} | json.loads(facts.read_text()), indent=2))
+        return
+    from rich.table import Table
+
+    report = found.report
+    table = Table("", "value", "95 % interval", "records", title=f"{report.records} records, {held.where}")
+    for name, each in report.averages.items():
+        if name in ("accuracy", "balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"):
+            value = "undefined" if each.value is None else f"{each.value:.3f}"
+            limits = "" if each.low is None else f"{each.low:.3f} to {each.high:.3f}"
+            table.add_row(name.replace("_", " "), value, limits, str(each.support))
+    console.print(table)
+    if report.left_out:
+        text = f"fewer than ten records: {', '.join(report.left_out)}; no average includes them"
+        console.print(text, style="yellow", soft_wrap=True)
+    if found.promise is not None:
+        verdict = "as good here as promised" if found.promise.kept else "worse here than promised"
+        text = f"{verdict}: error {found.promise.error:.1%}, on the shared surrogate {found.promise.promised:.1%}"
+        console.print(text, style=None if found.promise.kept else "yellow", soft_wrap=True)
+    if found.calibration.note:
+        console.print(f"decision: {found.calibration.note}" + ("" if store else "; --store keeps it"), soft_wrap=True)
+    console.print(str(page), soft_wrap=True)

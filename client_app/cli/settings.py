@@ -1,0 +1,77 @@
+"""The `site settings` and `site policy check` commands: what a site decides for itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from client_app.cli.options import LISTS_ALL, MaybeNode, complete_node_keys, node_of
+from common.command_line import Json, console
+
+
+def settings(
+    key: Annotated[
+        str, typer.Argument(metavar="[KEY]", help="A setting, such as data-dir.", autocompletion=complete_node_keys)
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Explain the settings of a site, the node-config: meaning, default, range and unit.
+
+    Example: site settings data-dir
+    """
+    from dataclasses import asdict
+
+    from client_app.node_config import NodeConfig
+    from common.config.descriptions import model_descriptions
+    from common.settings_tables import setting_tables
+
+    rows = model_descriptions(NodeConfig, key, LISTS_ALL)
+    if as_json:
+        typer.echo(json.dumps([{k: v for k, v in asdict(row).items() if k != "methods"} for row in rows], indent=2))
+        return
+    for table in setting_tables(rows, key):
+        console.print(table)
+
+
+def policy_check(
+    file: Annotated[Path | None, typer.Argument(help="A policy file; without one, that of the node-config.")] = None,
+    node_config: MaybeNode = None,
+    as_json: Json = False,
+) -> None:
+    """Check a policy file, or the default policy, and show its settings. Exits with 1 if the file is wrong."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    from client_app.governance.policy import DEFAULT, Policy, load_policy
+
+    if file is None and node_config and (named := node_of(node_config).policy):
+        file = Path(named)
+    policy = load_policy(str(file)) if file else DEFAULT
+    values = policy.model_dump(by_alias=True)
+    if as_json:
+        print(json.dumps(values, indent=2))
+        return
+    narrow = (Column(name, overflow="fold", max_width=max(14, console.width // 5)) for name in ("value", "default"))
+    table = Table(Column("key", no_wrap=True), *narrow, Column("meaning", overflow="fold"), box=SIMPLE_HEAD)
+    for name, field in Policy.model_fields.items():
+        value, default = getattr(policy, name), getattr(DEFAULT, name)
+        shown = Text(_shown(value), style="" if value == default else "bold")
+        table.add_row(name.replace("_", "-"), shown, _shown(default), field.description or "")
+    console.print(table)
+    if file:
+        console.print(f"{file} is fine", style="green", soft_wrap=True)
+    else:
+        console.print("these values hold at a site without a policy file")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    # As TOML: large limits stay readable, and can be copied into a policy.
+    return f"{value:_}" if isinstance(value, int) else f"{value:g}"

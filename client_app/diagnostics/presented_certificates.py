@@ -1,0 +1,37 @@
+"""Who presents the certificate at the coordinator's address: the coordinator, or a device on the way that inspects TLS."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+
+
+def presented(plain: socket.socket, host: str) -> bytes:
+    """The certificate (DER) that is presented on a connection, without any check. Raises OSError."""
+    context = ssl.create_default_context()
+    # Nothing is sent over this connection; it only shows the certificate.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with context.wrap_socket(plain, server_hostname=host) as secured:
+        return secured.getpeercert(binary_form=True) or b""
+
+
+def inspector(der: bytes, authority: Path) -> str:
+    """The issuer of a certificate, if that is not an authority of a federation; empty if it is one, or unreadable.
+
+    Authorities of `coordinator certs` have the common name fedsurrogate and a number.
+    """
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    try:
+        issuer = x509.load_der_x509_certificate(der).issuer
+        own = x509.load_pem_x509_certificate(authority.expanduser().read_bytes()).subject
+    except (ValueError, OSError):
+        return ""
+    names = [str(each.value) for each in issuer.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if issuer == own or any(name.startswith("fedsurrogate ") for name in names):
+        return ""
+    organisations = [str(each.value) for each in issuer.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)]
+    return ", ".join(dict.fromkeys([*names, *organisations])) or issuer.rfc4514_string()

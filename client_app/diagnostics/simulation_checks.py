@@ -1,0 +1,56 @@
+"""Checks of a simulation's records before it starts: labels and their distribution, without images and backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from client_app.datasets.dataset import DataSource, load_all
+from client_app.datasets.partition import whole
+from common.config.run_config import RunConfig
+from common.errors import DataError
+
+
+def check_records(run: RunConfig, sites: int) -> Sequence[str]:
+    """Read the labels and distribute the records as the sites will. Returns remarks about sites of a single class.
+
+    Raises DataError or ConfigError if the data are unusable, have only one class, or leave a site without records.
+    """
+    found = whole(run, sites)
+    there = {dataset.classes[i] for dataset, _ in found for i in set(dataset.labels[dataset.is_train].tolist())}
+    if len(there) < 2:
+        names = ", ".join(map(repr, sorted(there))) or "none"
+        raise DataError(
+            f"the training records have one class only ({names}), and a classifier needs two; check data-dir = "
+            f"{run.data_dir!r}, label-column and classes"
+        )
+    remarks, parts = [], [(dataset, part) for dataset, each in found for part in each]
+    for site, (dataset, part) in enumerate(parts):
+        classes = [dataset.classes[i] for i in set(dataset.labels[part].tolist())]
+        if not classes:
+            raise DataError(
+                f"site {site} of {sites} would have no training records; use fewer sites, or another partition (alpha, "
+                "classes-per-site)"
+            )
+        if len(classes) == 1 and run.partition != "classes":
+            remarks.append(f"site {site} has training records of one class only ({classes[0]}); a larger alpha is more even")
+    return remarks
+
+
+def test_features(run: RunConfig) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """Features (n, d), labels (n,) and class names of all test records of a simulation. Raises FedSurrogateError."""
+    from client_app.features.site_features import dataset_features, usable
+    from client_app.node_config import NodeConfig
+
+    features, labels = [], []
+    found = load_all(DataSource.of_run(run), run.seed)
+    for dataset in found:
+        rows = (~dataset.is_train).nonzero().flatten()
+        each = usable(dataset, dataset_features(dataset, run, NodeConfig()), rows, run.power)
+        features.append(each.features)
+        labels.append(each.labels)
+    if not any(map(len, labels)):
+        raise DataError(f"data-dir = {run.data_dir!r} has no test records")
+    return torch.cat(features), torch.cat(labels), found[0].classes

@@ -1,0 +1,49 @@
+"""Progress of long work at a site: a bar on a terminal, otherwise log lines, with the time that is left."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+LOG = logging.getLogger("fedsurrogate.site")
+LOG_EVERY_SECONDS = 10.0
+
+
+@contextmanager
+def progress(name: str, total: int, done: int = 0, what: str = "images") -> Iterator[Callable[[int], None]]:
+    """Yield a function that counts finished items: a progress bar on a terminal, otherwise a log line at intervals.
+
+    done: items that were finished before; they do not count for the rate. what: the items' name.
+    """
+    start = reported = time.perf_counter()
+    before = done
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:.0f} " + what + "/s"))
+        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+            task = bar.add_task(name, total=total, completed=done, rate=0.0)
+
+            def draw(count: int) -> None:
+                nonlocal done
+                done += count
+                bar.update(task, completed=done, rate=(done - before) / (time.perf_counter() - start))
+
+            yield draw
+        return
+
+    def log(count: int) -> None:
+        nonlocal done, reported
+        done += count
+        now = time.perf_counter()
+        if now - reported >= LOG_EVERY_SECONDS:
+            reported = now
+            rate = (done - before) / (now - start)
+            left = (total - done) / max(rate, 1e-9)
+            LOG.info("%s: %d of %d %s, %.0f %s/s, %.0f s left", name, done, total, what, rate, what, left)
+
+    yield log

@@ -1,0 +1,171 @@
+"""Counts at a site: records of each class, and decisions and scores of a received model on held-out records.
+
+Neighbouring data differ by one record, or by one patient with all of that patient's records. A record adds one to one cell
+of a table, or to one cell of each histogram. The weights of a patient's records sum to one. So `tables_of` bounds what one
+unit adds, and the noise follows from that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from client_app.features.site_features import LabelledFeatures
+from client_app.methods.evaluation import checked_classifier
+from client_app.methods.task import MethodOutput, Task
+from common.config.run_config import RunConfig
+from common.counting.counts import Counts
+from common.counting.counts_proto import pack_counts
+from common.errors import DataError, SurrogateError
+from common.limits import LARGEST_PRIVATE
+from common.models.classifiers import Classifier, Ensemble, class_indices
+from common.privacy.accounting import GaussianEvent, Unit
+from common.privacy.claims import make_claim
+from common.privacy.exact_sums import ExactSum
+from common.privacy.gaussian_mechanism import Statistic, release, unit_weights
+from common.rules.counting import scored_classes, tables_of
+
+# Histograms cover log-odds from -EDGE to EDGE in bins of equal width; the outer bins hold everything beyond.
+EDGE = 8.0
+
+
+def survey_counts(task: Task) -> MethodOutput:
+    """The number of training records of each class of the run."""
+    labels = _labels(task, task.found.train)
+    weights = _weights(task, task.found.train) * (labels >= 0)
+    counted = ExactSum((len(task.run.classes),), 1.0)
+    counted.add_at(labels.clamp_min(0), weights)
+    return _released(task, {"records": counted.value})
+
+
+def evaluation_counts(task: Task) -> MethodOutput:
+    """Decisions and scores of the received model on this site's held-out records."""
+    model = _received(task)
+    test = task.found.test
+    labels = _labels(task, test)
+    scores = scores_alone(model, test.features)
+    good = (labels >= 0) & scores.isfinite().all(1)
+    if not task.run.epsilon:
+        sizes = torch.bincount(labels[good], minlength=len(task.run.classes))
+        good &= sizes[labels.clamp_min(0)] >= task.limits.smallest_cell
+    weights = _weights(task, test) * good
+    kept = weights > 0
+    return _released(task, count_decisions(scores[kept], labels[kept], weights[kept], task.run))
+
+
+def values_counts(task: Task) -> MethodOutput:
+    """The number of held-out records, and of right decisions of each received head, whose heads come as an ensemble."""
+    model, test = _received(task), task.found.test
+    heads = model.heads if isinstance(model, Ensemble) else (model,)
+    if len(heads) != task.run.counting.models:
+        raise SurrogateError(f"{len(heads)} models, but counting.models = {task.run.counting.models}")
+    labels = _labels(task, test)
+    weights = _weights(task, test) * (labels >= 0)
+    kept = weights > 0
+    right = ExactSum((1 + len(heads),), 1.0)
+    right.add_at(torch.zeros(int(kept.sum()), dtype=torch.int64), weights[kept])
+    for place, head in enumerate(heads, 1):
+        correct = scores_alone(head, test.features[kept]).argmax(1) == labels[kept]
+        right.add_at(torch.full((int(correct.sum()),), place), weights[kept][correct])
+    return _released(task, {"right": right.value})
+
+
+def scores_alone(model: Classifier, features: Tensor) -> Tensor:
+    """Logits (n, C), each record alone: in a product of matrices, other records may change the last digit of a row."""
+    if not len(features):
+        return torch.zeros(0, len(model.header.classes), dtype=torch.float64)
+    with torch.no_grad():
+        return torch.cat([model.scores(row[None]).double().cpu() for row in features])
+
+
+def count_decisions(scores: Tensor, labels: Tensor, weights: Tensor, run: RunConfig) -> dict[str, Tensor]:
+    """Exact tables of logits (n, C), labels (n,) and weights (n,): decisions (C, C) and scores (S, 2, B), float64."""
+    classes, bins = len(run.classes), run.counting.bins
+    decisions = ExactSum((classes * classes,), 1.0)
+    decisions.add_at(labels * classes + scores.argmax(1), weights)
+    place, scored = histogram_bins(scores, bins), scored_classes(classes)
+    found = torch.zeros(scored, 2, bins, dtype=torch.float64)
+    for index, column in enumerate(range(classes - scored, classes)):
+        histogram = ExactSum((2 * bins,), 1.0)
+        histogram.add_at((labels == column).long() * bins + place[:, column], weights)
+        found[index] = histogram.value.reshape(2, bins)
+    return {"decisions": decisions.value.reshape(classes, classes), "scores": found}
+
+
+def histogram_bins(scores: Tensor, bins: int) -> Tensor:
+    """The bin (n, C) of each class's log-odds; logits (n, C)."""
+    log_odds = torch.stack([_log_odds(scores, index) for index in range(scores.shape[1])], 1)
+    return ((log_odds + EDGE) * (bins / (2 * EDGE))).floor().long().clamp(0, bins - 1)
+
+
+def _log_odds(scores: Tensor, index: int) -> Tensor:
+    others = [each for each in range(scores.shape[1]) if each != index]
+    if not others:
+        return torch.full_like(scores[:, index], EDGE)
+    return (scores[:, index] - scores[:, others].logsumexp(1)).nan_to_num(nan=0.0).clamp(-2 * EDGE, 2 * EDGE)
+
+
+def _received(task: Task) -> Classifier:
+    """The model of the request. Raises SurrogateError unless it is the one that the settings name; depends on no record."""
+    if hashlib.sha256(task.question or b"").hexdigest() != task.run.counting.digest:
+        raise SurrogateError("the model is not the one that counting.digest names")
+    model = checked_classifier(task)
+    if model.header.classes != task.run.classes:
+        raise SurrogateError("the model has other classes than the run, or in another order")
+    if task.run.epsilon and not all(each.abs().max() < LARGEST_PRIVATE for each in model.arrays().values() if each.numel()):
+        raise SurrogateError(f"a model with a number beyond {LARGEST_PRIVATE:g}, which private runs refuse")
+    return model
+
+
+def _labels(task: Task, records: LabelledFeatures) -> Tensor:
+    """Labels (n,) as indices of the run's classes, -1 for others."""
+    return class_indices(task.run.classes, task.found.classes)[records.labels]
+
+
+def _weights(task: Task, records: LabelledFeatures) -> Tensor:
+    """The weight of each record (n,): under privacy, one over the number of its patient's, if the site protects patients."""
+    protects = task.run.epsilon and task.found.train.units is not None
+    if protects and records.units is None:
+        raise DataError("the held-out records have no patient IDs, but this site protects patients")
+    return unit_weights(records.units if protects else None, len(records.labels))
+
+
+def _released(task: Task, exact: Mapping[str, Tensor]) -> MethodOutput:
+    run, header = task.run, task.header(task.run.classes)
+    answer = {"exact": json.dumps({name: table.round().long().tolist() for name, table in exact.items()})}
+    reported = (answer if task.found.simulated else {}) | ({"show": True} if task.limits.show_evaluation else {})
+    if not run.epsilon:
+        return MethodOutput(pack_counts(Counts(header, _large_enough(task, exact))), answer=dict(reported))
+    unit: Unit = "record" if task.found.train.units is None else "patient"
+    claim = make_claim(run, unit)
+    assert claim is not None
+    counted = tables_of(run, len(run.classes))
+    sums = [Statistic(each.name, exact[each.name], each.bound, each.share) for each in counted]
+    noisy = release(sums, claim.noise_multiplier)
+    tables = {each.name: each.value.round().long() for each in noisy}
+    facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
+    payload = pack_counts(Counts(header, tables, claim))
+    return MethodOutput(payload, claim, (GaussianEvent(claim.noise_multiplier),), facts, dict(reported))
+
+
+def _large_enough(task: Task, exact: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Exact tables as whole numbers, without classes of fewer records than the site's smallest cell.
+
+    Such a class looks like one without records. Raises DataError if none is left.
+    """
+    if "right" in exact:
+        if not exact["right"][0] >= task.limits.smallest_cell:
+            raise DataError(
+                f"smallest-cell = {task.limits.smallest_cell}: there are fewer held-out records, so no count leaves"
+            )
+        return {"right": exact["right"].round().long()}
+    by_class = exact["records"] if "records" in exact else exact["decisions"].sum(1)
+    large = by_class >= task.limits.smallest_cell
+    if not large.any():
+        raise DataError(f"smallest-cell = {task.limits.smallest_cell}: no class has so many records, so no count leaves")
+    whole = {name: table.round().long() for name, table in exact.items()}
+    return whole | {"records": whole["records"] * large} if "records" in whole else whole

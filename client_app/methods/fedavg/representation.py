@@ -1,0 +1,70 @@
+"""FedRep at a site: the shared representation (body) is trained below a head of its own, which never leaves the site."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from client_app.methods.evaluation import checked_classifier
+from client_app.methods.local_training import network, train
+from client_app.methods.task import MethodOutput, Task
+from common.errors import SurrogateError
+from common.models.classifiers import Classifier, Network
+from common.models.head_training import train_on_features
+from common.models.networks import HEAD, body_of, embed, fresh
+from common.models.parameters import Parameters, Tensors
+from common.randomness import stream
+from common.wire.model_proto import pack_parameters
+
+
+def update_body(task: Task) -> MethodOutput:
+    """Fit this site's head to the received body, then train the body below this head; return the body's change.
+
+    Source: Collins et al. 2021, algorithm 1. Differs from the paper: the head is found anew for every body, as in the
+    paper's analysis; its experiments continue the last round's head for a few steps. So a site keeps no state, and a round
+    that it misses changes nothing. Raises DataError, SurrogateError.
+    """
+    run, received = task.run, task.received_model()
+    features, labels = task.training_data(received.header.classes)
+    settings, classes = run.fedavg, len(received.header.classes)
+    tensors = _with_own_head(task, received.tensors, features, labels, classes)
+    module = network(settings.kind, features.shape[1], classes, tensors)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(not name.startswith(HEAD))
+    generator = stream(run.seed, task.site, task.round)
+    train(module, features, labels, settings, settings.rate(private=False), generator)
+    trained = body_of(dict(module.named_parameters()))
+    moved = {name: parameter.detach() - received.tensors[name] for name, parameter in trained.items()}
+    answer = Parameters(task.header(received.header.classes), received.round, moved, len(labels))
+    return MethodOutput(pack_parameters(answer))
+
+
+def own_network(task: Task) -> Classifier:
+    """The received body with a head that this site fits to its own records. Raises SurrogateError, DataError."""
+    received, kind = checked_classifier(task), task.run.fedavg.kind
+    if not isinstance(received, Network) or received.kind != kind:
+        raise SurrogateError(f"a model that is no {kind}")
+    names = received.header.classes
+    features, labels = task.training_data(names)
+    tensors = _with_own_head(task, body_of(received.tensors), features, labels, len(names))
+    return Network(task.header(names), kind, features.shape[1], tensors)
+
+
+def own_head(task: Task, body: Tensors, features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Weight (classes, width) and bias (classes,) of a head trained on the body's outputs for features (n, d).
+
+    An empty body gives the head on the features themselves. Raises SurrogateError for a body of another network.
+    """
+    settings = task.run.fedavg
+    module = fresh(settings.kind, features.shape[1], classes, settings.width)
+    wanted = {name: p.shape for name, p in body_of(dict(module.named_parameters())).items()}
+    if {name: tensor.shape for name, tensor in body.items()} != wanted:
+        raise SurrogateError(f"a body that is not that of a {settings.kind} of width {settings.width}")
+    with torch.no_grad():
+        found = torch.cat([embed(module, body, part) for part in torch.split(features, 1000)])
+    return train_on_features(found, labels, classes, task.run.head, task.run.seed)
+
+
+def _with_own_head(task: Task, body: Tensors, features: Tensor, labels: Tensor, classes: int) -> dict[str, Tensor]:
+    weight, bias = own_head(task, body, features, labels, classes)
+    return {**body, HEAD + "weight": weight, HEAD + "bias": bias}

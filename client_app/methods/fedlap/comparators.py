@@ -1,0 +1,67 @@
+"""Methods that FedLAP is compared with, as recipes of its synthesis: DSC, FedDM and PSG. None of them has a radius."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from client_app.methods.fedlap.approximation import Recipe, approximate
+from client_app.methods.fedlap.statistics import CLASS_GRADIENTS, CLASS_MEANS
+from client_app.methods.task import MethodOutput, Task
+from common.models.networks import fresh, parameters_of
+from common.models.parameters import Tensors
+from common.randomness import stream
+
+
+def dsc(task: Task) -> MethodOutput:
+    """Dataset condensation by gradient matching in each class, at the received model.
+
+    Source: Zhao et al. 2021, algorithm 1. Differs from the paper, which begins at many random models: here all gradients are
+    those at one model, and later rounds go on at the model that was learned. Raises DataError, SurrogateError.
+    """
+    return approximate(task, Recipe(CLASS_GRADIENTS, searches=False))
+
+
+def feddm(task: Task) -> MethodOutput:
+    """Distribution matching: class means of the head's inputs and outputs, at models drawn around the received one.
+
+    Source: Xiong et al. 2023, algorithm 1; their rho, which bounds the drawn models and the coordinator's steps, is
+    `fedlap.trust-radius`. Differs from the paper: a drawn model's distance is uniform from zero to rho; there it is that of
+    a truncated Gaussian, which in many dimensions is nearly always rho. Raises DataError, SurrogateError.
+    """
+
+    def starts(task: Task) -> Callable[[Tensors], Tensors]:
+        generator = stream(task.run.seed, "feddm", task.site, task.round)
+        return lambda model: perturbed(model, task.run.fedlap.trust_radius, generator)
+
+    return approximate(task, Recipe(CLASS_MEANS, starts, searches=False))
+
+
+def psg(task: Task) -> MethodOutput:
+    """Private set generation: private gradients of all classes together, at models drawn at random.
+
+    Source: Chen et al. 2022, algorithm 1. Noise and accounting are those of FedLAP-DP. Raises DataError, SurrogateError.
+    """
+
+    def starts(task: Task) -> Callable[[Tensors], Tensors]:
+        generator = stream(task.run.seed, "psg", task.site, task.round)
+        return lambda model: _fresh(task, model, generator)
+
+    return approximate(task, Recipe(starts=starts, searches=False))
+
+
+def perturbed(model: Tensors, radius: float, generator: torch.Generator) -> dict[str, Tensor]:
+    """A model in a random direction from `model`, at a distance drawn from zero to `radius`."""
+    noise = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in model.items()}
+    length = torch.stack([part.double().square().sum() for part in noise.values()]).sum().sqrt()
+    share = float(radius * torch.rand(1, generator=generator) / length)
+    return {name: tensor + share * noise[name].to(tensor) for name, tensor in model.items()}
+
+
+def _fresh(task: Task, model: Tensors, generator: torch.Generator) -> dict[str, Tensor]:
+    settings, seed = task.run.fedlap, int(torch.randint(2**31, (1,), generator=generator))
+    inputs, classes = task.found.train.features.shape[1], len(task.received_model().header.classes)
+    drawn = parameters_of(fresh(settings.kind, inputs, classes, settings.width, seed))
+    return {name: drawn[name].to(tensor) for name, tensor in model.items()}

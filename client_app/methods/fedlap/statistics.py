@@ -1,0 +1,142 @@
+"""Statistics of real records that synthetic records match: gradient of the loss, of each class's loss, or class means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from common.models.augmentation import Change
+from common.models.loss_landscape import TOGETHER, LandscapeRecords, gradient, loss, mismatch
+from common.models.networks import HEAD, embed
+from common.models.parameters import Tensors
+
+# With this factor the default learning rate of images, which suits gradients, also suits means.
+SCALE = 0.1
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """What is matched. real: of a site's records, by name. synthetic: the same of synthetic records, differentiable, in the
+    same order. difference: of the two; takes both, the weight of the squared error, and the noise in `real`.
+
+    by_class: whether a batch has `batch-size` records of each class, not of all classes together.
+    """
+
+    real: Callable[[nn.Module, Tensors, LandscapeRecords, Change], dict[str, Tensor]]
+    synthetic: Callable[[nn.Module, Tensors, LandscapeRecords], list[Tensor]]
+    difference: Callable[[Sequence[Tensor], Sequence[Tensor], float, float], Tensor]
+    by_class: bool = False
+
+
+def loss_gradient(body: nn.Module, parameters: Tensors, records: LandscapeRecords) -> list[Tensor]:
+    """Gradient of the loss by parameter, differentiable in the records' values."""
+    asked = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+    return list(torch.autograd.grad(loss(body, asked, records), list(asked.values()), create_graph=True))
+
+
+def classes_of(records: LandscapeRecords) -> Iterator[tuple[int, LandscapeRecords]]:
+    """The records of each class in rising order, with equal weights."""
+    for label in torch.unique(records.labels).tolist():
+        yield label, records.take((records.labels == label).nonzero().squeeze(1))
+
+
+def class_gradients(body: nn.Module, parameters: Tensors, records: LandscapeRecords) -> list[Tensor]:
+    """`loss_gradient` of each class. Source: Zhao et al. 2021, algorithm 1, which matches class by class."""
+    return [part for _, own in classes_of(records) for part in loss_gradient(body, parameters, own)]
+
+
+def real_class_gradients(
+    body: nn.Module, parameters: Tensors, records: LandscapeRecords, change: Change
+) -> dict[str, Tensor]:
+    """Gradients of each class's loss, by class and parameter."""
+    return {
+        f"{label} {name}": part
+        for label, own in classes_of(records)
+        for name, part in gradient(body, parameters, own, change).items()
+    }
+
+
+def class_means(body: nn.Module, parameters: Tensors, records: LandscapeRecords) -> list[Tensor]:
+    """For each class, means of the inputs of the network's head and of its logits. Source: Xiong et al. 2023, equation 4."""
+    means = []
+    for _, own in classes_of(records):
+        inputs, logits = _outputs(body, parameters, own.values)
+        means += [inputs.mean(0), logits.mean(0)]
+    return means
+
+
+def real_class_means(body: nn.Module, parameters: Tensors, records: LandscapeRecords, change: Change) -> dict[str, Tensor]:
+    """The means of `class_means`, a thousand records at a time."""
+    found: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for label, own in classes_of(records):
+            parts = [_outputs(body, parameters, change(part)) for part in torch.split(own.values, TOGETHER)]
+            for name, outputs in zip(("inputs", "logits"), zip(*parts, strict=True), strict=True):
+                found[f"{label} {name}"] = torch.cat(outputs).mean(0)
+    return found
+
+
+def squared_distance(mine: Sequence[Tensor], theirs: Sequence[Tensor], mse_weight: float, noise: float) -> Tensor:
+    """Mean squared distance of two statistics over their tensors (means of classes), times `SCALE`.
+
+    Source: Xiong et al. 2023, equation 4, which sums over the classes.
+    """
+    return SCALE * torch.stack([(a - b).square().sum() for a, b in zip(mine, theirs, strict=True)]).mean()
+
+
+def mean_mismatch(mine: Sequence[Tensor], theirs: Sequence[Tensor], mse_weight: float, noise: float) -> Tensor:
+    """`mismatch`, divided by the number of tensors.
+
+    Without that, the steps of the images would grow with the number of classes.
+    """
+    return mismatch(mine, theirs, mse_weight, noise) / len(mine)
+
+
+def _outputs(body: nn.Module, parameters: Tensors, values: Tensor) -> tuple[Tensor, Tensor]:
+    inputs = embed(body, parameters, values)
+    prefix = HEAD if isinstance(body, nn.Sequential) else ""
+    return inputs, torch.nn.functional.linear(inputs, parameters[prefix + "weight"], parameters[prefix + "bias"])
+
+
+GRADIENT = Statistic(gradient, loss_gradient, mismatch)
+CLASS_GRADIENTS = Statistic(real_class_gradients, class_gradients, mean_mismatch, by_class=True)
+CLASS_MEANS = Statistic(real_class_means, class_means, squared_distance, by_class=True)
+
+
+class Batches:
+    """A statistic, without noise, of random batches of a site's records, or of all records where `size` is zero."""
+
+    noise = 0.0
+
+    def __init__(
+        self,
+        body: nn.Module,
+        records: LandscapeRecords,
+        size: int,
+        generator: torch.Generator,
+        statistic: Statistic = GRADIENT,
+    ) -> None:
+        self._body, self._records, self._size, self._generator = body, records, size, generator
+        self._statistic = statistic
+
+    def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
+        """The statistic of one batch, by name."""
+        return self._statistic.real(self._body, parameters, self._batch(), change)
+
+    def _batch(self) -> LandscapeRecords:
+        records = self._records
+        if not self._size:
+            return records
+        if not self._statistic.by_class:
+            return self._sample(records)
+        parts = [self._sample(own) for _, own in classes_of(records)]
+        return LandscapeRecords.pool(parts, [len(part.labels) for part in parts])
+
+    def _sample(self, records: LandscapeRecords) -> LandscapeRecords:
+        count = len(records.labels)
+        if self._size >= count:
+            return records
+        return records.take(torch.randperm(count, generator=self._generator)[: self._size].to(records.labels.device))

@@ -1,0 +1,137 @@
+"""A site's own version of a shared model: its parts, and the file that keeps it in the site's state folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from client_app.durable_files import put_file
+from client_app.model_use.store import models_folder
+from client_app.node_config import NodeConfig
+from common.errors import SealError
+from common.models.classifiers import Classifier, Head
+from common.signed_models.signed_model import SignedModel, digest_of
+from common.surrogates.surrogates import Header
+
+HEAD, NEIGHBOURS = "head", "neighbours"
+
+
+@dataclass(frozen=True)
+class Neighbours(Classifier):
+    """Class probabilities from the nearest own records, weighted by distance (kNN-Per, Marfoq et al. 2022).
+
+    memory (m, d): the site's own features, of norm one. labels (m,). count: number of neighbours.
+    """
+
+    header: Header
+    memory: Tensor
+    labels: Tensor
+    count: int
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the features."""
+        return self.memory.shape[1]
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Its records."""
+        return {"memory": self.memory, "labels": self.labels}
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Logarithms of the probabilities (n, C), a thousand records at a time."""
+        rows = [self._probabilities(part) for part in torch.split(normalize(features.float(), dim=1), 1000)]
+        return torch.cat(rows).clamp_min(1e-6).log()
+
+    def _probabilities(self, unit: Tensor) -> Tensor:
+        distances, index = torch.cdist(unit, self.memory).topk(min(self.count, len(self.memory)), largest=False)
+        weights = (-distances / distances.mean().clamp_min(1e-9)).softmax(1)
+        empty = torch.zeros(len(unit), len(self.header.classes))
+        return empty.scatter_add_(1, self.labels[index], weights)
+
+
+@dataclass(frozen=True)
+class Adapted(Classifier):
+    """A mixture of class probabilities: `share` of the site's own part, the rest of the shared model."""
+
+    shared: Classifier
+    own: Classifier
+    share: float
+
+    @property
+    def header(self) -> Header:  # type: ignore[override]
+        """The header of the shared model."""
+        return self.shared.header
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the features."""
+        return self.shared.dimension
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Tensors of both parts, and the share."""
+        parts = {f"shared.{name}": tensor for name, tensor in self.shared.arrays().items()}
+        parts |= {f"own.{name}": tensor for name, tensor in self.own.arrays().items()}
+        return parts | {"share": torch.tensor([self.share])}
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Features in the form that the shared model needs."""
+        return self.shared.prepare(features)
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Logarithms of the mixed probabilities (n, C)."""
+        own, shared = (part.scores(features).double().softmax(1) for part in (self.own, self.shared))
+        return (self.share * own + (1 - self.share) * shared).clamp_min(1e-30).log()
+
+
+def adapted_file(node: NodeConfig, model: SignedModel) -> Path:
+    """The file of a site's own version of a model."""
+    return models_folder(node) / f"{model.manifest.name}.adapted.safetensors"
+
+
+def store_adapted(node: NodeConfig, model: SignedModel, own: Classifier, share: float, how: str) -> Path:
+    """Store the site's own part of a model. It holds what was learned from the site's records, and must stay there."""
+    from safetensors.torch import save
+
+    tensors = {name: tensor.contiguous() for name, tensor in own.arrays().items()}
+    kind = NEIGHBOURS if isinstance(own, Neighbours) else HEAD
+    metadata = {"kind": kind, "share": f"{share:.6f}", "how": how, "of": model.manifest.tensors}
+    metadata["count"] = str(own.count) if isinstance(own, Neighbours) else "0"
+    metadata["clip"] = json.dumps(own.clip if isinstance(own, Head) else None)
+    metadata["digest"] = _digest(tensors, metadata)
+    file = adapted_file(node, model)
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    put_file(file, save(tensors, metadata))
+    return file
+
+
+def adapted_classifier(node: NodeConfig | None, model: SignedModel) -> Classifier | None:
+    """The site's own version of a model; None if it has none. Raises SealError for a changed file."""
+    from safetensors import SafetensorError, safe_open
+
+    if node is None or not (file := adapted_file(node, model)).is_file():
+        return None
+    try:
+        with safe_open(file, "pt") as content:
+            metadata = content.metadata() or {}
+            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+        if metadata.pop("digest") != _digest(tensors, metadata) or metadata["of"] != model.manifest.tensors:
+            raise ValueError("its digest does not fit")
+        header = model.classifier.header
+        own: Classifier
+        if metadata["kind"] == NEIGHBOURS:
+            own = Neighbours(header, tensors["memory"], tensors["labels"], int(metadata["count"]))
+        else:
+            weight, bias, centre = tensors["weight"], tensors["bias"], tensors.get("centre")
+            own = Head(header, weight, bias, json.loads(metadata["clip"]), centre, tensors.get("projection"))
+        return Adapted(model.classifier, own, float(metadata["share"]))
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise SealError(f"{file} was changed or is damaged ({error}); remove it, and run `site adapt` again") from None
+
+
+def _digest(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    return digest_of(tensors) + json.dumps(sorted(metadata.items()))

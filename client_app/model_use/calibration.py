@@ -1,0 +1,167 @@
+"""What a site decides about a model: temperature, decision threshold, and when the model abstains."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from client_app.durable_files import put_file
+from client_app.model_use.store import models_folder
+from client_app.node_config import NodeConfig
+from common.errors import ConfigError, SealError, StateError
+from common.signed_models.gaussians import Gaussians
+from common.signed_models.signed_model import SignedModel, digest_of
+
+Probabilities = NDArray[np.float64]
+Score = Literal["relative", "mahalanobis"]
+ABSTAIN = "abstain"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A site's own settings of a model.
+
+    temperature: logits are divided by it. positive, threshold: a record is of class `positive` if its probability is at
+    least `threshold`, otherwise of the most probable other class; without a threshold the most probable class decides.
+    score, abstain_above: the model abstains where this out-of-distribution score exceeds the number. note: how the values
+    were found.
+    """
+
+    temperature: float = 1.0
+    positive: str = ""
+    threshold: float | None = None
+    score: Score = "relative"
+    abstain_above: float | None = None
+    note: str = ""
+
+    def checked(self, classes: tuple[str, ...]) -> Self:
+        """This calibration, for a model of these classes. Raises ConfigError."""
+        if self.threshold is not None and not 0 < self.threshold < 1:
+            raise ConfigError(f"threshold = {self.threshold:g}: must be above 0 and below 1")
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigError(f"temperature = {self.temperature:g}: must be above 0")
+        if self.score not in ("relative", "mahalanobis"):
+            raise ConfigError(f"score = {self.score!r}: must be 'relative' or 'mahalanobis'")
+        positive = self.positive or (classes[-1] if len(classes) == 2 else "")
+        if positive and positive not in classes:
+            raise ConfigError(f"positive = {positive!r}: the model's classes are {', '.join(classes)}")
+        if self.threshold is not None and not positive:
+            raise ConfigError(f"threshold = {self.threshold:g}: name the class that it is for with --positive")
+        return replace(self, positive=positive)
+
+    def probabilities(self, scores: Tensor) -> Probabilities:
+        """Class probabilities (n, C) of logits (n, C)."""
+        found: Probabilities = torch.softmax(scores.double() / self.temperature, 1).cpu().numpy()
+        return found
+
+    def decisions(self, probabilities: Probabilities, classes: tuple[str, ...]) -> NDArray[np.int64]:
+        """The index of the decided class of each record (n,)."""
+        if self.threshold is None or len(classes) < 2:
+            return np.asarray(probabilities.argmax(1), dtype=np.int64)
+        index = classes.index(self.positive)
+        others = probabilities.copy()
+        others[:, index] = -1
+        decided = np.where(probabilities[:, index] >= self.threshold, index, others.argmax(1))
+        return np.asarray(decided, dtype=np.int64)
+
+
+def fit_temperature(scores: Tensor, labels: Tensor) -> float:
+    """The temperature that maximises the likelihood of labels (n,) under logits (n, C) (Guo et al. 2017, section 4.2)."""
+    from scipy.optimize import minimize_scalar
+
+    logits = scores.double()
+
+    def loss(log_temperature: float) -> float:
+        return float(torch.nn.functional.cross_entropy(logits / float(np.exp(log_temperature)), labels))
+
+    found = minimize_scalar(loss, bounds=(-4.0, 4.0), method="bounded")
+    return float(np.exp(found.x))
+
+
+def threshold_for(probability: NDArray[np.float64], positive: NDArray[np.bool_], sensitivity: float) -> float:
+    """The largest threshold whose sensitivity on these records is at least the wished one.
+
+    probability (n,): of the positive class. positive (n,). Raises ConfigError for a sensitivity outside (0, 1], or without
+    a positive record.
+    """
+    from sklearn.metrics import roc_curve
+
+    if not 0 < sensitivity <= 1:
+        raise ConfigError(f"sensitivity = {sensitivity:g}: must be above 0 and at most 1")
+    if not positive.any():
+        raise ConfigError("no record of the positive class, so no threshold gives a sensitivity")
+    _, rates, thresholds = roc_curve(positive, probability, drop_intermediate=False)
+    first = int(np.argmax(rates >= sensitivity))
+    return float(np.clip(thresholds[first], 1e-6, 1 - 1e-6))
+
+
+def calibration_file(node: NodeConfig, name: str) -> Path:
+    """The file of a kept model's calibration."""
+    return models_folder(node) / f"{name}.calibration.json"
+
+
+def read_calibration(node: NodeConfig | None, model: SignedModel) -> Calibration:
+    """The stored calibration of a model; the default without one. Raises StateError for a damaged file."""
+    if node is None:
+        return Calibration()
+    file = calibration_file(node, model.manifest.name)
+    try:
+        content: dict[str, Any] = json.loads(file.read_text())
+        if content.pop("tensors") != model.manifest.tensors:
+            return Calibration()
+        content.pop("gaussians", None)
+        return Calibration(**content)
+    except FileNotFoundError:
+        return Calibration()
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise StateError(f"{file} cannot be read ({type(error).__name__}); remove it, and calibrate again") from None
+
+
+def store_calibration(
+    node: NodeConfig, model: SignedModel, calibration: Calibration, gaussians: Gaussians | None = None
+) -> Path:
+    """Store a calibration, and Gaussians of the site's own records for a model that has none."""
+    from safetensors.torch import save
+
+    file = calibration_file(node, model.manifest.name)
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    content: dict[str, Any] = asdict(calibration) | {"tensors": model.manifest.tensors}
+    if gaussians is not None:
+        tensors = {name: tensor.contiguous() for name, tensor in gaussians.tensors().items()}
+        put_file(_gaussians_file(file), save(tensors))
+        content["gaussians"] = digest_of(tensors)
+    put_file(file, (json.dumps(content, indent=2) + "\n").encode())
+    return file
+
+
+def own_gaussians(node: NodeConfig | None, model: SignedModel) -> Gaussians | None:
+    """The model's Gaussians, or those that this site has fitted for it on its own records; None without any.
+
+    Raises SealError if the site's own file was changed.
+    """
+    if model.gaussians is not None or node is None:
+        return model.gaussians
+    from safetensors.torch import load_file
+
+    file = calibration_file(node, model.manifest.name)
+    try:
+        content = json.loads(file.read_text())
+        if content.get("tensors") != model.manifest.tensors or "gaussians" not in content:
+            return None
+        tensors = load_file(_gaussians_file(file))
+    except (OSError, ValueError):
+        return None
+    if digest_of(tensors) != content["gaussians"]:
+        raise SealError(f"{_gaussians_file(file)} was changed; run `site evaluate --store` again")
+    return Gaussians.of(tensors)
+
+
+def _gaussians_file(file: Path) -> Path:
+    return file.with_name(file.name.replace(".calibration.json", ".gaussians.safetensors"))

@@ -1,0 +1,214 @@
+"""Evaluation of a model on this site's held-out records. Nothing of it leaves the site."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from client_app.datasets.dataset import stratified_split
+from client_app.model_use.calibration import Calibration, fit_temperature, threshold_for
+from client_app.model_use.held_out import HeldOut
+from client_app.model_use.metrics import FEWEST, Judged, Report, report
+from client_app.model_use.promise import Promise, check_promise
+from common.errors import ConfigError, DataError
+from common.models.classifiers import Classifier
+from common.signed_models.gaussians import Gaussians, fit_gaussians
+from common.signed_models.signed_model import SignedModel
+
+MOST_GROUPS = 20
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+RATES = ("roc", "precision_recall", "reliability")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a person wishes. temperature: fit one. sensitivity: of the positive class, 0: none. draws: of the bootstrap."""
+
+    temperature: bool = False
+    sensitivity: float = 0.0
+    draws: int = 1000
+    seed: int = 0
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether a part of the records is used to calibrate."""
+        return self.temperature or bool(self.sensitivity)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The result: measures, measures by group, curves of each class, and scores' quantiles.
+
+    calibrated_on: number of records that calibrated and were not judged. ood: quantiles of the out-of-distribution scores,
+    by score, and whose Gaussians they are against. promise: of the shared surrogate, if the model has its Gaussians.
+    """
+
+    model: SignedModel
+    calibration: Calibration
+    held: HeldOut
+    report: Report
+    groups: Mapping[str, Mapping[str, Report | int]]
+    curves: Mapping[str, Mapping[str, Any]]
+    calibrated_on: int
+    ood: Mapping[str, Any]
+    gaussians: Gaussians | None
+    adapted: bool
+    promise: Promise | None = None
+
+
+def evaluate(
+    model: SignedModel, classifier: Classifier, held: HeldOut, calibration: Calibration, wish: Wish = Wish()
+) -> Evaluation:
+    """Judge a model on held-out records.
+
+    With a wish, half of the records (whole patients) calibrate, and only the other half is judged: measures on the records
+    that chose a threshold would be too good. Raises ConfigError, DataError.
+    """
+    classes = tuple(model.manifest.classes)
+    calibration = calibration.checked(classes)
+    with torch.no_grad():
+        scores = classifier.scores(held.features)
+    judged_rows = np.ones(len(held.labels), bool)
+    if wish.calibrates:
+        first = stratified_split(held.labels, 0.5, wish.seed, held.patients).numpy()
+        if min(first.sum(), (~first).sum()) < FEWEST:
+            raise DataError(
+                f"{len(held.labels)} held-out records are too few to calibrate with one half and judge with the other; "
+                f"{FEWEST} are needed in each"
+            )
+        calibration = _calibrated(calibration, wish, scores[first], held.labels[first], classes)
+        judged_rows = ~first
+    chance = calibration.probabilities(scores)
+    every = Judged(held.labels.numpy(), chance, calibration.decisions(chance, classes), held.patients)
+    judged = every.take(judged_rows)
+    gaussians = _own_gaussians(model, classifier, held)
+    return Evaluation(
+        model,
+        calibration,
+        held,
+        report(judged, classes, wish.draws, wish.seed),
+        _by_group(every, judged_rows, held, classes, wish),
+        {name: curves_of(judged, index) for index, name in enumerate(classes)},
+        int((~judged_rows).sum()),
+        _ood(model, classifier, held, gaussians),
+        None if model.gaussians is not None else gaussians,
+        classifier is not model.classifier,
+        # Of the shared model and its own decisions: a threshold is this site's choice.
+        check_promise(model.classifier, model.gaussians, held.features[judged_rows], held.labels[judged_rows]),
+    )
+
+
+def _calibrated(
+    calibration: Calibration, wish: Wish, scores: torch.Tensor, labels: torch.Tensor, classes: tuple[str, ...]
+) -> Calibration:
+    notes = []
+    if wish.temperature:
+        calibration = replace(calibration, temperature=fit_temperature(scores, labels))
+        notes.append(f"temperature from {len(labels)} records")
+    if wish.sensitivity:
+        if not calibration.positive:
+            raise ConfigError("--sensitivity: name the class that it is for with --positive")
+        index = classes.index(calibration.positive)
+        chance = calibration.probabilities(scores)[:, index]
+        threshold = threshold_for(chance, labels.numpy() == index, wish.sensitivity)
+        calibration = replace(calibration, threshold=threshold)
+        notes.append(f"threshold for a sensitivity of {wish.sensitivity:g} from {int((labels == index).sum())} records")
+    return replace(calibration, note="; ".join(notes)).checked(classes)
+
+
+def _by_group(
+    judged: Judged, rows: np.ndarray[Any, Any], held: HeldOut, classes: tuple[str, ...], wish: Wish
+) -> dict[str, dict[str, Report | int]]:
+    """A report for each value of each column; of values with fewer than ten records only their number."""
+    found: dict[str, dict[str, Report | int]] = {}
+    for column, values in held.groups.items():
+        kinds = sorted(set(values))
+        if len(kinds) > MOST_GROUPS:
+            raise ConfigError(f"--by {column!r} has {len(kinds)} different values; at most {MOST_GROUPS} can be compared")
+        found[column] = {}
+        for kind in kinds:
+            part = judged.take(rows & (np.array(values) == kind))
+            count = len(part.labels)
+            found[column][kind] = report(part, classes, wish.draws, wish.seed) if count >= FEWEST else count
+    return found
+
+
+def curves_of(judged: Judged, index: int) -> dict[str, Any]:
+    """Points of the ROC, precision-recall and reliability curves of a class; empty where undefined."""
+    from sklearn.calibration import calibration_curve
+    from sklearn.metrics import precision_recall_curve, roc_curve
+
+    truth, chance = judged.labels == index, judged.probabilities[:, index]
+    if not truth.any() or truth.all():
+        return dict.fromkeys(RATES)
+    fpr, tpr, _ = roc_curve(truth, chance)
+    precision, recall, _ = precision_recall_curve(truth, chance)
+    share, mean = calibration_curve(truth, chance, n_bins=10, pos_label=True)
+    pairs = ((fpr, tpr), (recall, precision), (mean, share))
+    return {name: [x.tolist(), y.tolist()] for name, (x, y) in zip(RATES, pairs, strict=True)}
+
+
+def _own_gaussians(model: SignedModel, classifier: Classifier, held: HeldOut) -> Gaussians | None:
+    """The model's Gaussians, or those of these records."""
+    if model.gaussians is not None:
+        return model.gaussians
+    try:
+        return fit_gaussians(classifier.prepare(held.features).float(), held.labels)
+    except ValueError:
+        return None
+
+
+def _ood(model: SignedModel, classifier: Classifier, held: HeldOut, gaussians: Gaussians | None) -> dict[str, Any]:
+    if gaussians is None:
+        return {}
+    columns = gaussians.scores(classifier.prepare(held.features))
+    found: dict[str, Any] = {
+        name: {f"{level:g}": float(np.quantile(column.numpy(), level)) for level in QUANTILES}
+        for name, column in zip(("mahalanobis", "relative"), columns, strict=True)
+    }
+    return found | {"against": "the sites' surrogates" if model.gaussians is not None else "these records themselves"}
+
+
+def facts_of(found: Evaluation) -> dict[str, Any]:
+    """Everything in the evaluation as JSON values."""
+
+    def of_report(each: Report) -> dict[str, Any]:
+        return asdict(each) | {"confusion": each.confusion.tolist()}
+
+    return {
+        "schema": 1,
+        "made": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "model": found.model.manifest.model_dump(),
+        "adapted": found.adapted,
+        "records": found.held.where,
+        "left_out": found.held.left_out,
+        "calibration": asdict(found.calibration),
+        "calibrated_on": found.calibrated_on,
+        "report": of_report(found.report),
+        "groups": {
+            column: {kind: each if isinstance(each, int) else of_report(each) for kind, each in kinds.items()}
+            for column, kinds in found.groups.items()
+        },
+        "curves": found.curves,
+        "out_of_distribution": found.ood,
+        "promise": found.promise and asdict(found.promise),
+    }
+
+
+def write_evaluation(found: Evaluation, folder: Path) -> tuple[Path, Path]:
+    """Write evaluation.json and evaluation.html into a folder. Raises OSError."""
+    from client_app.model_use.page import page_of
+
+    folder.mkdir(parents=True, exist_ok=True)
+    facts, page = folder / "evaluation.json", folder / "evaluation.html"
+    content = facts_of(found)
+    facts.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    page.write_text(page_of(content), encoding="utf-8", newline="\n")
+    return facts, page

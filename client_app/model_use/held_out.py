@@ -1,0 +1,156 @@
+"""Labelled records that a model has not been trained on: this site's own test records, or a new labelled folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from client_app.datasets.dataset import Dataset, DataSource, load_all
+from client_app.datasets.partition import share
+from client_app.features.extraction import extract
+from client_app.features.site_features import site_backbone
+from client_app.governance.policy import policy_of
+from client_app.model_use.prediction import check_backbone
+from client_app.node_config import NodeConfig
+from common.backbones.feature_power import power_in, raised, with_power
+from common.config.sections import DataKind
+from common.errors import BackboneError, DataError
+from common.models.classifiers import class_indices
+from common.signed_models.signed_model import SignedModel
+
+# Distinct numbers of a column above which it is divided into four groups of equal size.
+MOST_NUMBERS = 12
+Part = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Features (n, d), labels (n,) as indices of the model's classes, patients if known, and the values of columns.
+
+    where: what the records are, in words. left_out: number of records that cannot be used.
+    """
+
+    features: Tensor
+    labels: Tensor
+    patients: tuple[str, ...] | None
+    groups: Mapping[str, Sequence[str]]
+    where: str
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where labelled records are. folder: a new labelled folder, all of whose records count; empty for the site's own.
+
+    kind, label_column, patient_column: of the new folder; columns: for groups. known_only: leave out records of classes that
+    the model does not know.
+    """
+
+    folder: str = ""
+    kind: DataKind | Literal[""] = ""
+    label_column: str = "label"
+    patient_column: str = ""
+    columns: tuple[str, ...] = ()
+    known_only: bool = False
+
+
+def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = "test") -> HeldOut:
+    """Records to judge a model with. Raises DataError when there is none, or one of a class that the model does not know.
+
+    part: of the site's own records.
+    """
+    run = model.manifest.run_config()
+    if source.folder:
+        where = "a labelled folder that the run has not seen"
+        wanted = DataSource(
+            source.kind or (node.data if node.data != "" and node.data != "digits" else "imagefolder"),
+            source.folder,
+            label_column=source.label_column,
+            patient_column=source.patient_column,
+            frames=node.dicom_frames,
+        )
+        dataset = load_all(wanted, run.seed)[0]
+        rows = torch.arange(len(dataset))
+    else:
+        where = "this site's test records" if part == "test" else "this site's training records"
+        wanted = DataSource.of_node(node, run)
+        found = share(run, node)
+        dataset, rows = found.dataset, found.test if part == "test" else found.train
+        if dataset.drawn and model.manifest.privacy is not None:
+            if part == "test":
+                raise DataError(
+                    "no held-out records: the data name no test split, and in a private run all records train; give "
+                    "labelled records that the run has not seen with --data-dir"
+                )
+            rows = torch.arange(len(dataset))
+    if not len(rows):
+        raise DataError(f"no held-out records in {dataset.name!r}; give labelled records with --data-dir")
+    groups = {name: _column(wanted, name, node, run.seed, dataset) for name in source.columns}
+    return _of_rows(model, node, dataset, rows, (source, where, groups))
+
+
+def _column(source: DataSource, name: str, node: NodeConfig, seed: int, dataset: Dataset) -> Sequence[str]:
+    """The value of a column for every record."""
+    found = load_all(replace(source, site_column=name), seed)
+    origin = found[node.partition_id if len(found) > 1 else 0].origin
+    if origin is None or len(origin) != len(dataset):
+        raise DataError(f"the column {name!r} cannot be read for each of the {len(dataset)} records")
+    return origin
+
+
+def _of_rows(
+    model: SignedModel,
+    node: NodeConfig,
+    dataset: Dataset,
+    rows: Tensor,
+    more: tuple[Source, str, Mapping[str, Sequence[str]]],
+) -> HeldOut:
+    source, where, groups = more
+    classes, run = model.manifest.classes, model.manifest.run_config()
+    labels = class_indices(classes, dataset.classes)[dataset.labels[rows]]
+    unknown = labels < 0
+    if unknown.any() and not source.known_only:
+        names = sorted({dataset.classes[i] for i in dataset.labels[rows][unknown].tolist()})
+        raise DataError(
+            f"{int(unknown.sum())} records of classes that the model does not know: {', '.join(names)[:200]}; it knows "
+            f"{', '.join(classes)[:200]}; leave these records out with --known-only, or correct the labels"
+        )
+    rows, labels = rows[~unknown], labels[~unknown]
+    power = power_in(model.manifest.fingerprint)
+    if dataset.features is None:
+        backbone = site_backbone(run, node)
+        check_backbone(model, backbone)
+        found = extract(dataset, backbone, node.cache, most_mib=policy_of(node).cache_mib)
+    else:
+        found = extract(dataset, lambda: site_backbone(run, node), node.cache)
+        if with_power(found.fingerprint, power) != model.manifest.fingerprint:
+            raise BackboneError(
+                f"the model is for a backbone with fingerprint {model.manifest.fingerprint[:16]}, but the features are of "
+                f"{found.fingerprint[:16]}"
+            )
+    x = raised(torch.as_tensor(found.x[rows]).float(), power)
+    good = torch.as_tensor(found.ok)[rows] & x.isfinite().all(1)
+    x, labels, kept = x[good], labels[good], rows[good].tolist()
+    if not len(labels):
+        raise DataError(f"no usable held-out record in {dataset.name!r}")
+    patients = None if dataset.patients is None else tuple(dataset.patients[i] for i in kept)
+    columns = {name: _grouped([values[i] for i in kept]) for name, values in groups.items()}
+    return HeldOut(x, labels, patients, columns, where, int((~good).sum() + unknown.sum()))
+
+
+def _grouped(values: list[str]) -> list[str]:
+    """Values of a column; many different numbers become four groups of about equal size."""
+    if len(set(values)) <= MOST_NUMBERS:
+        return values
+    try:
+        numbers = np.array([float(value) for value in values])
+    except ValueError:
+        return values
+    edges = np.unique(np.quantile(numbers, [0.25, 0.5, 0.75]))
+    bounds = [float(numbers.min()), *edges.tolist(), float(numbers.max())]
+    return [f"{bounds[i]:g} to {bounds[i + 1]:g}" for i in np.searchsorted(edges, numbers, side="left")]

@@ -1,0 +1,252 @@
+"""Measures of a classifier on labelled records, with bootstrap intervals. Point values are scikit-learn's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+FEWEST = 10  # A class with fewer records is marked, and left out of averages.
+BINS = 10
+DRAWS = 1000
+LEVEL = 0.95
+# Numbers that a bootstrap keeps in memory at a time.
+ROOM = 4_000_000
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A value with the limits of its 95 % interval, and the number of records that it is about. None: undefined."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    support: int
+
+
+@dataclass(frozen=True)
+class ClassReport:
+    """Measures of one class against all others. few: whether it has fewer than ten records."""
+
+    name: str
+    support: int
+    few: bool
+    measures: Mapping[str, Measure]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Measures of all classes, and averages over the classes that have ten records or more.
+
+    confusion (C, C): records by true class (rows) and decision (columns). left_out: classes that averages leave out.
+    units: number of patients that the intervals resample; 0 if single records.
+    """
+
+    classes: tuple[str, ...]
+    records: int
+    units: int
+    per_class: tuple[ClassReport, ...]
+    averages: Mapping[str, Measure]
+    confusion: NDArray[np.int64]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Records with labels (n,), class probabilities (n, C), decisions (n,), and the patient of each, if known."""
+
+    labels: NDArray[np.int64]
+    probabilities: Array
+    decisions: NDArray[np.int64]
+    patients: Sequence[str] | None = None
+
+    def take(self, rows: NDArray[Any]) -> Judged:
+        """Some of the records."""
+        indices = np.arange(len(self.labels))[rows]
+        patients = None if self.patients is None else [self.patients[i] for i in indices]
+        return Judged(self.labels[indices], self.probabilities[indices], self.decisions[indices], patients)
+
+
+def report(judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: int = 0) -> Report:
+    """Every measure with its interval. Intervals are percentiles over `draws` samples of whole patients, or of records."""
+    from sklearn.metrics import confusion_matrix
+
+    labels, count = judged.labels, len(classes)
+    weights = bootstrap_weights(len(labels), judged.patients, draws, seed)
+    sizes = np.bincount(labels, minlength=count)
+    rows, smallest = [], len(labels)
+    drawn: dict[str, list[Array]] = {}
+    for index, name in enumerate(classes):
+        truth, chance = labels == index, judged.probabilities[:, index]
+        decided = judged.decisions == index
+        points, samples = points_of(truth, decided, chance), samples_of(truth, decided, chance, weights)
+        smaller = min(_units(truth, judged.patients), _units(~truth, judged.patients))
+        smallest = min(smallest, smaller) if sizes[index] >= FEWEST else smallest
+        support = {"specificity": int((~truth).sum()), "npv": int((~decided).sum()), "ppv": int(decided.sum())}
+        whole = ("auroc", "auprc", "brier", "calibration_error")
+        measures = {
+            key: _measure(value, samples[key], len(labels) if key in whole else support.get(key, int(sizes[index])), smaller)
+            for key, value in points.items()
+        }
+        rows.append(ClassReport(name, int(sizes[index]), bool(sizes[index] < FEWEST), measures))
+        if sizes[index] >= FEWEST:
+            for key, sample in samples.items():
+                drawn.setdefault(key, []).append(sample)
+    kept = [row for row in rows if not row.few]
+    averages = {f"macro_{key}": _average(kept, key, samples_, smallest) for key, samples_ in drawn.items()}
+    averages |= _overall(judged, kept, drawn, weights, smallest)
+    units = 0 if judged.patients is None else len(set(judged.patients))
+    matrix = confusion_matrix(labels, judged.decisions, labels=range(count))
+    left_out = tuple(row.name for row in rows if row.few)
+    return Report(classes, len(labels), units, tuple(rows), averages, matrix.astype(np.int64), left_out)
+
+
+def points_of(truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Array) -> dict[str, float | None]:
+    """Measures of one class by scikit-learn: truth, decisions and probabilities (n,) of that class. None where undefined."""
+    from sklearn import metrics
+
+    both = bool(truth.any() and not truth.all())
+    found: dict[str, float | None] = {
+        "sensitivity": float(metrics.recall_score(truth, decided)) if truth.any() else None,
+        "specificity": float(metrics.recall_score(~truth, ~decided)) if not truth.all() else None,
+        "ppv": float(metrics.precision_score(truth, decided)) if decided.any() else None,
+        "npv": float(metrics.precision_score(~truth, ~decided)) if not decided.all() else None,
+        "f1": float(metrics.f1_score(truth, decided)) if truth.any() or decided.any() else None,
+        "auroc": float(metrics.roc_auc_score(truth, chance)) if both else None,
+        "auprc": float(metrics.average_precision_score(truth, chance)) if truth.any() else None,
+        "brier": float(metrics.brier_score_loss(truth, chance, pos_label=True)) if len(truth) else None,
+        "calibration_error": calibration_error(truth, chance),
+    }
+    return found
+
+
+def calibration_error(truth: NDArray[np.bool_], chance: Array) -> float | None:
+    """Expected calibration error over ten equal bins of the probability (Naeini et al. 2015), from calibration_curve."""
+    from sklearn.calibration import calibration_curve
+
+    if not len(truth):
+        return None
+    share, mean = calibration_curve(truth, chance, n_bins=BINS, pos_label=True)
+    sizes = np.bincount(_bins(chance), minlength=BINS)
+    return float(np.abs(share - mean) @ sizes[sizes > 0] / len(truth))
+
+
+def bootstrap_weights(count: int, patients: Sequence[str] | None, draws: int, seed: int) -> Array:
+    """How often each record is drawn (draws, n): whole patients are drawn with replacement, or records without patients."""
+    generator = np.random.default_rng(seed)
+    if patients is None:
+        return generator.multinomial(count, np.full(count, 1 / max(1, count)), draws).astype(np.float64)
+    _, owner = np.unique(np.asarray(patients), return_inverse=True)
+    units = int(owner.max()) + 1 if count else 0
+    drawn = generator.multinomial(units, np.full(units, 1 / max(1, units)), draws).astype(np.float64)
+    return drawn[:, owner]
+
+
+def samples_of(truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Array, weights: Array) -> dict[str, Array]:
+    """The same measures for each bootstrap sample (draws,), NaN where undefined."""
+    masks = (truth & decided, truth & ~decided, ~truth & decided, ~truth & ~decided)
+    tp, fn, fp, tn = (weights @ mask for mask in masks)
+    found = {
+        "sensitivity": _ratio(tp, tp + fn),
+        "specificity": _ratio(tn, tn + fp),
+        "ppv": _ratio(tp, tp + fp),
+        "npv": _ratio(tn, tn + fn),
+        "f1": _ratio(2 * tp, 2 * tp + fp + fn),
+        "brier": _ratio(weights @ np.square(chance - truth), weights.sum(1)),
+    }
+    found["auroc"], found["auprc"] = ranking_samples(truth, chance, weights)
+    apart = np.zeros((BINS, len(truth)))
+    apart[_bins(chance), np.arange(len(truth))] = truth - chance
+    found["calibration_error"] = _ratio(np.abs(weights @ apart.T).sum(1), weights.sum(1))
+    return found
+
+
+def ranking_samples(truth: NDArray[np.bool_], chance: Array, weights: Array) -> tuple[Array, Array]:
+    """Weighted area under the ROC curve and average precision for each row of weights (draws, n)."""
+    order = np.argsort(-chance, kind="stable")
+    ordered = chance[order]
+    ends = np.append(np.flatnonzero(np.diff(ordered)), len(ordered) - 1)
+    step = max(1, ROOM // max(1, len(truth)))
+    areas, precisions = [], []
+    for start in range(0, len(weights), step):
+        part = weights[start : start + step, order]
+        tp = np.cumsum(part * truth[order], 1)[:, ends]
+        fp = np.cumsum(part * ~truth[order], 1)[:, ends]
+        tp0, fp0 = (np.concatenate([np.zeros((len(part), 1)), each], 1) for each in (tp, fp))
+        area = (np.diff(fp0, axis=1) * (tp0[:, 1:] + tp0[:, :-1]) / 2).sum(1)
+        areas.append(_ratio(area, tp[:, -1] * fp[:, -1]))
+        precision = np.divide(tp, tp + fp, out=np.zeros_like(tp), where=tp + fp > 0)
+        precisions.append(_ratio((np.diff(tp0, axis=1) * precision).sum(1), tp[:, -1]))
+    return np.concatenate(areas), np.concatenate(precisions)
+
+
+def _overall(
+    judged: Judged, kept: Sequence[ClassReport], drawn: Mapping[str, list[Array]], weights: Array, smallest: int
+) -> dict[str, Measure]:
+    """Accuracy, and balanced accuracy over the classes that averages include."""
+    from sklearn.metrics import accuracy_score
+
+    if not len(judged.labels):
+        return {}
+    right, units = judged.labels == judged.decisions, _units(judged.labels >= 0, judged.patients)
+    accuracy = float(accuracy_score(judged.labels, judged.decisions))
+    found = {"accuracy": _measure(accuracy, _ratio(weights @ right, weights.sum(1)), len(right), units)}
+    if kept:
+        found["balanced_accuracy"] = _average(kept, "sensitivity", drawn["sensitivity"], smallest)
+    return found
+
+
+def _average(rows: Sequence[ClassReport], key: str, samples: Sequence[Array], units: int) -> Measure:
+    values = [row.measures[key].value for row in rows]
+    known = [value for value in values if value is not None]
+    mean = float(np.mean(known)) if known and len(known) == len(values) else None
+    return _measure(mean, np.mean(np.stack(samples), 0), sum(row.support for row in rows), units)
+
+
+def _measure(value: float | None, samples: Array, support: int, units: int) -> Measure:
+    found = None if value is None or not math.isfinite(value) else interval(samples, units)
+    if found is not None and found[0] == found[1] and value in (0.0, 1.0):
+        # Without an error among the records, samples of them have none either, and an interval of width zero is too good.
+        from scipy.stats import binomtest
+
+        limits = binomtest(round(value * units), units).proportion_ci(method="wilson")
+        found = float(limits.low), float(limits.high)
+    low, high = found or (None, None)
+    return Measure(value, low, high, support)
+
+
+def interval(samples: Array, units: int) -> tuple[float, float] | None:
+    """The 95 % interval from bootstrap samples (draws,); None if most of them are undefined.
+
+    The expanded percentile interval (Hesterberg 2015, section 4.1): plain percentiles are too narrow for few records.
+    units: number of independent records or patients in the smaller of the groups that the measure compares.
+    """
+    from scipy.stats import norm, t
+
+    known = samples[np.isfinite(samples)]
+    if len(known) < len(samples) / 2 or units < 2:
+        return None
+    tail = float(norm.cdf(-math.sqrt(units / (units - 1)) * t.ppf((1 + LEVEL) / 2, units - 1)))
+    low, high = np.quantile(known, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _units(mask: NDArray[np.bool_], patients: Sequence[str] | None) -> int:
+    """Records of a group, or its patients."""
+    return int(mask.sum()) if patients is None else len({patients[i] for i in np.flatnonzero(mask).tolist()})
+
+
+def _bins(chance: Array) -> NDArray[np.int64]:
+    """The bin of each probability, with the same edges as scikit-learn's calibration_curve."""
+    edges = np.linspace(0, 1, BINS + 1)
+    return np.searchsorted(edges[1:-1], chance).astype(np.int64)
+
+
+def _ratio(above: Array, below: Array) -> Array:
+    found: Array = np.divide(above, below, out=np.full(len(below), np.nan), where=below > 0)
+    return found

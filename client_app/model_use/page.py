@@ -1,0 +1,176 @@
+"""The page of an evaluation: one file, no network, in the style of the coordinator's report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from common.number_format import shorten
+from common.pages.style import page_head
+from common.pages.svg import CLASS_COLOURS, FAINT, LINE, make_axes, render
+
+MOST_DRAWN = len(CLASS_COLOURS)
+NAMES = {
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "ppv": "PPV",
+    "npv": "NPV",
+    "f1": "F1",
+    "auroc": "AUROC",
+    "auprc": "AUPRC",
+    "brier": "Brier score",
+    "calibration_error": "calibration error",
+}
+TITLES = {
+    "roc": ("ROC", "1 - specificity", "sensitivity"),
+    "precision_recall": ("Precision and recall", "recall (sensitivity)", "precision (PPV)"),
+    "reliability": ("Reliability", "predicted probability", "observed share"),
+}
+
+PAGE = (
+    """\
+{% macro interval(m, digits=3) %}
+{%- if m is none or m.value is none -%}<span class="quiet">–</span>
+{%- else -%}{{ "%.*f" | format(digits, m.value) }}{% if m.low is not none %} <span class="quiet limits">{{ "%.*f" | format(digits, m.low) }} to {{ "%.*f" | format(digits, m.high) }}</span>{% endif %}{%- endif -%}
+{% endmacro %}
+{% macro tile(name, m) %}
+{% if m %}<div class="tile"><dt>{{ name }}</dt><dd>{{ "–" if m.value is none else "%.3f" | format(m.value) }}</dd>
+<dd class="quiet">{% if m.low is not none %}95 % interval {{ "%.3f" | format(m.low) }} to {{ "%.3f" | format(m.high) }}{% else %}no interval{% endif %}</dd></div>{% endif %}
+{% endmacro %}
+"""
+    + page_head("Evaluation · {{ e.model.name }}")
+    + """\
+<style>
+.confusion td.cell { text-align: right; background: color-mix(in srgb, var(--accent) calc(var(--share) * 55%), transparent); padding: 8px 12px; }
+.confusion td, .confusion th { white-space: nowrap; }
+.grid section.card { margin-top: 0; }
+.limits { display: block; white-space: nowrap; font-size: 12px; }
+</style>
+</head>
+<body>
+<main>
+<header>
+<p class="eyebrow">Evaluation · {{ e.model.name }} · {{ e.made }} · stays at this site</p>
+<h1>{{ r.records }} records{% if r.units %} of {{ r.units }} patients{% endif %}: accuracy {{ "%.1f" | format(100 * r.averages.accuracy.value) }} %
+{%- if r.averages.balanced_accuracy and r.averages.balanced_accuracy.value is not none %}, balanced {{ "%.1f" | format(100 * r.averages.balanced_accuracy.value) }} %{% endif %}.</h1>
+<p>{{ e.records | capitalize }}{% if e.left_out %}; {{ e.left_out }} more cannot be used{% endif %}.
+{% if e.adapted %}The model is this site's own version of the shared one. {% endif %}
+{% if e.calibrated_on %}{{ e.calibrated_on }} other records chose temperature and threshold and are not judged. {% endif %}
+Intervals are percentiles of {{ "whole patients" if r.units else "records" }} drawn with replacement.</p>
+</header>
+{% if r.left_out %}
+<div class="banner little" role="alert"><h2>Classes with fewer than ten records</h2>
+<p>{{ r.left_out | join(", ") }}: their numbers are shown, but say little, and no average includes them.</p></div>
+{% endif %}
+<dl class="tiles">
+{{ tile("accuracy", r.averages.accuracy) }}{{ tile("balanced accuracy", r.averages.balanced_accuracy) }}
+{{ tile("macro AUROC", r.averages.macro_auroc) }}{{ tile("macro AUPRC", r.averages.macro_auprc) }}{{ tile("macro F1", r.averages.macro_f1) }}
+</dl>
+<div class="grid">
+{% for key, title, svg in pictures %}
+<figure class="card"><h2>{{ title }}</h2><div class="plots">{{ svg }}</div>
+{% if key == "reliability" %}<figcaption>On the diagonal, predicted probabilities are right. Calibration errors are over ten equal bins.</figcaption>
+{% elif key == "precision_recall" %}<figcaption>With a rare class, this curve says more than the ROC curve.</figcaption>
+{% else %}<figcaption>Each class against all others.</figcaption>{% endif %}</figure>
+{% endfor %}
+<section class="card confusion"><h2>Confusion matrix</h2><div class="scroll"><table>
+<thead><tr><th>true class</th>{% for name in r.classes %}<th class="number">{{ name }}</th>{% endfor %}</tr></thead><tbody>
+{% for row in r.confusion %}{% set total = row | sum %}<tr><td>{{ r.classes[loop.index0] }}</td>
+{% for n in row %}<td class="cell" style="--share: {{ "%.3f" | format(n / total if total else 0) }}">{{ n }}</td>{% endfor %}</tr>
+{% endfor %}</tbody></table></div><p class="after quiet">Columns are decisions; shades are shares of the true class.</p></section>
+</div>
+<section class="card"><h2>Each class</h2><div class="scroll"><table>
+<thead><tr><th>class</th><th class="number">records</th>{% for key, name in names.items() %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
+{% for c in r.per_class %}<tr><td>{{ c.name }}{% if c.few %} <span class="bad">fewer than ten</span>{% endif %}</td><td class="number">{{ c.support }}</td>
+{% for key in names %}<td>{{ interval(c.measures[key]) }}</td>{% endfor %}</tr>{% endfor %}
+</tbody></table></div></section>
+{% for column, kinds in e.groups.items() %}
+<section class="card"><h2>By {{ column }}</h2><div class="scroll"><table>
+<thead><tr><th>{{ column }}</th><th class="number">records</th><th>accuracy</th><th>balanced accuracy</th><th>macro AUROC</th>
+{% if e.calibration.positive %}<th>sensitivity for {{ e.calibration.positive }}</th><th>specificity</th>{% endif %}</tr></thead><tbody>
+{% for kind, g in kinds.items() %}<tr><td>{{ kind }}</td>
+{% if g is number %}<td class="number">{{ g }}</td><td colspan="5"><span class="bad">fewer than ten records</span></td>
+{% else %}<td class="number">{{ g.records }}</td><td>{{ interval(g.averages.accuracy) }}</td><td>{{ interval(g.averages.balanced_accuracy) }}</td><td>{{ interval(g.averages.macro_auroc) }}</td>
+{% if e.calibration.positive %}{% for c in g.per_class if c.name == e.calibration.positive %}<td>{{ interval(c.measures.sensitivity) }}</td><td>{{ interval(c.measures.specificity) }}</td>{% endfor %}{% endif %}
+{% endif %}</tr>{% endfor %}
+</tbody></table></div></section>
+{% endfor %}
+{% if e.promise %}{% set p = e.promise %}
+<section class="card promise"><h2>{% if p.kept %}As good here as promised{% else %}<span class="bad">Worse here than promised</span>{% endif %}</h2>
+<p>On the sites' shared surrogate, with the classes in the proportions of these records, the model errs in {{ "%.1f" | format(100 * p.promised) }} %.
+Here it errs in {{ "%.1f" | format(100 * p.error) }} % ({{ "%.1f" | format(100 * p.low) }} to {{ "%.1f" | format(100 * p.high) }}).
+Its decisions differ from those on the surrogate by {{ "%.1f" | format(100 * p.distance) }} %, so the error on these records is at most {{ "%.1f" | format(100 * p.bound) }} %.
+{% if p.theorem is not none %}Theorem 6.1 of FedPFT, over the logits, bounds the error at this site by {{ "%.1f" | format(100 * p.theorem) }} %.{% endif %}</p>
+<div class="scroll"><table><thead><tr><th>class</th><th class="number">promised error</th><th class="number">error here</th></tr></thead><tbody>
+{% for name, promised, error in p.classes %}<tr><td>{{ name }}</td><td class="number">{{ "%.1f" | format(100 * promised) }} %</td><td class="number">{{ "%.1f" | format(100 * error) }} %</td></tr>{% endfor %}
+</tbody></table></div></section>
+{% endif %}
+{% if e.out_of_distribution %}
+<section class="card"><h2>Out-of-distribution scores of these records</h2><div class="scroll"><table>
+<thead><tr><th>score</th><th class="number">median</th><th class="number">90 %</th><th class="number">95 %</th><th class="number">99 %</th></tr></thead><tbody>
+{% for score in ("mahalanobis", "relative") %}<tr><td>{{ score }}</td>{% for level, value in e.out_of_distribution[score].items() %}<td class="number">{{ "%.4g" | format(value) }}</td>{% endfor %}</tr>{% endfor %}
+</tbody></table></div><p class="after quiet">Against {{ e.out_of_distribution.against }}. With the 95 % number as --abstain-above, the model would abstain from one such record in twenty.</p></section>
+{% endif %}
+<footer class="card"><dl>
+<dt>model</dt><dd>{{ e.model.name }}, method {{ e.model.method }}, run {{ e.model.run }}, {{ e.model.sites }} sites</dd>
+<dt>privacy</dt><dd>{% if e.model.privacy %}epsilon {{ e.model.privacy.epsilon }}, delta {{ e.model.privacy.delta }} ({{ e.model.privacy.mechanism }}){% else %}none{% endif %}</dd>
+<dt>features</dt><dd>{% for key, value in e.model.settings.items() %}{{ key }} = {{ value }}{{ "" if loop.last else ", " }}{% endfor %}; fingerprint {{ e.model.fingerprint[:16] }}</dd>
+<dt>decision</dt><dd>{% if e.calibration.threshold %}{{ e.calibration.positive }} from probability {{ "%.4g" | format(e.calibration.threshold) }}{% else %}the most probable class{% endif %}; temperature {{ "%.4g" | format(e.calibration.temperature) }}{% if e.calibration.note %} ({{ e.calibration.note }}){% endif %}</dd>
+</dl></footer>
+</main>
+</body>
+</html>
+"""
+)
+
+
+def page_of(facts: Mapping[str, Any]) -> str:
+    """The page for the facts of an evaluation."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    drawn = [(key, title, Markup(svg)) for key, title, svg in _pictures(facts)]
+    page = environment.from_string(PAGE)
+    averages = dict.fromkeys(("balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"))
+    shown = dict(facts["report"]) | {"averages": averages | facts["report"]["averages"]}
+    groups = {
+        column: {
+            kind: each if isinstance(each, int) else dict(each) | {"averages": averages | each["averages"]}
+            for kind, each in kinds.items()
+        }
+        for column, kinds in facts["groups"].items()
+    }
+    return page.render(e=dict(facts) | {"groups": groups}, r=shown, names=NAMES, pictures=drawn).lstrip()
+
+
+def _pictures(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The curves of the positive class if there is one, otherwise of all classes, as far as there are colours."""
+    positive = facts["calibration"]["positive"]
+    names = [positive] if positive else list(facts["report"]["classes"])[:MOST_DRAWN]
+    found = []
+    for key, (title, across, up) in TITLES.items():
+        lines = {name: facts["curves"][name][key] for name in names if facts["curves"][name].get(key)}
+        if lines:
+            found.append((key, title, render(f"evaluation-{key}", 3.6, _drawing(lines, key, across, up))))
+    return found
+
+
+def _drawing(lines: Mapping[str, Any], key: str, across: str, up: str) -> Any:
+    def draw(figure: Any) -> None:
+        axes = make_axes(figure, left=0.62, right=0.15, top=0.15, bottom=0.55)
+        if key != "precision_recall":
+            axes.plot([0, 1], [0, 1], color=LINE, linewidth=1, linestyle=(0, (4, 4)))
+        for colour, (name, (x, y)) in zip(CLASS_COLOURS, lines.items(), strict=False):
+            marker = {"marker": "o", "markersize": 4} if key == "reliability" else {}
+            axes.plot(x, y, color=colour, linewidth=1.8, label=shorten(name, 24), **marker)
+        axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xlabel=across, ylabel=up)
+        axes.grid(color=FAINT, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.legend(
+            frameon=False,
+            fontsize=9,
+            loc="upper left" if key == "reliability" else "lower left" if key == "precision_recall" else "lower right",
+        )
+
+    return draw

@@ -1,0 +1,284 @@
+"""Predictions for new images: streamed into a CSV file in flat memory, and continued after an interruption."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from client_app.durable_files import put_file
+from client_app.features.extraction import NOT_FINITE, Part, in_parts
+from client_app.features.progress import progress
+from client_app.model_use.calibration import ABSTAIN, Calibration, Probabilities
+from client_app.model_use.inputs import PATIENT, Inputs
+from common.backbones.backbones import Backbone
+from common.backbones.feature_power import power_in, raised, with_power
+from common.errors import BackboneError, ConfigError, DataError
+from common.models.classifiers import Classifier
+from common.signed_models.gaussians import Gaussians
+from common.signed_models.signed_model import SignedModel
+
+# Records that are scored and written together.
+TOGETHER = 256
+BATCH = 64
+FILE, DECISION, PROBLEM = "file", "decision", "problem"
+SCORES = ("mahalanobis", "relative")
+UNREADABLE = "cannot be read"
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A model with a site's calibration, and the Gaussians of its out-of-distribution scores, if any.
+
+    classifier: the shared one, or the one that the site has adapted.
+    """
+
+    classifier: Classifier
+    calibration: Calibration
+    gaussians: Gaussians | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "calibration", self.calibration.checked(self.classes))
+        if self.calibration.abstain_above is not None and self.gaussians is None:
+            raise ConfigError(
+                "abstain-above needs out-of-distribution scores, and this model has no Gaussians; fit them on own records "
+                "with `site evaluate --store`"
+            )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The model's classes."""
+        return self.classifier.header.classes
+
+    def columns(self) -> list[str]:
+        """Names of the columns with results."""
+        scores = SCORES if self.gaussians is not None else ()
+        return [*(f"p_{name}" for name in self.classes), DECISION, *scores]
+
+    def results(self, features: Tensor) -> list[list[str]]:
+        """Cells of the columns for features (n, d) that are raised to the model's power already."""
+        with torch.no_grad():
+            found = self.calibration.probabilities(self.classifier.scores(features))
+            scores = () if self.gaussians is None else self.gaussians.scores(self.classifier.prepare(features))
+        decided = [self.classes[index] for index in self.calibration.decisions(found, self.classes)]
+        limit = self.calibration.abstain_above
+        if limit is not None:
+            values = scores[SCORES.index(self.calibration.score)].tolist()
+            decided = [ABSTAIN if value > limit else name for value, name in zip(values, decided, strict=True)]
+        lists, chances = [column.tolist() for column in scores], found.tolist()
+        return [
+            [*(f"{value:.6f}" for value in chances[row]), decided[row], *(f"{column[row]:.6g}" for column in lists)]
+            for row in range(len(decided))
+        ]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a command has done: rows written now and earlier, unreadable images, and images a second."""
+
+    written: int
+    earlier: int
+    unreadable: int
+    rate: float
+
+
+def check_backbone(model: SignedModel, backbone: Backbone) -> None:
+    """Raise BackboneError unless the backbone is the model's, by its fingerprint."""
+    wanted = model.manifest.fingerprint
+    found = with_power(backbone.fingerprint, power_in(wanted))
+    if found != wanted:
+        raise BackboneError(
+            f"the model is for a backbone with fingerprint {wanted[:16]}, but {backbone.name!r} here has {found[:16]}; the "
+            f"model's settings are {', '.join(f'{k} = {v}' for k, v in model.manifest.settings.items())}; check "
+            "weights-path in the node-config"
+        )
+
+
+def predict(
+    model: SignedModel, predictor: Predictor, inputs: Inputs, backbone: Backbone, out: Path, overwrite: bool = False
+) -> Predicted:
+    """Write a row for every image to `out`; rows that are there already are kept and not computed again.
+
+    Next to `out` a small JSON file records model and settings: an interrupted command continues only with the same ones.
+    Raises BackboneError, ConfigError, DataError, OSError.
+    """
+    check_backbone(model, backbone)
+    header = [FILE, *inputs.columns, *predictor.columns(), PROBLEM]
+    done = _begin(out, header, _settings(model, predictor, inputs), overwrite)
+    rows = [row for row, name in enumerate(inputs.names) if name not in done]
+    started, unreadable = time.perf_counter(), 0
+    with one_thread(), out.open("a", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        for batch in _batches(inputs, rows, backbone):
+            unreadable += len(batch.broken)
+            writer.writerows(_lines(inputs, rows, batch, predictor, power_in(model.manifest.fingerprint)))
+            stream.flush()
+    seconds = max(time.perf_counter() - started, 1e-9)
+    return Predicted(len(rows), len(done), unreadable, len(rows) / seconds)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for the scores of a batch: more would wait for the threads that extract features, and keep cores busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _settings(model: SignedModel, predictor: Predictor, inputs: Inputs) -> dict[str, Any]:
+    arrays = sum(float(tensor.double().sum()) for tensor in predictor.classifier.arrays().values())
+    return {
+        "model": model.manifest.name,
+        "tensors": model.manifest.tensors,
+        "classifier": f"{arrays:.12g}",
+        "folder": str(inputs.root.absolute()),
+        "calibration": asdict(predictor.calibration),
+    }
+
+
+def _begin(out: Path, header: list[str], settings: dict[str, Any], overwrite: bool) -> set[str]:
+    """Make or continue the output file; return the names of the images that it has already."""
+    side = out.with_name(f"{out.name}.json")
+    if overwrite or not out.exists():
+        put_file(out, (",".join(_cell(name) for name in header) + "\n").encode())
+        put_file(side, (json.dumps(settings, indent=2) + "\n").encode())
+        return set()
+    try:
+        before = json.loads(side.read_text())
+    except (OSError, ValueError):
+        before = None
+    if before != settings:
+        raise ConfigError(
+            f"--out {str(out)!r} exists and was not begun with this model, folder and these settings; choose another file, "
+            "or give --overwrite"
+        )
+    with out.open("rb+") as stream:
+        stream.truncate(_whole_lines(stream))
+    with out.open(newline="", encoding="utf-8") as stream:
+        reader = csv.reader(stream)
+        if next(reader, None) != header:
+            raise ConfigError(f"--out {str(out)!r} has other columns than this command writes; choose another file")
+        return {row[0] for row in reader if row}
+
+
+def _cell(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\n') else text
+
+
+def _whole_lines(stream: IO[bytes]) -> int:
+    """The size of a file without a last line that was not finished."""
+    end = stream.seek(0, 2)
+    while end:
+        start = max(0, end - 65536)
+        stream.seek(start)
+        position = stream.read(end - start).rfind(b"\n")
+        if position >= 0:
+            return start + position + 1
+        end = start
+    return 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Positions in the list of rows with features (n, d), and those without, each with a reason."""
+
+    rows: list[int]
+    features: Tensor | None
+    broken: list[tuple[int, str]]
+
+
+def _batches(inputs: Inputs, rows: Sequence[int], backbone: Backbone) -> Iterator[_Batch]:
+    """Features of the rows, `TOGETHER` and a few more at a time. What is computed is yielded even on Ctrl-C."""
+    if not rows:
+        return
+    waiting: list[Part] = []
+    with progress("predict", len(rows)) as advance, closing(in_parts(inputs.dataset(rows), backbone, BATCH)) as parts:
+        try:
+            for part in parts:
+                waiting.append(part)
+                advance(len(part.rows) + len(part.broken))
+                if sum(len(each.rows) + len(each.broken) for each in waiting) >= TOGETHER:
+                    yield _joined(waiting)
+                    waiting = []
+        except KeyboardInterrupt:
+            if waiting:
+                yield _joined(waiting)
+            raise
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(parts: Sequence[Part]) -> _Batch:
+    kept = [part.features for part in parts if part.features is not None]
+    rows = [row for part in parts if part.features is not None for row in part.rows]
+    broken = [(row, UNREADABLE) for part in parts for row, _ in part.broken]
+    if not kept:
+        return _Batch([], None, broken)
+    features = torch.cat(kept).float()
+    finite = features.isfinite().all(1)
+    broken += [(row, NOT_FINITE) for row, good in zip(rows, finite.tolist(), strict=True) if not good]
+    return _Batch([row for row, good in zip(rows, finite.tolist(), strict=True) if good], features[finite], broken)
+
+
+def _lines(inputs: Inputs, rows: Sequence[int], batch: _Batch, predictor: Predictor, power: float) -> Iterator[list[str]]:
+    columns, empty = list(inputs.columns.values()), [""] * len(predictor.columns())
+    found: dict[int, list[str]] = {position: [*empty, why] for position, why in batch.broken}
+    if batch.features is not None and len(batch.rows):
+        if batch.features.shape[1] != predictor.classifier.dimension:
+            raise DataError(
+                f"the images give {batch.features.shape[1]} features, the model takes {predictor.classifier.dimension}; "
+                "they have another size than those it was learned from"
+            )
+        for position, cells in zip(batch.rows, predictor.results(raised(batch.features, power)), strict=True):
+            found[position] = [*cells, ""]
+    for position in sorted(found):
+        row = rows[position]
+        yield [inputs.names[row], *(column[row] for column in columns), *found[position]]
+
+
+def by_patient(out: Path, target: Path, calibration: Calibration, classes: tuple[str, ...]) -> int:
+    """Write one row for each patient of a file of predictions: the mean of the probabilities of its images.
+
+    Images that cannot be read, and those on which the model abstains, do not count. Returns the number of patients. Raises
+    ConfigError for a file without patients.
+    """
+    sums: dict[str, Probabilities] = {}
+    counts: dict[str, list[int]] = {}
+    with out.open(newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        if PATIENT not in (reader.fieldnames or ()):
+            raise ConfigError(
+                "--by-patient: the images name no patients; give --patient-column of their table, or DICOM files"
+            )
+        for row in reader:
+            patient = row[PATIENT]
+            tally = counts.setdefault(patient, [0, 0])
+            if row[PROBLEM] or row[DECISION] == ABSTAIN:
+                tally[1] += 1
+                continue
+            tally[0] += 1
+            values = np.array([float(row[f"p_{name}"]) for name in classes])
+            sums[patient] = sums.get(patient, np.zeros(len(classes))) + values
+    with target.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow([PATIENT, "images", "left_out", *(f"p_{name}" for name in classes), DECISION])
+        for patient, (used, left) in counts.items():
+            if not used:
+                writer.writerow([patient, 0, left, *[""] * len(classes), ABSTAIN])
+                continue
+            mean = sums[patient] / used
+            decided = classes[int(calibration.decisions(mean[None], classes)[0])]
+            writer.writerow([patient, used, left, *(f"{value:.6f}" for value in mean), decided])
+    return len(counts)

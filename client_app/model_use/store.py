@@ -1,0 +1,191 @@
+"""Models that this site keeps: signed files in its state folder, which one is in use, and the one before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from client_app.durable_files import put_file
+from client_app.node_config import NodeConfig
+from client_app.offline.keys import coordinator_key
+from common.errors import ConfigError, SealError, StateError, SurrogateError
+from common.signed_models.signed_model import SUFFIX, SignedModel, is_name, read_signed_model, save_signed_model
+
+INDEX = "index.json"
+IN_USE = "in-use"
+# Earlier models in use that `site models back` can return to.
+MOST_BACK = 100
+
+log = logging.getLogger("fedsurrogate.site")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A kept model: SHA-256 of its file, the key that signed it, when it came, and whether a run or a person brought it."""
+
+    sha256: str
+    key: str
+    arrived: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """All kept models by name; the one in use, empty for none; those in use before it, the latest last."""
+
+    models: dict[str, Kept] = field(default_factory=dict)
+    in_use: str = ""
+    before: tuple[str, ...] = ()
+
+
+def models_folder(node: NodeConfig) -> Path:
+    """The folder of this site's models."""
+    return node.state / "models"
+
+
+def read_index(node: NodeConfig) -> Index:
+    """The index of the kept models. Raises StateError if it is damaged."""
+    file = models_folder(node) / INDEX
+    try:
+        content = json.loads(file.read_text())
+        models = {name: Kept(**each) for name, each in content["models"].items()}
+        if not all(map(is_name, models)):
+            raise ValueError("a name that no model has")
+        return Index(models, str(content["in_use"]), tuple(map(str, content["before"])))
+    except FileNotFoundError:
+        return Index()
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise StateError(
+            f"{file} cannot be read ({type(error).__name__}); remove it, and add the models again with `site models add`"
+        ) from None
+
+
+def trusted_keys(node: NodeConfig) -> frozenset[bytes]:
+    """Keys of coordinators whose models this site accepts from a file: the one in its node-config, or, without one, those
+    that signed the models of its own runs. Raises ConfigError for a key that cannot be read.
+    """
+    if node.coordinator_key:
+        return frozenset({coordinator_key(node)})
+    return frozenset(bytes.fromhex(kept.key) for kept in read_index(node).models.values())
+
+
+def keep_model(node: NodeConfig, model: SignedModel, source: str) -> str:
+    """Keep a verified model as a file of its own, atomically; return its name. The first model is in use at once.
+
+    source: "run" or "file". Raises SealError for a key other than the one in the node-config, StateError for another model
+    of the same name.
+    """
+    if node.coordinator_key and model.key != coordinator_key(node):
+        raise SealError(
+            f"the model is signed by key {model.signer}..., not by the coordinator-key in this site's node-config; compare "
+            "it with the output of `coordinator key` there"
+        )
+    name, content = model.manifest.name, save_signed_model(model)
+    with _changing(node) as index:
+        known = index.models.get(name)
+        if known is not None and _manifest_of(node, name) != model.manifest.signed_bytes():
+            raise StateError(f"this site has another model called {name!r}; remove it first")
+        if known is None:
+            put_file(models_folder(node) / f"{name}{SUFFIX}", content)
+            now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+            kept = Kept(hashlib.sha256(content).hexdigest(), model.key.hex(), now, source)
+            _write(node, Index(index.models | {name: kept}, index.in_use or name, index.before))
+    return name
+
+
+def use_model(node: NodeConfig, name: str) -> str:
+    """Put a kept model in use; return the name of the one before. Raises StateError for a model that is not kept."""
+    read_kept(node, name)
+    with _changing(node) as index:
+        before = index.before if index.in_use in ("", name) else (*index.before, index.in_use)[-MOST_BACK:]
+        _write(node, Index(index.models, name, before))
+        return index.in_use
+
+
+def go_back(node: NodeConfig) -> str:
+    """Put the model in use that was in use before; return its name. Raises StateError if there is none."""
+    with _changing(node) as index:
+        if not index.before:
+            raise StateError("no model was in use before this one; `site models` lists those that are kept")
+        *rest, name = index.before
+        read_kept(node, name)
+        _write(node, Index(index.models, name, tuple(rest)))
+        return name
+
+
+def read_kept(node: NodeConfig, name: str) -> SignedModel:
+    """Read and verify a kept model. Raises StateError for an unknown name, SealError for a changed file."""
+    index = read_index(node)
+    if (kept := index.models.get(name)) is None:
+        raise StateError(f"this site keeps no model {name!r}; it keeps: {', '.join(index.models) or 'none'}")
+    file = models_folder(node) / f"{name}{SUFFIX}"
+    try:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise StateError(f"{file} cannot be read ({error.strerror}); add it again with `site models add FILE`") from None
+    if digest != kept.sha256:
+        raise SealError(f"{file} was changed after it was kept; get it again, and add it with `site models add FILE`")
+    return read_signed_model(file, frozenset({bytes.fromhex(kept.key)}))
+
+
+def open_model(name: str, node: NodeConfig | None) -> SignedModel:
+    """A model by its file's path, by the name under which it is kept, or the one in use ("in-use").
+
+    A file must be signed by a key that this site trusts, if it trusts any. Raises ConfigError, StateError, SealError.
+    """
+    file = Path(name).expanduser()
+    if name.endswith(SUFFIX) or file.is_file():
+        trusted = frozenset[bytes]() if node is None else trusted_keys(node)
+        return read_signed_model(file, trusted or None)
+    if node is None:
+        raise ConfigError(f"{name!r} is no file; to name a model that this site keeps, give --node-config")
+    if name == IN_USE and not (name := read_index(node).in_use):
+        raise StateError("no model is in use at this site; `site models add FILE` adds one, and runs bring theirs")
+    return read_kept(node, name)
+
+
+def keep_received(node: NodeConfig, model: SignedModel, took_part: bool) -> None:
+    """Keep the model at the end of a run. A failure is only logged: the reply must not depend on this site's state."""
+    if not took_part:
+        log.error("a model of run %s, in which this site has taken no part, is not kept", model.manifest.flower_run)
+        return
+    try:
+        name = keep_model(node, model, "run")
+    except (OSError, SealError, StateError, ConfigError, SurrogateError) as error:
+        log.error("the model of run %s is not kept: %s", model.manifest.flower_run, error)
+    else:
+        log.info("kept the model of run %s as %s; put it in use with `site models use`", model.manifest.flower_run, name)
+
+
+def _manifest_of(node: NodeConfig, name: str) -> bytes:
+    try:
+        return read_kept(node, name).manifest.signed_bytes()
+    except (SealError, StateError, SurrogateError):
+        return b""
+
+
+@contextmanager
+def _changing(node: NodeConfig) -> Iterator[Index]:
+    """The index, while no other process changes it."""
+    from filelock import FileLock
+
+    folder = models_folder(node)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with FileLock(folder / ".lock"):
+        yield read_index(node)
+
+
+def _write(node: NodeConfig, index: Index) -> None:
+    content: dict[str, Any] = {
+        "models": {name: vars(kept) for name, kept in index.models.items()},
+        "in_use": index.in_use,
+        "before": list(index.before),
+    }
+    put_file(models_folder(node) / INDEX, (json.dumps(content, indent=2) + "\n").encode())

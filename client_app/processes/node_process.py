@@ -1,0 +1,47 @@
+"""The SuperNode of a site whose app has no network: both talk through a Unix socket, a file in a folder that they share."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from common.errors import ConfigError, RunError
+from common.flower_environment import UNIX, allow_unix_sockets
+from common.logs.output import configure_log
+
+
+def serve(runtime: str, arguments: Sequence[str]) -> None:
+    """Run `flower-supernode --isolation process` in this process, with its Runtime API at `runtime`. Does not return.
+
+    runtime: unix:/path of the socket, which only this user may open. arguments: all others of `flower-supernode`. Raises
+    RunError if the SuperNode ends by an error; ConfigError for a port, where Flower's API asks for no authentication.
+    """
+    from flwr.supercore import grpc
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    if not runtime.startswith(UNIX):
+        raise ConfigError(f"--runtime {runtime!r}: must be {UNIX}/path; every user of this machine may open a port")
+    allow_unix_sockets(grpc)
+    configure_log(os.environ)
+    os.umask(0o077)
+    sys.argv = ["flower-supernode", "--isolation", "process", "--clientappio-api-address", runtime, *arguments]
+    logging.getLogger("flwr").addFilter(_in_one_line)
+    try:
+        flower_supernode()
+    except Exception as error:
+        # Flower's own text is a trace that ends with "generator didn't yield".
+        raise RunError(
+            f"the SuperNode has ended ({type(error).__name__}): the coordinator most likely refuses this site's key; "
+            "`site doctor --link-only` with the same --superlink, --root-certificates and --auth-supernode-private-key "
+            "names the cause"
+        ) from None
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Replace an error of a connection, which has many lines, by its code and its text."""
+    error = record.msg
+    if isinstance(error, Exception) and callable(code := getattr(error, "code", None)):
+        record.msg, record.args = f"{getattr(code(), 'name', '')}: {error.details()}", ()  # type: ignore[attr-defined]
+    return True

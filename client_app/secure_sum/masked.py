@@ -1,0 +1,65 @@
+"""The release of a site in a secure sum: its statistics as whole numbers, with its share of the noise, masked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from client_app.methods.task import MethodOutput, Task
+from client_app.secure_sum import store
+from common.errors import DataError, SealError
+from common.privacy.accounting import GaussianEvent
+from common.privacy.claims import released_in
+from common.rules.secure_sum import MECHANISM, local_epsilon, numbers_of, rules_of
+from common.rules.spec import load
+from common.secure_sum.fixed_point import FixedPoint
+from common.secure_sum.member import mask
+from common.secure_sum.noise import noise_of_site
+from common.wire.sum_proto import map_digest, pack_masked, pack_state, unpack_delivery
+
+
+def masked_sum(task: Task) -> MethodOutput:
+    """This site's part of the sum. Nothing that leaves depends on its records, except through the sum of all sites.
+
+    With the noise of DP-SGD already in it, no joint noise is added, and what is beyond the range is cut off.
+
+    Raises StateError or SealError for a step out of order, or shares from another key list; without privacy, DataError for
+    records beyond the settings' bounds.
+    """
+    run, spec, name = task.run, task.run.spec, store.name_of(task.info)
+    state = store.read(run, task.node, name, task.site)
+    sites = len(state.members)
+    rules = rules_of(run, sites)
+    delivered, packed = unpack_delivery(task.question)
+    if map_digest(packed) != state.public:
+        raise SealError("the model, projection or centre of this secure sum is not what all sites have agreed on")
+    values, claim = load(spec.site_sums)(replace(task, question=packed))
+    numbers = numbers_of(run, spec, max(1, sites))
+    whole = {each: numbers[each].encode(value) for each, value in values.items()}
+    facts: dict[str, float] = {"members": sites, "colluding": rules.colluding, "fewest-in-the-sum": rules.least}
+    joint = claim is not None and claim.mechanism == MECHANISM
+    if claim is None:
+        _check_range(values, numbers)
+    elif joint:
+        facts["local-epsilon"] = local_epsilon(run, rules)
+        shapes = {each: tuple(value.shape) for each, value in values.items()}
+        for each, drawn in noise_of_site(claim, numbers, shapes, rules).items():
+            whole[each] = whole[each] + drawn
+    vector = np.concatenate([whole[each.name] for each in spec.summed(run)])
+    after, masked = mask(state, delivered, rules, vector)
+    payload = pack_masked(task.header(run.classes), masked, claim)
+    events = (GaussianEvent(claim.noise_multiplier) if joint else released_in(run, task.round),) if claim else ()
+    keep = (store.file_of(task.node, name, task.site), pack_state(after))
+    return MethodOutput(payload, claim, events, facts, keep=keep, must_keep=True)
+
+
+def _check_range(values: dict[str, Tensor], numbers: dict[str, FixedPoint]) -> None:
+    for name, value in values.items():
+        limit = numbers[name].step * numbers[name].largest
+        if value.numel() and (not value.isfinite().all() or float(value.abs().max()) > limit):
+            raise DataError(
+                f"{name} of this site's records are beyond {limit:g}; the run needs a larger secure-sum-range or "
+                "secure-sum-records"
+            )

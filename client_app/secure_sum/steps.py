@@ -1,0 +1,114 @@
+"""The steps of a secure sum at a site, apart from the masked vector, which is a release like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from client_app.governance.gate import open_gate
+from client_app.governance.policy import Policy
+from client_app.node_config import NodeConfig
+from client_app.offline.keys import private_key
+from client_app.secure_sum import store
+from common.config.run_config import RunConfig, run_digest
+from common.errors import PolicyError, SurrogateError
+from common.rules.secure_sum import MECHANISM, context_of, local_epsilon, rules_of
+from common.secure_sum.member import agree, begin, reveal, share
+from common.secure_sum.rules import SumRules
+from common.security.sealing import public_key, read_keys
+from common.wire.records import Info
+from common.wire.sum_proto import pack_dealt, pack_member, pack_revealed, unpack_list, unpack_members
+
+
+@dataclass(frozen=True)
+class Step:
+    """A request for one step: its payload and numbers, and the site that received it."""
+
+    run: RunConfig
+    node: NodeConfig
+    site: str
+    flower_run: str
+    payload: bytes | None
+    info: Mapping[str, object]
+
+    @property
+    def name(self) -> str:
+        """The name of the sum."""
+        return store.name_of(self.info)
+
+    def checked(self) -> Policy:
+        """The policy, after it has allowed the run. Raises PolicyError, and SurrogateError for other settings."""
+        if not self.run.secure_sum or self.info.get("run") != run_digest(self.run):
+            raise SurrogateError(f"a step of a secure sum for run {self.info.get('run')!r}, not {run_digest(self.run)!r}")
+        gate = open_gate(self.node, self.run, self.flower_run)
+        gate.check_request(self.run)
+        return gate.policy
+
+
+def sum_keys(step: Step) -> str:
+    """Make this site's keys for a new sum; returns them as hexadecimal digits, for its introduction."""
+    policy = step.checked()
+    _check_peers(policy, step.node)
+    state, member = begin(step.site, private_key(step.node, step.site), context_of(step.run, step.name))
+    store.create(step.node, policy, step.name, state)
+    return pack_member(member).hex()
+
+
+def sum_shares(step: Step) -> tuple[bytes | None, Info]:
+    """Check the key list; share this site's secrets among its members."""
+    policy = step.checked()
+    state = store.read(step.run, step.node, step.name, step.site)
+    members, public = unpack_members(step.payload or b"")
+    rules = rules_of(step.run, len(members))
+    _check_local(policy, step.run, rules)
+    pinned = read_keys(Path(step.node.peers).expanduser()) if step.node.peers else None
+    own = public_key(private_key(step.node, step.site))
+    after, dealt = share(state, members, rules, own, policy.smallest_sum, pinned, public)
+    store.write(step.node, step.name, after)
+    return pack_dealt(dealt), {"pinned": pinned is not None}
+
+
+def sum_list(step: Step) -> tuple[bytes | None, Info]:
+    """Sign the list of the sites in the sum."""
+    policy = step.checked()
+    state = store.read(step.run, step.node, step.name, step.site)
+    summed, _ = unpack_list(step.payload)
+    after, signature = agree(state, summed, rules_of(step.run, len(state.members)), private_key(step.node, step.site))
+    # The joint noise hides the difference of two sums, and every sum is charged.
+    if step.run.mechanism != MECHANISM:
+        members = state.by_name
+        store.check_difference(step.node, [members[name].public for name in after.summed], policy.smallest_sum)
+    store.write(step.node, step.name, after)
+    return signature, {}
+
+
+def sum_open(step: Step) -> tuple[bytes | None, Info]:
+    """Reveal the shares that complete the sum."""
+    step.checked()
+    state = store.read(step.run, step.node, step.name, step.site)
+    _, signatures = unpack_list(step.payload)
+    after, found = reveal(state, signatures, rules_of(step.run, len(state.members)))
+    store.write(step.node, step.name, after)
+    return pack_revealed(found), {}
+
+
+def _check_local(policy: Policy, run: RunConfig, rules: SumRules) -> None:
+    if (
+        policy.local_epsilon
+        and run.epsilon
+        and rules.honest > 0
+        and (local := local_epsilon(run, rules)) > policy.local_epsilon
+    ):
+        raise PolicyError(
+            f"local-epsilon = {policy.local_epsilon:g}: this site's own noise alone gives epsilon {local:.4g} at delta "
+            f"{run.delta:g} among {rules.members} sites; the run needs a smaller epsilon"
+        )
+
+
+def _check_peers(policy: Policy, node: NodeConfig) -> None:
+    if policy.require_secure_sum and not node.peers:
+        raise PolicyError(
+            "require-secure-sum = true, but the node-config names no peers: the coordinator could make up all other sites; "
+            "set peers to a file with the lines that `site key` prints at the other sites"
+        )

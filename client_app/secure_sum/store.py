@@ -1,0 +1,102 @@
+"""What a site keeps of secure sums on its disk: the state of each, and the members of those without privacy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from client_app.durable_files import put_file
+from client_app.governance.ledger import dataset_id
+from client_app.governance.policy import PUBLIC_KINDS, Policy
+from client_app.node_config import NodeConfig
+from common.config.run_config import RunConfig
+from common.errors import PolicyError, StateError, SurrogateError
+from common.rules.secure_sum import context_of
+from common.secure_sum.member import SumState
+from common.wire.sum_proto import pack_state, unpack_state
+
+NAME = re.compile(r"[0-9a-f]{32}")
+
+
+def name_of(info: Mapping[str, object]) -> str:
+    """The name of the sum in a request. Raises SurrogateError."""
+    name = str(info.get("sum", ""))
+    if not NAME.fullmatch(name):
+        raise SurrogateError(f"a request without the name of its secure sum ({name[:40]!r})")
+    return name
+
+
+def file_of(node: NodeConfig, name: str, site: str) -> Path:
+    """The file with a sum's state."""
+    return node.state / "sums" / f"{name}-{site}.pb"
+
+
+def create(node: NodeConfig, policy: Policy, name: str, state: SumState) -> None:
+    """Write the first state of a sum. Raises StateError if there was one of this name: then its keys are not made again."""
+    file = file_of(node, name, state.site)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for old in file.parent.glob("*.pb"):
+            if time.time() - old.stat().st_mtime > policy.most_seconds:
+                old.unlink(missing_ok=True)
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(pack_state(state))
+            stream.flush()
+            os.fsync(stream.fileno())
+    except FileExistsError:
+        raise StateError(f"the secure sum {name!r} has begun at this site; it does not begin a second time") from None
+    except OSError as error:
+        raise StateError(f"{file} cannot be written ({error}); see state-dir in the node-config") from None
+
+
+def read(run: RunConfig, node: NodeConfig, name: str, site: str) -> SumState:
+    """A sum's state. Raises StateError if this site did not begin it, or began it with other settings."""
+    file = file_of(node, name, site)
+    try:
+        state = unpack_state(file.read_bytes())
+    except OSError as error:
+        raise StateError(f"this site has no state of the secure sum {name!r} ({type(error).__name__})") from None
+    if state.context != context_of(run, name) or state.site != site:
+        raise StateError(f"the secure sum {name!r} began with other settings than those of this request")
+    return state
+
+
+def write(node: NodeConfig, name: str, state: SumState) -> None:
+    """Replace a sum's state, flushed, before the step that it records leaves this site. Raises StateError."""
+    try:
+        put_file(file_of(node, name, state.site), pack_state(state))
+    except OSError as error:
+        raise StateError(f"the state of a secure sum cannot be written ({error})") from None
+
+
+def check_difference(node: NodeConfig, summed: Collection[bytes], smallest_sum: int) -> None:
+    """Record the sites (public keys) of an exact sum. Raises PolicyError if its difference to another shows too few sites.
+
+    The sum over four sites minus that over three of them is the fourth site's own vector. Noise hides this difference, so
+    the record is for sums without privacy. All sites that both sums share refuse, for the one that they do not share.
+    """
+    if node.data in PUBLIC_KINDS:
+        return
+    from filelock import FileLock
+
+    now = {hashlib.sha256(key).hexdigest()[:32] for key in summed}
+    file = node.state / "sums" / f"{dataset_id(node.data, node.data_dir)}.json"
+    with FileLock(f"{file}.lock", timeout=60):
+        try:
+            earlier = [set(each) for each in json.loads(file.read_text())] if file.exists() else []
+        except (OSError, ValueError, TypeError) as error:
+            raise StateError(f"{file}, which lists earlier sums, cannot be read ({type(error).__name__})") from None
+        for before in earlier:
+            if now != before and min(len(now - before), len(before - now)) == 0 and len(now ^ before) < smallest_sum:
+                raise PolicyError(
+                    f"smallest-sum = {smallest_sum}: the difference of this sum and an earlier one would show the sum of "
+                    f"{len(now ^ before)} sites alone; sum over the same sites, or use privacy. If the earlier sum "
+                    f"failed, a person may remove {file}"
+                )
+        if now not in earlier:
+            put_file(file, json.dumps([sorted(each) for each in [*earlier, now]]).encode())

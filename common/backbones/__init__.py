@@ -1,0 +1,1 @@
+"""Frozen feature extractors: names, loading, preprocessing, the power of their features."""

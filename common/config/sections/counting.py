@@ -1,0 +1,25 @@
+"""Settings of runs that count records at the sites instead of learning (section `counting.`)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from common.config.sections.base import Settings
+
+
+class CountingConfig(Settings):
+    """Settings of a run that counts. `coordinator evaluate` and `coordinator survey` set them."""
+
+    kind: Literal["none", "evaluation", "values", "survey"] = Field(
+        "none",
+        description="What the sites count instead of learning: decisions of a model on held-out records (evaluation), "
+        "right decisions of models of some sites (values), or records of each class (survey); none for a run that learns.",
+    )
+    model: str = Field("", description="Run folder or signed model file that is evaluated; the coordinator reads it.")
+    digest: str = Field(
+        "", pattern=r"^([0-9a-f]{64})?$", description="SHA-256 of that model, so that all sites evaluate the same one."
+    )
+    models: int = Field(0, ge=0, le=1000, description="Number of models that are compared for the values of sites.")
+    bins: int = Field(16, ge=4, le=256, description="Bins of each histogram of probabilities in an evaluation.")

@@ -1,0 +1,38 @@
+"""Settings of the features that every method uses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from common.backbones.feature_power import LARGEST_POWER
+from common.config.sections.base import Only, Range, Settings
+
+
+def _check_power(value: object) -> object:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == "auto" or (number and 0 < value <= LARGEST_POWER):  # type: ignore[operator]
+        return value
+    raise ValueError(f"must be 'auto', or a number above 0 and at most {LARGEST_POWER:g}")
+
+
+Power = Annotated[float | Literal["auto"], BeforeValidator(_check_power), Range(f"auto; else above 0 to {LARGEST_POWER:g}")]
+
+
+class FeaturesConfig(Settings):
+    """What is done with all features first (section `features.`)."""
+
+    power: Power = Field(
+        "auto",
+        description="Power of every feature, with its sign; auto is 0.5 for backbones that end in a ReLU, otherwise 1, "
+        "and 1 where a privacy mechanism clips features.",
+    )
+    projection: Annotated[str, Only("fedpft", "afl")] = Field(
+        "",
+        description="File of a public matrix that projects features in a secure sum: a tensor projection, or the weight of "
+        "the backbone's own classification head, whose leading directions are taken.",
+    )
+    dimensions: Annotated[int, Only("fedpft", "afl")] = Field(
+        512, ge=1, le=65536, description="Most dimensions after the projection."
+    )

@@ -1,0 +1,27 @@
+"""Tables of counts that a site releases in a run that counts, exact or with noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from common.privacy.claims import Claim
+from common.surrogates.surrogates import Header
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Tables of whole numbers (int64) by name, see `common.rules.counting.tables_of`. Noise is rounded to whole numbers.
+
+    claim: None for exact counts.
+    """
+
+    header: Header
+    tables: Mapping[str, Tensor]
+    claim: Claim | None = None
+
+    def variance(self, name: str) -> float:
+        """Variance of the noise in each cell of a table, rounding included; zero for exact counts."""
+        return 0.0 if self.claim is None else self.claim.noise[name][0] ** 2 + 1 / 12

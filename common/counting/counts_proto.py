@@ -1,0 +1,71 @@
+"""Canonical protobuf bytes of tables of counts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common import surrogate_pb2 as pb
+from common.config.run_config import RunConfig
+from common.counting.counts import Counts
+from common.errors import SurrogateError
+from common.privacy.claims import check_claim
+from common.rules.counting import tables_of
+from common.rules.spec import check_fields
+from common.wire.surrogate_proto import pack_claim, pack_header, parse, unpack_claim, unpack_header
+from common.wire.validation import Expectation, check_header
+
+# An honest value differs from what it must be by more than this many standard deviations once in a hundred million.
+DEVIATIONS = 6.0
+
+
+def pack_counts(counts: Counts) -> bytes:
+    """Canonical bytes: the same counts always give the same bytes."""
+    message = pb.Counts(header=pack_header(counts.header), claim=pack_claim(counts.claim))
+    for name, table in sorted(counts.tables.items()):
+        message.tables.add(name=name, shape=list(table.shape), data=table.numpy().astype("<i4").tobytes())
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_counts(payload: bytes) -> Counts:
+    """Parse bytes of `pack_counts`. Raises SurrogateError. `check_counts` checks if they fit a run."""
+    message = pb.Counts()
+    parse(message, payload)
+    tables: dict[str, Tensor] = {}
+    for table in message.tables:
+        shape = tuple(table.shape)
+        if len(shape) > 3 or 4 * math.prod(shape) != len(table.data) or 0 in shape or table.name in tables:
+            raise SurrogateError(f"a table of shape {shape[:4]} with {len(table.data)} bytes, or a table twice")
+        numbers = np.frombuffer(table.data, "<i4").astype(np.int64)
+        tables[table.name] = torch.from_numpy(numbers).reshape(shape)
+    claim = unpack_claim(message.claim) if message.HasField("claim") else None
+    return Counts(unpack_header(message.header), tables, claim)
+
+
+def check_counts(counts: Counts, config: RunConfig, fingerprint: str) -> None:
+    """Raise SurrogateError unless counts belong to this run, and are what some records and honest noise can give."""
+    check_header(counts.header, Expectation.of(config, config.classes, fingerprint))
+    if counts.header.classes != config.classes:
+        raise SurrogateError("counts of other classes than the run's, or in another order")
+    if counts.claim is not None or config.epsilon:
+        check_claim(counts.claim, config)
+    spec = config.spec
+    check_fields(spec.sends(config), counts.tables, spec.sizes(config, len(config.classes), 1, 1))
+    assert set(counts.tables) == {each.name for each in tables_of(config, len(config.classes))}
+    for name, table in counts.tables.items():
+        if float(table.min()) < -DEVIATIONS * counts.variance(name) ** 0.5:
+            raise SurrogateError(f"{name}: a count of {int(table.min())}; below zero by more than the noise can explain")
+    if "right" in counts.tables:
+        tested, *right = counts.tables["right"].tolist()
+        if max(right) - tested > DEVIATIONS * (2 * counts.variance("right")) ** 0.5:
+            raise SurrogateError(f"{max(right)} right decisions on only {tested} records")
+    if "scores" not in counts.tables:
+        return
+    decisions, scores = counts.tables["decisions"], counts.tables["scores"]
+    room = counts.variance("decisions") * decisions.numel() + counts.variance("scores") * scores[0].numel()
+    apart = (scores.sum((1, 2)) - decisions.sum()).abs().max()
+    if float(apart) > DEVIATIONS * room**0.5:
+        raise SurrogateError(f"decisions and scores differ by {int(apart)} records; each record is in both")

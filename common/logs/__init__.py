@@ -1,0 +1,1 @@
+"""The logs of processes that run for long."""

@@ -1,0 +1,52 @@
+"""The device that computes, a processor or a GPU, and work that is shared out to the threads of a processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from common.errors import ConfigError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def pick_device(wanted: str) -> str:
+    """The device, with "auto" resolved. Raises ConfigError for a GPU that this machine does not have."""
+    import torch
+
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted.startswith("cuda") and int(wanted.partition(":")[2] or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device = {wanted!r}: this machine has {torch.cuda.device_count()} GPUs; use 'cpu' or 'auto'")
+    return wanted
+
+
+def one_thread_each(work: Callable[[T], R], items: Sequence[T], sizes: Sequence[int]) -> list[R]:
+    """The results of `work` on all items, in order: torch's threads take whole items, and none shares an item.
+
+    sizes: of the items; the largest one is begun first.
+
+    Threads that share a small operation wait for each other at its end. On a machine with other work one of them is always
+    late, and the others spin: small operations then take ten times as long.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return [work(item) for item in items]
+
+    def alone(item: T) -> R:
+        # Affects this thread only.
+        torch.set_num_threads(1)
+        return work(item)
+
+    try:
+        with ThreadPoolExecutor(threads, thread_name_prefix="torch-alone") as pool:
+            order = sorted(range(len(items)), key=lambda index: -sizes[index])
+            waiting = {index: pool.submit(alone, items[index]) for index in order}
+            return [waiting[index].result() for index in range(len(items))]
+    finally:
+        # A worker also changed the default of threads started later.
+        torch.set_num_threads(threads)

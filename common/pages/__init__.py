@@ -1,0 +1,1 @@
+"""What pages of both sides share: the style, and plots as SVG."""

@@ -1,0 +1,197 @@
+"""Shared parts of all plots: style, SVG output, axes, and labels that do not overlap."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from io import StringIO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.number_format import human_bytes, shorten
+
+INK, QUIET, LINE, FAINT = "#1c2430", "#5d6878", "#c9d0d9", "#eef1f5"
+BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#c25500", "#00805d", "#aa4c87"
+# Colours of a plot by their name in the page's style, each with its value on a dark page.
+THEME = {
+    INK: ("ink", "#e6eaf0"),
+    QUIET: ("quiet", "#9aa6b6"),
+    LINE: ("rule", "#3d4958"),
+    FAINT: ("faint", "#262f3b"),
+    "#ffffff": ("card", "#1a212b"),
+    BLUE: ("blue", "#56b4e9"),
+    ORANGE: ("orange", "#f0924a"),
+    GREEN: ("green", "#3fc79a"),
+    PURPLE: ("purple", "#dd8fc0"),
+    "#332288": ("class-0", "#9c8df0"),
+    "#44aa99": ("class-1", "#5cc4b2"),
+    "#cc6677": ("class-2", "#e58c9a"),
+    "#117733": ("class-3", "#4fb56f"),
+    "#88ccee": ("class-4", "#88ccee"),
+    "#aa4499": ("class-5", "#d67fc8"),
+    "#999933": ("class-6", "#c0c05a"),
+    "#882255": ("class-7", "#cf6a9c"),
+    "#ddaa33": ("class-8", "#ddaa33"),
+    "#3b3b3b": ("class-9", "#b9b9b9"),
+}
+CLASS_COLOURS = tuple(colour for colour, (name, _) in THEME.items() if name.startswith("class-"))
+NAMED_SITES, NAMED_CLASSES, NUMBERED_CLASSES, POINTS = 24, 24, 12, 1500
+WIDTH = 5.2  # inches; every plot fills one column of the page, so all text has the same size
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedsurrogate",
+    "text.parse_math": False,  # a site may be called "$x$"
+    "font.size": 9.5,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": QUIET,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK,
+    "xtick.color": LINE,
+    "ytick.color": LINE,
+    "xtick.labelcolor": QUIET,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.major.pad": 6,
+}
+
+
+def render(name: str, height: float, draw: Callable[[Any], None]) -> str:
+    """Draw a figure of `height` inches and return it as inline SVG whose ids start with `name`.
+
+    Its colours are variables of the page's style, so that they follow a dark screen.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    out = StringIO()
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        # The browser draws the text, so a missing glyph in the font used for measuring does not matter.
+        warnings.filterwarnings("ignore", message="Glyph")
+        warnings.filterwarnings("ignore", message="Mean of empty slice")
+        figure = Figure(figsize=(WIDTH, height))
+        figure.patch.set_visible(False)
+        draw(figure)
+        figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    svg = out.getvalue()
+    svg = re.sub(r"<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    head, body = svg.split(">", 1)
+    box = re.search(r'viewBox="[^"]*"', head)
+    # Several plots share one page, so their ids must differ.
+    body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", body)
+    body = re.sub(r"\b(fill|stroke): (#[0-9a-f]{6})\b", lambda found: f"{found[1]}: {_variable(found[2])}", body)
+    return f'<svg class="{name}" {box.group() if box else ""} aria-hidden="true">{body}'
+
+
+def _variable(colour: str) -> str:
+    """The style's variable for a colour; text and lines in ink have the colour of the text around the plot."""
+    if colour == INK:
+        return "currentColor"
+    return f"var(--{THEME[colour][0]})" if colour in THEME else colour
+
+
+def theme(dark: bool) -> str:
+    """The variables of all colours, as CSS declarations."""
+    return " ".join(f"--{name}: {other if dark else colour};" for colour, (name, other) in THEME.items())
+
+
+def make_axes(figure: Any, *, left: float, right: float, top: float, bottom: float) -> Any:
+    """Add axes with margins in inches, so that text has the same space at any height of the plot."""
+    width, height = figure.get_size_inches()
+    return figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
+
+
+def accuracy_range(values: Sequence[float]) -> tuple[float, float]:
+    """Axis limits close to the values; the axis spans at least 10 points of accuracy."""
+    low, high = min(values), max(values)
+    pad = max(0.15 * (high - low), 0.05 - (high - low) / 2, 0.02)
+    low, high = math.floor(20 * (low - pad)) / 20, math.ceil(20 * (high + pad)) / 20
+    return (0.0 if low < 0.15 else low), min(high, 1.02)
+
+
+def percent_axis(axis: Any) -> None:
+    """Show an axis of shares in percent, without rounding two ticks to one text."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
+
+
+def bytes_axis(axes: Any, sizes: Sequence[float]) -> None:
+    """Make the x axis logarithmic in bytes, with room around `sizes` and readable ticks."""
+    axes.set_xscale("log")
+    axes.minorticks_off()
+    low, high = (math.log10(min(sizes)), math.log10(max(sizes))) if sizes else (5.0, 6.0)
+    pad = max(0.12 * (high - low), 0.75 - (high - low) / 2)
+    low, high = low - pad, high + pad
+    axes.set_xlim(10**low, 10**high)
+    steps = (1, 3) if high - low < 2.2 else (1,)
+    ticks = [s * 10.0**e for e in range(math.floor(low), math.ceil(high) + 1) for s in steps]
+    ticks = [t for t in ticks if 10**low <= t <= 10**high]
+    ticks = ticks[:: math.ceil(len(ticks) / 5)]
+    axes.set_xticks(ticks, [human_bytes(t) for t in ticks])
+
+
+def pitch(rows: int) -> float:
+    """Return the height of a row in inches."""
+    return min(max(2.6 / max(rows, 1), 0.24), 0.5)
+
+
+def rows_height(rows: int, margins: float) -> float:
+    """Return the height in inches of a plot with `rows` rows."""
+    return margins + (3.0 if rows > NAMED_SITES else pitch(rows) * rows)
+
+
+def margin(names: Sequence[str]) -> float:
+    """Return the width in inches that row names and the title of their axis need."""
+    return 0.42 + 0.07 * max((len(shorten(n, 22)) for n in names), default=0)
+
+
+def site_rows(axes: Any, names: Sequence[str], groups: int | None = None) -> None:
+    """Set up one row per site; rows have names if the sites are few."""
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.spines["left"].set_visible(False)
+    if len(names) > NAMED_SITES:
+        axes.set_yticks([])
+        axes.set_ylabel(axis_name(len(names), groups or len(names), "sites") + ", best on top")
+    else:
+        axes.set_yticks(range(len(names)), [shorten(n, 22) for n in names])
+        axes.set_ylabel("site")
+
+
+def axis_name(count: int, groups: int, what: str) -> str:
+    """Axis label with the number of items, and of groups if there are fewer groups than items."""
+    return f"{count:,} {what}" + (f" in {groups} groups" if groups < count else "")
+
+
+def in_groups(counts: NDArray[np.float64], groups: int) -> NDArray[np.float64]:
+    """Average neighbouring rows of `counts` until there are at most `groups`."""
+    if len(counts) <= groups:
+        return counts
+    return np.stack([np.nanmean(part, axis=0) for part in np.array_split(counts, groups)])
+
+
+def apart(
+    wanted: Sequence[tuple[float, ...]], sizes: Sequence[tuple[float, float]], room: tuple[float, ...]
+) -> list[tuple[float, float]]:
+    """Move boxes of `sizes` away from their `wanted` centres until none overlaps another inside `room`."""
+    centre, size = np.array(wanted, dtype=np.float64).reshape(-1, 2), np.array(sizes).reshape(-1, 2)
+    for _ in range(300):
+        for i in range(len(centre)):
+            for j in range(i):
+                gap = centre[i] - centre[j]
+                overlap = (size[i] + size[j]) / 2 - np.abs(gap)
+                if (overlap > 0).all():
+                    axis = int(np.argmin(overlap))
+                    push = np.zeros(2)
+                    push[axis] = overlap[axis] / 2 * (1 if gap[axis] >= 0 else -1)
+                    centre[i], centre[j] = centre[i] + push, centre[j] - push
+        centre = np.clip(centre, size / 2, np.maximum(np.array(room) - size / 2, size / 2))
+    return [(float(x), float(y)) for x, y in centre]

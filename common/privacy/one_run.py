@@ -1,0 +1,111 @@
+"""Lower bounds on epsilon from one run: canaries are records that are each in the data by a coin toss.
+
+Source: Steinke, Nasr & Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv 2305.08846, theorem 5.2. An
+attacker says for some canaries whether they were in the data. Under (epsilon, delta) differential privacy for adding or
+removing one record, too many right answers are unlikely, however the attacker works.
+
+`gaussian_bound` takes the whole trade-off of false alarms and misses of Gaussian noise instead of one (epsilon, delta):
+Mahloujifar, Melis & Chaudhuri 2024, "Auditing f-Differential Privacy in One Run", arXiv 2410.22235. Its bound is for claims
+that come from Gaussian noise, and higher.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from torch import Tensor
+
+from common.errors import ConfigError
+
+# Largest epsilon that a bound can have.
+LARGEST = 50.0
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """The answers of an attacker. canaries: all that were tossed for; guessed: answers given; right: those that are true."""
+
+    canaries: int
+    guessed: int
+    right: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.right <= self.guessed <= self.canaries:
+            raise ConfigError(f"{self.right} right of {self.guessed} guesses for {self.canaries} canaries is impossible")
+
+
+def guess(scores: Tensor, included: Tensor, count: int) -> Guesses:
+    """Guess "in" for the count / 2 canaries with the highest scores, and "out" for as many with the lowest.
+
+    scores, included: (m,). There is no guess for the scores between: a wrong guess costs more than a right one gains.
+    """
+    order = scores.argsort()
+    half = max(1, min(count, len(scores)) // 2)
+    right = included[order[-half:]].sum() + (~included[order[:half]]).sum()
+    return Guesses(len(scores), 2 * half, int(right))
+
+
+def p_value(found: Guesses, epsilon: float, delta: float) -> float:
+    """Upper bound on the probability of so many right answers or more under (epsilon, delta) (theorem 5.2)."""
+    from scipy.stats import binom
+
+    rate = 1 / (1 + math.exp(-epsilon))
+    tail, alpha, summed = float(binom.sf(found.right - 1, found.guessed, rate)), 0.0, 0.0
+    if delta > 0:
+        masses = binom.pmf(range(found.right), found.guessed, rate)
+        for i in range(1, found.right + 1):
+            summed += float(masses[found.right - i])
+            alpha = max(alpha, summed / i)
+    return min(1.0, tail + 2 * found.canaries * alpha * delta)
+
+
+def epsilon_bound(found: Guesses, delta: float, confidence: float = 0.95) -> float:
+    """Largest epsilon that these answers refute with this confidence: a lower bound of the true one; 0 if there is none."""
+    low, high = 0.0, LARGEST
+    if p_value(found, low, delta) > 1 - confidence:
+        return 0.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (middle, high) if p_value(found, middle, delta) <= 1 - confidence else (low, middle)
+    return low
+
+
+def gaussian_bound(found: Guesses, delta: float, confidence: float = 0.95) -> float:
+    """Largest epsilon at `delta` of Gaussian noise that these answers refute; 0 if there is none."""
+    from common.privacy.accounting import gaussian_epsilon
+
+    low, high = 0.0, LARGEST
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _impossible(found, middle, 1 - confidence) else (low, middle)
+    return gaussian_epsilon(1 / low, delta) if low > 0 else 0.0
+
+
+def _impossible(found: Guesses, mu: float, tail: float) -> bool:
+    """Whether so many right answers have a probability below `tail` under Gaussian noise of standard deviation 1 / mu.
+
+    p_j is the probability of j right answers of c, for m canaries. Let right = sum of j / m p_j and wrong = sum of
+    (c - j) / m p_j over j >= i: the probabilities that a random canary gets a right or a wrong answer and that at least i
+    answers are right. Privacy gives right(i + 1) <= F(wrong(i)), with F the largest rate of true alarms for a rate of false
+    ones. From an assumed tail at the observed number, both grow as i falls to 0. If their sum exceeds c / m, the tail is
+    smaller than assumed.
+    """
+    normal, c, m = NormalDist(), found.guessed, found.canaries
+    right, wrong = tail * found.right / m, tail * (c - found.right) / m
+    for i in range(found.right - 1, -1, -1):
+        before, wrong = wrong, max(wrong, normal.cdf(normal.inv_cdf(right) - mu) if right > 0 else 0.0)
+        right += i / (c - i) * (wrong - before)
+        if right + wrong > c / m:
+            return True
+    return False
+
+
+def best_count(scores: Tensor, included: Tensor, delta: float, shares: Sequence[float]) -> int:
+    """The number of answers with the highest bound, as a share of the canaries. For the run after this one: on the same
+    run the choice would have seen the answers.
+    """
+    counts = [max(2, round(share * len(scores))) for share in shares]
+    return max(counts, key=lambda count: gaussian_bound(guess(scores, included, count), delta))

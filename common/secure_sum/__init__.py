@@ -1,0 +1,1 @@
+"""Secure sums: a coordinator learns the sum of the sites' vectors and nothing else about any of them."""

@@ -1,0 +1,109 @@
+"""The keys of one secure sum: made new by every site, signed with its lasting key, and checked as one list."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from common.errors import SealError
+from common.secure_sum.shamir import SECRET_BYTES
+from common.security.sealing import PUBLIC_BYTES, SEED_BYTES, sign, verify
+
+PURPOSE = b"secure sum keys"
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """A site's secrets for one sum. masking: seed of the key for masks between pairs. blind: seed of its own mask."""
+
+    masking: bytes
+    sharing: bytes
+    blind: bytes
+
+    @classmethod
+    def fresh(cls) -> Secrets:
+        """New secrets from the operating system."""
+        return cls(os.urandom(SECRET_BYTES), os.urandom(SEED_BYTES), os.urandom(SECRET_BYTES))
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site's public keys for one sum. public: its lasting key. masking, sharing: X25519, of this sum."""
+
+    site: str
+    public: bytes
+    masking: bytes
+    sharing: bytes
+    signature: bytes
+
+    @property
+    def content(self) -> bytes:
+        """The signed bytes."""
+        return self.public + self.masking + self.sharing + self.site.encode()
+
+
+def announce(site: str, secrets: Secrets, private: bytes, public: bytes, context: bytes) -> Member:
+    """A site's entry in the key list. private, public: its lasting key. context: of the run and the sum."""
+    masking, sharing = public_half(masking_key(secrets.masking)), public_half(secrets.sharing)
+    entry = Member(site, public, masking, sharing, b"")
+    return Member(site, public, masking, sharing, sign(context + entry.content, private, PURPOSE))
+
+
+def check_members(members: Sequence[Member], context: bytes, pinned: Mapping[str, bytes] | None = None) -> None:
+    """Raise SealError unless every entry is signed by its own lasting key, and no name or key occurs twice.
+
+    pinned: the lasting keys that a site knows; then every entry must have the one of its name.
+    """
+    for what in ("site", "public", "masking", "sharing"):
+        values = [getattr(member, what) for member in members]
+        if len(set(values)) < len(values):
+            raise SealError(f"two sites of this secure sum have the same {what}: one of them would count twice")
+    if len({member.public[SEED_BYTES:] for member in members}) < len(members):
+        raise SealError("two sites of this secure sum have the same signature key: one of them would count twice")
+    for member in members:
+        if pinned is not None and pinned.get(member.site) != member.public:
+            raise SealError(f"the key of site {member.site[:64]!r} in the key list is not the one in peers")
+        if len(member.public) != PUBLIC_BYTES:
+            raise SealError(f"the key of site {member.site[:64]!r} has {len(member.public)} bytes, not {PUBLIC_BYTES}")
+        verify(context + member.content, member.signature, member.public, PURPOSE)
+
+
+def list_digest(members: Sequence[Member], context: bytes) -> bytes:
+    """Digest of a key list in the order of names. Sites that see different lists get different digests."""
+    digest = hashlib.sha256(len(context).to_bytes(8, "big") + context)
+    for member in sorted(members, key=lambda each: each.site):
+        for part in (member.content, member.signature):
+            digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()
+
+
+def masking_key(seed: bytes) -> bytes:
+    """The X25519 private key for masks between pairs."""
+    return derived(seed, b"masking key")
+
+
+def public_half(private: bytes) -> bytes:
+    """The public key of an X25519 private key."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agreed(private: bytes, other: bytes, purpose: bytes) -> bytes:
+    """A key that two sites share. Raises SealError for an invalid public key."""
+    own = X25519PrivateKey.from_private_bytes(private)
+    try:
+        secret = own.exchange(X25519PublicKey.from_public_bytes(other))
+    except ValueError:
+        raise SealError("a public key of this secure sum is invalid") from None
+    ends = b"".join(sorted((own.public_key().public_bytes_raw(), other)))
+    return derived(secret, purpose + ends)
+
+
+def derived(secret: bytes, purpose: bytes) -> bytes:
+    """A key of 32 bytes from a secret (HKDF-SHA256)."""
+    return HKDF(SHA256(), SEED_BYTES, salt=None, info=b"fedsurrogate secure sum " + purpose).derive(secret)

@@ -1,0 +1,157 @@
+"""A site's part of a secure sum, step by step, without files and messages. Every step is possible once, in this order.
+
+keys -> shares -> masked -> agreed -> done. Source: Bonawitz et al. 2017, figure 4, with the consistency check for a
+coordinator that does not follow the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import SealError, StateError
+from common.secure_sum.keys import Member, Secrets, announce, check_members, list_digest, masking_key, public_half
+from common.secure_sum.masks import own_mask, pair_masks
+from common.secure_sum.rules import SumRules
+from common.secure_sum.shares import KINDS, Dealt, deal, open_share
+from common.secure_sum.words import Words, words
+from common.security.sealing import public_key, sign, verify
+
+Phase = Literal["keys", "shares", "masked", "agreed", "done"]
+PHASES: tuple[Phase, ...] = ("keys", "shares", "masked", "agreed", "done")
+PURPOSE = b"secure sum of these sites"
+GONE = Secrets(b"", b"", b"")
+
+
+@dataclass(frozen=True)
+class SumState:
+    """What a site keeps of one sum. context: digest of the run and the sum. present: sites whose shares it has.
+
+    shares: what these have dealt to this site, by sender and kind. summed: the sites that it has signed to be in the sum.
+    public: digest of the public map of the features.
+    """
+
+    site: str
+    context: bytes
+    phase: Phase
+    secrets: Secrets
+    members: tuple[Member, ...] = ()
+    shares: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)
+    summed: tuple[str, ...] = ()
+    public: bytes = b""
+
+    @property
+    def by_name(self) -> dict[str, Member]:
+        """The key list by site."""
+        return {member.site: member for member in self.members}
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of the key list and the map, the same at all sites that work together."""
+        return list_digest(self.members, self.context + self.public)
+
+    def at(self, phase: Phase) -> None:
+        """Raise StateError unless the last step was `phase`."""
+        if self.phase != phase:
+            raise StateError(
+                f"a step of a secure sum that follows {phase!r}, but this site is at {self.phase!r}: no step is done twice"
+            )
+
+
+def begin(site: str, private: bytes, context: bytes) -> tuple[SumState, Member]:
+    """Make new keys for one sum. private: the site's lasting key."""
+    secrets = Secrets.fresh()
+    return SumState(site, context, "keys", secrets), announce(site, secrets, private, public_key(private), context)
+
+
+def share(
+    state: SumState,
+    members: Sequence[Member],
+    rules: SumRules,
+    own: bytes,
+    smallest_sum: int,
+    pinned: Mapping[str, bytes] | None = None,
+    public: bytes = b"",
+) -> tuple[SumState, Dealt]:
+    """Check the key list and deal shares of this site's secrets. own: the site's lasting public key.
+
+    public: digest of the public map. With another map for one site, the sum would show what that site adds to it.
+
+    Raises SealError for a list that the coordinator or a site has changed, PolicyError if its sum would be of too few sites.
+    """
+    state.at("keys")
+    rules.check(smallest_sum)
+    known = None if pinned is None else {**pinned, state.site: own}
+    check_members(members, state.context, known)
+    mine = [member for member in members if member.site == state.site]
+    if len(mine) != 1 or mine[0].public != own or not _has_keys(mine[0], state.secrets):
+        raise SealError("this site's own keys are not in the key list of the secure sum, or were changed")
+    listed = tuple(sorted(members, key=lambda each: each.site))
+    after = replace(state, phase="shares", members=listed, public=public)
+    return after, deal(state.site, state.secrets, after.by_name, rules.threshold, after.digest)
+
+
+def mask(state: SumState, delivered: Sequence[Dealt], rules: SumRules, values: NDArray[np.int64]) -> tuple[SumState, Words]:
+    """Mask a vector of whole numbers. delivered: the shares that the other sites and this one have dealt to this site.
+
+    Raises SealError unless every sender has seen the same key list, and StateError when there are too few.
+    """
+    state.at("shares")
+    members, digest = state.by_name, state.digest
+    senders = [dealt.site for dealt in delivered]
+    if len(set(senders)) < len(senders) or not set(senders) <= members.keys() or state.site not in senders:
+        raise SealError("the shares for this site are not those of sites in the key list, each once, and its own")
+    if len(senders) < rules.least:
+        raise StateError(f"shares of {len(senders)} sites for a secure sum that needs {rules.least}")
+    secret = state.secrets.sharing
+    shares = {dealt.site: open_share(dealt, state.site, secret, members, digest) for dealt in delivered}
+    others = [name for name in senders if name != state.site]
+    total = words(values) + own_mask(state.secrets.blind, digest, len(values))
+    total += pair_masks(state.site, state.secrets.masking, members, others, digest, len(values))
+    return replace(state, phase="masked", shares=shares), total
+
+
+def agree(state: SumState, summed: Collection[str], rules: SumRules, private: bytes) -> tuple[SumState, bytes]:
+    """Sign the list of the sites in the sum, once. Raises SealError for a list without this site, or of too few sites."""
+    state.at("masked")
+    names = tuple(sorted(set(summed)))
+    if len(names) != len(summed) or not set(names) <= state.shares.keys() or state.site not in names:
+        raise SealError("the list of summed sites does not consist of sites with shares, this one among them, each once")
+    if len(names) < rules.least:
+        raise SealError(f"a sum of {len(names)} sites; this site reveals nothing below {rules.least}")
+    after = replace(state, phase="agreed", summed=names)
+    return after, sign(signed_list(after.digest, names), private, PURPOSE)
+
+
+def reveal(
+    state: SumState, signatures: Mapping[str, bytes], rules: SumRules
+) -> tuple[SumState, dict[str, dict[str, bytes]]]:
+    """The shares that complete the sum: of the own mask of each summed site, of the pair masks of each lost one; by kind.
+
+    Never both of one site. signatures: of the list of summed sites, by site. Raises SealError unless `threshold` sites have
+    signed the list that this site has signed.
+    """
+    state.at("agreed")
+    content, members = signed_list(state.digest, state.summed), state.by_name
+    for name, signature in signatures.items():
+        if name not in state.summed:
+            raise SealError(f"a signature of {name[:64]!r}, which is not in the sum")
+        verify(content, signature, members[name].public, PURPOSE)
+    if len(signatures) < rules.threshold:
+        raise SealError(f"{len(signatures)} sites have signed the list of summed sites; {rules.threshold} are needed")
+    kinds = {name: "blind" if name in state.summed else "masking" for name in state.shares}
+    found = {kind: {name: state.shares[name][kind] for name in kinds if kinds[name] == kind} for kind in KINDS}
+    return replace(state, phase="done", secrets=GONE, shares={}), found
+
+
+def signed_list(digest: bytes, summed: Sequence[str]) -> bytes:
+    """The bytes that sites sign: the key list and the names of the sites in the sum."""
+    return digest + b"".join(len(name.encode()).to_bytes(4, "big") + name.encode() for name in summed)
+
+
+def _has_keys(member: Member, secrets: Secrets) -> bool:
+    return member.masking == public_half(masking_key(secrets.masking)) and member.sharing == public_half(secrets.sharing)

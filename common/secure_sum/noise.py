@@ -1,0 +1,57 @@
+"""Noise of a secure sum: every site adds a part, so that the sum keeps the guarantee even without the parts of some sites.
+
+Source: Kairouz, Liu & Steinke 2021, "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
+Aggregation". Differs from it: a site's sum is rounded once, which the sensitivity covers, and the cost is that of a
+continuous Gaussian mechanism (common/privacy/discrete_gaussian.py has the proof), which is tighter than Renyi divergences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from common.errors import ConfigError
+from common.privacy.claims import Claim
+from common.privacy.discrete_gaussian import CONTINUOUS, Integers, discrete_gaussian
+from common.secure_sum.fixed_point import FILLED, HALF, FixedPoint
+from common.secure_sum.rules import SumRules
+
+# Standard deviations of the noise that the modulus has room for. Beyond it the sum wraps around, which costs no privacy.
+ROOM = 8
+# Covers the rounding of exact sums to double precision before they are rounded to steps.
+SLACK = 1e-3
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def site_variances(claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules) -> dict[str, int]:
+    """Variance of one site's noise in every entry of each statistic, in squared steps. Depends on public numbers only.
+
+    A unit changes a statistic by a vector of norm at most 1 / step. Rounding moves an entry by less than one more, so all of
+    them by less than the root of their number. The `honest` sites alone give the noise of the claim.
+    Raises ConfigError if the modulus has no room for the noise.
+    """
+    found = {}
+    for name, (sigma, bound) in claim.noise.items():
+        fixed = numbers[name]
+        sensitivity = bound / fixed.step + (1 + SLACK) * math.sqrt(math.prod(shapes[name]))
+        found[name] = math.ceil(((sigma / bound * sensitivity) ** 2 + CONTINUOUS) / rules.honest) + CONTINUOUS
+        if ROOM * math.sqrt(rules.members * found[name]) > (1 - FILLED) * HALF:
+            raise ConfigError(
+                f"secure-sum-records: the noise on {name} does not fit into the modulus; set more records of a site, or a "
+                "larger epsilon"
+            )
+    return found
+
+
+def noise_of_site(claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules) -> dict[str, Integers]:
+    """One site's noise for each statistic, flat, in steps."""
+    variances = site_variances(claim, numbers, shapes, rules)
+    return {name: discrete_gaussian(variance, math.prod(shapes[name])) for name, variance in variances.items()}
+
+
+def noise_of_sum(
+    claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, summed: int
+) -> dict[str, float]:
+    """Standard deviation of the noise in the sum of `summed` sites, in the units of the statistics."""
+    variances = site_variances(claim, numbers, shapes, rules)
+    return {name: math.sqrt(summed * variance) * numbers[name].step for name, variance in variances.items()}

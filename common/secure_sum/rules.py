@@ -1,0 +1,60 @@
+"""The numbers of sites that a secure sum needs. Every site computes them itself, from the settings and the key list."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from common.errors import PolicyError
+
+MOST_MEMBERS = 1000
+
+
+@dataclass(frozen=True)
+class SumRules:
+    """Limits of one secure sum.
+
+    members: sites in the key list. colluding: how many of them may tell the coordinator their secrets. threshold: number of
+    shares that recover a secret, and of signatures that fix the list of summed sites. least: fewest sites in the sum.
+    """
+
+    members: int
+    colluding: int
+    threshold: int
+    least: int
+
+    @classmethod
+    def of(cls, members: int, colluding: float, dropouts: float, threshold: int = 0) -> SumRules:
+        """The rules for shares of colluding and lost sites. threshold: 0 for the smallest that is safe."""
+        together = math.floor(colluding * members + 1e-9)
+        smallest = (members + together) // 2 + 1
+        chosen = threshold or smallest
+        return cls(members, together, chosen, max(members - math.floor(dropouts * members + 1e-9), chosen))
+
+    @property
+    def honest(self) -> int:
+        """Fewest sites in the sum that do not collude. Only their noise counts for privacy."""
+        return self.least - self.colluding
+
+    def check(self, smallest_sum: int = 2) -> None:
+        """Raise PolicyError for rules under which the coordinator could learn more than one sum, or a sum of too few sites.
+
+        With c colluding sites, 2 threshold > members + c (Bonawitz et al. 2017, theorem 6.5): two groups of honest sites
+        cannot both complete `threshold` shares or signatures. So all honest sites agree on one list of summed sites, and
+        no site's two secrets are both recovered.
+        """
+        if not 2 <= self.members <= MOST_MEMBERS:
+            raise PolicyError(f"a secure sum of {self.members} sites: needs 2 to {MOST_MEMBERS}")
+        if self.members < smallest_sum or self.least < smallest_sum:
+            raise PolicyError(
+                f"smallest-sum = {smallest_sum}: this secure sum has {self.members} sites, and may be of only {self.least}"
+            )
+        if 2 * self.threshold <= self.members + self.colluding:
+            raise PolicyError(
+                f"secure-sum-threshold = {self.threshold}: {self.colluding} of {self.members} sites may collude, so "
+                f"it must be at least {(self.members + self.colluding) // 2 + 1}"
+            )
+        if self.threshold > self.members:
+            raise PolicyError(f"secure-sum-threshold = {self.threshold}: there are only {self.members} sites")
+        if self.honest < 1:
+            raise PolicyError(f"colluding: {self.colluding} of {self.members} sites may collude, so none would be protected")

@@ -1,0 +1,119 @@
+"""Out-of-distribution scores of features: Mahalanobis distances to Gaussians with one shared covariance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.costs import GAUSSIAN_RANK
+
+# Largest dimension whose covariance is decomposed exactly.
+EXACT_DIMENSION = 2048
+# Smallest variance, as a share of the largest, so that no distance divides by a rounding error.
+SMALLEST = 1e-6
+
+
+@dataclass(frozen=True)
+class LowRankCovariance:
+    """A covariance: variances (r,) along orthonormal directions (r, d), and the variance `rest` (1,) along all others."""
+
+    directions: Tensor
+    variances: Tensor
+    rest: Tensor
+
+    def distances(self, features: Tensor, means: Tensor) -> Tensor:
+        """Squared Mahalanobis distances (n, k) of features (n, d) to means (k, d)."""
+        # From one mean, so that the expanded square loses no digits.
+        centre = means[0].double()
+        x, centres = features.double() - centre, means.double() - centre
+        directions, rest = self.directions.double(), self.rest.double()
+        squares = x.square().sum(1, keepdim=True) - 2 * x @ centres.T + centres.square().sum(1)
+        plain = squares.clamp_min(0) / rest
+        weight = 1 / self.variances.double() - 1 / rest
+        apart = (x @ directions.T)[:, None] - (centres @ directions.T)[None]
+        return (plain + (apart.square() * weight).sum(2)).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """Class means (k, d) with a shared covariance, and one Gaussian of all classes together.
+
+    means: of the classes that have samples, so k may be below the number of classes. mean (d,) and `total`: of all samples.
+    """
+
+    means: Tensor
+    mean: Tensor
+    within: LowRankCovariance
+    total: LowRankCovariance
+
+    def scores(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Squared Mahalanobis distance to the nearest class (n,), and the relative one (n,), of features (n, d).
+
+        The relative one subtracts the distance to the Gaussian of all classes (Ren et al. 2021, "A simple fix to Mahalanobis
+        distance for improving near-OOD detection", equations 2 and 3). Larger means farther from the training data.
+        """
+        x = features.double()
+        nearest = self.within.distances(x, self.means).min(1).values
+        return nearest.float(), (nearest - self.total.distances(x, self.mean[None])[:, 0]).float()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        found = {"means": self.means, "mean": self.mean}
+        for name, part in (("within", self.within), ("total", self.total)):
+            found |= {f"{name}.{key}": value for key, value in vars(part).items()}
+        return found
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Gaussians:
+        """Gaussians from the tensors of `tensors`. Raises KeyError or ValueError for others."""
+        parts = [
+            LowRankCovariance(*(tensors[f"{name}.{key}"].float() for key in ("directions", "variances", "rest")))
+            for name in ("within", "total")
+        ]
+        found = cls(tensors["means"].float(), tensors["mean"].float(), parts[0], parts[1])
+        dimension = found.mean.shape[0] if found.mean.ndim == 1 else -1
+        for part in parts:
+            rank = len(part.variances)
+            if part.directions.shape != (rank, dimension) or part.rest.shape != (1,) or part.variances.ndim != 1:
+                raise ValueError("a covariance whose tensors do not fit together")
+            if not (part.rest > 0).all() or not (part.variances > 0).all():
+                raise ValueError("a covariance with a variance that is not above zero")
+        if found.means.ndim != 2 or not len(found.means) or found.means.shape[1] != dimension:
+            raise ValueError(f"class means of shape {tuple(found.means.shape)} for dimension {dimension}")
+        if not all(tensor.isfinite().all() for tensor in found.tensors().values()):
+            raise ValueError("Gaussians with a number that is not finite")
+        return found
+
+
+def fit_gaussians(features: Tensor, labels: Tensor, rank: int = GAUSSIAN_RANK) -> Gaussians:
+    """Gaussians of features (n, d) with labels (n,); a class needs two records. Raises ValueError without such a class."""
+    x, sizes = features.double(), torch.bincount(labels)
+    kept = (sizes >= 2).nonzero().flatten()
+    if not len(kept):
+        raise ValueError("no class has two records")
+    rows = torch.isin(labels, kept)
+    x, labels = x[rows], torch.searchsorted(kept, labels[rows])
+    sums = x.new_zeros(len(kept), x.shape[1]).index_add_(0, labels, x)
+    means, mean = sums / sizes[kept, None], x.mean(0)
+    return Gaussians(means.float(), mean.float(), _covariance(x - means[labels], rank), _covariance(x - mean, rank))
+
+
+def _covariance(centred: Tensor, rank: int) -> LowRankCovariance:
+    """The best covariance of this form: the largest eigenvalues, and the mean of the others (Tipping and Bishop 1999)."""
+    count, dimension = centred.shape
+    rank = min(rank, dimension - 1, count - 1)
+    trace = centred.square().sum() / count
+    if dimension <= EXACT_DIMENSION:
+        values, vectors = torch.linalg.eigh(centred.T @ centred / count)
+        variances, directions = values.flip(0)[:rank], vectors.flip(1)[:, :rank].T
+    else:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            _, singular, found = torch.svd_lowrank(centred, q=rank, niter=4)
+        variances, directions = singular.square() / count, found.T
+    floor = (SMALLEST * (variances.max() if rank else trace)).clamp_min(1e-12)
+    rest = ((trace - variances.sum()) / max(1, dimension - rank)).clamp_min(floor)
+    return LowRankCovariance(directions.float().contiguous(), variances.clamp_min(floor).float(), rest.float().reshape(1))

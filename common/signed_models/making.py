@@ -1,0 +1,127 @@
+"""What a coordinator signs at the end of a run, and how the parts travel to the sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from common.config.run_config import RunConfig, run_digest
+from common.errors import ConfigError, SurrogateError
+from common.models.classifiers import Classifier
+from common.models.head_training import Batch
+from common.privacy.claims import make_claim
+from common.signed_models.gaussians import Gaussians, fit_gaussians
+from common.signed_models.signed_model import (
+    Manifest,
+    Privacy,
+    SignedModel,
+    as_sent,
+    assembled,
+    digest_of,
+    pack_gaussians,
+    sign_model,
+    unpack_gaussians,
+)
+from common.wire.model_files import file_content
+from common.wire.model_proto import pack_classifier, unpack_classifier
+from common.wire.records import Info
+
+SAMPLES = 4000
+# Room for the Gaussians next to a model in a message.
+LARGEST_GAUSSIANS = 2**21
+# Names of the values next to a model in a message.
+MANIFEST, SIGNATURE, SIGNER, GAUSSIANS = "manifest", "signature", "signer", "gaussians"
+WITHOUT_PRIVACY = (
+    "the run has no differential privacy, so class means of the sites' records do not go to other sites; "
+    "`site evaluate --store` fits Gaussians on the site's own records"
+)
+Sampler = Callable[[int, int], Batch]
+
+
+def make_signed_model(
+    model: Classifier, config: RunConfig, sampler: Sampler | None, flower_run: str, sites: int, private: bytes
+) -> SignedModel:
+    """The signed model of a run, at 16 bits, as sites receive it.
+
+    sampler: draws synthetic features and labels from what the model was learned from. private: the coordinator's key.
+    """
+    released = unpack_classifier(pack_classifier(model))
+    gaussians, why = release_gaussians(config, sampler)
+    form, tensors = file_content(released)
+    digest, now = digest_of(tensors), datetime.now(UTC)
+    claim = make_claim(config, "record")
+    privacy = None if claim is None else Privacy(epsilon=claim.epsilon, delta=claim.delta, mechanism=claim.mechanism)
+    manifest = Manifest(
+        name=f"{now:%Y%m%d}-{config.method}-{digest[:8]}",
+        created=f"{now:%Y-%m-%d}",
+        method=config.method,
+        run=run_digest(config),
+        flower_run=flower_run,
+        fingerprint=released.header.fingerprint,
+        classes=list(released.header.classes),
+        dimension=released.dimension,
+        settings=feature_settings(config),
+        form=form,
+        sites=sites,
+        privacy=privacy,
+        gaussians=why,
+        tensors=digest,
+    )
+    return sign_model(released, gaussians, manifest, private)
+
+
+def feature_settings(config: RunConfig) -> dict[str, str | int | float]:
+    """The settings that decide features and the split into training and test records, flat. No path is among them."""
+    return {
+        "backbone": config.backbone,
+        "image-size": config.image_size,
+        "features.power": float(config.power),
+        "seed": config.seed,
+        "test-fraction": config.test_fraction,
+    }
+
+
+def release_gaussians(config: RunConfig, sampler: Sampler | None) -> tuple[Gaussians | None, str]:
+    """Gaussians for out-of-distribution scores, or why there are none.
+
+    Under differential privacy they are computed from what the sites released, so they cost no further privacy. Without it
+    the mixtures went to the coordinator only, and their means must not go to other sites.
+    """
+    if not config.epsilon:
+        return None, WITHOUT_PRIVACY
+    if sampler is None:
+        return None, f"method = {config.method!r} leaves no Gaussians"
+    features, labels = sampler(config.seed, SAMPLES)
+    try:
+        gaussians = as_sent(fit_gaussians(features, labels))
+    except ValueError as error:
+        return None, f"no Gaussians could be fitted: {error}"
+    if len(pack_gaussians(gaussians)) > LARGEST_GAUSSIANS:
+        return None, f"the Gaussians of {len(gaussians.means)} classes need more than {LARGEST_GAUSSIANS} bytes"
+    return gaussians, ""
+
+
+def signed_values(model: SignedModel) -> Info:
+    """The values that go to sites next to the model's payload."""
+    info: Info = {
+        MANIFEST: model.manifest.signed_bytes().decode(),
+        SIGNATURE: model.signature.hex(),
+        SIGNER: model.key.hex(),
+    }
+    return info if model.gaussians is None else info | {GAUSSIANS: pack_gaussians(model.gaussians)}
+
+
+def received_model(payload: bytes | None, info: Info) -> SignedModel | None:
+    """The signed model in a message; None if the coordinator has signed none. Raises SurrogateError or SealError."""
+    if MANIFEST not in info:
+        return None
+    if payload is None:
+        raise SurrogateError("a signed model without its payload")
+    manifest, signature, signer = (str(info.get(name, "")) for name in (MANIFEST, SIGNATURE, SIGNER))
+    gaussians = unpack_gaussians(str(info[GAUSSIANS])) if GAUSSIANS in info else None
+    found = assembled(unpack_classifier(payload), gaussians, manifest, signature, signer)
+    try:
+        found.manifest.run_config()
+    except ConfigError as error:
+        raise SurrogateError(f"the model's settings cannot be used: {error}") from None
+    return found

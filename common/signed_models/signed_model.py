@@ -1,0 +1,231 @@
+"""A model file that its coordinator has signed: classifier, settings of the features, privacy claim, and Gaussians."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import ConfigError, SealError, SurrogateError
+from common.models.classifiers import Classifier
+from common.security.sealing import PUBLIC_BYTES, public_key, sign, verify
+from common.signed_models.gaussians import Gaussians
+from common.wire.model_files import classifier_of, file_content
+
+FORMAT = 1
+SUFFIX = ".fedsurrogate"
+PURPOSE = b"model"
+MODEL, GAUSSIANS = "model.", "gaussians."
+# A name becomes a file's name at each site.
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+
+
+class Privacy(BaseModel):
+    """The differential privacy of the run at each site."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0)
+    mechanism: str = Field(max_length=40)
+
+
+class Manifest(BaseModel):
+    """Facts about a model, which the signature covers.
+
+    run: digest of the run's settings. flower_run: Flower's number of the run. settings: those that its features need, flat.
+    form: what kind of classifier the tensors are. tensors: SHA-256 of all tensors. sites: number of sites it was learned
+    from. gaussians: "" if the file has Gaussians for out-of-distribution scores, otherwise why it has none.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[1] = 1
+    name: str = Field(pattern=NAME)
+    created: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    method: str = Field(max_length=40)
+    run: str = Field(max_length=64)
+    flower_run: str = Field(max_length=40)
+    fingerprint: str = Field(min_length=1, max_length=200)
+    classes: list[str] = Field(min_length=1)
+    dimension: int = Field(ge=1)
+    settings: dict[str, str | int | float]
+    form: dict[str, str]
+    sites: int = Field(ge=0)
+    privacy: Privacy | None
+    gaussians: str = Field(max_length=400)
+    tensors: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+    def signed_bytes(self) -> bytes:
+        """The bytes that the signature covers. The same manifest always gives the same bytes."""
+        return json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":")).encode()
+
+    def run_config(self, more: Mapping[str, Any] | None = None) -> RunConfig:
+        """Settings under which features fit this model; `more` overrides. Raises ConfigError."""
+        return parse_run_config({**self.settings, **(more or {})})
+
+
+@dataclass(frozen=True)
+class SignedModel:
+    """A model with its manifest, its signature, and the public key that made it."""
+
+    classifier: Classifier
+    manifest: Manifest
+    gaussians: Gaussians | None
+    signature: bytes
+    key: bytes
+
+    @property
+    def signer(self) -> str:
+        """The first digits of the signing key, to compare with the output of `coordinator key`."""
+        return self.key.hex()[:16]
+
+    def scores(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Mahalanobis and relative Mahalanobis distances (n,) of features (n, d); None without Gaussians."""
+        return None if self.gaussians is None else self.gaussians.scores(self.classifier.prepare(features))
+
+
+def sign_model(classifier: Classifier, gaussians: Gaussians | None, manifest: Manifest, private: bytes) -> SignedModel:
+    """Sign a model with the coordinator's key. The manifest's form and digest are set here."""
+    form, tensors = file_content(classifier)
+    manifest = manifest.model_copy(update={"form": form, "tensors": digest_of(_all(tensors, gaussians))})
+    return SignedModel(classifier, manifest, gaussians, sign(manifest.signed_bytes(), private, PURPOSE), public_key(private))
+
+
+def assembled(classifier: Classifier, gaussians: Gaussians | None, manifest: str, signature: str, key: str) -> SignedModel:
+    """A model from its parts, as a message or a file contains them.
+
+    Raises SurrogateError for parts that do not fit together, and SealError if the signature does not fit.
+    """
+    try:
+        facts = Manifest.model_validate_json(manifest)
+        parts = bytes.fromhex(signature), bytes.fromhex(key)
+        form, tensors = file_content(classifier)
+    except (ValidationError, ValueError) as error:
+        first = str(error).split("\n")[0]
+        raise SurrogateError(f"the model's manifest cannot be read ({first[:200]})") from None
+    if len(parts[1]) != PUBLIC_BYTES:
+        raise SurrogateError(f"the model is signed by a key of {len(parts[1])} bytes, not {PUBLIC_BYTES}")
+    verify(facts.signed_bytes(), parts[0], parts[1], PURPOSE)
+    header = classifier.header
+    found = (form, digest_of(_all(tensors, gaussians)), header.fingerprint, list(header.classes), classifier.dimension)
+    if found != (facts.form, facts.tensors, facts.fingerprint, facts.classes, facts.dimension):
+        raise SealError("the model is not the one that its manifest describes")
+    if (gaussians is None) != bool(facts.gaussians):
+        raise SealError("the model's Gaussians are not those that its manifest describes")
+    return SignedModel(classifier, facts, gaussians, *parts)
+
+
+def save_signed_model(model: SignedModel) -> bytes:
+    """The content of a model file: safetensors, with manifest, signature and key in the metadata."""
+    from safetensors.torch import save
+
+    _, tensors = file_content(model.classifier)
+    metadata = {
+        "format": str(FORMAT),
+        "manifest": model.manifest.signed_bytes().decode(),
+        "signature": model.signature.hex(),
+        "key": model.key.hex(),
+    }
+    content: bytes = save(_all(tensors, model.gaussians), metadata)
+    return content
+
+
+def read_signed_model(file: Path, trusted: frozenset[bytes] | None = None) -> SignedModel:
+    """Read and verify a model file.
+
+    trusted: public keys of coordinators that may have signed it; None accepts any key, and then only proves that the file is
+    as its signer made it. Raises SurrogateError for another file, SealError for one that was changed or is not trusted.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as content:
+            metadata = content.metadata() or {}
+            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise SurrogateError(f"{file} is no readable model file ({why}); give a {SUFFIX} file of a run") from None
+    try:
+        if metadata.get("format") != str(FORMAT):
+            raise SurrogateError(f"its format is {metadata.get('format')!r}, this version reads {FORMAT}")
+        facts = Manifest.model_validate_json(metadata["manifest"])
+        parts: dict[str, dict[str, Tensor]] = {MODEL: {}, GAUSSIANS: {}}
+        for name, tensor in tensors.items():
+            prefix = next(each for each in parts if name.startswith(each))
+            parts[prefix][name.removeprefix(prefix)] = tensor
+        classifier = classifier_of(
+            {**facts.form, "classes": json.dumps(facts.classes), "fingerprint": facts.fingerprint}, parts[MODEL]
+        )
+        gaussians = Gaussians.of(parts[GAUSSIANS]) if parts[GAUSSIANS] else None
+        found = assembled(classifier, gaussians, metadata["manifest"], metadata["signature"], metadata["key"])
+    except SealError as error:
+        raise SealError(f"{file} was changed after it was signed ({error}); get it again") from None
+    except (KeyError, ValueError, TypeError, RuntimeError, StopIteration, ConfigError, SurrogateError) as error:
+        raise SurrogateError(
+            f"{file} is no model file of this version ({str(error)[:300]}); write one from a run with `coordinator export`"
+        ) from None
+    if trusted is not None and found.key not in trusted:
+        raise SealError(
+            f"{file} is signed by key {found.signer}..., which is not a coordinator's key that this site knows; compare it "
+            "with the output of `coordinator key` there, and set coordinator-key in the node-config"
+        )
+    return found
+
+
+def pack_gaussians(gaussians: Gaussians) -> str:
+    """Gaussians as text for a message: means and directions at 16 bits, variances at 32."""
+    from safetensors.torch import save
+
+    return base64.b64encode(save({name: tensor.contiguous() for name, tensor in _halved(gaussians).items()})).decode()
+
+
+def unpack_gaussians(text: str) -> Gaussians:
+    """Parse the text of `pack_gaussians`. Raises SurrogateError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return Gaussians.of(load(base64.b64decode(text, validate=True)))
+    except (ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise SurrogateError(f"the model's Gaussians cannot be read ({str(error)[:100]})") from None
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors by name, as 32-bit numbers."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().float().contiguous()
+        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can be a model's name."""
+    return bool(re.fullmatch(NAME, text))
+
+
+def _halved(gaussians: Gaussians) -> dict[str, Tensor]:
+    return {n: t if n.endswith(("variances", "rest")) else t.half() for n, t in gaussians.tensors().items()}
+
+
+def _all(tensors: Mapping[str, Tensor], gaussians: Gaussians | None) -> dict[str, Tensor]:
+    found = {MODEL + name: tensor.float().contiguous() for name, tensor in tensors.items()}
+    if gaussians is not None:
+        found |= {GAUSSIANS + name: tensor.float().contiguous() for name, tensor in gaussians.tensors().items()}
+    return found
+
+
+def as_sent(gaussians: Gaussians) -> Gaussians:
+    """Gaussians as a message gives them to sites, at 16 bits."""
+    return Gaussians.of(_halved(gaussians))

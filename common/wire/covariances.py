@@ -1,0 +1,124 @@
+"""Covariances as 16-bit numbers, and loadings at 8 or 4 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from common import surrogate_pb2 as pb
+from common.errors import SurrogateError
+from common.surrogates.covariances import Diagonal, Full, Spherical
+from common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank
+from common.wire.float16 import LARGEST_HALF, pack, unpack
+from common.wire.levels import pack_levels, unpack_levels
+
+
+def pack_covariance(covariance: AnyCovariance, bits: int = 16) -> tuple[list[pb.Halves], pb.Levels | None]:
+    """Variances as logarithms, and factors relative to their dimension's own variance, so that no entry can underflow.
+
+    bits: of a loading of a low-rank factor. At 8 or 4, the variances make up for the rounding of the loadings, so that the
+    total variance of every dimension stays.
+    """
+    match covariance:
+        case Spherical() | Diagonal():
+            return [pack(covariance.variances, logarithm=True)], None
+        case LowRank() if bits < 16:
+            levels = pack_levels(covariance.factor, bits)
+            missing = covariance.factor.square().sum(1) - unpack_levels(levels, covariance.factor.shape).square().sum(1)
+            least = 1e-3 * covariance.variances
+            return [pack((covariance.variances + missing).maximum(least), logarithm=True)], levels
+        case LowRank():
+            largest = covariance.factor.abs().amax(1)
+            variances = covariance.variances.maximum((largest / LARGEST_HALF).square())
+            return [pack(variances, logarithm=True), pack(covariance.factor / variances.sqrt()[:, None])], None
+        case Gram():
+            matrix = covariance.matrix.double()
+            smallest = RELATIVE_LEAST * float(matrix.diagonal().mean().clamp_min(0)) + SMALLEST
+            variances = matrix.diagonal().clamp_min(smallest)
+            deviations = variances.sqrt()
+            rows, columns = _below_diagonal(len(matrix))
+            correlations = (matrix / deviations / deviations[:, None])[rows, columns]
+            tables = [pack(variances, logarithm=True)]
+            # A logarithm at 16 bits is off by up to a hundredth; the second table brings that to half precision.
+            tables.append(pack(variances / unpack(tables[0], "variances", tuple(variances.shape)).double()))
+            return [*tables, pack(correlations)] if correlations.numel() else tables, None
+        case Full():
+            rows, columns = _below_diagonal(covariance.cholesky.shape[1])
+            below = covariance.cholesky.tril(-1)
+            pivots = covariance.cholesky.diagonal(dim1=1, dim2=2).maximum(below.abs().amax(2) / LARGEST_HALF)
+            ratios = (below / pivots[:, :, None])[:, rows, columns]
+            tables = [pack(pivots, logarithm=True)]
+            return [*tables, pack(ratios)] if ratios.numel() else tables, None
+
+
+# Variances of dimensions that never vary, as a share of the mean variance; and of all dimensions if none varies.
+RELATIVE_LEAST, SMALLEST = 1e-9, 1e-30
+TABLES = {"spherical": 1, "diag": 1, "lowrank": 2, "full": 2, "gram": 3}
+
+
+def unpack_covariance(body: pb.Mixtures, total: int, dimension: int) -> AnyCovariance:
+    """Parse tables of `pack_covariance` for `total` components. Raises SurrogateError."""
+    spread, family = list(body.spread), body.covariance
+    if family not in TABLES:
+        raise SurrogateError(f"unknown covariance {family[:20]!r}")
+    wanted = TABLES[family] - (body.HasField("levels") or (dimension == 1 and family in ("full", "gram")))
+    if len(spread) != wanted or (body.HasField("levels") and family != "lowrank"):
+        raise SurrogateError(f"covariance {family!r} with {len(spread)} tables, expected {wanted}")
+    if not spread[0].logarithm:
+        raise SurrogateError("variances must travel as logarithms")
+    match family:
+        case "spherical":
+            return Spherical(unpack(spread[0], "variances", (total,)))
+        case "diag":
+            return Diagonal(unpack(spread[0], "variances", (total, dimension)))
+        case "lowrank":
+            variances = unpack(spread[0], "variances", (dimension,))
+            if body.HasField("levels"):
+                return LowRank(unpack_levels(body.levels, (dimension, _rank(body.levels.shape))), variances)
+            loadings = unpack(spread[1], "loadings", (dimension, _rank(spread[1].shape)))
+            return LowRank(loadings * variances.sqrt()[:, None], variances)
+        case "gram":
+            return _unpack_gram(spread, dimension)
+        case _:
+            return _unpack_full(spread, total, dimension)
+
+
+# Unpacked first, in both: only a payload with a whole matrix may cause the allocation of one.
+def _unpack_gram(spread: list[pb.Halves], dimension: int) -> Gram:
+    variances, exact = (unpack(table, "variances", (dimension,)) for table in spread[:2])
+    if not (exact - 1).abs().max() < 0.1:
+        raise SurrogateError(f"a correction of a variance by {float(exact.max()):.4g}; about 1 is expected")
+    variances = variances * exact
+    if dimension == 1:
+        return Gram(variances[:, None])
+    correlations = unpack(spread[2], "correlations", (dimension * (dimension - 1) // 2,))
+    rows, columns = _below_diagonal(dimension)
+    matrix, deviations = torch.diag(variances), variances.sqrt()
+    matrix[rows, columns] = correlations * (deviations[rows] * deviations[columns])
+    matrix[columns, rows] = matrix[rows, columns]
+    return Gram(matrix)
+
+
+def _unpack_full(spread: list[pb.Halves], total: int, dimension: int) -> Full:
+    pivots = unpack(spread[0], "pivots", (total, dimension))
+    if dimension == 1:
+        return Full(pivots[:, :, None])
+    ratios = unpack(spread[1], "ratios", (total, dimension * (dimension - 1) // 2))
+    rows, columns = _below_diagonal(dimension)
+    cholesky = torch.diag_embed(pivots)
+    cholesky[:, rows, columns] = ratios * pivots[:, rows]
+    return Full(cholesky)
+
+
+def _rank(shape: Iterable[int]) -> int:
+    sizes = tuple(shape)
+    if len(sizes) != 2 or sizes[1] < 1:
+        raise SurrogateError(f"loadings of shape {sizes[:4]}; (d, rank) is expected")
+    return int(sizes[1])
+
+
+def _below_diagonal(dimension: int) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.tril_indices(dimension, dimension, offset=-1)
+    return rows, columns

@@ -1,0 +1,235 @@
+"""The messages of a secure sum, and the state that a site keeps of it, as protobuf bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from common import surrogate_pb2 as pb
+from common.errors import StateError, SurrogateError
+from common.privacy.claims import Claim
+from common.safe_parsing import read_message
+from common.secure_sum.keys import Member, Secrets
+from common.secure_sum.member import PHASES, SumState
+from common.secure_sum.shares import Dealt
+from common.secure_sum.words import Words, pack_words, unpack_words
+from common.surrogates.public_map import PublicMap
+from common.surrogates.surrogates import Header
+from common.wire.float16 import pack
+from common.wire.surrogate_proto import (
+    pack_centre,
+    pack_claim,
+    pack_header,
+    parse,
+    unpack_centre,
+    unpack_claim,
+    unpack_header,
+    unpack_projection,
+)
+
+Revealed = dict[str, dict[str, bytes]]
+
+
+def pack_member(member: Member) -> bytes:
+    """One site's keys."""
+    return _member(member).SerializeToString(deterministic=True)
+
+
+def unpack_member(payload: bytes) -> Member:
+    """Parse keys. Raises SurrogateError."""
+    message = pb.SumMember()
+    read_message(message, payload, "keys of a secure sum")
+    return _unpack_member(message)
+
+
+def pack_members(members: Iterable[Member], public: bytes = b"") -> bytes:
+    """A key list. public: digest of the public map."""
+    return pb.SumMembers(members=map(_member, members), map=public).SerializeToString(deterministic=True)
+
+
+def unpack_members(payload: bytes) -> tuple[tuple[Member, ...], bytes]:
+    """Parse a key list, and the digest of the public map. Raises SurrogateError."""
+    message = pb.SumMembers()
+    read_message(message, payload, "key list")
+    return tuple(map(_unpack_member, message.members)), message.map
+
+
+def pack_dealt(dealt: Dealt) -> bytes:
+    """The shares that a site deals to all others."""
+    return _dealt(dealt, dealt.content).SerializeToString(deterministic=True)
+
+
+def unpack_dealt(payload: bytes) -> Dealt:
+    """Parse shares. Raises SurrogateError."""
+    message = pb.SumDealt()
+    read_message(message, payload, "shares of a secure sum")
+    return _unpack_dealt(message)
+
+
+def pack_delivery(dealt: Iterable[Dealt], reader: str, public: bytes = b"") -> bytes:
+    """The shares of all sites for one reader, and the run's public map."""
+    message = pb.SumDelivery(dealt=[_dealt(each, [reader]) for each in dealt], map=public)
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_delivery(payload: bytes | None) -> tuple[tuple[Dealt, ...], bytes]:
+    """Parse delivered shares; the map stays in bytes, because its digest must be checked first. Raises SurrogateError."""
+    message = pb.SumDelivery()
+    read_message(message, payload or b"", "delivery of shares")
+    return tuple(map(_unpack_dealt, message.dealt)), message.map
+
+
+def pack_map(public: PublicMap) -> bytes:
+    """A public map; no bytes for one that changes nothing."""
+    message = pb.PublicMap()
+    if public.projection is not None:
+        message.projection.CopyFrom(pack(public.projection))
+    if public.centre is not None:
+        message.centre.CopyFrom(pack_centre(public.centre))
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_map(payload: bytes) -> PublicMap:
+    """Parse a map of `pack_map`. Raises SurrogateError."""
+    message = pb.PublicMap()
+    read_message(message, payload, "public map")
+    projection = unpack_projection(message.projection) if message.HasField("projection") else None
+    return PublicMap(projection, unpack_centre(message.centre) if message.HasField("centre") else None)
+
+
+def map_digest(payload: bytes) -> bytes:
+    """The digest of a packed map; empty for one that changes nothing."""
+    return hashlib.sha256(payload).digest() if payload else b""
+
+
+def pack_masked(header: Header, numbers: Words, claim: Claim | None) -> bytes:
+    """A masked vector."""
+    message = pb.MaskedSum(header=pack_header(header), numbers=pack_words(numbers), claim=pack_claim(claim))
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_masked(payload: bytes, count: int) -> tuple[Header, Words, Claim | None]:
+    """Parse a masked vector of `count` numbers. Raises SurrogateError."""
+    message = pb.MaskedSum()
+    parse(message, payload)
+    if len(message.numbers) != 4 * count:
+        raise SurrogateError(f"a masked vector of {len(message.numbers)} bytes; {4 * count} are expected")
+    claim = unpack_claim(message.claim) if message.HasField("claim") else None
+    return unpack_header(message.header), unpack_words(message.numbers), claim
+
+
+def pack_total(header: Header, sites: Sequence[str], numbers: Words, claim: Claim | None) -> bytes:
+    """The sum of all sites, for the run folder."""
+    message = pb.SumTotal(header=pack_header(header), sites=sites, numbers=pack_words(numbers), claim=pack_claim(claim))
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_total(payload: bytes) -> tuple[Header, tuple[str, ...], Words, Claim | None]:
+    """Parse a sum of `pack_total`. Raises SurrogateError."""
+    message = pb.SumTotal()
+    parse(message, payload)
+    claim = unpack_claim(message.claim) if message.HasField("claim") else None
+    return unpack_header(message.header), tuple(message.sites), unpack_words(message.numbers), claim
+
+
+def pack_list(summed: Iterable[str], signatures: Mapping[str, bytes] | None = None) -> bytes:
+    """The sites in a sum, and signatures of this list."""
+    signed = [pb.SumBytes(site=site, value=value) for site, value in sorted((signatures or {}).items())]
+    return pb.SumList(summed=sorted(summed), signatures=signed).SerializeToString(deterministic=True)
+
+
+def unpack_list(payload: bytes | None) -> tuple[tuple[str, ...], dict[str, bytes]]:
+    """Parse such a list. Raises SurrogateError."""
+    message = pb.SumList()
+    read_message(message, payload or b"", "list of summed sites")
+    return tuple(message.summed), _named(message.signatures)
+
+
+def pack_revealed(found: Mapping[str, Mapping[str, bytes]]) -> bytes:
+    """Revealed shares by kind and site."""
+    return _revealed(found["blind"], found["masking"]).SerializeToString(deterministic=True)
+
+
+def unpack_revealed(payload: bytes) -> Revealed:
+    """Parse revealed shares. Raises SurrogateError."""
+    message = pb.SumRevealed()
+    read_message(message, payload, "revealed shares")
+    return {"blind": _named(message.blind), "masking": _named(message.masking)}
+
+
+def pack_state(state: SumState) -> bytes:
+    """A site's state."""
+    blind, masking = ({site: both[kind] for site, both in state.shares.items()} for kind in ("blind", "masking"))
+    message = pb.SumState(
+        site=state.site,
+        context=state.context,
+        phase=state.phase,
+        masking=state.secrets.masking,
+        sharing=state.secrets.sharing,
+        blind=state.secrets.blind,
+        members=map(_member, state.members),
+        shares=_revealed(blind, masking),
+        summed=state.summed,
+        map=state.public,
+    )
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_state(payload: bytes) -> SumState:
+    """Parse a site's state. Raises StateError for a damaged one."""
+    message = pb.SumState()
+    try:
+        read_message(message, payload, "state of a secure sum")
+        blind, masking = _named(message.shares.blind), _named(message.shares.masking)
+        if message.phase not in PHASES or blind.keys() != masking.keys():
+            raise SurrogateError("unknown phase")
+    except SurrogateError as error:
+        raise StateError(f"this site's state of the secure sum is damaged: {error}") from None
+    return SumState(
+        site=message.site,
+        context=message.context,
+        phase=message.phase,
+        secrets=Secrets(message.masking, message.sharing, message.blind),
+        members=tuple(map(_unpack_member, message.members)),
+        shares={site: {"blind": blind[site], "masking": masking[site]} for site in blind},
+        summed=tuple(message.summed),
+        public=message.map,
+    )
+
+
+def _member(member: Member) -> pb.SumMember:
+    return pb.SumMember(**vars(member))
+
+
+def _unpack_member(message: pb.SumMember) -> Member:
+    return Member(message.site, message.public, message.masking, message.sharing, message.signature)
+
+
+def _dealt(dealt: Dealt, readers: Iterable[str]) -> pb.SumDealt:
+    shares = [
+        pb.SumDealt.Share(reader=reader, content=dealt.content[reader], **dealt.digests[reader])
+        for reader in sorted(readers)
+    ]
+    return pb.SumDealt(site=dealt.site, shares=shares, members=dealt.digest, **dealt.checks)
+
+
+def _unpack_dealt(message: pb.SumDealt) -> Dealt:
+    content = {share.reader: share.content for share in message.shares}
+    if len(content) < len(message.shares):
+        raise SurrogateError("two shares for one site")
+    digests = {share.reader: {"blind": share.blind, "masking": share.masking} for share in message.shares}
+    checks = {"blind": message.blind, "masking": message.masking}
+    return Dealt(message.site, content, digests, checks, message.members)
+
+
+def _revealed(blind: Mapping[str, bytes], masking: Mapping[str, bytes]) -> pb.SumRevealed:
+    found = [[pb.SumBytes(site=site, value=value) for site, value in sorted(each.items())] for each in (blind, masking)]
+    return pb.SumRevealed(blind=found[0], masking=found[1])
+
+
+def _named(entries: Iterable[pb.SumBytes]) -> dict[str, bytes]:
+    chosen = list(entries)
+    found = {entry.site: entry.value for entry in chosen}
+    if len(found) < len(chosen):
+        raise SurrogateError("a site is named twice")
+    return found

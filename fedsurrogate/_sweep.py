@@ -1,0 +1,112 @@
+"""Many simulations over seeds and settings, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from common.config.flat_settings import Scalar
+from common.config.run_config import parse_run_config
+from common.errors import ConfigError
+from fedsurrogate._data import Images
+from fedsurrogate._inputs import flat_settings
+from fedsurrogate._simulation import OF_BACKBONE, Federation, Pair, gather
+from server_app.report.plots.sweep import draw_sweep
+from server_app.sweep import Summary, Trial, Varied, combinations, merged, run_trials, summarise
+
+
+@dataclass(frozen=True, repr=False)
+class Sweep:
+    """What a sweep found. trials: its runs, those that failed too. file: their rows as JSON."""
+
+    trials: tuple[Trial, ...]
+    file: Path
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One table row for each run: the varied settings, accuracy, bytes, epsilon spent, seconds, folder, error."""
+        return [trial.row() for trial in self.trials]
+
+    @property
+    def failed(self) -> list[Trial]:
+        """Runs that failed; `error` says why."""
+        return [trial for trial in self.trials if trial.error]
+
+    def summary(self) -> list[Summary]:
+        """One row for each combination of settings: mean and standard deviation of the accuracy over the seeds."""
+        return summarise(self.trials)
+
+    def to_frame(self) -> Any:
+        """A pandas data frame of `rows`."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """A matplotlib figure of mean accuracy by setting, with one standard deviation; written to `path` if given."""
+        figure = draw_sweep(self.summary())
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+    def __repr__(self) -> str:
+        best = max((each for each in self.summary() if each.accuracy is not None), key=_accuracy, default=None)
+        found = "" if best is None else f", best mean accuracy {best.accuracy:.4f} at {best.varied}"
+        return f"Sweep({len(self.trials)} runs, {len(self.failed)} failed{found})"
+
+
+def sweep(
+    sites: Sequence[Pair | Images] | int = 3,
+    *,
+    grid: Mapping[str, Iterable[Scalar]] | None = None,
+    seeds: Iterable[int] = (0, 1, 2),
+    data: Images | str | None = None,
+    backbone: str | nn.Module | None = None,
+    test: Pair | Images | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Sweep:
+    """Simulate every combination of the values in `grid` with every seed, as `simulate` does.
+
+    grid: values by setting, such as {"method": ["fedpft", "afl"], "epsilon": [1.0, 8.0]}. settings: those that all runs
+    share, `output_dir` among them; sites, data, backbone and test are as in `simulate`. progress: print a line a run.
+    A run that fails is a row with an error, and the others go on. Features are computed once unless the grid varies the
+    backbone. Raises ConfigError or DataError if no run could start.
+    """
+    fixed = {"method": "fedpft"} | settings
+    output = Path(str(fixed.pop("output_dir", "runs"))).expanduser().absolute()
+    trials, done = combinations(grid or {}, seeds), list[Trial]()
+    if unfit := set(grid or {}) & {"sites", "data", "test", "output_dir"}:
+        raise ConfigError(f"{min(unfit)} cannot be part of a grid; make one sweep for each")
+    varies = bool(set(grid or {}) & {"backbone", *OF_BACKBONE})
+
+    def flat(varied: Varied) -> dict[str, Scalar]:
+        given = merged(fixed, varied)
+        return flat_settings(str(given["method"]), {key: given[key] for key in given.keys() - {"method", "backbone"}})
+
+    def named_backbone(varied: Varied) -> str | nn.Module | None:
+        return str(varied["backbone"]) if "backbone" in varied else backbone
+
+    def gathered(varied: Varied) -> Federation:
+        return gather(sites, data, named_backbone(varied), test, fixed | varied)
+
+    shared = None if varies else gathered({})
+
+    def run(varied: Varied) -> Path:
+        return (shared or gathered(varied)).run(flat(varied), output, lambda event: None)
+
+    def show(trial: Trial) -> None:
+        done.append(trial)
+        if progress:
+            print(f"{len(done)} of {len(trials)}: {trial}", flush=True)
+
+    found, file = run_trials(trials, lambda varied: parse_run_config(flat(varied)), run, show, output)
+    return Sweep(tuple(found), file)
+
+
+def _accuracy(summary: Summary) -> float:
+    return summary.accuracy or 0.0

@@ -1,0 +1,281 @@
+"""Commands about the model of a run: `coordinator evaluate`, `value`, `export`, and before it `survey`.
+
+The first two and the last ask the sites for counts, with noise that their ledgers charge.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from common.command_line import Json, RunSettings, console, stderr_console
+from common.errors import ConfigError, RunError
+from server_app.cli.control import Authority, Control
+from server_app.cli.options import RunArgument, complete_runs
+
+if TYPE_CHECKING:
+    from common.config.flat_settings import Scalar
+
+Epsilon = Annotated[float, typer.Option(min=0, help="Privacy budget at each site; 0: exact, where policies allow it.")]
+Delta = Annotated[float, typer.Option(min=0, max=0.01, help="Delta of the privacy budget.")]
+
+
+def evaluate(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL_OR_RUN", help="A run folder, or a signed model.", autocompletion=complete_runs)
+    ],
+    epsilon: Epsilon = 1.0,
+    delta: Delta = 1e-5,
+    control: Control = "127.0.0.1:9093",
+    root_certificates: Authority = None,
+    run_config: RunSettings = None,
+    as_json: Json = False,
+) -> None:
+    """Ask the sites how good a model is on their held-out records: noisy counts of decisions and scores, and intervals.
+
+    The model of a simulated run is evaluated in a simulation with the same sites, next to the exact values.
+    """
+    from common.config.flat_settings import parse_overrides
+    from server_app.counting import Privacy, evaluation_settings
+
+    settings, sites = evaluation_settings(model, Privacy(epsilon, delta))
+    folder = _run(settings | parse_overrides(run_config or []), sites, control, root_certificates)
+    result = _result(folder, "evaluation")
+    if model.is_dir():
+        # For `coordinator report RUN`.
+        (model / "evaluation.json").write_text(json.dumps(result, indent=2) + "\n")
+    if as_json:
+        print(json.dumps(result | {"folder": str(folder)}, indent=2))
+        return
+    from rich.table import Table
+
+    from server_app.counting import rows_of
+
+    table = Table("class", "records", "sensitivity", "specificity", "AUROC", caption="with 95 % intervals")
+    for name, row in rows_of(result):
+        records: Any = row["records"]
+        rates = (_shown(row[key]) for key in ("sensitivity", "specificity", "auroc"))
+        table.add_row(name, f"{records['value']:.0f}", *rates)
+    console.print(table)
+    console.print(f"accuracy {_shown(result['accuracy'])}, at {result['sites']} sites")
+    if "exact" in result:
+        console.print(f"exact accuracy {_shown(result['exact']['accuracy'])}, known because this is a simulation")
+    for site, each in result["per_site"].items():
+        console.print(f"at site {site}: accuracy {_shown(each)}", soft_wrap=True)
+    console.print(str(folder), soft_wrap=True)
+
+
+def value(
+    run: RunArgument,
+    epsilon: Annotated[
+        float, typer.Option(min=0, help="Ask the sites for noisy counts with this budget; 0: test records of a simulation.")
+    ] = 0.0,
+    delta: Delta = 1e-5,
+    control: Control = "127.0.0.1:9093",
+    root_certificates: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """The value of each hospital of a run: by how much the model is better with it. From stored surrogates.
+
+    In a simulation on its test records: leave-one-out and Shapley values. Values of a hospital with swapped labels or broken
+    images are low or negative. `coordinator report RUN` shows them.
+    """
+    from server_app.site_values import noisy_values, stored, value_of_sites, value_settings
+
+    if epsilon:
+        from server_app.counting import Privacy
+        from server_app.export.source import run_config_of
+
+        settings, _ = value_settings(run, Privacy(epsilon, delta))
+        folder = _run(settings, 0, control, root_certificates)
+        sites = list(stored(run_config_of(run), run)[1])
+        result = noisy_values(run, sites, _result(folder, "values"), str(settings["classes"]).count(",") + 1)
+    else:
+        result = value_of_sites(run)
+    if as_json:
+        print(json.dumps(result, indent=2))
+        return
+    from rich.table import Table
+
+    table = Table(
+        "site", "leave-one-out", "Shapley value", title=f"accuracy {result['all']:.1%}; a guess {result['none']:.1%}"
+    )
+    for each in sorted(result["sites"], key=lambda each: -(each["shapley"] or each["leave_one_out"])):
+        error = f" ± {each['error']:.1%}" if each["error"] else ""
+        shares = ("", f"{each['shapley']:+.1%}{error}") if each["shapley"] is not None else (error, "not measured")
+        table.add_row(each["site"], f"{each['leave_one_out']:+.1%}{shares[0]}", shares[1])
+    console.print(table)
+
+
+def survey(
+    classes: Annotated[str, typer.Option(help="All classes that may occur, separated by commas.")],
+    epsilon: Epsilon = 1.0,
+    delta: Delta = 1e-5,
+    control: Control = "127.0.0.1:9093",
+    root_certificates: Authority = None,
+    run_config: RunSettings = None,
+    simulate: Annotated[int, typer.Option(min=0, help="Simulate so many sites, with data of --run-config.")] = 0,
+    like: Annotated[
+        Path | None, typer.Option(help="Estimate accuracies with features like those of this run, which stored surrogates.")
+    ] = None,
+    expected: Annotated[
+        float, typer.Option(min=0.01, max=0.999, help="Else: the accuracy that is expected without noise.")
+    ] = 0.9,
+    dimension: Annotated[int, typer.Option(min=2, max=4096, help="Else: numbers in the features of a record.")] = 128,
+    as_json: Json = False,
+) -> None:
+    """Ask the sites how many records of which classes they have, and estimate what accuracy a run could reach.
+
+    Example: coordinator survey --classes normal,pneumonia --epsilon 0.5
+    """
+    from common.config.flat_settings import parse_overrides
+    from common.config.sections import split_names
+    from server_app.counting import Privacy, survey_settings
+    from server_app.report.build import write_report
+    from server_app.survey_estimate import estimate, features_like, features_with
+
+    try:
+        names = split_names(classes)
+    except ValueError as error:
+        raise ConfigError(f"--classes: {error}") from None
+    settings = survey_settings(names, Privacy(epsilon, delta)) | parse_overrides(run_config or [])
+    # Before the sites are charged: these may fail.
+    source = features_like(like, names) if like is not None else features_with(len(names), dimension, expected)
+    folder = _run(settings, simulate, control, root_certificates)
+    result = _result(folder, "survey")
+    result["estimate"] = estimate(list(result["per_site"].values()), source)
+    (folder / "survey.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_report(folder)
+    if as_json:
+        print(json.dumps(result | {"folder": str(folder)}, indent=2))
+        return
+    from rich.table import Table
+
+    table = Table("class", "records", *(f"site {name}" for name in result["per_site"]), caption="with 95 % intervals")
+    for index, (name, row) in enumerate(result["classes"].items()):
+        at_sites = (str(counts[index]) for counts in result["per_site"].values())
+        table.add_row(name, f"{row['value']:.0f} ({row['low']:.0f} to {row['high']:.0f})", *at_sites)
+    console.print(table)
+    for epsilon_of_run, accuracy in result["estimate"]["accuracy"].items():
+        console.print(f"a run at epsilon {epsilon_of_run} could reach an accuracy of about {accuracy:.0%}")
+    console.print(result["estimate"]["how"], soft_wrap=True)
+    console.print(str(folder), soft_wrap=True)
+
+
+def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Path | None) -> Path:
+    """Run to the end, simulated in this process with so many sites, or with the connected sites; return the run folder."""
+    from common.config.run_config import parse_run_config
+    from server_app.deployment.control import check_connection
+    from server_app.deployment.control import run as start
+    from server_app.lifecycle.before_start import check_submission
+    from server_app.monitoring.progress import Progress
+
+    config, output_console, progress = parse_run_config(settings), stderr_console(), Progress()
+
+    def show(event: dict[str, Any]) -> None:
+        output_console.print(progress.line(event), soft_wrap=True)
+
+    output = Path(config.output_dir).expanduser().absolute()
+    settings = {**settings, "output-dir": str(output)}
+    if sites:
+        from server_app.deployment.local_engine import simulate_here
+
+        return simulate_here(sites, settings, show)
+    check_connection(control, authority)
+    check_submission(config, control)
+    folder = start(settings, output, control, authority, show)
+    if folder is None:
+        raise RunError(f"the result is in output-dir of the SuperLink's machine, not in {output}")
+    return folder
+
+
+def _result(folder: Path, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{kind}.json").read_text())
+    return found
+
+
+def _shown(interval: Any) -> str:
+    """An interval in words."""
+    if interval["value"] is None:
+        return "hidden by the noise"
+    return f"{interval['value']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})"
+
+
+class Format(StrEnum):
+    """What is written."""
+
+    fedsurrogate = "fedsurrogate"
+    onnx = "onnx"
+    torchscript = "torchscript"
+    torch_export = "torch-export"
+    card = "card"
+    rocrate = "rocrate"
+
+
+ENDINGS = {
+    Format.fedsurrogate: ".fedsurrogate",
+    Format.onnx: ".onnx",
+    Format.torchscript: ".pt",
+    Format.torch_export: ".pt2",
+    Format.card: ".md",
+    Format.rocrate: ".zip",
+}
+
+
+def export(
+    run: RunArgument,
+    format_: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.fedsurrogate,
+    out: Annotated[Path | None, typer.Option(help="The file to write; by default in the run folder.")] = None,
+    weights_path: Annotated[str, typer.Option(help="File of the backbone's weights; empty downloads the library's.")] = "",
+    key: Annotated[
+        Path | None, typer.Option(help="Folder with coordinator.key, to sign a model that is not signed yet.")
+    ] = None,
+) -> None:
+    """Write a run's model: signed file for sites, graph (ONNX, TorchScript, torch.export), model card, or research object.
+
+    A graph has normalisation, backbone and head in one; it is read again and compared before the command ends.
+    """
+    from server_app.export.source import signed_model_of
+
+    model = signed_model_of(run, key)
+    # The suffix is not taken with `with_suffix`, which would cut a name at its last dot.
+    file = out if out is not None else run / f"{model.manifest.name}{ENDINGS[format_]}"
+    if not file.expanduser().absolute().parent.is_dir():
+        raise ConfigError(f"--out {str(file)!r}: there is no folder {str(file.parent)!r}; create it first")
+    if format_ is Format.fedsurrogate:
+        from common.signed_models.signed_model import save_signed_model
+
+        file.write_bytes(save_signed_model(model))
+    elif format_ is Format.card:
+        from server_app.export.model_card import model_card
+
+        file.write_text(model_card(model, run))
+    elif format_ is Format.rocrate:
+        from server_app.export.research_object import write_research_object
+
+        write_research_object(model, run, file)
+    else:
+        from server_app.export.graph import check_onnx, graph_of, write_graph
+        from server_app.export.model_card import model_card
+
+        if format_ is Format.onnx:
+            check_onnx()
+        graph = graph_of(model, weights_path or _weights(run))
+        apart = write_graph(graph, format_.value, file)
+        console.print(f"largest difference of a probability: {apart:.2g}")
+        card = file.with_name(f"{file.name}.md")
+        card.write_text(model_card(model, run, graph.preprocessing))
+        console.print(str(card), soft_wrap=True)
+    console.print(str(file), soft_wrap=True)
+
+
+def _weights(run: Path) -> str:
+    """The weights file in the settings of a run."""
+    from server_app.export.source import run_config_of
+
+    return run_config_of(run).weights_path

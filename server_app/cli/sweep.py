@@ -1,0 +1,99 @@
+"""The `coordinator sweep` command."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from common.command_line import RunSettings, console, stderr_console
+from common.errors import ConfigError
+from server_app.cli.options import Preset
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from common.config.flat_settings import Scalar
+
+
+def sweep(
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", "-g", metavar="'key=[value, ...]'", help="Values of a setting; may be given several times."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, 2, and so on.")] = 3,
+    sites: Annotated[int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")] = 3,
+    preset: Preset = "",
+    run_config: RunSettings = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON row for each run, no table.")] = False,
+) -> None:
+    """Simulate every combination of settings and seeds in this process; print one table, and write it with a plot.
+
+    `coordinator report RUN` draws the report of one of the runs.
+
+    Example: coordinator sweep --seeds 2 -g 'method=["fedpft", "afl"]' -g 'alpha=[0.1, 1.0]'
+    """
+    from common.config.flat_settings import parse_overrides
+    from common.config.run_config import parse_run_config
+    from server_app.deployment.local_engine import simulate_here
+    from server_app.report.plots.sweep import draw_sweep
+    from server_app.runs.presets import preset_settings
+    from server_app.sweep import Trial, Varied, combinations, merged, run_trials, summarise
+
+    fixed = preset_settings(preset) | parse_overrides(run_config or [])
+    trials = combinations(parse_grid(grid or []), range(seeds))
+    progress, done = stderr_console(), list[Trial]()
+
+    def show(trial: Trial) -> None:
+        done.append(trial)
+        progress.print(f"{len(done)} of {len(trials)}: {trial}", soft_wrap=True)
+
+    def run(varied: Varied) -> Path:
+        return simulate_here(sites, merged(fixed, varied), lambda event: None, report=False)
+
+    output = Path(str(fixed.get("output-dir", "runs"))).expanduser().absolute()
+    found, file = run_trials(trials, lambda varied: parse_run_config(merged(fixed, varied)), run, show, output)
+    summaries = summarise(found)
+    picture = file.with_suffix(".png")
+    draw_sweep(summaries).savefig(picture, dpi=150)
+    if as_json:
+        typer.echo(json.dumps([trial.row() for trial in found], indent=2))
+    else:
+        console.print(_table(summaries))
+        console.print(f"rows {file}\nplot {picture}", soft_wrap=True)
+    if failed := sum(bool(trial.error) for trial in found):
+        progress.print(f"{failed} of {len(found)} runs failed; the lines above say why", style="red", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
+    """Parse texts such as 'fedpft.rank=[4, 16]'. Raises ConfigError."""
+    grid: dict[str, list[Scalar]] = {}
+    for text in texts:
+        key, _, values = text.partition("=")
+        try:
+            parsed: Any = tomllib.loads(f"values = {values}")["values"]
+        except tomllib.TOMLDecodeError:
+            parsed = None
+        if not isinstance(parsed, list) or not all(isinstance(value, str | int | float) for value in parsed):
+            raise ConfigError(f"cannot read --grid {text!r}; write a key and a list of values: 'epsilon=[1.0, 8.0]'")
+        grid[key.strip()] = parsed
+    return grid
+
+
+def _table(summaries: Sequence[Any]) -> Table:
+    from rich.table import Table
+
+    from common.number_format import human_bytes
+
+    table = Table(*summaries[0].varied, "accuracy", "runs", "failed", "uplink")
+    for each in summaries:
+        spread = "" if each.deviation is None else f" ± {100 * each.deviation:.2f}"
+        accuracy = "" if each.accuracy is None else f"{100 * each.accuracy:.2f}{spread} %"
+        sent = "" if each.bytes is None else human_bytes(each.bytes)
+        table.add_row(*map(str, each.varied.values()), accuracy, str(each.runs), str(each.failed), sent)
+    return table

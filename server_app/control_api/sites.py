@@ -1,0 +1,123 @@
+"""The sites that a SuperLink knows, with the names of their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from server_app.control_api.connection import SECONDS, control_api
+from server_app.deployment.supernodes import table_file
+from server_app.runs.event_tail import LiveRun, run_folders
+from server_app.runs.state import SiteState
+from strategies.base.registered import Registration, read_table
+
+# Flower: a node is online until two intervals have passed since its last heartbeat.
+PATIENCE = 2
+Health = Literal["connected", "silent", "never connected", "key revoked", "not registered"]
+
+
+@dataclass(frozen=True)
+class KnownSite:
+    """A site. key: SHA-256 of its public key, hex. since: when its present or last connection began. seen: its last
+    heartbeat. last_run: its part in the newest run. version: of its software, as it reported in that run.
+    """
+
+    name: str
+    key: str
+    health: Health
+    since: datetime | None
+    seen: datetime | None
+    last_run: str = ""
+    version: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        """As a JSON object."""
+        times = {"since": self.since, "seen": self.seen}
+        return asdict(self) | {name: moment and moment.isoformat(timespec="seconds") for name, moment in times.items()}
+
+
+def known_sites(folder: Path | None, output: Path, address: str, authority: Path | None) -> list[KnownSite]:
+    """All sites, with their part in the newest run in `output`.
+
+    folder: of `coordinator certs`, for the table of registered sites; None without one. Raises RunError.
+    """
+    file = table_file(folder or Path())
+    table = read_table(file) if file.is_file() or folder is not None else {}
+    newest = next(iter(run_folders(output)), None)
+    parts: Mapping[str, SiteState] = {}
+    if newest is not None:
+        live = LiveRun(newest)
+        live.refresh()
+        parts = live.state.sites
+    found = list_sites(address, authority, table)
+    return [
+        replace(site, last_run=_part(parts[site.name]), version=parts[site.name].version) if site.name in parts else site
+        for site in found
+    ]
+
+
+def _part(site: SiteState) -> str:
+    return site.fate + (f": {site.reason}" if site.reason else "")
+
+
+def list_sites(address: str, authority: Path | None, table: Mapping[str, Registration]) -> list[KnownSite]:
+    """All sites that the SuperLink knows, by name. table: names of keys, from `coordinator register`. Raises RunError.
+
+    Nodes without a name in the table come last; each is named by its node id.
+    """
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    with control_api(address, authority) as control:
+        nodes = control.ListNodes(ListNodesRequest(), timeout=SECONDS).nodes_info
+    names = {each.node: name for name, each in table.items()}
+    known = [_site(node, names.get(node.node_id)) for node in nodes]
+    lost = [
+        KnownSite(name, _line_key(each.key), "not registered", None, None)
+        for name, each in table.items()
+        if each.node not in {node.node_id for node in nodes}
+    ]
+    return sorted((*known, *lost), key=lambda site: (site.name.startswith("node "), site.name))
+
+
+def _site(node: Any, name: str | None) -> KnownSite:
+    since = _time(node.last_activated_at)
+    health: Health = "silent" if since else "never connected"
+    if node.status == "online":
+        health = "connected"
+    elif node.status == "unregistered":
+        health = "key revoked"
+    seen = None
+    if since and node.online_until:
+        beat = node.online_until
+        if health in ("connected", "silent") and not node.last_deactivated_at > node.last_activated_at:
+            beat -= PATIENCE * node.heartbeat_interval
+        seen = max(since, min(datetime.fromtimestamp(beat, UTC), datetime.now(UTC)))
+    return KnownSite(name or f"node {node.node_id}", _key(node.public_key), health, since, seen)
+
+
+def _key(public: bytes) -> str:
+    """SHA-256 of a public key, as `coordinator certs` shows it; empty without one."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from flwr.supercore.primitives.asymmetric import bytes_to_public_key
+
+    from server_app.deployment.certificates import key_fingerprint
+
+    if not public:
+        return ""
+    return key_fingerprint(bytes_to_public_key(public).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+
+
+def _line_key(line: str) -> str:
+    from server_app.deployment.certificates import key_fingerprint
+
+    return key_fingerprint(line.encode())
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None

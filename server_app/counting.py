@@ -1,0 +1,76 @@
+"""Settings of runs that count: an evaluation of a run's model, and a survey of the sites' records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.config.flat_settings import Scalar
+from common.errors import ConfigError
+from common.signed_models.making import feature_settings
+from common.signed_models.signed_model import SUFFIX, read_signed_model
+from server_app.export.source import run_config_of
+from server_app.runs.json_values import as_number, at
+from server_app.runs.run_view import read_json
+from strategies.counting.evaluated import payload_of, read_model
+
+# Of a simulated run, the settings that decide which records its sites have.
+RECORDS = (
+    *("data", "data-dir", "dataset", "label-column", "patient-column", "site-column", "weights-path"),
+    *("partition", "alpha", "classes-per-site"),
+)
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The budget of a run that counts; zero epsilon for counts without noise."""
+
+    epsilon: float
+    delta: float
+
+    def settings(self) -> dict[str, Scalar]:
+        """As settings of a run."""
+        return {"epsilon": self.epsilon, "delta": self.delta if self.epsilon else 0.0}
+
+
+def evaluation_settings(source: Path, privacy: Privacy) -> tuple[dict[str, Scalar], int]:
+    """Settings of an evaluation of a run folder's or a signed file's model, and the sites of a simulated run, else zero.
+
+    Features are computed as for the run. Raises RunError or ConfigError.
+    """
+    source, simulated, more = source.expanduser(), 0, dict[str, Scalar]()
+    if source.is_dir():
+        signed = source / f"model{SUFFIX}"
+        file = signed if signed.is_file() else source / "model.safetensors"
+        config = run_config_of(source)
+        features = feature_settings(config)
+        if read_json(source, "manifest.json").get("simulated") is True:
+            kept = config.model_dump(by_alias=True, mode="json")
+            more = {key: ",".join(kept[key]) if isinstance(kept[key], list) else kept[key] for key in RECORDS}
+            simulated = int(as_number(at(read_json(source, "metrics.json"), "sites", "invited")) or 0)
+    elif source.is_file():
+        file, features = source, read_signed_model(source).manifest.settings
+    else:
+        raise ConfigError(f"{str(source)!r} is neither a run folder nor a model file; name one of them")
+    model = read_model(file)
+    digest = payload_of(model)[1]
+    counting = {"counting.kind": "evaluation", "counting.model": str(file.absolute()), "counting.digest": digest}
+    return {**features, **more, **_named(model.header.classes), **counting, **privacy.settings()}, simulated
+
+
+def survey_settings(classes: tuple[str, ...], privacy: Privacy) -> dict[str, Scalar]:
+    """Settings of a survey of the sites' training records."""
+    return {**_named(classes), "counting.kind": "survey", **privacy.settings()}
+
+
+def _named(classes: tuple[str, ...]) -> dict[str, Scalar]:
+    if any("," in name for name in classes):
+        raise ConfigError("a class name with a comma cannot be in the settings of a run")
+    return {"classes": ",".join(classes)}
+
+
+def rows_of(result: Mapping[str, object]) -> list[tuple[str, dict[str, object]]]:
+    """The classes of a result with their measures, for tables."""
+    classes = result.get("classes")
+    return [(str(name), dict(each)) for name, each in classes.items()] if isinstance(classes, dict) else []

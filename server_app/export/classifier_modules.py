@@ -1,0 +1,85 @@
+"""Classifiers as modules whose tensors are buffers, so that they can be written as graphs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import ConfigError
+from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
+from common.models.networks import build
+
+
+def module_of(classifier: Classifier) -> nn.Module:
+    """A module from features (n, d) to logits (n, C). Raises ConfigError for a classifier that no graph can hold."""
+    match classifier:
+        case Head():
+            return LinearHead(classifier)
+        case Ensemble():
+            return MeanOfHeads(classifier)
+        case Quadratic():
+            return Discriminants(classifier)
+        case Network():
+            module = build(classifier.kind, classifier.inputs, len(classifier.header.classes), classifier.tensors)
+            module.load_state_dict(dict(classifier.tensors), strict=False)
+            return module
+    raise ConfigError(f"a model of kind {type(classifier).__name__} cannot be written as a graph")
+
+
+class LinearHead(nn.Module):
+    """A linear head, with its centre, its projection and its clip."""
+
+    weight: Tensor
+    bias: Tensor
+    centre: Tensor
+    projection: Tensor | None
+
+    def __init__(self, head: Head) -> None:
+        super().__init__()
+        self.clip = head.clip
+        centre = torch.zeros(head.dimension) if head.centre is None else head.centre
+        for name, tensor in (("weight", head.weight), ("bias", head.bias), ("centre", centre)):
+            self.register_buffer(name, tensor.float().clone())
+        self.register_buffer("projection", None if head.projection is None else head.projection.float().clone())
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits (n, C)."""
+        features = features - self.centre
+        if self.projection is not None:
+            features = features @ self.projection.T
+        if self.clip is not None:
+            # Double precision, as in `clip` of common.privacy.gaussian_mechanism.
+            norms = torch.linalg.vector_norm(features.double(), dim=1, keepdim=True)
+            features = (features.double() / norms.clamp_min(max(self.clip, 1e-30))).float()
+        return torch.nn.functional.linear(features, self.weight, self.bias)
+
+
+class MeanOfHeads(nn.Module):
+    """The logarithm of the mean of the heads' probabilities."""
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(LinearHead(head) for head in ensemble.heads)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits (n, C)."""
+        return torch.stack([head(features).softmax(1) for head in self.heads]).mean(0).clamp_min(1e-30).log()
+
+
+class Discriminants(nn.Module):
+    """Quadratic discriminants."""
+
+    means: Tensor
+    whiteners: Tensor
+    bias: Tensor
+
+    def __init__(self, model: Quadratic) -> None:
+        super().__init__()
+        for name, tensor in model.arrays().items():
+            self.register_buffer(name, tensor.float().clone())
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits (n, C)."""
+        apart = features[:, None] - self.means[None]
+        white = apart * self.whiteners if self.whiteners.ndim == 2 else torch.einsum("ncd,ced->nce", apart, self.whiteners)
+        return self.bias - white.square().sum(2) / 2

@@ -1,0 +1,173 @@
+"""Normalisation, backbone and head of a run as one module, written as TorchScript, torch.export or ONNX."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from common.backbones.backbones import load_backbone, load_network
+from common.backbones.feature_power import power_in, raised, with_power
+from common.backbones.preprocessing import Preprocessing
+from common.errors import BackboneError, ConfigError, RunError
+from common.models.classifiers import Classifier
+from common.signed_models.signed_model import SignedModel
+from server_app.export.classifier_modules import module_of
+
+# Largest difference of a probability between the written graph and this process.
+TOLERANCE = 1e-4
+CHECKED = 5
+ONNX = "onnx"
+PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+# An ONNX file is a protobuf message, which ends at 2 GiB; the weights of a larger graph get a file of their own.
+ONE_FILE = 1_900_000_000
+
+
+class InferenceModel(nn.Module):
+    """Images (n, 3, height, width), 8-bit RGB as float 0 to 255, to class probabilities (n, C).
+
+    The images have the size of the backbone's preprocessing; the model card says how to resize them with Pillow.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, backbone: nn.Module, preprocessing: Preprocessing, classifier: Classifier, power: float) -> None:
+        super().__init__()
+        self.backbone, self.power, self.head = backbone, power, module_of(classifier)
+        self.register_buffer("mean", torch.tensor(preprocessing.mean).reshape(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(preprocessing.std).reshape(1, 3, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Class probabilities (n, C)."""
+        found = self.backbone((images / 255 - self.mean) / self.std)
+        features: Tensor = found[0] if isinstance(found, tuple) else found
+        probabilities: Tensor = self.head(raised(features.float(), self.power)).softmax(1)
+        return probabilities
+
+
+class _Pixels(nn.Module):
+    """The backbones `pixels` (mean weights of Pillow's grey levels) and `pixels:rgb`."""
+
+    luma: Tensor
+
+    def __init__(self, grey: bool) -> None:
+        super().__init__()
+        self.grey = grey
+        self.register_buffer("luma", torch.tensor([0.299, 0.587, 0.114]).reshape(1, 3, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (n, d)."""
+        if not self.grey:
+            return images.flatten(1)
+        return (images * self.luma).sum(1).flatten(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A module for inference, the preprocessing of its images, and example images (2, 3, height, width)."""
+
+    module: InferenceModel
+    preprocessing: Preprocessing
+    examples: Tensor
+
+
+def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
+    """The module of a model. Raises BackboneError for weights that are not those of the run, ConfigError for images of any
+    size.
+    """
+    run, wanted = model.manifest.run_config(), model.manifest.fingerprint
+    power = power_in(wanted)
+    loaded = load_backbone(run.backbone, weights_path, run.image_size, "cpu")
+    if (found := with_power(loaded.fingerprint, power)) != wanted:
+        raise BackboneError(
+            f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.backbone!r} here has {found[:16]}; "
+            "give the file of the run's weights with --weights-path"
+        )
+    if run.backbone.startswith("pixels"):
+        if not run.image_size:
+            raise ConfigError("a graph needs images of one size; the run has backbone = 'pixels' with image-size = 0")
+        network: nn.Module = _Pixels(run.backbone == "pixels")
+        preprocessing = Preprocessing(run.image_size, run.image_size)
+    else:
+        built = load_network(run.backbone, weights_path, run.image_size)
+        network, preprocessing = built.model, built.preprocessing
+    module = InferenceModel(network, preprocessing, model.classifier, power).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    side = preprocessing.crop
+    return Graph(module, preprocessing, (255 * torch.rand(2, 3, side, side, generator=generator)).round())
+
+
+def write_graph(graph: Graph, kind: str, file: Path) -> float:
+    """Write a graph, read it again, and return the largest difference of a probability on new images of another number.
+
+    kind: "torchscript", "torch-export" or "onnx". Above `ONE_FILE` bytes, ONNX weights are in `<file>.data`. Raises
+    ConfigError where a package is missing, RunError where the written graph gives other probabilities.
+    """
+    if kind == ONNX:
+        check_onnx()
+    generator = torch.Generator().manual_seed(1)
+    images = (255 * torch.rand(CHECKED, *graph.examples.shape[1:], generator=generator)).round()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = WRITERS[kind](graph, file)
+        wanted, found = graph.module(images), torch.as_tensor(run(images))
+    apart = float((wanted - found).abs().max())
+    if not apart <= TOLERANCE:
+        for written in (file, file.with_name(f"{file.name}.data")):
+            written.unlink(missing_ok=True)
+        raise RunError(f"the {kind} graph gives probabilities that differ by {apart:.2g}; allowed is {TOLERANCE:g}")
+    return apart
+
+
+def check_onnx() -> None:
+    """Raise ConfigError if a package for ONNX is missing."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"--format onnx needs {', '.join(missing)}, not installed here; install with pip install 'fedsurrogate[onnx]', "
+            "or use --format torchscript"
+        )
+
+
+def _torchscript(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
+    traced = torch.jit.trace(graph.module, graph.examples, check_trace=False)  # type: ignore[no-untyped-call]
+    traced.save(str(file))
+    loaded: Callable[[Tensor], Any] = torch.jit.load(str(file))  # type: ignore[no-untyped-call]
+    return loaded
+
+
+def _torch_export(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
+    batch = torch.export.Dim("batch", min=1, max=4096)
+    program = torch.export.export(graph.module, (graph.examples,), dynamic_shapes={"images": {0: batch}})
+    torch.export.save(program, file)
+    loaded: Callable[[Tensor], Any] = torch.export.load(file).module()
+    return loaded
+
+
+def _onnx(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
+    batch = torch.export.Dim("batch", min=1, max=4096)
+    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["probabilities"]}
+    names |= {"dynamo": True, "dynamic_shapes": {"images": {0: batch}}, "verbose": False}
+    size = sum(tensor.nbytes for tensor in graph.module.state_dict().values())
+    torch.onnx.export(graph.module, (graph.examples,), str(file), external_data=size > ONE_FILE, **names)
+    session = importlib.import_module("onnxruntime").InferenceSession(str(file), providers=["CPUExecutionProvider"])
+
+    def run(images: Tensor) -> Any:
+        return np.asarray(session.run(None, {"images": images.numpy().astype(np.float32)})[0])
+
+    return run
+
+
+WRITERS: dict[str, Callable[[Graph, Path], Callable[[Tensor], Any]]] = {
+    "torchscript": _torchscript,
+    "torch-export": _torch_export,
+    ONNX: _onnx,
+}

@@ -1,0 +1,118 @@
+"""A model card in the format of Hugging Face: Markdown with YAML metadata. It names no site and no number of records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from common.backbones.preprocessing import Preprocessing
+from common.methods import METHODS
+from common.privacy.claims import NOT_COVERED
+from common.signed_models.signed_model import SignedModel
+from server_app.export.source import read_metrics
+from server_app.runs.json_values import as_number, at
+
+# Licences of published weights, as far as this project knows them. Others must be looked up.
+LICENCES = {"torchvision": ("bsd-3-clause", "torchvision's weights, BSD-3-Clause; trained on ImageNet-1k, whose terms are "
+            "non-commercial"), "pixels": ("apache-2.0", "no pretrained weights")}  # fmt: skip
+UNKNOWN = ("other", "look up the licence of these weights before you pass the model on")
+
+
+def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | None = None) -> str:
+    """The card of a run's model."""
+    facts, metrics = model.manifest, read_metrics(run)
+    backbone = str(facts.settings["backbone"])
+    licence, words = LICENCES.get(backbone.partition(":")[0], UNKNOWN)
+    accuracy = as_number(at(metrics, "accuracy", "model"))
+    title = METHODS[facts.method].title if facts.method in METHODS else facts.method
+    lines = [
+        "---",
+        f"license: {licence}",
+        "library_name: fedsurrogate",
+        "pipeline_tag: image-classification",
+        "tags:",
+        "- federated-learning",
+        *(["- differential-privacy"] if facts.privacy else []),
+        f"- {facts.method}",
+        *_index(facts.name, accuracy),
+        "---",
+        "",
+        f"# {facts.name}",
+        "",
+        f"An image classifier that {facts.sites} sites learned together with {title}. No image left a site.",
+        "",
+        "## Classes",
+        "",
+        ", ".join(facts.classes),
+        "",
+        "## Features",
+        "",
+        f"Backbone `{backbone}`, image size {facts.settings['image-size'] or 'of the backbone'}, power "
+        f"{facts.settings['features.power']:g}, dimension {facts.dimension}, fingerprint `{facts.fingerprint}`.",
+        f"Licence of the backbone's weights: {words}.",
+        *_resizing(preprocessing),
+        "",
+        "## Data",
+        "",
+        f"{facts.sites} sites; how many records each has, and who they are, is not part of this card.",
+        "",
+        "## Measured",
+        "",
+        "No accuracy on common test data: each site evaluates the model on its own records (`site evaluate`)."
+        if accuracy is None
+        else f"Accuracy on the test data of the simulation: {accuracy:.4f}. A simulation says little about other hospitals.",
+        "",
+        "## Privacy",
+        "",
+        *_privacy(model),
+        "",
+        "## Limits",
+        "",
+        "- For research. It is no medical device, and no one has tested it for decisions about patients.",
+        "- It is right only for images like those of the sites: use the out-of-distribution scores of `site predict`, and "
+        "evaluate it where it is to be used.",
+        "- Probabilities need calibration at each site (`site evaluate --temperature --store`).",
+        f"- {'It has' if model.gaussians is not None else 'It has no'} Gaussians for out-of-distribution scores"
+        f"{'' if model.gaussians is not None else ': ' + facts.gaussians}.",
+        "",
+        f"Made by fedsurrogate in run `{facts.run}` on {facts.created}, signed by key `{model.signer}...`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _index(name: str, accuracy: float | None) -> list[str]:
+    if accuracy is None:
+        return []
+    return [
+        "model-index:",
+        f"- name: {json.dumps(name)}",
+        "  results:",
+        "  - task: {type: image-classification}",
+        "    dataset: {name: test data of the simulation, type: private}",
+        f"    metrics: [{{type: accuracy, value: {accuracy:.4f}}}]",
+    ]
+
+
+def _resizing(preprocessing: Preprocessing | None) -> list[str]:
+    if preprocessing is None:
+        return []
+    side = preprocessing.crop
+    how = (
+        "the whole image is resized to"
+        if preprocessing.squash
+        else f"the shorter side is resized to {preprocessing.resize} px ({preprocessing.interpolation}), the centre cut to"
+    )
+    return [
+        "",
+        f"Input of the graph: `images`, float32, (n, 3, {side}, {side}), RGB values 0 to 255; {how} {side} x {side}. "
+        "Output: probabilities (n, classes). Normalisation, backbone and head are in the graph.",
+    ]
+
+
+def _privacy(model: SignedModel) -> list[str]:
+    claim = model.manifest.privacy
+    if claim is None:
+        return ["None: no differential privacy protects single records."]
+    covered = f"Each site's release has ({claim.epsilon:g}, {claim.delta:g}) differential privacy ({claim.mechanism})."
+    return [covered, "", "Not covered:", "", *(f"- {each}" for each in NOT_COVERED)]

@@ -1,0 +1,45 @@
+"""The signed model of a run folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import RunError
+from common.signed_models.making import make_signed_model
+from common.signed_models.signed_model import SUFFIX, SignedModel, read_signed_model
+from common.wire.model_files import load_model
+from server_app.deployment.request_key import read_request_key, signing_key
+from server_app.runs.json_values import Json, as_number, at
+from server_app.runs.run_view import read_json
+
+
+def run_config_of(run: Path) -> RunConfig:
+    """The settings of a run. Raises RunError for a folder that is no run folder."""
+    settings = read_json(run, "manifest.json").get("config")
+    if not isinstance(settings, dict):
+        raise RunError(f"{run} is not a run folder: manifest.json has no config")
+    return parse_run_config(settings)
+
+
+def signed_model_of(run: Path, key_folder: Path | None = None) -> SignedModel:
+    """The model that the sites received. A run without one, such as a simulation, is signed now, without Gaussians.
+
+    key_folder: where the coordinator's key is; by default the key of the folder of the run. Raises RunError, ConfigError.
+    """
+    file = run / f"model{SUFFIX}"
+    if file.is_file():
+        return read_signed_model(file)
+    config, manifest = run_config_of(run), read_json(run, "manifest.json")
+    if not (run / "model.safetensors").is_file():
+        raise RunError(f"{run} has no model.safetensors: the run has failed, or its result is no classifier")
+    model = load_model(run / "model.safetensors")
+    private = read_request_key(key_folder) if key_folder else signing_key(run.absolute().parent, os.environ)
+    used = as_number(at(read_metrics(run), "sites", "used")) or 0
+    return make_signed_model(model, config, None, str(manifest.get("flower_run_id", "")), int(used), private)
+
+
+def read_metrics(run: Path) -> Json:
+    """The content of metrics.json; empty if it cannot be read."""
+    return read_json(run, "metrics.json")

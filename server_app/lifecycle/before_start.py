@@ -1,0 +1,101 @@
+"""Checks before a run starts any process or writes any file. Each error is one line, in well under two seconds."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from common.backbones.backbone_names import OWN_BACKBONE, check_backbone_name, check_weights_file
+from common.config.flat_settings import Scalar
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import ConfigError
+from common.flower_environment import is_loopback
+from common.models.devices import pick_device
+from server_app.lifecycle.resume import check_resume
+
+# By name: the coordinator's code does not import the site's. In a simulation, this machine is every site.
+RECORD_CHECKS = "client_app.diagnostics.simulation_checks"
+PATHS = ("data-dir", "weights-path")
+
+
+class RecordChecks(Protocol):
+    """The site's checks of a simulation's records."""
+
+    def check_records(self, run: RunConfig, sites: int) -> Sequence[str]:
+        """Raise DataError or ConfigError if some site would have no usable records; return remarks about others."""
+
+
+def check_start(config: RunConfig, simulated: bool) -> None:
+    """Check what the coordinator's own process needs: device, resume, output folder. Raises ConfigError or RunError."""
+    if config.device.startswith("cuda"):
+        # Only then: counting GPUs imports torch.
+        pick_device(config.device)
+    check_resume(config, simulated)
+    check_output(config.output_dir)
+
+
+def check_output(output_dir: str) -> None:
+    """Raise ConfigError unless the output folder exists or can be created, and can be written. Creates nothing."""
+    folder = Path(output_dir).expanduser().absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    shown = f"output-dir = {output_dir!r}"
+    if not there.is_dir():
+        raise ConfigError(f"{shown}: {there} is a file; name a folder")
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{shown}: {there} cannot be written ({error.strerror}); name another folder") from None
+
+
+def check_simulation(overrides: Mapping[str, Scalar], own_backbones: bool = False) -> tuple[RunConfig, dict[str, Scalar]]:
+    """Check a simulation as far as no data is needed; return its settings, and them flat with absolute paths.
+
+    own_backbones: whether the node-configs of the sites name a backbone.
+    Raises ConfigError, RunError or BackboneError.
+    """
+    config, settings = parse_run_config(overrides), dict(overrides)
+    for key in PATHS:
+        if settings.get(key):
+            # The processes of the run have another working folder.
+            path = Path(str(settings[key])).expanduser().absolute()
+            if not path.exists():
+                raise ConfigError(f"{key} = {settings[key]!r}: {path} does not exist")
+            settings[key] = str(path)
+    if config.data != "digits" and not config.data_dir:
+        raise ConfigError(f"data = {config.data!r} needs data-dir, the folder that holds the data")
+    if config.data != "digits" and not Path(str(settings["data-dir"])).is_dir():
+        raise ConfigError(f"data-dir = {config.data_dir!r} is a file; name the folder that holds the data")
+    if config.data != "safetensors":
+        # Stored features need no backbone.
+        if config.backbone == OWN_BACKBONE and not own_backbones:
+            raise ConfigError(
+                f"backbone = {OWN_BACKBONE!r}: simulated sites have no node-config that names one; write the features with "
+                "`site features`, or use fedsurrogate.simulate(..., backbone=module) in Python"
+            )
+        check_backbone_name(config.backbone)
+        if config.weights_path and ":" in config.backbone:
+            check_weights_file(Path(str(settings["weights-path"])))
+    check_start(config, simulated=True)
+    output = str(Path(config.output_dir).expanduser().absolute())
+    resume = {"resume": str(Path(config.resume).expanduser().absolute())} if config.resume else {}
+    return config, settings | {"output-dir": output} | resume
+
+
+def check_records(overrides: Mapping[str, Scalar], sites: int) -> Sequence[str]:
+    """Check the records of a simulation and their distribution to sites; return remarks. Raises FedSurrogateError."""
+    checks = cast(RecordChecks, import_module(RECORD_CHECKS))
+    return checks.check_records(parse_run_config(overrides), sites)
+
+
+def check_submission(config: RunConfig, control: str) -> None:
+    """Check a run on a SuperLink. Its device and its folders are checked only if the SuperLink is on this machine.
+
+    Otherwise the coordinator's app checks them when it starts, before any request to a site.
+    """
+    check_backbone_name(config.backbone, required=False)
+    if is_loopback(control):
+        check_start(config, simulated=False)

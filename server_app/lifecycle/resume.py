@@ -1,0 +1,116 @@
+"""Resuming: whether a run folder can be continued with these settings, and the command that does it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.config.flat_settings import Scalar, flatten
+from common.config.run_config import RunConfig, digest_settings, parse_run_config, run_digest
+from common.errors import ConfigError, RunError
+
+# What a run leaves to continue from, by the kind of its method.
+CHECKPOINTS = {"rounds": "checkpoint.safetensors", "chain": "chain.json"}
+# Settings that decide in a simulation which records a site has, besides those of the digest.
+OF_RECORDS = (
+    *("data", "dataset", "label-column", "patient-column", "partition", "alpha", "classes-per-site", "site-column"),
+    "test-fraction",
+)
+MOST_SHOWN = 5
+
+
+def check_resume(config: RunConfig, simulated: bool) -> None:
+    """Raise RunError unless the folder that `resume` names is of a run that these settings continue.
+
+    Names the keys that differ. simulated: whether this run is a simulation, whose settings also distribute the records.
+    """
+    if not config.resume:
+        return
+    folder, shown = Path(config.resume).expanduser(), f"resume = {config.resume!r}"
+    checkpoint = CHECKPOINTS[config.spec.kind]
+    if not (folder / checkpoint).is_file():
+        what = "has" if folder.is_dir() else "is no folder, so it has"
+        raise RunError(f"{shown}: {what} no {checkpoint}, which the first round writes; name the folder of an earlier run")
+    manifest = _manifest(folder)
+    was = manifest.get("simulated")
+    if isinstance(was, bool) and was != simulated:
+        kinds = ("a run with connected sites", "a simulation")
+        raise RunError(f"{shown} is {kinds[was]}, and this is {kinds[simulated]}, whose sites have other records")
+    if differing := _differing(manifest, config, simulated):
+        more = f"; and {len(differing) - MOST_SHOWN} more" if len(differing) > MOST_SHOWN else ""
+        raise RunError(f"{shown} has other settings: {'; '.join(differing[:MOST_SHOWN])}{more}; give the same ones")
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """The content of manifest.json; empty if there is none, as in a folder of copied checkpoints."""
+    try:
+        found = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _differing(manifest: Mapping[str, Any], config: RunConfig, simulated: bool) -> list[str]:
+    """The settings that the earlier run had otherwise, as texts."""
+    try:
+        before = parse_run_config(manifest["config"])
+    except (ConfigError, KeyError, TypeError, AttributeError):
+        # Of another version; the digest in the checkpoint decides.
+        return []
+    if manifest.get("run") != run_digest(before):
+        return []
+    old, new = _compared(before, simulated), _compared(config, simulated)
+    keys = [key for key in (*old, *new) if old.get(key) != new.get(key)]
+    return [f"{key} = {old.get(key)!r}, here {new.get(key)!r}" for key in dict.fromkeys(keys)]
+
+
+def _compared(config: RunConfig, simulated: bool) -> dict[str, Any]:
+    whole = flatten(config.model_dump(by_alias=True, mode="json"))
+    return {key: whole[key] for key in (*digest_settings(config), *(OF_RECORDS if simulated else ()))}
+
+
+def continuation(folder: Path) -> str:
+    """What to do with a run that has not finished, for a reader of its folder: a command; empty if its settings are unknown.
+
+    The command gives the settings that differ from the defaults.
+    """
+    manifest = _manifest(folder)
+    try:
+        config = parse_run_config(manifest["config"])
+    except (ConfigError, KeyError, TypeError, AttributeError):
+        return ""
+    defaults = flatten(RunConfig().model_dump(by_alias=True, mode="json"))
+    here = flatten(config.model_dump(by_alias=True, mode="json"))
+    changed = {key: value for key, value in here.items() if value != defaults.get(key) and key != "resume"}
+    words = ["coordinator", "run"]
+    if manifest.get("simulated"):
+        words = ["coordinator", "simulate"] + (["--sites", str(sites)] if (sites := _invited(folder)) else [])
+    command, resumes = command_of(words, changed, folder)
+    if resumes:
+        return f"continue it: {command}"
+    if config.spec.stored and any((folder / "surrogates").glob("*.pb")):
+        again = shlex.join(["coordinator", "relearn", str(folder)])
+        return f"learn from what has arrived: {again}; or start it again: {command}"
+    return f"nothing is left to continue from; start it again: {command}"
+
+
+def _invited(folder: Path) -> int:
+    try:
+        return int(json.loads((folder / "metrics.json").read_text())["sites"]["invited"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def command_of(words: Sequence[str], overrides: Mapping[str, Scalar], folder: Path | None) -> tuple[str, bool]:
+    """The command that continues the run in `folder`, or, when it left nothing to continue from, begins it again.
+
+    words: the command without its settings. Returns the text for a shell, and whether it resumes.
+    """
+    kind = parse_run_config(overrides).spec.kind
+    resumes = folder is not None and kind in CHECKPOINTS and (folder / CHECKPOINTS[kind]).is_file()
+    settings = dict(overrides) | ({"resume": str(folder)} if resumes else {})
+    text = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    return shlex.join([*words, *(["-c", text] if text else [])]), resumes

@@ -1,0 +1,127 @@
+"""What a report shows of evaluation.json and survey.json: noisy counts, and intervals that include the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.errors import RunError
+from common.number_format import percent
+from server_app.report.plots.counts import MEASURES, Range, draw_measures, draw_records
+from server_app.runs.json_values import Json, as_list, as_number, as_table, at, clean
+from server_app.runs.run_view import read_json
+
+HIDDEN = "hidden by the noise"
+KINDS = ("evaluation", "survey")
+# More classes are in the table only.
+DRAWN = 24
+
+
+@dataclass(frozen=True)
+class CountsView:
+    """One kind of counts: a sentence for the top of the page, a picture, the cells of a table, and sentences below it."""
+
+    kind: str
+    title: str
+    picture: str | None
+    columns: list[str]
+    rows: list[list[str]]
+    words: list[str] = field(default_factory=list)
+
+
+def counts_views(folder: Path) -> list[CountsView]:
+    """The counts in a run folder: of the run itself if it counted, or of its model, evaluated later."""
+    found = []
+    for kind, view in zip(KINDS, (_evaluation, _survey), strict=True):
+        try:
+            content = clean(read_json(folder, f"{kind}.json"))
+        except RunError:
+            continue
+        if content.get("kind") == kind and as_table(content.get("classes")):
+            found.append(view(content))
+    return found
+
+
+def _evaluation(content: Json) -> CountsView:
+    classes = {str(name): as_table(row) for name, row in as_table(content["classes"]).items()}
+    measured = {name: {key: each for key in MEASURES if (each := _range(row.get(key)))} for name, row in classes.items()}
+    rows = [
+        [name, _number(row.get("records")), *(_share(row.get(measure)) for measure in MEASURES)]
+        for name, row in classes.items()
+    ]
+    accuracy = content.get("accuracy")
+    words = [f"At site {site} alone: accuracy {_share(each)}." for site, each in as_table(content.get("per_site")).items()]
+    if (exact := _range(at(content, "exact", "accuracy"))) is not None:
+        words.append(f"Exact accuracy, known because the run was a simulation: {percent(exact.value)}.")
+    return CountsView(
+        "evaluation",
+        f"The model is right for {_share(accuracy)} of the held-out records of {_sites(content)}",
+        draw_measures(measured) if any(measured.values()) and len(classes) <= DRAWN else None,
+        ["Class", "Records", "Sensitivity", "Specificity", "AUROC"],
+        rows,
+        [_noise(content), *words],
+    )
+
+
+def _survey(content: Json) -> CountsView:
+    classes = as_table(content["classes"])
+    found = {str(name): each for name, row in classes.items() if (each := _range(row))}
+    sites = {str(name): as_list(counts) for name, counts in as_table(content.get("per_site")).items()}
+    rows = [
+        [str(name), _number(row), *(_cell(counts[place : place + 1]) for counts in sites.values())]
+        for place, (name, row) in enumerate(classes.items())
+    ]
+    words = [
+        f"A run at epsilon {epsilon} could reach an accuracy of about {percent(value)}."
+        for epsilon, each in as_table(at(content, "estimate", "accuracy")).items()
+        if (value := as_number(each)) is not None
+    ]
+    if isinstance(how := at(content, "estimate", "how"), str):
+        words.append(how[:1].upper() + how[1:] + ("" if how.endswith(".") else "."))
+    return CountsView(
+        "survey",
+        f"{_sites(content)} have {_number(content.get('records'))} records".capitalize(),
+        draw_records(found) if found and len(found) <= DRAWN else None,
+        ["Class", "All sites", *(f"Site {name}" for name in sites)],
+        rows,
+        [_noise(content), *words],
+    )
+
+
+def _range(value: Any) -> Range | None:
+    numbers = [as_number(as_table(value).get(key)) for key in ("value", "low", "high")]
+    found = [each for each in numbers if each is not None]
+    return Range(*found) if len(found) == 3 else None
+
+
+def _share(value: Any) -> str:
+    found = _range(value)
+    return HIDDEN if found is None else f"{percent(found.value)} ({percent(found.low)} to {percent(found.high)})"
+
+
+def _number(value: Any) -> str:
+    found = _range(value)
+    return HIDDEN if found is None else f"{found.value:,.0f} ({found.low:,.0f} to {found.high:,.0f})"
+
+
+def _cell(numbers: list[Any]) -> str:
+    found = as_number(numbers[0]) if numbers else None
+    return "" if found is None else f"{found:,.0f}"
+
+
+def _sites(content: Mapping[str, Any]) -> str:
+    count = int(as_number(content.get("sites")) or 0)
+    return f"{count} {'site' if count == 1 else 'sites'}"
+
+
+def _noise(content: Json) -> str:
+    epsilon = as_number(at(content, "privacy", "epsilon"))
+    if not epsilon:
+        return "Exact counts, which the policies of the sites allow. In brackets: 95 % intervals."
+    delta = as_number(at(content, "privacy", "delta")) or 0.0
+    return (
+        f"From counts with noise: epsilon {epsilon:g}, delta {delta:g} at each site. In brackets: 95 % intervals, which "
+        "include the noise."
+    )

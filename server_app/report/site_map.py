@@ -1,0 +1,57 @@
+"""The map of the hospitals in a report: from the surrogates in the run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.config.run_config import parse_run_config
+from common.errors import FedSurrogateError
+from common.surrogates.surrogates import SumsSurrogate, Surrogate
+from server_app.report.plots.site_map import draw_site_map
+from server_app.runs.json_values import as_table
+from server_app.runs.run_view import Run, read_payloads
+from strategies import stored_strategy
+from strategies.robustness.site_map import MOST_SITES, SiteMap, site_map
+
+# Above this dimension a covariance of a site is not read for a picture.
+LARGEST_DIMENSION = 4096
+
+
+def site_map_of(run: Run, folder: Path) -> SiteMap | None:
+    """The map of a run's sites; None for a run that has none, or whose surrogates are of another kind."""
+    if not 2 <= len(list((folder / "surrogates").glob("*.pb"))) <= MOST_SITES:
+        return None
+    try:
+        config = parse_run_config(as_table(run.manifest.get("config")))
+        if not config.spec.stored or config.spec.kind != "one-shot":
+            return None
+        strategy = stored_strategy(config)(config)
+        found = [strategy.unpack(payload) for payload in read_payloads(folder)]
+    except (FedSurrogateError, ValueError, TypeError):
+        # A report of a damaged folder leaves the picture out.
+        return None
+    kept = [each for each in found if isinstance(each, Surrogate | SumsSurrogate)]
+    kinds = {(each.dimension, each.header.fingerprint) for each in kept}
+    if len(kept) < 2 or len(kinds) > 1 or kept[0].dimension > LARGEST_DIMENSION:
+        return None
+    return site_map(kept)
+
+
+def words_of(found: SiteMap) -> list[str]:
+    """What the map shows, one sentence each."""
+    sentences = [f"The surrogates of {_site(name)} are far from those of the other sites." for name in found.odd]
+    pairs = [(each.site, each.name, each.other) for each in found.resemblances]
+    for site in dict.fromkeys(site for site, _, _ in pairs):
+        own = [f"{name} looks like {other} of the others" for each, name, other in pairs if each == site]
+        sentences.append(f"At {_site(site)}, {', '.join(own)}: labels may be swapped there.")
+    return sentences
+
+
+def _site(name: str) -> str:
+    return f"site {name}" if name.isdecimal() else name
+
+
+def drawn_map(found: SiteMap) -> str:
+    """The picture of a map."""
+    marked = {*found.odd, *(each.site for each in found.resemblances)}
+    return draw_site_map(found.sites, found.points.tolist(), marked)

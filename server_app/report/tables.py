@@ -1,0 +1,90 @@
+"""The tables of a report as CSV: as links in the page, which work without a network, and as files."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from server_app.runs.json_values import Json, as_list, as_number, as_table
+from server_app.runs.run_view import DOWNSTREAM, Run
+
+Table = list[Sequence[object]]
+ROUND_KEYS = ("round", "accuracy", "bytes_up", "used", "seconds", "epsilon", "radius", "moved")
+HOP_KEYS = ("site", "accuracy", "bytes", "seconds")
+# A spreadsheet computes a cell that starts like this. Names of classes come from the sites.
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# With a byte-order mark, spreadsheets read UTF-8.
+ENCODING = "utf-8-sig"
+
+
+def tables_of(run: Run, privacy: Json, settings: Sequence[tuple[str, str, str]]) -> dict[str, Table]:
+    """Every table by its name, the first row its columns; tables without rows are left out. Missing numbers are empty.
+
+    Accuracies are shares in [0, 1], sizes are in bytes, times in seconds. settings: key, value and default.
+    """
+    sources = [source for source in DOWNSTREAM if any(source in run.downstream(site.name) for site in run.sites)]
+    tables: dict[str, Table] = {
+        "sites": [
+            ("site", "status", "reason", "records", "bytes", "seconds", "accuracy", *(f"accuracy {s}" for s in sources)),
+            *(
+                (
+                    *(site.name, site.status, "; ".join(why for _, why in site.troubles), site.records, site.bytes),
+                    *(site.seconds, site.accuracy, *(run.downstream(site.name).get(source) for source in sources)),
+                )
+                for site in run.sites
+            ),
+        ],
+        "classes": [
+            ("site", *run.classes),
+            *((site.name, *(site.counts.get(name, 0.0) for name in run.classes)) for site in run.sites if site.counts),
+        ],
+        "rounds": _steps(run),
+        "privacy": [
+            ("site", "protects one", "epsilon", "epsilon of this noise", "delta", "mechanism", "noise multiplier"),
+            *(
+                tuple(row[key] for key in ("name", "unit", "epsilon", "tight", "delta", "mechanism", "multiplier"))
+                for row in privacy["rows"]
+            ),
+        ],
+        "settings": [("setting", "value", "default"), *settings],
+    }
+    return {name: rows for name, rows in tables.items() if len(rows) > 1}
+
+
+def _steps(run: Run) -> Table:
+    """A row for each round, or each site of a chain."""
+    hops = as_list(run.metrics.get("hops"))
+    entries = [as_table(entry) for entry in hops or as_list(run.metrics.get("rounds"))]
+    keys = [key for key in (HOP_KEYS if hops else ROUND_KEYS) if any(entry.get(key) is not None for entry in entries)]
+    return [keys, *([entry.get(key) if key == "site" else as_number(entry.get(key)) for key in keys] for entry in entries)]
+
+
+def csv_text(rows: Table) -> str:
+    """A table as CSV. Texts that a spreadsheet would compute get an apostrophe in front."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\r\n").writerows([_cell(value) for value in row] for row in rows)
+    return out.getvalue()
+
+
+def csv_link(rows: Table) -> str:
+    """A table as an address that contains it."""
+    return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(csv_text(rows).encode(ENCODING)).decode()}"
+
+
+def write_tables(tables: dict[str, Table], folder: Path) -> list[Path]:
+    """Write every table to NAME.csv in `folder`, which is created; return the files. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{name}.csv" for name in tables]
+    for file, rows in zip(files, tables.values(), strict=True):
+        file.write_text(csv_text(rows), encoding=ENCODING, newline="")
+    return files
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    text = "" if value is None else str(value)
+    return f"'{text}" if text.startswith(FORMULA) and isinstance(value, str) else text

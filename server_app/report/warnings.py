@@ -1,0 +1,70 @@
+"""Warnings about a result that a reader could take for better than it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from common.number_format import percent
+from server_app.runs.run_view import Run
+
+# A model is compared with the largest class plus this: less is within the uncertainty of some hundred test records.
+MARGIN = 0.02
+NAMED = 12
+
+
+def warnings_of(run: Run) -> list[str]:
+    """One sentence for each warning, from what the run has recorded."""
+    found = (_missing_classes(run), _no_better_than_chance(run))
+    return [warning for warning in found if warning] if run.failure is None else []
+
+
+def _missing_classes(run: Run) -> str:
+    """Warn about classes of which no site has a record. Noisy counts do not show that."""
+    reported = [site.counts for site in run.sites if site.counts]
+    if not reported or run.metrics.get("privacy"):
+        return ""
+    missing = [name for name in run.classes if not any(counts.get(name) for counts in reported)]
+    if not missing:
+        return ""
+    shown = ", ".join(missing[:NAMED]) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
+    if len(missing) == 1:
+        return f"No site has a record of class {shown}: the model cannot recognise it."
+    return f"No site has a record of classes {shown}: the model cannot recognise them."
+
+
+def _no_better_than_chance(run: Run) -> str:
+    """Warn about a model that is hardly better than always giving the largest class."""
+    chance = chance_of(run)
+    if run.accuracy is None or chance is None or run.accuracy > chance + MARGIN:
+        return ""
+    epsilon = run.number("privacy", "epsilon")
+    advice = "check data, labels, backbone and the method's settings"
+    if epsilon:
+        advice = (
+            f"epsilon = {epsilon:g} needs more records of each class, or a larger epsilon; without privacy see if it learns"
+        )
+    return (
+        f"The model is no better than chance: its accuracy is {percent(run.accuracy)}, and always giving the largest class "
+        f"reaches {percent(chance)}. It has learned nothing useful; {advice}."
+    )
+
+
+def chance_of(run: Run) -> float | None:
+    """Accuracy of always giving the largest class.
+
+    On the test data if the run has measured it; otherwise estimated from the records that sites have by class: of all sites
+    for a global model, and as the mean over the sites where each site tests on its own data. None if nothing is known.
+    """
+    if (measured := run.number("accuracy", "majority")) is not None and run.number("accuracy", "model") is not None:
+        return measured
+    counts = [{name: max(0.0, number) for name, number in site.counts.items()} for site in run.sites if site.counts]
+    total = Counter[str]()
+    for each in counts:
+        total.update(each)
+    if not sum(total.values()):
+        return None
+    largest = max(total, key=lambda name: total[name])
+    if run.number("accuracy", "model") is not None:
+        return float(total[largest] / sum(total.values()))
+    shares = [each.get(largest, 0.0) / sum(each.values()) for each in counts if sum(each.values())]
+    return sum(shares) / len(shares)

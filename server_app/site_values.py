@@ -1,0 +1,181 @@
+"""The value of each site of a run: models of some of the sites from stored surrogates, tested on the run's test data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from common.config.flat_settings import Scalar
+from common.config.run_config import RunConfig
+from common.errors import RunError
+from common.models.classifiers import Classifier, Ensemble, Head, class_indices
+from common.models.devices import pick_device
+from common.signed_models.making import feature_settings
+from common.surrogates.surrogates import class_order
+from server_app.counting import Privacy
+from server_app.export.source import run_config_of
+from server_app.runs.run_view import read_json, read_payloads
+from strategies import stored_strategy
+from strategies.base.collection import Unrecorded
+from strategies.base.one_shot import OneShot, in_order
+from strategies.counting.evaluated import bounded, payload_of
+from strategies.robustness.site_values import Measure, SiteValue, site_values
+
+VALUES = "values.json"
+# Sites of a deployment, all of whose subsets are compared: 63 models at most, whose noise grows with their root.
+MOST_ASKED = 6
+# By name: the coordinator's code does not import the site's. In a simulation, this machine is every site.
+TEST_FEATURES = "client_app.diagnostics.simulation_checks"
+
+
+class _TestFeatures(Protocol):
+    def test_features(self, run: RunConfig) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+        """Features (n, d), labels (n,) and class names of all test records of a simulation."""
+
+
+def value_of_sites(run: Path) -> dict[str, Any]:
+    """Leave-one-out and Shapley values of accuracy; also written to values.json in the run folder. Raises RunError.
+
+    Without the run's defence and cap of weights: these would hide what a site does to the others.
+    """
+    config = run_config_of(run)
+    if read_json(run, "manifest.json").get("simulated") is not True:
+        raise RunError(
+            f"{run.name} is no simulation, so the coordinator has no test records; `coordinator value RUN --epsilon 1` asks "
+            "the sites for noisy counts"
+        )
+    strategy, sent = stored(config, run)
+    features, labels, names = cast(_TestFeatures, import_module(TEST_FEATURES)).test_features(config)
+
+    def accuracy(some: frozenset[str]) -> float:
+        model = model_of(strategy, sent, some, config)
+        if model is None:
+            return float(labels.bincount().max()) / len(labels) if not some else 0.0
+        right, tested = model.accuracy(features, names, labels)
+        return right / tested
+
+    return write_values(run, list(sent), accuracy)
+
+
+def value_settings(run: Path, privacy: Privacy) -> tuple[dict[str, Scalar], list[frozenset[str]]]:
+    """Settings of a run that asks sites which of a run's models of some sites decide rightly, and these subsets, in order.
+
+    All subsets of six sites at most; else everyone, and everyone without each site. Raises RunError.
+    """
+    config = run_config_of(run)
+    strategy, sent = stored(config, run)
+    subsets = subsets_of(list(sent))
+    models = [model_of(strategy, sent, some, config) for some in subsets]
+    classes = config.classes or class_order(list(sent.values()))
+    heads = [each for each in models if isinstance(each, Head)]
+    if not heads or any(model is not None and not isinstance(model, Head) for model in models):
+        raise RunError(f"{run.name}: values are for linear heads")
+    silent = replace(heads[0], weight=torch.zeros_like(heads[0].weight), bias=torch.zeros_like(heads[0].bias))
+    # From a subset that gives no head, a head without an opinion.
+    wide = [_of_all_classes(model if isinstance(model, Head) else silent, classes) for model in models]
+    file, (payload, digest) = run / "value-heads.pb", payload_of(Ensemble(tuple(map(bounded, wide))))
+    file.write_bytes(payload)
+    counting: dict[str, Scalar] = {
+        "counting.kind": "values",
+        "counting.model": str(file.absolute()),
+        "counting.digest": digest,
+        "counting.models": len(wide),
+        "classes": ",".join(classes),
+    }
+    return {**feature_settings(config), **counting, **privacy.settings()}, subsets
+
+
+def subsets_of(sites: Sequence[str]) -> list[frozenset[str]]:
+    """The subsets of sites whose models are compared, everyone first."""
+    if len(sites) > MOST_ASKED:
+        return [frozenset(sites), *(frozenset(sites) - {site} for site in sites)]
+    every = [frozenset(site for place, site in enumerate(sites) if bits >> place & 1) for bits in range(1, 2 ** len(sites))]
+    return every[::-1]
+
+
+def noisy_values(run: Path, sites: Sequence[str], counted: Mapping[str, Any], classes: int) -> dict[str, Any]:
+    """Values from noisy counts of right decisions; also written to values.json. Raises RunError if the noise hides them.
+
+    Each value's error is the standard deviation of its noise. The measure of no site is a guess, one over the classes.
+    """
+    (tested, *right), noise = counted["right"], float(counted["noise"])
+    if tested < 3 * noise or tested < 1:
+        raise RunError(f"the noise hides the values: {tested} records with noise of {noise:.3g}; set a larger epsilon")
+    subsets = subsets_of(sites)
+    reached = {some: count / tested for some, count in zip(subsets, right, strict=True)} | {frozenset[str](): 1 / classes}
+    everyone = frozenset(sites)
+    if len(sites) > MOST_ASKED:
+        found = [SiteValue(s, reached[everyone] - reached[everyone - {s}], None, noise * 2**0.5 / tested) for s in sites]
+    else:
+        shares = site_values(sites, reached.__getitem__)
+        weights = [site_values(sites, lambda some, one=one: float(some == one)) for one in subsets]  # type: ignore[misc]
+        errors = [sum((each[k].shapley or 0.0) ** 2 for each in weights) ** 0.5 for k in range(len(sites))]
+        found = [replace(each, error=noise * error / tested) for each, error in zip(shares, errors, strict=True)]
+    result = {
+        "schema": 1,
+        "measure": "accuracy on held-out records of the sites, from noisy counts",
+        "all": reached[everyone],
+        "none": 1 / classes,
+        "models": len(subsets),
+        "sites": [asdict(each) for each in found],
+    }
+    (run / VALUES).write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def _of_all_classes(head: Head, classes: Sequence[str]) -> Head:
+    """A head for all classes; it never decides for those that it did not learn."""
+    rows = class_indices(tuple(classes), head.header.classes)
+    lowest = float(head.bias.abs().max()) + 10 * float(head.weight.norm(dim=1).max())
+    weight = head.weight.new_zeros(len(classes), head.weight.shape[1])
+    bias = head.bias.new_full((len(classes),), -lowest if len(rows) < len(classes) else 0.0)
+    weight[rows], bias[rows] = head.weight, head.bias
+    return replace(head, header=replace(head.header, classes=tuple(classes)), weight=weight, bias=bias)
+
+
+def write_values(run: Path, sites: Sequence[str], measure: Measure) -> dict[str, Any]:
+    """Values by a measure, as values.json has them."""
+    known: dict[frozenset[str], float] = {}
+
+    def kept(some: frozenset[str]) -> float:
+        return known.setdefault(some, measure(some))
+
+    found = site_values(sites, kept)
+    result = {
+        "schema": 1,
+        "measure": "accuracy on the test records of the simulation",
+        "all": kept(frozenset(sites)),
+        "none": kept(frozenset()),
+        "models": len(known),
+        "sites": [asdict(each) for each in found],
+    }
+    (run / VALUES).write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def stored(config: RunConfig, run: Path) -> tuple[OneShot[Any], dict[str, Any]]:
+    """The strategy without a defence, and the surrogates of a run by site. Raises RunError for a run without them."""
+    if config.secure_sum or config.spec.counts or config.spec.kind != "one-shot":
+        raise RunError(f"{run.name} stored no surrogate of each site; values need one-shot methods without secure-sum")
+    plain = config.model_copy(update={"defence": "none", "max_share": 0.0})
+    strategy = stored_strategy(config)(plain, Unrecorded(), pick_device("cpu"))
+    sent = in_order(strategy.unpack(payload) for payload in read_payloads(run))
+    return strategy, {each.header.site: each for each in sent}
+
+
+def model_of(strategy: OneShot[Any], sent: dict[str, Any], some: frozenset[str], config: RunConfig) -> Classifier | None:
+    """The model that would have been learned from some of the sites; None for none, or if nothing can be learned."""
+    kept = [each for site, each in sent.items() if site in some]
+    if not kept:
+        return None
+    try:
+        return strategy.learn(kept, config.classes).model
+    except RunError:
+        return None

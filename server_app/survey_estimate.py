@@ -1,0 +1,128 @@
+"""An estimate of the accuracy that a private run could reach, from the noisy numbers of records that a survey found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.errors import RunError
+from common.models.devices import pick_device
+from common.privacy.accounting import gaussian_noise_multiplier
+from common.privacy.claims import Claim
+from common.privacy.gaussian_mechanism import clip, release
+from common.surrogates.class_sums import Sums, statistics
+from common.surrogates.surrogates import Header, SumsSurrogate
+from server_app.export.source import run_config_of
+from server_app.runs.run_view import read_payloads
+from strategies import stored_strategy
+from strategies.base.collection import Unrecorded
+from strategies.fedpft.private_head import learn_from_sums
+
+EPSILONS, DELTA = (1.0, 2.0, 4.0), 1e-5
+# Draws of the noise; records in the pool of features, and at most at one site.
+DRAWS, POOL, MOST_RECORDS = 3, 4000, 20_000
+FAMILY, RANK = "lowrank", 16
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Features (n, d) and labels (n,) of all classes to draw records from. how: where they come from, in words."""
+
+    x: Tensor
+    y: Tensor
+    classes: int
+    how: str
+
+
+def features_with(classes: int, dimension: int, expected: float, seed: int = 0) -> Features:
+    """Gaussian classes around random directions, at the distance at which the true centres classify this share rightly."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.nn.functional.normalize(torch.randn(classes, dimension, generator=generator), dim=1)
+    y = torch.arange(POOL) % classes
+    noise = torch.randn(POOL, dimension, generator=generator)
+
+    def reached(distance: float) -> float:
+        points, means = distance * centres[y] + noise, distance * centres
+        scores = points @ means.T - means.square().sum(1) / 2
+        return float((scores.argmax(1) == y).double().mean())
+
+    low, high = 0.0, 100.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if reached(middle) < expected else (low, middle)
+    how = (
+        f"random Gaussian classes in {dimension} dimensions, at a distance at which {expected:.0%} is reached without noise "
+        "(--expected, --dimension; better: --like RUN)"
+    )
+    return Features(high * centres[y] + noise, y, classes, how)
+
+
+def features_like(run: Path, classes: Sequence[str]) -> Features:
+    """Synthetic features drawn from the surrogates of an earlier run. Raises RunError if they lack one of the classes."""
+    config = run_config_of(run)
+    strategy = stored_strategy(config)(config, Unrecorded(), pick_device("cpu"))
+    learned = strategy.learn([strategy.unpack(payload) for payload in read_payloads(run)], config.classes)
+    known = learned.model.header.classes
+    if learned.source is None or (missing := sorted(set(classes) - set(known))):
+        lacking = "it stored no surrogates to draw features from" if learned.source is None else f"it lacks {missing[0]!r}"
+        raise RunError(f"--like {run}: {lacking}; name another run, or leave it out")
+    x, y = learned.source.sample(0, POOL)
+    index = torch.tensor([list(classes).index(name) if name in classes else -1 for name in known])[y]
+    kept = index >= 0
+    return Features(x[kept].float(), index[kept], len(classes), f"features drawn from the surrogates of {run.name}")
+
+
+def estimate(counts: Sequence[Sequence[int]], source: Features, seed: int = 0) -> dict[str, Any]:
+    """Accuracy at each epsilon: the sites of a survey are simulated with as many records of each class as it found.
+
+    counts (S, C): records of each site and class, noisy. Each simulated site releases noisy class sums as `fedpft` does, the
+    coordinator learns from them, and the head is tested on features that no site has. The mean over a few draws of the
+    noise. No site's data are used beyond the counts.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(source.y), generator=generator)
+    x, y = clip(source.x[order].double(), 0.0)[0], source.y[order]
+    test = torch.arange(len(y)) < len(y) // 4
+    pools = [(~test & (y == label)).nonzero().flatten() for label in range(source.classes)]
+    sites = []
+    for each in counts:
+        scale = min(1.0, MOST_RECORDS / max(1, sum(max(0, n) for n in each)))
+        drawn = [
+            pool[torch.randint(len(pool), (round(max(0, n) * scale),), generator=generator)]
+            for n, pool in zip(each, pools, strict=True)
+            if len(pool)
+        ]
+        rows = torch.cat(drawn)
+        sites.append((x[rows], y[rows]))
+    found = {}
+    for epsilon in EPSILONS:
+        shares = [_accuracy(sites, epsilon, source.classes, (x[test], y[test])) for _ in range(DRAWS)]
+        found[f"{epsilon:g}"] = sum(shares) / DRAWS
+    how = (
+        f"estimated by simulating fedpft with noisy class sums at delta {DELTA:g}, as many records as the survey found, and "
+        f"{source.how}; real features may be easier or harder"
+    )
+    return {"accuracy": found, "how": how}
+
+
+def _accuracy(sites: Sequence[tuple[Tensor, Tensor]], epsilon: float, classes: int, test: tuple[Tensor, Tensor]) -> float:
+    multiplier, names = gaussian_noise_multiplier(epsilon, DELTA), tuple(map(str, range(classes)))
+    surrogates = []
+    for number, (x, y) in enumerate(sites):
+        released = release(statistics(x, y, torch.ones(len(y)), classes, FAMILY, multiplier), multiplier)
+        noise = {each.name: (each.sigma, each.sensitivity) for each in released}
+        claim = Claim("sums", epsilon, DELTA, "record", multiplier, 0.0, noise)
+        header = Header("fedpft", "", str(number), "features", names)
+        surrogates.append(SumsSurrogate(header, Sums.of(released), claim))
+    try:
+        head, _ = learn_from_sums(surrogates, FAMILY, RANK)
+    except RunError:
+        # No class stands out from the noise: a guess.
+        return 1 / classes
+    right, tested = head.accuracy(test[0].float(), names, test[1])
+    return right / tested

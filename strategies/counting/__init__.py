@@ -1,0 +1,1 @@
+"""Runs that count records at the sites: evaluations of a model, and surveys."""

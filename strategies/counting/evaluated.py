@@ -1,0 +1,44 @@
+"""The model of an evaluation as the bytes that every site receives."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from common.errors import RunError, SurrogateError
+from common.limits import LARGEST_PRIVATE
+from common.models.classifiers import Classifier, Head
+from common.signed_models.signed_model import SUFFIX, read_signed_model
+from common.wire.model_files import load_model
+from common.wire.model_proto import pack_classifier, unpack_classifier
+
+
+def read_model(file: Path) -> Classifier:
+    """The model in a signed file, model.safetensors of a run, or its bytes in a `.pb`. Raises RunError, ConfigError."""
+    try:
+        if file.suffix == ".pb":
+            return unpack_classifier(file.read_bytes())
+        return read_signed_model(file).classifier if file.suffix == SUFFIX else load_model(file)
+    except (SurrogateError, OSError) as error:
+        raise RunError(f"the model {str(file)!r} cannot be read: {error}") from None
+
+
+def payload_of(model: Classifier) -> tuple[bytes, str]:
+    """The bytes of a model at 16 bits, a head within the limit of private runs, and their SHA-256."""
+    payload = pack_classifier(bounded(model) if isinstance(model, Head) else model)
+    return payload, hashlib.sha256(payload).hexdigest()
+
+
+def bounded(head: Head) -> Head:
+    """A head that decides the same, divided by a power of two until sites accept its numbers in a private run.
+
+    Noise that was subtracted from a covariance can leave variances near zero, and so weights beyond `LARGEST_PRIVATE`. The
+    order of the scores of two classes stays the same; with more classes, probabilities become less extreme.
+    """
+    largest = max(float(each.abs().max()) for each in (head.weight, head.bias))
+    if not LARGEST_PRIVATE <= largest < math.inf:
+        return head
+    factor = 2.0 ** -(math.floor(math.log2(largest / LARGEST_PRIVATE)) + 1)
+    return replace(head, weight=head.weight * factor, bias=head.bias * factor)

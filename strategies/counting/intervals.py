@@ -1,0 +1,94 @@
+"""Rates and AUROC from noisy counts, with 95 % intervals that include the noise, the sampling of records and the bins."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Two-sided 95 % of a normal distribution.
+Z = 1.959963984540054
+# A total below this many standard deviations of its noise says nothing about a rate.
+VISIBLE = 3.0
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and the limits of its 95 % interval; all None where the noise is too large for the number of records."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+UNDEFINED = Interval()
+
+
+def total(cells: Tensor, variance: float) -> Interval:
+    """The sum of noisy cells; an interval for the noise alone. variance: of the noise in each cell."""
+    value, room = float(cells.sum()), Z * math.sqrt(variance * cells.numel())
+    return Interval(value, value - room, value + room)
+
+
+def rate(inside: Tensor, outside: Tensor, variance: float) -> Interval:
+    """Share of the records in the cells `inside` among those in both; the interval is for the probability behind it.
+
+    Given probability s, inside - s * (inside + outside) has mean zero and variance
+    n s (1 - s) + variance * (k (1 - s)^2 + m s^2), for k and m cells. The interval holds every s for which this difference
+    is within 95 %: a quadratic inequality (Fieller 1954; without noise, Wilson 1927).
+    """
+    counted, everything = float(inside.sum()), float(inside.sum() + outside.sum())
+    k, m = inside.numel(), outside.numel()
+    if everything < max(1.0, VISIBLE * math.sqrt(variance * (k + m))):
+        return UNDEFINED
+    # Noise can put the share outside 0 to 1; the nearest possible share then gives an interval that has a width.
+    counted = min(max(counted, 0.0), everything)
+    a = everything**2 + Z**2 * (everything - variance * (k + m))
+    b = -2 * counted * everything - Z**2 * everything + 2 * Z**2 * variance * k
+    c = counted**2 - Z**2 * variance * k
+    inner = b * b - 4 * a * c
+    if a <= 0 or inner < 0:
+        return UNDEFINED
+    low, high = ((-b + sign * math.sqrt(inner)) / (2 * a) for sign in (-1, 1))
+    return Interval(_share(counted / everything), _share(low), _share(high))
+
+
+def auroc(histograms: Tensor, variance: float) -> Interval:
+    """AUROC from histograms (2, B): records of other classes, and of the class, by rising probability.
+
+    The value counts half of the pairs in one bin. The interval adds three parts. Noise: the delta method for the ratio of
+    ordered pairs to all pairs, with the second-order term of two noisy histograms. Sampling of the records: Hanley & McNeil
+    1982. Bins: records in one bin may be in any order, so the AUROC of the scores themselves is within half of the share of
+    these pairs.
+    """
+    others, own = histograms.double()
+    negatives, positives, bins = float(others.sum()), float(own.sum()), len(own)
+    if min(negatives, positives) < max(1.0, VISIBLE * math.sqrt(variance * bins)):
+        return UNDEFINED
+    below = (others.cumsum(0) - others / 2) / negatives
+    value = float((own * below).sum()) / positives
+    above = 1 - (own.cumsum(0) - own / 2) / positives
+    noise = variance * float(((below - value) ** 2).sum()) / positives**2
+    noise += variance * float(((above - value) ** 2).sum()) / negatives**2
+    order = torch.ones(bins, bins, dtype=torch.float64).tril(-1) + torch.eye(bins, dtype=torch.float64) / 2
+    noise += (variance / (positives * negatives)) ** 2 * float(((order - value) ** 2).sum())
+    # No pair of noisy cells is below zero in truth.
+    tied = float((own.clamp_min(0) * others.clamp_min(0)).sum()) / (positives * negatives) / 2
+    room = Z * math.sqrt(noise + _sampling(value, positives, negatives)) + min(tied, 0.5)
+    return Interval(_share(value), _share(value - room), _share(value + room))
+
+
+def _sampling(value: float, positives: float, negatives: float) -> float:
+    """Variance of an AUROC of this many records (Hanley & McNeil 1982), not below that of one pair in the wrong order."""
+    fewest = min(positives, negatives)
+    area = min(max(value, 0.5), 1 - 1 / (2 * fewest + 2)) if value >= 0.5 else max(min(value, 0.5), 1 / (2 * fewest + 2))
+    area = max(area, 1 - area)
+    first, second = area / (2 - area), 2 * area**2 / (1 + area)
+    spread = (positives - 1) * (first - area**2) + (negatives - 1) * (second - area**2)
+    return (area * (1 - area) + max(0.0, spread)) / (positives * negatives)
+
+
+def _share(value: float) -> float:
+    return min(1.0, max(0.0, value))

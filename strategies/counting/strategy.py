@@ -1,0 +1,153 @@
+"""A run that counts: one request to every site, its tables checked and added up; nothing is learned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+
+from common.config.run_config import run_digest
+from common.counting.counts import Counts
+from common.counting.counts_proto import check_counts, unpack_counts
+from common.errors import RunError, SurrogateError
+from common.rules.counting import JUDGING, tables_of
+from common.wire.records import Info, to_record
+from strategies.base.collection import check_quorum
+from strategies.base.one_shot import Learned, OneShot, in_order
+from strategies.counting.evaluated import payload_of, read_model
+from strategies.counting.results import Json, Pooled, evaluation_result, pooled, survey_result
+from strategies.robustness.defence import Defended
+
+MODEL_FILE = "evaluated.pb"
+
+
+class Counting(OneShot[Counts]):
+    """Counts of all sites. The result is the file `evaluation.json` or `survey.json` of the run folder."""
+
+    def unpack(self, payload: bytes) -> Counts:
+        """Parse and check the counts of a site. Raises SurrogateError."""
+        counts = unpack_counts(payload)
+        check_counts(counts, self.config, "")
+        return counts
+
+    def dimension(self, sent: Counts) -> int:
+        """Counts have no features."""
+        return 1
+
+    def records(self, sent: Counts) -> int:
+        """Number of counted records, noisy under privacy."""
+        if self.config.counting.kind == "values":
+            return max(0, int(sent.tables["right"][0]))
+        first = tables_of(self.config, len(self.config.classes))[0]
+        return max(0, int(sent.tables[first.name].sum()))
+
+    def learn(self, sent: Sequence[Counts], classes: Sequence[str]) -> Learned:
+        """Nothing is learned from counts. Raises RunError."""
+        raise RunError("this run counted records; nothing can be learned from counts")
+
+    def defend(self, sent: Sequence[Counts], classes: tuple[str, ...]) -> Defended[Counts]:
+        """No site is excluded: every site's counts are as good as its word."""
+        return Defended(list(sent))
+
+    def restricted(self, sent: Counts, classes: Sequence[str]) -> Counts | None:
+        """Counts of some classes only do not exist."""
+        return None
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the counts of every site, and add them up. Raises RunError when they are too few."""
+        for reply in replies:
+            self._receive(reply)
+        self._conclude()
+        return None, None
+
+    def evaluate(self, grid: Grid, deadline: float) -> float | None:
+        """There is no model to send to the sites."""
+        return None
+
+    def receive_late(self, grace: float) -> bool:
+        """Late counts are not used and not kept."""
+        return False
+
+    def _questions(self, grid: Grid) -> Iterable[Message]:
+        payload = self._question()
+        values = Info(run=run_digest(self.config))
+        if payload is not None:
+            values["bytes"] = len(payload)
+        nodes = self._named(grid, self.invite(grid, self.deadline))
+        return [self._message(MessageType.TRAIN, node, to_record(payload, values)) for node in nodes]
+
+    def _question(self) -> bytes | None:
+        """The model that is evaluated. Raises RunError unless the file holds the one that the settings name."""
+        counting = self.config.counting
+        if counting.kind not in JUDGING:
+            return None
+        payload, digest = payload_of(read_model(Path(counting.model).expanduser()))
+        if digest != counting.digest:
+            raise RunError(f"counting.model = {counting.model!r} is not the model that counting.digest names")
+        self.recorder.keep(MODEL_FILE, payload)
+        return payload
+
+    def _receive(self, reply: Message, late: bool = False) -> None:
+        super()._receive(reply, late)
+        node = self._node(reply)
+        if node not in self._received:
+            return
+        info = dict(reply.content.config_records["info"])
+        site = self.outcome.sites[node]
+        if self.config.counting.kind in JUDGING and info.get("show") is not True:
+            # Its noisy counts are in the sum; nothing in the run folder shows them alone.
+            self.recorder.discard(site.name)
+            site.records = 0
+        else:
+            self._shown.add(site.name)
+        if self.simulated and isinstance(info.get("exact"), str):
+            self._exact[site.name] = self._exact_tables(str(info["exact"]))
+
+    def _exact_tables(self, text: str) -> dict[str, torch.Tensor]:
+        try:
+            return {name: torch.tensor(table, dtype=torch.float64) for name, table in json.loads(text).items()}
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise SurrogateError("exact counts that cannot be read") from None
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._shown: set[str] = set()
+        self._exact: dict[str, dict[str, torch.Tensor]] = {}
+
+    def _conclude(self) -> None:
+        self._settle_backbone()
+        outcome, config = self.outcome, self.config
+        for site in outcome.sites.values():
+            if site.fate == "dropped":
+                self.recorder.event("dropped", site=site.name, reason=site.reason)
+        check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum, reasons=outcome.reasons)
+        counts = in_order(self._received.values())
+        for node, each in self._received.items():
+            outcome.sites[node].claim = each.claim
+        result: Json = {"schema": 1, "kind": config.counting.kind, "sites": len(counts)} | self._result(counts)
+        if config.epsilon:
+            result["privacy"] = {"epsilon": config.epsilon, "delta": config.delta}
+        self.recorder.keep(f"{config.counting.kind}.json", (json.dumps(result, indent=2) + "\n").encode())
+        self.recorder.event("counted", sites=len(counts), records=sum(map(self.records, counts)))
+
+    def _result(self, counts: Sequence[Counts]) -> Json:
+        classes, found = self.config.classes, pooled(counts)
+        if self.config.counting.kind == "survey":
+            return survey_result(counts, found, classes)
+        if self.config.counting.kind == "values":
+            return {"right": found.tables["right"].long().tolist(), "noise": found.variances["right"] ** 0.5}
+        result = evaluation_result(found, classes)
+        result["model"] = self.config.counting.digest
+        shown = [each for each in counts if each.header.site in self._shown]
+        result["per_site"] = {each.header.site: evaluation_result(pooled([each]), classes)["accuracy"] for each in shown}
+        if self._exact.keys() == {each.header.site for each in counts}:
+            tables = {name: torch.stack([tables[name] for tables in self._exact.values()]).sum(0) for name in found.tables}
+            result["exact"] = evaluation_result(Pooled(tables, dict.fromkeys(tables, 0.0)), classes)
+        return result

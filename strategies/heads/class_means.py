@@ -1,0 +1,133 @@
+"""FedCOF at the coordinator: class covariances from the spread of the sites' class means, and a least-squares head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from common.errors import SurrogateError
+from common.models.classifiers import Head, class_indices
+from common.models.parameters import Parameters
+from common.surrogates.surrogates import class_order
+from strategies.base.one_shot import Learned
+from strategies.heads.analytic import cap_spreads, check_size, of_classes
+from strategies.heads.strategy import Heads
+from strategies.pooling.site_weights import shares_kept
+from strategies.robustness.defence import Defended
+
+
+class ClassMeans(Heads):
+    """A head from class means alone (FedCOF, Goswami et al. 2025, algorithm 1)."""
+
+    def unpack(self, payload: bytes) -> Parameters:
+        """Parse and check the class means of a site. Raises SurrogateError."""
+        sent = super().unpack(payload)
+        check_size(sent, self.dimension(sent), "groups")
+        if sent.tensors["means"][sent.tensors["counts"] == 0].any():
+            raise SurrogateError("the mean of a group without records is not zero")
+        return sent
+
+    def most_numbers(self, payload: bytes) -> int:
+        """Most groups of a site with few records are missing; zeros take one bit each."""
+        return 8 * len(payload)
+
+    def dimension(self, sent: Parameters) -> int:
+        """Numbers in one mean."""
+        return sent.tensors["means"].shape[2]
+
+    def learn(self, sent: Sequence[Parameters], classes: Sequence[str]) -> Learned:
+        """Estimate the covariances and solve. Raises RunError."""
+        known = tuple(classes) or class_order(sent)
+        defended = self.defend(sent, known)
+        shares = [defended.capped.get(each.header.site, 1.0) for each in sent]
+        weight = solve(Groups.of(sent, shares, known), self.config.fedcof.shrinkage)
+        header = replace(sent[0].header, site="coordinator", classes=known)
+        return Learned(Head(header, weight.float(), torch.zeros(len(known))), defended)
+
+    def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
+        """Cap weights: by records, and by the spread of the means. One mean far away would outweigh the rest."""
+        kept = shares_kept([each.tensors["counts"].sum(1).tolist() for each in sent], self.config.max_share)
+        shares = {each.header.site: share for each, share in zip(sent, kept, strict=True) if share < 1}
+        cap_spreads(sent, _spreads(sent, classes), self.config.max_share, shares)
+        return Defended(list(sent), shares)
+
+    def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
+        """The means of these classes."""
+        return of_classes(sent, classes, tuple(sent.tensors))
+
+
+def _spreads(sent: Sequence[Parameters], classes: tuple[str, ...]) -> Tensor:
+    """Mean over a site's groups (S,) of n |mu_kc - m_c|^2, with m_c the median over sites of their means of the class.
+
+    For honest sites with data of one kind it is about the variance within classes, whatever their records.
+    """
+    own = torch.full((len(sent), len(classes), sent[0].tensors["means"].shape[2]), torch.nan, dtype=torch.float64)
+    parts = []
+    for index, each in enumerate(sent):
+        counts, means = (each.tensors[name].double() for name in ("counts", "means"))
+        rows = class_indices(classes, each.header.classes)
+        own[index, rows] = (counts[..., None] * means).sum(1) / counts.sum(1, keepdim=True)
+        parts.append((counts, means, rows))
+    centres = own.nanmedian(0).values
+    apart = [(n, n * (m - centres[rows][:, None]).square().sum(2)) for n, m, rows in parts]
+    return torch.stack([squares[n > 0].mean() for n, squares in apart])
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of all sites: weights (M,) in records, means (M, d) and labels (M,) among `classes` classes; float64."""
+
+    weights: Tensor
+    means: Tensor
+    labels: Tensor
+    classes: int
+
+    @classmethod
+    def of(cls, sent: Sequence[Parameters], shares: Sequence[float], classes: tuple[str, ...]) -> Groups:
+        """shares: of its weight that each site keeps."""
+        weights, means, labels = [], [], []
+        for each, share in zip(sent, shares, strict=True):
+            counts = each.tensors["counts"].double()
+            there = counts > 0
+            weights.append(share * counts[there])
+            means.append(each.tensors["means"].double()[there])
+            labels.append(class_indices(classes, each.header.classes)[there.nonzero()[:, 0]])
+        return cls(torch.cat(weights), torch.cat(means), torch.cat(labels), len(classes))
+
+    def totals(self) -> tuple[Tensor, Tensor]:
+        """Records (C,) and sums of the features (C, d) of the classes."""
+        counts = self.weights.new_zeros(self.classes).index_add_(0, self.labels, self.weights)
+        sums = self.means.new_zeros(self.classes, self.means.shape[1])
+        return counts, sums.index_add_(0, self.labels, self.weights[:, None] * self.means)
+
+    def within(self) -> Tensor:
+        """Estimated scatter within classes (d, d): the sum of (N_c - 1) Sigma_c over classes.
+
+        Sigma_c = 1 / (K_c - 1) sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)^T over the K_c groups of a class: a mean of n records
+        varies by Sigma_c / n. Unbiased for groups drawn at random (FedCOF, proposition 1); a class with one group has none.
+        """
+        counts, sums = self.totals()
+        groups = torch.bincount(self.labels, minlength=self.classes)
+        factors = (counts - 1).clamp_min(0) / (groups - 1).clamp_min(1)
+        apart = self.means - (sums / counts.clamp_min(1e-30)[:, None])[self.labels]
+        return (apart * (self.weights * factors[self.labels])[:, None]).T @ apart
+
+
+def solve(groups: Groups, shrinkage: float) -> Tensor:
+    """The weight (C, d) of FedCOF's head, without a bias: rows of G^-1 (class sums), each of norm one.
+
+    G = sum_c (N_c - 1)(Sigma_c + gamma I) + N mu mu^T, with mu the mean of all records; it leaves out the scatter between
+    classes (algorithm 1). shrinkage: gamma, as a share of the mean estimated variance.
+    """
+    counts, sums = groups.totals()
+    gram, mean = groups.within(), sums.sum(0)
+    ridge = shrinkage * float(gram.diagonal().mean())
+    # All classes with one group: no spread is known, and any positive number gives the same head.
+    gram.diagonal().add_(ridge or float(counts.sum()))
+    gram.addr_(mean, mean, alpha=1 / float(counts.sum()))
+    weight = torch.linalg.solve(gram, sums.T).T
+    unit: Tensor = weight / weight.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    return unit

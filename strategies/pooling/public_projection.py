@@ -1,0 +1,86 @@
+"""The public map of a secure sum: fewer dimensions mean less noise. It must not depend on any site's data.
+
+The leading directions of a backbone's own classification head tell its classes apart. Projecting to them costs little
+accuracy, and the noise on the second moment falls with the dimension. With public images, directions are those of whitened
+features, so that no direction of large variance takes most of a record's norm.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.backbones.feature_power import raised
+from common.config.run_config import RunConfig
+from common.errors import ConfigError
+from common.surrogates.public_map import PublicMap
+from common.wire.float16 import pack
+from common.wire.surrogate_proto import unpack_projection
+from strategies.pooling.public_mean import read_centre, read_public
+
+NAME = "projection"
+# Names that classification heads have in the weights of torchvision and timm models.
+HEADS = ("fc.weight", "classifier.1.weight", "classifier.weight", "head.weight", "heads.head.weight", "head.fc.weight")
+# Part of the mean variance that is added to every variance of public images: directions that they do not have stay small.
+RIDGE = 0.1
+
+
+def read_map(config: RunConfig) -> PublicMap:
+    """The run's map, rounded as in transfer to sites. Raises ConfigError for a file that does not hold what is needed.
+
+    features.projection has a matrix or a known head, and fedpft.public has public features, whose mean is the centre.
+    """
+    public, power = config.fedpft.public, config.power
+    centre = read_centre(public, power)
+    file, dimensions = config.features.projection, config.features.dimensions
+    if not file:
+        return PublicMap(None, centre)
+    found, is_head = _read(file)
+    if is_head:
+        if public and found.shape[1] != len(centre if centre is not None else ()):
+            raise ConfigError(
+                f"features.projection = {file!r} has {found.shape[1]} columns; features in fedpft.public have another number"
+            )
+        # What all classes share does not tell them apart.
+        found = found - found.mean(0)
+        found = whitened(found, raised(read_public(public), power)) if public else _leading(found)
+    return PublicMap(unpack_projection(pack(found[: min(dimensions, *found.shape)].float())), centre)
+
+
+def whitened(head: Tensor, public: Tensor) -> Tensor:
+    """Rows (k, d): the leading directions of a head (C, d) for features whitened by those of public images (n, d).
+
+    Each row is scaled with the root of its singular value: what tells more classes apart gets more of a record's norm.
+    """
+    d = public.shape[1]
+    apart = public - public.mean(0)
+    covariance = apart.T @ apart / len(apart)
+    values, vectors = torch.linalg.eigh(covariance)
+    deviations = (values.clamp_min(0) + RIDGE * covariance.trace() / d).clamp_min(1e-12).sqrt()
+    _, strengths, directions = torch.linalg.svd(head @ (vectors * deviations), full_matrices=False)
+    rows: Tensor = (strengths / strengths[0]).sqrt()[:, None] * (directions / deviations) @ vectors.T
+    return rows / rows.abs().max()
+
+
+def _leading(head: Tensor) -> Tensor:
+    directions: Tensor = torch.linalg.svd(head, full_matrices=False)[2]
+    return directions
+
+
+def _read(file: str) -> tuple[Tensor, bool]:
+    """The matrix in a file, and whether it is a head."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(Path(file).expanduser(), "pt") as content:
+            names = [name for name in (NAME, *HEADS) if name in content.keys()]  # noqa: SIM118
+            found = content.get_tensor(names[0]).double() if names else torch.zeros(0)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"features.projection = {file!r}: no readable safetensors file ({error})") from None
+    if found.ndim != 2 or not found.isfinite().all():
+        raise ConfigError(
+            f"features.projection = {file!r}: needs a finite matrix named {NAME}, or a head named {', '.join(HEADS)}"
+        )
+    return found, names[0] != NAME

@@ -1,0 +1,27 @@
+"""The sum over all sites that a secure sum gives to a method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from common.privacy.claims import Claim
+from common.surrogates.public_map import PublicMap
+from common.surrogates.surrogates import Header
+
+
+@dataclass(frozen=True)
+class Total:
+    """Tensors (float64) summed over all sites. header: of the run, with all its classes.
+
+    sigmas: standard deviation of the noise in every entry, by tensor; empty without privacy. claim: of every site.
+    public: what was done with the features before all else.
+    """
+
+    header: Header
+    tensors: Mapping[str, Tensor]
+    sigmas: Mapping[str, float] = field(default_factory=dict)
+    claim: Claim | None = None
+    public: PublicMap = field(default_factory=PublicMap)

@@ -1,0 +1,237 @@
+"""A map of the sites: how far apart their surrogates are, class by class, and which class a site's class resembles.
+
+It uses what the sites have released and nothing else, so under differential privacy it costs no further privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.models.classifiers import class_indices
+from common.surrogates.class_sums import as_mixtures
+from common.surrogates.mixtures import Mixtures
+from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, class_order
+
+# Directions in which distances are measured: those in which class means differ most.
+DIRECTIONS = 8
+# Samples of a class at a site, from which its covariance in these directions is estimated.
+SAMPLES, FEWEST_SAMPLES = 256, 32
+# Numbers that all samples together may have.
+ROOM = 2**28
+MOST_SITES, MOST_CLASSES = 60, 50
+# A site is odd if its median distance to the others is so many times the median site's, and at least so large.
+ODD, LEAST = 2.0, 0.5
+# Standard deviations of privacy noise beyond which a difference is not noise; many sites and classes are compared.
+DEVIATIONS = 4.0
+
+
+@dataclass(frozen=True)
+class Resemblance:
+    """A class of a site whose mean is nearer to another class of the other sites than to its own."""
+
+    site: str
+    name: str
+    other: str
+
+
+@dataclass(frozen=True)
+class SiteMap:
+    """Sites in two dimensions, and their distances.
+
+    points (S, 2) and distances (S, S): in units of the standard deviation within classes, mean over the classes that both
+    have. odd: sites far from the others.
+    """
+
+    sites: tuple[str, ...]
+    points: Tensor
+    distances: Tensor
+    odd: tuple[str, ...]
+    resemblances: tuple[Resemblance, ...]
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Of a site's classes: means (C, d); in the shared directions means (C, k) and covariances (C, k, k); variances (C,) of
+    the privacy noise in a coordinate of the means; relative deviations (C,) of noisy counts; which classes it has (C,).
+    """
+
+    whole: Tensor
+    means: Tensor
+    covariances: Tensor
+    noise: Tensor
+    relative: Tensor
+    present: Tensor
+
+
+def site_map(surrogates: Sequence[AnySurrogate]) -> SiteMap | None:
+    """The map of two to sixty sites; None for others, or without a class that two sites have.
+
+    The distance of two sites for a class is that of Bures and Wasserstein between Gaussians. The expected square of privacy
+    noise is subtracted from that of the means. Points are classical multidimensional scaling of the distances.
+    """
+    classes = class_order(surrogates)[:MOST_CLASSES]
+    if not 2 <= len(surrogates) <= MOST_SITES:
+        return None
+    tables = [_table(surrogate) for surrogate in surrogates]
+    basis = _basis(tables, surrogates)
+    if basis is None:
+        return None
+    dimension = surrogates[0].dimension
+    count = min(SAMPLES, max(FEWEST_SAMPLES, ROOM // (len(surrogates) * len(classes) * dimension)))
+    found = [_moments(table, each, classes, basis, count) for table, each in zip(tables, surrogates, strict=True)]
+    present = torch.stack([each.present for each in found])
+    if not bool((present.sum(0) >= 2).any()):
+        return None
+    traces = torch.cat([each.covariances.diagonal(dim1=1, dim2=2).sum(1)[each.present] for each in found])
+    distances = _distances(found) / float(traces.median().clamp_min(1e-30).sqrt())
+    names = tuple(each.header.site for each in surrogates)
+    # Medians, so that odd sites do not make others seem odd, or each other usual.
+    apart = torch.stack([distances[row][torch.arange(len(names)) != row].median() for row in range(len(names))])
+    limit = max(LEAST, ODD * float(apart.median()))
+    odd = tuple(name for name, far in zip(names, apart.tolist(), strict=True) if far > limit)
+    if len(names) < 3:
+        odd = ()
+    return SiteMap(names, _scaled(distances), distances, odd, tuple(_resemblances(found, names, classes)))
+
+
+def _table(surrogate: AnySurrogate) -> tuple[Mixtures, list[int]] | None:
+    """Mixtures of a surrogate, and the indices of their classes in its header; None if no class stands out from noise."""
+    if isinstance(surrogate, SumsSurrogate):
+        return as_mixtures(surrogate.sums)
+    return surrogate.mixtures, list(range(len(surrogate.header.classes)))
+
+
+def _class_means(mixtures: Mixtures) -> Tensor:
+    sums = torch.zeros(len(mixtures.counts), mixtures.means.shape[1])
+    return sums.index_add_(0, mixtures.labels, mixtures.weights[:, None].float() * mixtures.means.float())
+
+
+def _basis(tables: Sequence[tuple[Mixtures, list[int]] | None], surrogates: Sequence[AnySurrogate]) -> Tensor | None:
+    """Orthonormal directions (d, k) in which the sites' class means differ most."""
+    means = [_class_means(table[0]) for table in tables if table is not None]
+    if sum(map(len, means)) < 2:
+        return None
+    rows = torch.cat(means)
+    _, _, directions = torch.linalg.svd((rows - rows.mean(0)).double(), full_matrices=False)
+    basis: Tensor = directions[:DIRECTIONS].T.float()
+    return basis
+
+
+def _moments(
+    table: tuple[Mixtures, list[int]] | None,
+    surrogate: AnySurrogate,
+    classes: tuple[str, ...],
+    basis: Tensor,
+    count: int,
+) -> _Moments:
+    k, size = basis.shape[1], len(classes)
+    whole, means, covariances = torch.zeros(size, len(basis)), torch.zeros(size, k), torch.zeros(size, k, k)
+    noise, relative, present = torch.zeros(size), torch.zeros(size), torch.zeros(size, dtype=torch.bool)
+    if table is None:
+        return _Moments(whole, means, covariances, noise, relative, present)
+    mixtures, indices = table
+    rows = class_indices(classes, surrogate.header.classes)[indices]
+    # The same draws at every site, so that differences between sites are not those of the draws.
+    streams = [torch.Generator().manual_seed(max(0, int(row))) for row in rows]
+    features, labels = mixtures.draw([count if row >= 0 else 0 for row in rows.tolist()], streams)
+    flat = features.float() @ basis
+    centres = _class_means(mixtures)
+    for label, row in enumerate(rows.tolist()):
+        if row < 0:
+            continue
+        own = flat[labels == label]
+        apart = own - own.mean(0)
+        whole[row], means[row], present[row] = centres[label], centres[label] @ basis, True
+        covariances[row] = apart.T @ apart / max(1, len(own) - 1)
+        if isinstance(surrogate, SumsSurrogate):
+            records = float(surrogate.sums.counts[indices[label]])
+            noise[row] = (surrogate.sums.sigmas["sums"] / max(records, 1.0)) ** 2
+            relative[row] = surrogate.sums.sigmas["counts"] / max(records, 1.0)
+    return _Moments(whole, means, covariances, noise, relative, present)
+
+
+def _distances(found: Sequence[_Moments]) -> Tensor:
+    """Distances (S, S), mean over common classes; a pair without one gets the largest distance."""
+    size, roots = len(found), [_square_roots(each.covariances) for each in found]
+    distances = torch.zeros(size, size, dtype=torch.float64)
+    known = torch.eye(size, dtype=torch.bool)
+    for i in range(size):
+        for j in range(i):
+            values = []
+            for c in (found[i].present & found[j].present).nonzero().flatten().tolist():
+                apart = (found[i].means[c] - found[j].means[c]).double()
+                by_chance = len(apart) * float(found[i].noise[c] + found[j].noise[c])
+                square = max(0.0, float(apart.square().sum()) - by_chance)
+                values.append((square + _bures(roots[i][c], roots[j][c]) ** 2) ** 0.5)
+            if values:
+                distances[i, j] = distances[j, i] = sum(values) / len(values)
+                known[i, j] = known[j, i] = True
+    return torch.where(known, distances, distances.max())
+
+
+def _square_roots(covariances: Tensor) -> Tensor:
+    """The symmetric square roots (C, m, m)."""
+    values, vectors = torch.linalg.eigh(covariances.double())
+    roots: Tensor = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
+    return roots
+
+
+def _bures(left: Tensor, right: Tensor) -> float:
+    """The Bures distance of two covariances, from their square roots (Bhatia, Jain & Lim 2019, equation 1)."""
+    shared = float(torch.linalg.matrix_norm(left @ right, "nuc"))
+    return math.sqrt(max(0.0, float(left.square().sum() + right.square().sum()) - 2 * shared))
+
+
+def _scaled(distances: Tensor) -> Tensor:
+    """Points (S, 2) whose distances are about these (classical multidimensional scaling, Torgerson 1952)."""
+    size = len(distances)
+    centring = torch.eye(size, dtype=torch.float64) - 1 / size
+    values, vectors = torch.linalg.eigh(-0.5 * centring @ distances.square() @ centring)
+    points = vectors.flip(1)[:, :2] * values.flip(0)[:2].clamp_min(0).sqrt()
+    # The sign of an eigenvector is arbitrary. The largest entry is made positive, so that all machines agree.
+    signs = points.gather(0, points.abs().argmax(0, keepdim=True)).sign()
+    points = points * torch.where(signs == 0, torch.ones_like(signs), signs)
+    return torch.nn.functional.pad(points, (0, 2 - points.shape[1])).float()
+
+
+def _resemblances(found: Sequence[_Moments], names: Sequence[str], classes: Sequence[str]) -> list[Resemblance]:
+    """Classes whose mean at a site is nearer to another class of the other sites, by more than privacy noise explains.
+
+    Two others must have both classes. All dimensions are used: the shared directions follow the noise.
+    """
+    present, means, noise = (torch.stack([getattr(each, key) for each in found]) for key in ("present", "whole", "noise"))
+    listed = []
+    for site, own in enumerate(found):
+        others = present.clone()
+        others[site] = False
+        judged = (others.sum(0) >= 2).nonzero().flatten().tolist()
+        # The median is not moved by one other odd site. Its variance is about pi / 2k times that of k normal variables.
+        centres = {c: means[others[:, c], c].median(0).values for c in judged}
+        spread = {
+            c: torch.pi / 2 * float((noise[:, c] * others[:, c]).sum()) / float(others[:, c].sum()) ** 2 for c in judged
+        }
+        for c in (each for each in judged if own.present[each]):
+            away = {other: own.whole[c] - centres[other] for other in judged}
+            squares = {other: _unbiased(each, float(own.noise[c]) + spread[other]) for other, each in away.items()}
+            nearest = min(squares, key=lambda other: squares[other])
+            if nearest == c or squares[nearest] >= 0.5 * squares[c]:
+                continue
+            between = centres[nearest] - centres[c]
+            # Variance of the difference of the squares: of the site's mean, its count, and the two centres.
+            variance = 4 * float(own.noise[c]) * float(between.square().sum())
+            variance += (2 * float(own.relative[c]) * float(own.whole[c] @ between)) ** 2
+            for other in (c, nearest):
+                variance += 4 * spread[other] * float(away[other].square().sum()) + 2 * len(between) * spread[other] ** 2
+            if squares[c] - squares[nearest] > DEVIATIONS * math.sqrt(variance):
+                listed.append(Resemblance(names[site], classes[c], classes[nearest]))
+    return listed
+
+
+def _unbiased(difference: Tensor, variance: float) -> float:
+    """The squared length of a difference (d,) without what noise of this variance in each coordinate adds to it."""
+    return float(difference.square().sum()) - len(difference) * variance

@@ -1,0 +1,1 @@
+"""Secure sums at the coordinator: keys, shares, masked vectors, the list of summed sites, and the sum."""

@@ -1,0 +1,113 @@
+"""Training in rounds, each of which is one secure sum with new keys: the coordinator sees only the mean update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
+from common.errors import RunError, SurrogateError
+from common.privacy.claims import private_rounds, spent_after
+from common.rules.spec import load
+from common.secure_sum.words import Words
+from common.wire.records import Info
+from strategies.base.collection import Collection
+from strategies.base.introductions import Group
+from strategies.base.reported import share_in
+from strategies.base.training import Training
+from strategies.flower.records import arrays_of, metrics_of, tensors_like
+from strategies.secure_sum.strategy import SecureSum
+
+
+class SecureRounds(SecureSum):
+    """Rounds of training. In each one, the sites that are connected then make keys and sum their updates."""
+
+    _training: Training | None = None
+
+    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
+        """Run all rounds, and evaluate the model. Raises RunError when too few sites are left in any round."""
+        self.deadline = deadline or self.config.deadline
+        self.summary()
+        started = time.perf_counter()
+        while not self._over():
+            number = self._number
+            try:
+                messages = self.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
+                done = self.aggregate_train(number, Collection(grid, messages, self.deadline))
+            except RunError as error:
+                raise RunError(f"round {number}: {error}") from None
+            self._finish_round(number, done)
+        self.outcome.seconds["learn"] = time.perf_counter() - started
+        return self.evaluate(grid, self.deadline)
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Collect keys and shares of a new sum; return the requests for masked updates. No messages after the last round."""
+        if self._over():
+            return []
+        if self._training is None:
+            self.initial = arrays or self.initial
+        else:
+            self._training.model = tensors_like(self._training.model, arrays)
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Complete the round's sum, and update the model. Raises RunError when too few sites are left."""
+        if self._over():
+            return None, None
+        super().aggregate_train(server_round, replies)
+        assert self._training is not None
+        return arrays_of(self._training.model), metrics_of(self._training.history[-1])
+
+    def invite(self, grid: Grid, deadline: float, number: int | None = None) -> list[int]:
+        """The connected nodes. Only the first round waits for all expected sites."""
+        return super().invite(grid, deadline, number or (self._number if self._number > 1 else None))
+
+    @property
+    def _number(self) -> int:
+        """The number of the current round, from one."""
+        return 1 if self._training is None else self._training.round + 1
+
+    def _over(self) -> bool:
+        return self._number > min(self.last_round or self.config.trained.rounds, private_rounds(self.config))
+
+    def _values(self) -> Info:
+        return super()._values() | {"round": self._number}
+
+    def _told_to_all(self, group: Group) -> tuple[bytes, int]:
+        """The round's model. With another one for a single site, the mean update would show that site's."""
+        if self._training is None:
+            self._training = Training.begin(self.config, group.classes, group.fingerprint, group.dimension)
+            self._training.model = tensors_like(self._training.model, self.initial)
+        training = self._training
+        if (training.fingerprint, training.inputs) != (group.fingerprint, group.dimension):
+            raise RunError(f"the sites have another backbone ({group.fingerprint[:16]}) than in the first round")
+        return training.question(), group.dimension
+
+    def _accuracy(self) -> float | None:
+        """Accuracy of the current model on all test data; None outside simulations or without a reply."""
+        if not self._simulated():
+            return None
+        try:
+            return share_in(self._judged(self._grid, self.deadline, {"brief": True}), "accuracy.model")
+        except SurrogateError as error:
+            self.recorder.event("comparison-failed", reason=str(error))
+            return None
+
+    def _learn(self, summed: list[str], numbers: Words) -> None:
+        training = self._training
+        assert training is not None
+        total, facts = self._total(summed, numbers)
+        load(self.config.spec.from_sums)(total, training, summed)
+        self.outcome.model, self.outcome.learning = training.classifier(), facts
+        sent = sum(site.bytes_up for site in self.outcome.sites.values())
+        found: dict[str, object] = {"round": training.round, "accuracy": self._accuracy(), "bytes_up": sent}
+        found["used"] = len(summed)
+        if self.config.epsilon:
+            found["epsilon"] = spent_after(self.config, training.round)
+        training.history.append(found)
+        self.outcome.rounds = training.history
+        self.recorder.event("round", **found)

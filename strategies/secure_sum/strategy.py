@@ -1,0 +1,258 @@
+"""A run whose coordinator sees only the sum over sites: four steps after the introductions, each with a deadline."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from math import prod
+from typing import TypeVar
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+
+from common.config.run_config import run_digest
+from common.errors import FedSurrogateError, RunError, SealError, SurrogateError
+from common.privacy.claims import Claim, check_claim
+from common.rules.secure_sum import MECHANISM, context_of, local_epsilon, numbers_of, rules_of, shapes_of
+from common.rules.spec import load
+from common.secure_sum.keys import Member, check_members, list_digest
+from common.secure_sum.member import PURPOSE, signed_list
+from common.secure_sum.noise import noise_of_sum
+from common.secure_sum.rules import SumRules
+from common.secure_sum.shares import Dealt
+from common.secure_sum.unmasking import Shares, check_revealed, unmask
+from common.secure_sum.words import Words
+from common.security.sealing import verify
+from common.surrogates.public_map import PublicMap
+from common.surrogates.surrogates import Header
+from common.wire import sum_proto
+from common.wire.records import Info, to_record
+from common.wire.surrogate_proto import centre_digest
+from strategies.base.collection import Collection, check_quorum
+from strategies.base.federation import HELLO, Federation
+from strategies.base.introductions import Group
+from strategies.base.one_shot import Learned
+from strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
+from strategies.pooling.public_projection import read_map
+from strategies.pooling.total import Total
+
+TOTAL_FILE = "sum.pb"
+T = TypeVar("T")
+
+
+class SecureSum(Federation):
+    """One secure sum, from which the method of the run learns. Its members are the sites that announce keys."""
+
+    _grid: Grid
+    _rules: SumRules
+    _header: Header
+    _map = PublicMap()
+
+    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
+        """Run the sum, and evaluate what is learned from it. Raises RunError when too few sites are left at any step."""
+        self.deadline = deadline or self.config.deadline
+        self.summary()
+        started = time.perf_counter()
+        messages = self.configure_train(1, self.initial, ConfigRecord(), grid)
+        self._finish_round(1, self.aggregate_train(1, Collection(grid, messages, self.deadline)))
+        spent = self.outcome.seconds
+        spent["wait"] = max(0.0, time.perf_counter() - started - sum(spent.values()))
+        return self.evaluate(grid, self.deadline)
+
+    def hello(self, node: int) -> Message:
+        """The request for a site's introduction, with its keys for this sum."""
+        return self._message(HELLO, node, to_record(None, self._values()))
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Collect keys and shares; return the requests for masked vectors. Raises RunError when too few sites are left."""
+        check_no_settings(config, "train_config")
+        self._grid, self._sum = grid, secrets.token_hex(16)
+        self._lost: dict[str, str] = {}
+        self._pinned: dict[str, bool] = {}
+        self._masked: dict[str, Words] = {}
+        self._claims: dict[str, Claim | None] = {}
+        group = self.introduce(grid, self.deadline)
+        self._nodes, classes = dict(group.nodes), group.classes
+        self._header = Header(self.config.method, run_digest(self.config), "coordinator", group.fingerprint, classes)
+        self._public, dimension = self._told_to_all(group)
+        self._shapes = shapes_of(self.config, self.config.spec, classes, dimension)
+        self._members = self._key_list(group.keys)
+        public = sum_proto.map_digest(self._public)
+        self._digest = list_digest(list(self._members.values()), self._context + public)
+        self._rules = rules_of(self.config, len(self._members))
+        try:
+            self._rules.check()
+            self._numbers = numbers_of(self.config, self.config.spec, len(self._members))
+        except FedSurrogateError as error:
+            raise RunError(str(error)) from None
+        listed = sum_proto.pack_members(self._members.values(), public)
+        asked = dict.fromkeys(self._members, listed)
+        self._dealt = self._ask("sum_shares", asked, "lost after its keys", self._shares)
+        self._enough(len(self._dealt), self._rules.least, "have shared their secrets")
+        return [
+            self._request(MessageType.TRAIN, name, sum_proto.pack_delivery(self._dealt.values(), name, self._public))
+            for name in self._dealt
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Complete the sum, and learn from it. Raises RunError when too few sites are left."""
+        self._collect(replies, list(self._dealt), "lost after its shares", self._vector)
+        self._enough(len(self._masked), self._rules.least, "have sent their masked vectors")
+        summed = sorted(self._masked)
+        listed = dict.fromkeys(summed, sum_proto.pack_list(summed))
+        signatures = self._ask("sum_list", listed, "lost after its masked vector, which is in the sum", self._signature)
+        self._enough(len(signatures), self._rules.threshold, "have signed the list of summed sites")
+        signed = dict.fromkeys(signatures, sum_proto.pack_list(summed, signatures))
+        why = "lost before the end; its masked vector is in the sum"
+        revealed = self._ask("sum_open", signed, why, self._revealed)
+        self._enough(len(revealed), self._rules.threshold, "have replied to the end")
+        try:
+            numbers = unmask(self._masked, self._dealt, self._members, revealed, self._rules)
+        except SurrogateError as error:
+            raise RunError(f"the secure sum cannot be completed: {error}; run again without that site") from None
+        for name in summed:
+            site = self.outcome.sites[self._nodes[name]]
+            site.fate, site.reason, site.claim = "used", "", self._claims[name]
+            self.recorder.event("replied", site=name, bytes=site.bytes_up)
+        self._learn(summed, numbers)
+        assert self.outcome.model is not None
+        facts = {"bytes_up": sum(site.bytes_up for site in self.outcome.sites.values()), "used": len(summed)}
+        return classifier_arrays(self.outcome.model), metrics_of(facts)
+
+    def _told_to_all(self, group: Group) -> tuple[bytes, int]:
+        """What all sites must receive alike before they compute their vectors, and the dimension of the features then."""
+        self._map = read_map(self.config)
+        try:
+            dimension = self._map.apply(torch.zeros(1, group.dimension)).shape[1]
+        except SurrogateError as error:
+            raise RunError(f"features.projection or fedpft.public does not fit the sites: {error}") from None
+        return sum_proto.pack_map(self._map), dimension
+
+    def _learn(self, summed: list[str], numbers: Words) -> None:
+        total, facts = self._total(summed, numbers)
+        started = time.perf_counter()
+        learned: Learned = load(self.config.spec.from_sums)(total, self.config)
+        self.outcome.model, self.outcome.learned = learned.model, learned.source
+        self.outcome.learning = {**learned.facts, **facts}
+        self.outcome.seconds["learn"] = time.perf_counter() - started
+        classes = len(learned.model.header.classes)
+        self.recorder.event("learned", **self.outcome.learning, seconds=self.outcome.seconds["learn"], classes=classes)
+
+    def _total(self, summed: list[str], numbers: Words) -> tuple[Total, dict[str, str | float]]:
+        """The sum as real numbers, and facts about it. Raises RunError when it is of too few sites."""
+        config, claim = self.config, next(iter(self._claims.values()))
+        self.recorder.keep(TOTAL_FILE, sum_proto.pack_total(self._header, summed, numbers, claim))
+        check_quorum(len(summed), len(self.outcome.sites), config.sites, config.quorum, reasons=self.outcome.reasons)
+        tensors, at = {}, 0
+        for name, shape in self._shapes.items():
+            count = prod(shape)
+            tensors[name] = self._numbers[name].decode(numbers[at : at + count]).reshape(shape)
+            at += count
+        rules, sigmas = self._rules, {}
+        if claim is not None and claim.mechanism == MECHANISM:
+            sigmas = noise_of_sum(claim, self._numbers, self._shapes, rules, len(summed))
+        keys = "pinned by every site" if all(self._pinned[name] for name in summed) else "sent by the coordinator"
+        facts: dict[str, str | float] = {
+            "secure-sum-of": len(summed),
+            "members": rules.members,
+            "colluding": rules.colluding,
+            "least": rules.least,
+            "keys": keys,
+            **({"local-epsilon": local_epsilon(config, rules)} if sigmas else {}),
+            **{f"noise-{name}": sigma for name, sigma in sigmas.items()},
+        }
+        return Total(self._header, tensors, sigmas, claim, self._map), facts
+
+    @property
+    def _context(self) -> bytes:
+        return context_of(self.config, self._sum)
+
+    def _values(self) -> Info:
+        return {"run": run_digest(self.config), "sum": self._sum}
+
+    def _key_list(self, keys: Mapping[str, str]) -> dict[str, Member]:
+        """The sites with valid keys. One that repeats another's key, or has none, is rejected."""
+        found: dict[str, Member] = {}
+        for name in sorted(keys):
+            try:
+                member = sum_proto.unpack_member(bytes.fromhex(keys[name]))
+                if member.site != name:
+                    raise SurrogateError("keys of another site")
+                check_members([*found.values(), member], self._context)
+                found[name] = member
+            except (ValueError, SealError, SurrogateError) as error:
+                self._reject(self._nodes[name], f"its keys for the secure sum cannot be used: {error}")
+        return found
+
+    def _request(self, kind: str, name: str, payload: bytes) -> Message:
+        return self._message(kind, self._nodes[name], to_record(payload, {**self._values(), "bytes": len(payload)}))
+
+    def _ask(
+        self, kind: str, payloads: Mapping[str, bytes], lost: str, read: Callable[[str, bytes, Info], T]
+    ) -> dict[str, T]:
+        """The replies of sites to one step. lost: what is recorded of a site that does not reply."""
+        messages = [self._request(f"{MessageType.QUERY}.{kind}", name, payload) for name, payload in payloads.items()]
+        return self._collect(Collection(self._grid, messages, self.deadline), list(payloads), lost, read)
+
+    def _collect(
+        self, replies: Iterable[Message], asked: list[str], lost: str, read: Callable[[str, bytes, Info], T]
+    ) -> dict[str, T]:
+        found: dict[str, T] = {}
+        names = {node: name for name, node in self._nodes.items()}
+        for reply in replies:
+            node = self._node(reply)
+            try:
+                payload, info = self._read(reply, self.outcome.sites[node])
+                if payload is None:
+                    raise SurrogateError("a reply without content")
+                found[names[node]] = read(names[node], payload, info)
+            except (SurrogateError, SealError) as error:
+                self._lost[names[node]] = f"{lost}: {error}"
+                self._reject(node, self._lost[names[node]])
+        for name in asked:
+            if name not in found and name not in self._lost:
+                self._lost[name] = self.outcome.sites[self._nodes[name]].reason = lost
+                self.recorder.event("dropped", site=name, reason=lost)
+        return found
+
+    def _shares(self, name: str, payload: bytes, info: Info) -> Dealt:
+        dealt = sum_proto.unpack_dealt(payload)
+        if dealt.site != name or dealt.content.keys() != self._members.keys() or dealt.digest != self._digest:
+            raise SurrogateError("shares that are not for the sites of this sum")
+        self._pinned[name] = info.get("pinned") is True
+        self.recorder.event("shared", site=name, bytes=len(payload))
+        return dealt
+
+    def _vector(self, name: str, payload: bytes, info: Info) -> None:
+        header, numbers, claim = sum_proto.unpack_masked(payload, sum(map(prod, self._shapes.values())))
+        if header != replace(self._header, site=name):
+            raise SurrogateError("a masked vector of another run, backbone, site or other classes")
+        check_claim(claim, self.config, centre_digest(self._map.centre))
+        site = self.outcome.sites[self._nodes[name]]
+        site.simulated = info.get("simulated") is True
+        self._masked[name], self._claims[name] = numbers, claim
+        self.recorder.event("masked", site=name, bytes=len(payload))
+
+    def _signature(self, name: str, payload: bytes, info: Info) -> bytes:
+        verify(signed_list(self._digest, sorted(self._masked)), payload, self._members[name].public, PURPOSE)
+        return payload
+
+    def _revealed(self, name: str, payload: bytes, info: Info) -> Shares:
+        found = sum_proto.unpack_revealed(payload)
+        check_revealed(name, found, self._dealt, list(self._masked))
+        return found
+
+    def _enough(self, there: int, needed: int, what: str) -> None:
+        """Raise RunError, which names the lost sites, when fewer than `needed` sites are left."""
+        if there >= needed:
+            return
+        lost = "".join(f"; {name}: {why}" for name, why in sorted(self._lost.items()))
+        raise RunError(
+            f"the secure sum cannot be completed: {there} of {self._rules.members} sites {what}, {needed} are needed "
+            f"(see dropouts, colluding and secure-sum-threshold); nothing was revealed{lost}"
+        )

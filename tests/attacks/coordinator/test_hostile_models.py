@@ -1,0 +1,51 @@
+"""A coordinator's model or settings for evaluation must not fail at a site without a reason."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from client_app.features.extraction import Features
+from client_app.features.site_features import LabelledFeatures, SiteFeatures, usable
+from client_app.methods.evaluation import checked_classifier
+from common.config.run_config import parse_run_config, run_digest
+from common.errors import SurrogateError
+from common.models.classifiers import Classifier, Head, Quadratic
+from common.surrogates.surrogates import Header
+from common.wire.model_proto import pack_classifier, unpack_classifier
+
+RUN = parse_run_config({})
+HEADER = Header("fedpft", run_digest(RUN), "coordinator", "backbone", ("a", "b"))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("table", ["means", "whiteners", "bias"])
+def test_discriminants_that_are_not_finite_are_refused(table, bad):
+    tables = {"means": torch.ones(2, 3), "whiteners": torch.ones(2, 3), "bias": torch.zeros(2)}
+    payload = pack_classifier(Quadratic(HEADER, **tables))
+    assert unpack_classifier(payload).dimension == 3
+    tables[table][1] = bad
+    with pytest.raises(SurrogateError):
+        unpack_classifier(pack_classifier(Quadratic(HEADER, **tables)))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Head(HEADER, torch.ones(2, 3), torch.ones(2)), Quadratic(HEADER, torch.ones(2, 3), torch.ones(2, 3), torch.zeros(2))],
+)
+def test_a_model_for_another_dimension_is_refused_with_a_reason(model: Classifier):
+    own = LabelledFeatures(torch.ones(4, 5), torch.zeros(4, dtype=torch.int64))
+    found = SiteFeatures(own, own, ("a", "b"), "backbone", 0.0, simulated=False)
+    task = cast(Any, SimpleNamespace(run=RUN, found=found, question=pack_classifier(model)))
+    with pytest.raises(SurrogateError, match="dimension 3, this site has 5"):
+        checked_classifier(task)
+
+
+def test_a_record_that_a_power_makes_infinite_is_left_out():
+    dataset = cast(Any, SimpleNamespace(patients=None, labels=torch.arange(3)))
+    x = np.array([[1.0, 2.0], [1e30, 0.0], [3.0, 4.0]], dtype=np.float32)
+    found = cast(Features, SimpleNamespace(x=x, ok=np.ones(3, dtype=bool)))
+    assert usable(dataset, found, torch.arange(3), 2.0).labels.tolist() == [0, 2]
+    assert usable(dataset, found, torch.arange(3), 1.0).labels.tolist() == [0, 1, 2]

@@ -1,0 +1,145 @@
+"""A coordinator, or someone between, sends a site a model that it must not keep; the reply shows nothing of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from client_app.model_use.store import models_folder, read_index
+from client_app.node_config import NodeConfig, parse_node_config
+from client_app.requests import answer
+from common.config.run_config import parse_run_config
+from common.errors import FedSurrogateError, SealError, SurrogateError
+from common.models.classifiers import Head
+from common.security.sealing import new_key, public_key, sign
+from common.signed_models.making import make_signed_model, signed_values
+from common.signed_models.signed_model import PURPOSE, SignedModel, read_signed_model
+from common.surrogates.surrogates import Header
+from common.wire.model_proto import pack_classifier
+from common.wire.records import Info, Record, from_record, to_record
+from tests.client_app.model_use.hospitals import PRIVATE, federation
+from tests.grid import FAST, default_run_config
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[NodeConfig, dict[str, Any], SignedModel]:
+    """A hospital after a run, the run's settings, and the model that it kept."""
+    nodes, folder = federation(tmp_path_factory.mktemp("ran"))
+    settings = default_run_config() | {"device": "cpu"} | FAST | PRIVATE
+    return parse_node_config(nodes[0]), settings, read_signed_model(folder / "model.fedsurrogate")
+
+
+Send = Callable[..., Record]
+
+
+@pytest.fixture
+def send(ran: tuple[NodeConfig, dict[str, Any], SignedModel]) -> Send:
+    """Send a model to the hospital as its run does, with changes of the values next to it."""
+    node, settings, kept = ran
+
+    def sent(model: SignedModel, payload: bytes | None = None, pinned: str = "", run: str = "", **changes: str) -> Record:
+        payload = pack_classifier(model.classifier) if payload is None else payload
+        info: Info = {**signed_values(model), **changes, "bytes": len(payload)}
+        site = node.model_copy(update={"coordinator_key": pinned})
+        return answer("evaluation", to_record(payload, info), settings, run or kept.manifest.flower_run, site, node.site)
+
+    return sent
+
+
+def another(kept: SignedModel, flower_run: str = "", key: bytes = KEY) -> SignedModel:
+    """A model of the same run with other weights."""
+    settings = default_run_config() | FAST | PRIVATE
+    head = kept.classifier
+    assert isinstance(head, Head)
+    header = Header("fedpft", kept.manifest.run, "coordinator", kept.manifest.fingerprint, tuple(kept.manifest.classes))
+    changed = Head(header, head.weight + 1, head.bias, head.clip)
+    config = parse_run_config(settings)
+    return make_signed_model(changed, config, None, flower_run or kept.manifest.flower_run, 2, key)
+
+
+def files(node: NodeConfig) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in models_folder(node).iterdir() if path.suffix != ".lock"}
+
+
+def test_a_model_whose_manifest_was_changed_is_refused(ran: Any, send: Send) -> None:
+    node, _, kept = ran
+    before, model = files(node), another(kept)
+    facts = json.loads(model.manifest.signed_bytes())
+    facts["privacy"]["epsilon"] = 0.001
+    with pytest.raises(SealError):
+        send(model, manifest=json.dumps(facts, sort_keys=True, separators=(",", ":")))
+    assert files(node) == before
+
+
+def test_weights_that_were_exchanged_are_refused(ran: Any, send: Send) -> None:
+    node, _, kept = ran
+    before, model = files(node), another(kept)
+    head = model.classifier
+    assert isinstance(head, Head)
+    with pytest.raises(SealError):
+        send(model, payload=pack_classifier(Head(head.header, -head.weight, head.bias, head.clip)))
+    assert files(node) == before
+
+
+def test_a_name_that_leaves_the_folder_is_refused_even_when_signed(ran: Any, send: Send) -> None:
+    node, _, kept = ran
+    before, model = files(node), another(kept)
+    for name in ("../../policy", "/tmp/x", ".hidden", "a/b"):
+        facts = json.loads(model.manifest.signed_bytes()) | {"name": name}
+        text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+        with pytest.raises(SurrogateError, match="manifest cannot be read"):
+            send(model, manifest=text, signature=sign(text.encode(), KEY, PURPOSE).hex())
+    assert files(node) == before
+    assert not list(Path(node.state).rglob("policy*"))
+
+
+def test_values_that_are_no_model_are_refused_with_a_code(ran: Any, send: Send) -> None:
+    node, _, kept = ran
+    before, model = files(node), another(kept)
+    for changes in ({"signature": "zz"}, {"signer": "00"}, {"manifest": "[]"}, {"gaussians": "!"}, {"signature": "ab"}):
+        with pytest.raises(FedSurrogateError):
+            send(model, **changes)
+    assert files(node) == before
+
+
+def test_a_pinned_site_keeps_no_model_of_another_key_and_its_reply_is_the_same(ran: Any, send: Send) -> None:
+    node, _, kept = ran
+    before = files(node)
+    refused = from_record(send(another(kept), pinned=public_key(new_key()).hex()), 0)
+    assert files(node) == before
+    taken = from_record(send(another(kept)), 0)
+    assert len(read_index(node).models) == 2
+    assert refused == taken
+    assert read_index(node).in_use == kept.manifest.name, "what arrives is not used before a person decides it"
+
+
+def test_a_site_that_took_no_part_keeps_nothing(ran: Any, send: Send) -> None:
+    node, _, kept = ran
+    before = files(node)
+    send(another(kept, "424242", new_key()), run="424242")
+    assert files(node) == before
+
+
+def test_a_model_of_another_run_is_refused(ran: Any, send: Send) -> None:
+    _, _, kept = ran
+    with pytest.raises(SurrogateError, match="a signed model of run"):
+        send(another(kept, "5"))
+
+
+def test_gaussians_that_would_divide_by_zero_are_refused(ran: Any, send: Send) -> None:
+    _, _, kept = ran
+    from dataclasses import replace
+
+    from common.signed_models.signed_model import pack_gaussians
+
+    assert kept.gaussians is not None
+    broken = replace(kept.gaussians, within=replace(kept.gaussians.within, rest=torch.zeros(1)))
+    with pytest.raises(SurrogateError, match="Gaussians cannot be read"):
+        send(another(kept), gaussians=pack_gaussians(broken))

@@ -1,0 +1,188 @@
+"""Counts of an evaluation or a survey: sensitivity, requests past the gate, models made to leak, and lying hospitals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client_app.methods.counting import count_decisions, scores_alone
+from common.config.run_config import RunConfig, parse_run_config, run_digest
+from common.counting.counts import Counts
+from common.counting.counts_proto import pack_counts, unpack_counts
+from common.errors import ConfigError, RunError, SurrogateError
+from common.models.classifiers import Ensemble, Head
+from common.privacy.gaussian_mechanism import unit_weights
+from common.rules.counting import tables_of
+from common.surrogates.surrogates import Header
+from common.wire.model_files import save_model
+from common.wire.records import INFO, to_record
+from strategies.counting.evaluated import payload_of, read_model
+from tests.client_app.model_use.hospitals import CLASSES
+from tests.grid import FIRST_NODE, Fault, InProcessGrid, NodeConfig, default_run_config, events_of
+from tests.strategies.counting.hospitals import POLICY, allow, entries, evaluated, learned
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[NodeConfig], Path]:
+    home = tmp_path_factory.mktemp("counts")
+    return home, *learned(home)
+
+
+def config(classes: int) -> RunConfig:
+    names = ",".join(f"c{k}" for k in range(classes))
+    return parse_run_config({"counting.kind": "evaluation", "counting.digest": "0" * 64, "classes": names})
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    st.integers(2, 5),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.floats(-30, 30)), min_size=1, max_size=12),
+    st.booleans(),
+)
+def test_one_more_patient_changes_every_table_by_at_most_its_bound(
+    classes: int, records: list[tuple[int, int, float]], patients: bool
+) -> None:
+    run = config(classes)
+    units = tuple(str(patient) for _, patient, _ in records) if patients else None
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.stack([value * torch.randn(classes, generator=generator).double() for *_, value in records])
+    labels = torch.tensor([label % classes for label, *_ in records])
+    weights = unit_weights(units, len(records))
+    whole = count_decisions(scores, labels, weights, run)
+    gone = torch.tensor([units[k] == units[0] if units else k == 0 for k in range(len(records))])
+    rest = count_decisions(scores[~gone], labels[~gone], weights[~gone], run)
+    for table in tables_of(run, classes):
+        assert float((whole[table.name] - rest[table.name]).norm()) <= table.bound
+
+
+def test_the_score_of_a_record_does_not_depend_on_the_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    header = Header("", "", "", "f", CLASSES)
+    head = Head(header, 9e3 * torch.randn(3, 512, generator=generator), torch.zeros(3))
+    x = torch.randn(40, 512, generator=generator)
+    every = scores_alone(head, x)
+    assert all(torch.equal(scores_alone(head, x[k : k + 1]), every[k : k + 1]) for k in range(40))
+    assert any(torch.equal(scores_alone(head, x[k:]), every[k:]) for k in range(40))
+
+
+def ask(node: NodeConfig, kind: str, **more: Any) -> str:
+    """The status of a site's reply to one message of a run that counts."""
+    grid = InProcessGrid([node], run_id=4711)
+    run = default_run_config() | {"device": "cpu", "image-size": 8, "classes": ",".join(CLASSES)} | more
+    grid.run_config = run
+    content = to_record(None, {"run": run_digest(parse_run_config(run))})
+    (reply,) = grid.pull_messages(grid.push_messages([Message(content, FIRST_NODE, kind)]))
+    return str(reply.content.config_records[INFO]["status"])
+
+
+@pytest.mark.parametrize("kind", ["query.hello", "query.head", "query.compare", "evaluate"])
+def test_allowing_exact_counts_opens_no_other_request(hospitals: tuple[Path, list[NodeConfig], Path], kind: str) -> None:
+    """Exact counts need runs without epsilon; other requests of such a run would see records without any charge."""
+    home, nodes, _ = hospitals
+    allow(home, 0, 'exact-counts = ["survey", "evaluation"]\n')
+    exact = {"counting.kind": "survey"}
+    assert ask(nodes[0], kind, **exact) == "policy"
+    assert ask(nodes[0], "train", **exact) == "ok", "the survey itself is answered"
+    assert ask(nodes[0], "train", method="afl") == "policy", "and nothing else without privacy"
+    assert {entry["mechanism"] for entry in entries(nodes[0])} == {"sums", "exact-counts"}
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ('methods = ["fedpft"]\n', "a policy that lists its methods"),
+        ("require-secure-sum = true\n", "a site whose part must never be seen alone"),
+        ('mechanisms = ["sums"]\n', "a policy that lists its mechanisms"),
+        ("epsilon-per-run = 0.5\n", "a smaller budget"),
+    ],
+)
+def test_the_policy_holds_for_counts_as_for_any_release(
+    hospitals: tuple[Path, list[NodeConfig], Path], text: str, refused: str
+) -> None:
+    home, nodes, run = hospitals
+    kept = POLICY.replace("epsilon-per-run = 8.0\n", "") if "per-run" in text else POLICY
+    (home / "policy-0.toml").write_text(kept + text)
+    before = len(entries(nodes[0]))
+    folder, result = evaluated(home, nodes, run, epsilon=1.0)
+    assert result["sites"] == 2, refused
+    assert [e["site"] for e in events_of(folder) if e["event"] == "rejected"] == ["clinic-0"]
+    assert len(entries(nodes[0])) == before
+    allow(home, 0, "")
+
+
+def test_evaluations_end_with_the_budget(hospitals: tuple[Path, list[NodeConfig], Path]) -> None:
+    home, nodes, run = hospitals
+    (home / "policy-1.toml").write_text("epsilon-per-run = 8.0\nepsilon-total = 12.0\n")
+    before, refused = len(entries(nodes[1])), list[str]()
+    while not refused and len(entries(nodes[1])) < before + 9:
+        folder, _ = evaluated(home, nodes, run, epsilon=4.0)
+        refused = [e["site"] for e in events_of(folder) if e["event"] == "rejected"]
+    assert refused == ["clinic-1"]
+    assert len(entries(nodes[1])) > before
+    allow(home, 1, "")
+
+
+def test_a_model_with_huge_weights_is_refused_in_a_private_evaluation(
+    hospitals: tuple[Path, list[NodeConfig], Path], tmp_path: Path
+) -> None:
+    home, nodes, run = hospitals
+    honest = read_model(run / "model.safetensors")
+    assert isinstance(honest, Head)
+    file = tmp_path / "huge.safetensors"
+    # As an ensemble: the coordinator's own program would scale a head down, which a hostile one does not.
+    save_model(Ensemble((Head(honest.header, honest.weight * 1e6, honest.bias, honest.clip),)), file)
+    before = len(entries(nodes[2]))
+    with pytest.raises(RunError, match="quorum"):
+        evaluated(home, nodes, run, **{"counting.model": str(file), "counting.digest": payload_of(read_model(file))[1]})
+    assert len(entries(nodes[2])) == before
+
+
+def lying(change: Any) -> Any:
+    def lie(payload: bytes) -> bytes:
+        counts = unpack_counts(payload)
+        return pack_counts(Counts(counts.header, change({k: v.clone() for k, v in counts.tables.items()}), counts.claim))
+
+    return lie
+
+
+LIES = {
+    "negative": lambda tables: tables | {"decisions": tables["decisions"] - 10_000},
+    "not the same records": lambda tables: tables | {"decisions": tables["decisions"] + 10_000},
+    "huge": lambda tables: {name: table + 2_000_000_000 for name, table in tables.items()},
+    "a table less": lambda tables: {"decisions": tables["decisions"]},
+    "another shape": lambda tables: tables | {"scores": tables["scores"][:, :, :4]},
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_counts_that_no_records_give_are_refused_and_the_others_used(
+    hospitals: tuple[Path, list[NodeConfig], Path], name: str
+) -> None:
+    home, nodes, run = hospitals
+    folder, result = evaluated(home, nodes, run, epsilon=1.0, faults={1: Fault(payload=lying(LIES[name]))})
+    assert result["sites"] == 2
+    assert [e["site"] for e in events_of(folder) if e["event"] == "rejected"] == ["clinic-1"]
+
+
+def test_a_run_that_counts_without_classes_or_in_a_secure_sum_does_not_start() -> None:
+    with pytest.raises(ConfigError, match="needs classes"):
+        parse_run_config({"counting.kind": "survey"})
+    with pytest.raises(ConfigError, match="secure-sum"):
+        parse_run_config({"counting.kind": "survey", "classes": "a,b", "secure-sum": True, "method": "afl"})
+    with pytest.raises(ConfigError, match=r"counting\.digest"):
+        parse_run_config({"counting.kind": "evaluation", "classes": "a,b"})
+
+
+def test_a_broken_message_is_refused() -> None:
+    header = Header("fedpft", "r", "s", "f", ("a", "b"))
+    payload = pack_counts(Counts(header, {"records": torch.tensor([3, 4])}))
+    assert unpack_counts(payload).tables["records"].tolist() == [3, 4]
+    for broken in (payload[:-1], payload + b"\x01", payload.replace(b"records", b"recor")):
+        with pytest.raises(SurrogateError):
+            unpack_counts(broken)

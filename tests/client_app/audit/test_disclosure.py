@@ -1,0 +1,68 @@
+import hashlib
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_app.audit.disclosure import disclose
+from client_app.features.site_features import site_name
+from client_app.governance.gate import open_gate, open_ledger
+from client_app.governance.release import SurrogateRequest, prepare
+from common.config.run_config import parse_run_config, run_digest
+from tests import commands
+from tests.client_app.audit.test_release_audit import OPEN, hospital
+
+RUN: dict[str, Any] = {"backbone": "none", "data": "safetensors", "fedpft.covariance": "spherical"}
+
+
+def test_the_sheet_has_the_hash_of_what_leaves_and_the_ledger_has_the_sheets_address(tmp_path: Path) -> None:
+    node, run = hospital(tmp_path, [30, 30]), parse_run_config(RUN)
+    open_ledger(node)
+    content, facts, page = disclose(run, node)
+    gate = open_gate(node, run, "1")
+    prepared = prepare(SurrogateRequest(run, node, site_name(node, 0), "1", info={"lineage": "one"}), gate)
+    gate.let_out(prepared.release)
+    entry = gate.ledger.entries()[-1]
+    assert content["outputs"]["sha256 of the payload"] == entry["sha256"] == hashlib.sha256(prepared.payload).hexdigest()
+    assert content["outputs"]["bytes"] == entry["bytes"] == len(prepared.payload)
+    assert (node.state / f"{entry['disclosure']}.json").read_bytes() == facts.read_bytes()
+    assert facts.stem == f"{run_digest(run)}-{hashlib.sha256(facts.read_bytes()).hexdigest()[:16]}"
+    assert content["outputs"]["ledger after"]["entries"] == len(gate.ledger.entries())
+    assert entry["disclosure"] in page.read_text()
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+
+
+def test_a_release_without_a_sheet_has_no_address(tmp_path: Path) -> None:
+    node, run = hospital(tmp_path, [30, 30]), parse_run_config(RUN)
+    open_ledger(node)
+    disclose(parse_run_config(RUN | {"seed": 5}), node)
+    prepared = prepare(
+        SurrogateRequest(run, node, site_name(node, 0), "1", info={"lineage": "one"}), open_gate(node, run, "1")
+    )
+    assert prepared.release.disclosure == ""
+
+
+def test_a_private_sheet_has_the_claim_and_what_it_does_not_cover_but_no_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    node = hospital(tmp_path, [30, 30], policy=OPEN)
+    open_ledger(node)
+    text = " ".join(f"{key}={value!r}" for key, value in {
+        "site": node.site, "data": node.data, "data-dir": node.data_dir, "dataset": "own", "policy": node.policy,
+        "state-dir": node.state_dir, "cache-dir": node.cache_dir,
+    }.items())  # fmt: skip
+    run = 'backbone="none" data="safetensors" fedpft.covariance="spherical" epsilon=1.0 delta=1e-5 classes="0,1"'
+    assert commands.site(monkeypatch, "disclose", "--node-config", text, "-c", run, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    outputs = found["outputs"]
+    assert outputs["claim"]["epsilon"] == 1.0
+    assert outputs["claim"]["sigmas"]["sums"] > 1
+    assert any("takes part" in each for each in outputs["not covered"])
+    assert "the ledger's entry has the hash" in outputs["sha256 of the payload"]
+    (attack,) = outputs["attacks"].values()
+    assert attack["low"] <= attack["auc"] <= attack["high"]
+    assert outputs["ledger after"]["epsilon spent"] > outputs["ledger before"]["epsilon spent"]
+    assert {"projects", "people", "data", "settings", "outputs"} <= found.keys()
+    assert str(tmp_path) not in json.dumps({key: value for key, value in found.items() if key not in ("file", "page")})

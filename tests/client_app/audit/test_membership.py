@@ -1,0 +1,69 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from client_app.audit.membership import Trials, distinct, lira, success
+from client_app.audit.release_audit import _allowed
+from common.errors import ConfigError
+
+RECORDS = 300
+
+
+def halves(count: int, drawn: np.random.Generator) -> Any:
+    """Complementary random halves of the records (count, n)."""
+    found = np.zeros((count, RECORDS), dtype=bool)
+    for first in range(0, count, 2):
+        found[first, drawn.permutation(RECORDS)[: RECORDS // 2]] = True
+        found[first + 1] = ~found[first]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.3, 1.0, 3.0])
+def test_lira_on_a_noisy_sum_has_the_power_of_the_optimal_test(noise: float) -> None:
+    drawn = np.random.default_rng(1)
+    members = halves(48, drawn)
+    # Records are orthogonal and of length one, so a record's product with the noisy sum has mean 1 or 0 and this noise.
+    scores = members + noise * drawn.normal(size=members.shape)
+    found = success(lira(Trials(scores, members)), members)
+    best = float(norm.cdf(1 / (noise * math.sqrt(2))))
+    error = (found.high - found.low) / (2 * 1.96)
+    assert abs(found.auc - best) < 2 * error + 0.01
+    rate = float(norm.cdf(norm.ppf(0.01) + 1 / noise))
+    assert abs(found.rate_at_one_percent - rate) < 0.04
+    assert np.median(distinct(Trials(scores, members))) == pytest.approx(1 / noise, rel=0.2)
+
+
+def test_scores_without_information_are_a_guess() -> None:
+    drawn = np.random.default_rng(2)
+    members = halves(32, drawn)
+    found = success(lira(Trials(drawn.normal(size=members.shape), members)), members)
+    assert found.low < 0.5 < found.high
+    assert found.rate_at_one_percent < 0.02
+
+
+def test_a_class_that_is_missing_gives_its_only_record_away() -> None:
+    drawn = np.random.default_rng(3)
+    members = halves(8, drawn)
+    scores = drawn.normal(size=members.shape)
+    scores[:, 0] = np.where(members[:, 0], 5.0, -np.inf)
+    ratios = lira(Trials(scores, members))
+    assert (ratios[:, 0] > 0).tolist() == members[:, 0].tolist()
+    assert distinct(Trials(scores, members)).argmax() == 0
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (1.0, 1e-5), (4.0, 0.01)])
+def test_the_largest_auc_under_a_claim_is_that_of_randomised_response(epsilon: float, delta: float) -> None:
+    """The attack on randomised response reaches the trade-off curve of (epsilon, 0)."""
+    right = math.exp(epsilon) / (1 + math.exp(epsilon))
+    assert _allowed(epsilon, 0.0) == pytest.approx(right)
+    assert right <= _allowed(epsilon, delta) <= right + delta
+    assert _allowed(0.0, 0.0) == 1.0
+
+
+def test_too_few_releases_are_refused() -> None:
+    with pytest.raises(ConfigError, match="needs four"):
+        Trials(np.zeros((2, 5)), np.zeros((2, 5), dtype=bool))

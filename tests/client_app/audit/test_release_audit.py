@@ -1,0 +1,151 @@
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from client_app.audit.output import check_attacks, limit_broken
+from client_app.audit.release_audit import ReleaseAudit, audit_release
+from client_app.governance.policy import Policy
+from client_app.node_config import NodeConfig, parse_node_config
+from common.config.run_config import parse_run_config
+from common.errors import ConfigError, DataError, PolicyError
+from common.privacy import gaussian_mechanism
+from tests import commands
+
+OPEN = "without-dp = true\nsmallest-class = 1\nepsilon-per-run = 1000\nepsilon-total = 10000\n"
+
+
+def hospital(folder: Path, counts: list[int], d: int = 16, policy: str = OPEN, seed: int = 0) -> NodeConfig:
+    """A site with features of its own: unit Gaussians around a mean for each class."""
+    drawn = torch.Generator().manual_seed(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    x = torch.randn(len(labels), d, generator=drawn) + 3 * torch.randn(len(counts), d, generator=drawn)[labels]
+    save_file({"x": x, "y": labels}, folder / "own-train.safetensors")
+    save_file({"x": x[:4].contiguous(), "y": labels[:4].contiguous()}, folder / "own-test.safetensors")
+    (folder / "policy.toml").write_text(policy)
+    own = {"site": "north", "data": "safetensors", "data-dir": str(folder), "dataset": "own"}
+    files = {"policy": "policy.toml", "state-dir": "state", "cache-dir": "cache"}
+    return parse_node_config(own | {key: str(folder / name) for key, name in files.items()})
+
+
+def attacked(node: NodeConfig, releases: int = 8, **settings: Any) -> ReleaseAudit:
+    """An audit of so many releases, from the same halves each time. Without privacy it is repeatable."""
+    run = {"backbone": "none", "data": "safetensors", "fedpft.covariance": "spherical"} | settings
+    return audit_release(parse_run_config(run), node, seconds=1e9, most=releases, seed=1)
+
+
+def test_a_class_of_one_record_is_found_for_certain(tmp_path: Path) -> None:
+    found = attacked(hospital(tmp_path, [60, 60, 1]))
+    assert found.per_class["2"] == (1, 1.0)
+    assert found.standing_out[0].class_name == "2"
+    assert found.standing_out[0].where
+    assert found.per_class["0"][1] < 0.9
+
+
+def test_thirty_components_of_fifty_records_give_them_away(tmp_path: Path) -> None:
+    found = attacked(hospital(tmp_path, [50]), 32, **{"fedpft.components": 30})
+    assert found.attack.low > 0.7
+    assert found.proven > 0
+    assert found.nearest is not None
+    assert found.nearest.smallest < 0.9
+
+
+def test_a_class_of_copies_of_one_record_is_named(tmp_path: Path) -> None:
+    node = hospital(tmp_path, [60, 60, 20])
+    x = load_file(tmp_path / "own-train.safetensors")
+    x["x"][120:] = x["x"][120] + 0.05 * torch.randn(20, 16, generator=torch.Generator().manual_seed(1))
+    save_file(x, tmp_path / "own-train.safetensors")
+    found = attacked(node)
+    assert found.nearest is not None
+    assert found.nearest.classes == ("2",)
+
+
+def test_a_low_rank_surrogate_of_a_thousand_records_gives_little_away(tmp_path: Path) -> None:
+    # Halves, so each release is made from a thousand.
+    found = attacked(hospital(tmp_path, [1000, 1000]), **{"fedpft.covariance": "lowrank", "fedpft.rank": 4})
+    assert 0.5 < found.attack.auc < 0.62
+    assert found.nearest is not None
+    assert found.nearest.ratio > 0.95
+    assert not found.nearest.copies
+
+
+@pytest.mark.parametrize("settings", [{}, {"fedpft.components": 2}, {"fedpft.covariance": "diag"}])
+def test_no_attack_beats_epsilon_one(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """The noise differs each time. `proven` exceeds a true claim with a probability of at most 1e-5, and the AUC is at 0.55,
+    five of its standard deviations below what is allowed.
+    """
+    private = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1,2"} | settings
+    found = attacked(hospital(tmp_path, [60, 60, 1]), **private)
+    assert found.proven <= 1.0
+    assert found.attack.low <= found.allowed
+    assert not limit_broken(found, Policy(largest_attack_auc=0.99))
+
+
+def test_a_release_with_too_little_noise_is_named_an_error_of_the_software(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def little(shape: Any) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=torch.float64)
+
+    monkeypatch.setattr(gaussian_mechanism, "system_normals", little)
+    settings = {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(map(str, range(60)))}
+    found = attacked(hospital(tmp_path, [1] * 60), 16, **settings)
+    assert found.proven > 1.0
+    assert "error of the software" in limit_broken(found, Policy())
+
+
+@pytest.mark.parametrize("method", ["average", "afl", "fedcof"])
+def test_other_one_shot_releases_are_attacked(tmp_path: Path, method: str) -> None:
+    # Far more dimensions than records of a half, so a head separates them perfectly. Without privacy nothing is random.
+    found = attacked(
+        hospital(tmp_path, [20, 20], d=256), method=method, **{"head.min-steps": 100, "head.learning-rate": 0.05}
+    )
+    assert found.attack.auc > 0.55
+    assert found.releases == 8
+
+
+def test_limits_of_the_policy_refuse_a_release_without_privacy(tmp_path: Path) -> None:
+    node = hospital(tmp_path, [50])
+    settings = {"backbone": "none", "data": "safetensors", "fedpft.covariance": "spherical", "fedpft.components": 30}
+    run = parse_run_config(settings)
+    check_attacks(run, node, Policy())
+    with pytest.raises(PolicyError, match=r"AUC of .*largest-attack-auc = 0\.6"):
+        check_attacks(run, node, Policy(largest_attack_auc=0.6))
+    small = hospital(tmp_path / "small", [2] * 20)
+    plain = parse_run_config(settings | {"fedpft.components": 1})
+    with pytest.raises(PolicyError, match=r"smallest-nearest-ratio = 0\.5"):
+        check_attacks(plain, small, Policy(smallest_nearest_ratio=0.5))
+    private = parse_run_config(settings | {"epsilon": 1.0, "delta": 1e-5, "classes": "0"})
+    check_attacks(private, node, Policy(largest_attack_auc=0.5))
+    with pytest.raises(PolicyError, match="cannot be attacked before it leaves"):
+        check_attacks(parse_run_config({"method": "fedavg"}), node, Policy(largest_attack_auc=0.6))
+
+
+def test_the_command_writes_a_page_and_says_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    node = hospital(tmp_path, [40, 40, 1], policy=OPEN + "largest-attack-auc = 0.52\n")
+    text = " ".join(f"{key}={value!r}" for key, value in {
+        "site": node.site, "data": node.data, "data-dir": node.data_dir, "dataset": "own", "policy": node.policy,
+        "state-dir": node.state_dir, "cache-dir": node.cache_dir,
+    }.items())  # fmt: skip
+    run = 'backbone="none" data="safetensors" fedpft.covariance="spherical" fedpft.components=8'
+    arguments = ("audit", "--node-config", text, "-c", run, "--seconds", "0", "--out", tmp_path / "out")
+    assert commands.site(monkeypatch, *arguments) == 1
+    assert "largest-attack-auc = 0.52" in capsys.readouterr().err
+    facts = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert facts["standing_out"][0]["class_name"] == "2"
+    page = tmp_path / "out" / "audit.html"
+    assert "record 81" in page.read_text()
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    assert not (Path(node.state_dir) / "ledger.jsonl").exists(), "nothing is charged"
+
+
+def test_what_cannot_be_attacked_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="one-shot methods"):
+        attacked(hospital(tmp_path / "a", [20]), method="fedavg")
+    with pytest.raises(DataError, match="an audit needs four"):
+        attacked(hospital(tmp_path / "b", [3]))

@@ -1,0 +1,157 @@
+"""A large site: work that a kill interrupts continues at the last shard, and features in a file give what memory gives."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from client_app.features.shards import SHARD, ShardWriter
+from client_app.features.site_features import load_site
+from client_app.methods.analytic import gaussians
+from client_app.methods.fedpft.private_surrogate import Clipped
+from client_app.methods.moments import class_moments
+from client_app.methods.task import Task
+from client_app.node_config import parse_node_config
+from common.config.run_config import RunConfig, parse_run_config
+from common.surrogates.class_sums import statistics
+
+ROOT = Path(__file__).parents[3]
+IMAGES = 6 * SHARD
+# What a site does for its surrogate, with the arguments: folder of the data, cache, result.
+WORK = """
+import logging
+import sys
+from pathlib import Path
+logging.basicConfig(level=logging.INFO)
+from client_app.features.site_features import load_site
+from client_app.methods.fedpft.surrogate import fedpft_surrogate
+from client_app.methods.task import Task
+from client_app.node_config import parse_node_config
+from common.config.run_config import parse_run_config
+
+data, cache, result = sys.argv[1:]
+node = parse_node_config({"data": "parquet", "data-dir": data, "cache-dir": cache, "features-in-memory-mib": 1})
+run = parse_run_config({"fedpft.components": 3, "fedpft.covariance": "diag"})
+found = load_site(run, node)
+assert found.train.folder
+Path(result).write_bytes(fedpft_surrogate(Task(run, node, "a", found)).payload)
+"""
+
+
+def bitmap(seed: int) -> bytes:
+    """An image of 5 x 5 pixels: it is decoded faster than a PNG."""
+    grey = np.random.default_rng(seed).integers(0, 256, 25, dtype=np.uint8)
+    return b"P5 5 5 255\n" + grey.tobytes()
+
+
+def begin(folder: Path, cache: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-c", WORK, str(folder / "data"), str(folder / cache), str(folder / f"{cache}.surrogate")]
+    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE)
+
+
+def shards(cache: Path) -> int:
+    notes = list(cache.glob("features/*.partial/shards.jsonl"))
+    return len(notes[0].read_text().splitlines()) - 1 if notes else 0
+
+
+@pytest.mark.slow
+def test_a_site_that_was_killed_continues_at_the_last_shard_and_gives_the_same_surrogate(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    table = {"image": [bitmap(i) for i in range(IMAGES)], "label": [i % 3 for i in range(IMAGES)]}
+    pq.write_table(pa.table(table), tmp_path / "data" / "x.parquet")
+    whole = begin(tmp_path, "whole")
+    whole.communicate()
+    assert whole.returncode == 0
+
+    process = begin(tmp_path, "killed")
+    while shards(tmp_path / "killed") < 2:
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert 2 <= (complete := shards(tmp_path / "killed")) < 6
+    process = begin(tmp_path, "killed")
+    log = process.communicate()[1].decode()
+    assert process.returncode == 0
+    assert f"{complete * SHARD} of {IMAGES} records are done already" in log
+    assert (tmp_path / "killed.surrogate").read_bytes() == (tmp_path / "whole.surrogate").read_bytes()
+    assert not list((tmp_path / "killed").glob("features/*.partial"))
+
+
+def test_shards_that_are_damaged_are_computed_again(tmp_path: Path) -> None:
+    writer = ShardWriter.resumed(tmp_path / "a.partial", 3 * SHARD)
+    rows = list(range(SHARD))
+    for shard in range(2):
+        writer.add([shard * SHARD + row for row in rows], torch.ones(SHARD, 4).half(), torch.ones(SHARD).bool(), (1, 4))
+        writer.complete((shard + 1) * SHARD)
+    assert ShardWriter.resumed(tmp_path / "a.partial", 3 * SHARD).done == 2 * SHARD
+    with (tmp_path / "a.partial" / "x.npy").open("r+b") as file:
+        file.seek(-2 * 4 * SHARD - 8, os.SEEK_END)
+        file.write(b"abcd")
+    assert ShardWriter.resumed(tmp_path / "a.partial", 3 * SHARD).done == SHARD
+    with (tmp_path / "a.partial" / "shards.jsonl").open("a") as file:
+        file.write('{"end": 61')
+    assert ShardWriter.resumed(tmp_path / "a.partial", 3 * SHARD).done == SHARD
+    assert ShardWriter.resumed(tmp_path / "a.partial", 5 * SHARD).done == 0
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Features with three classes, of more than one MiB in single precision, some of them too large for a power of 2."""
+    rng = torch.Generator().manual_seed(0)
+    y = torch.randint(3, (14000,), generator=rng)
+    x = torch.randn(14000, 40, generator=rng) + y[:, None]
+    (tmp_path / "data").mkdir()
+    save_file({"x": x, "y": y}, tmp_path / "data" / "a.safetensors")
+    return tmp_path
+
+
+def tasks(folder: Path, run: RunConfig) -> tuple[Task, Task]:
+    """The same site with its features in memory, and in a file."""
+    found = []
+    for mib in (256, 1):
+        settings = {"data": "safetensors", "data-dir": str(folder / "data"), "cache-dir": str(folder / "cache")}
+        node = parse_node_config({**settings, "features-in-memory-mib": mib})
+        found.append(Task(run, node, "a", load_site(run, node)))
+    assert [task.found.train.folder is None for task in found] == [True, False]
+    return found[0], found[1]
+
+
+def test_features_in_a_file_are_those_in_memory(data: Path) -> None:
+    memory, file = tasks(data, parse_run_config({"classes": "0,2"}))
+    for ours, theirs in ((file.found.train, memory.found.train), (file.found.test, memory.found.test)):
+        assert torch.equal(ours.features, theirs.features)
+        assert torch.equal(ours.labels, theirs.labels)
+    for ours, theirs in zip(file.training_data(("2", "0")), memory.training_data(("2", "0")), strict=True):
+        assert torch.equal(ours, theirs)
+    for ours, theirs in zip(file.training_data(("2",)), memory.training_data(("2",)), strict=True):
+        assert torch.equal(ours, theirs)
+    assert not list((data / "cache").iterdir())
+
+
+def test_statistics_of_features_in_a_file_are_those_in_memory_bit_for_bit(data: Path) -> None:
+    memory, file = tasks(data, parse_run_config({"method": "gh-ofl"}))
+    assert gaussians(file).payload == gaussians(memory).payload
+    memory, file = tasks(data, parse_run_config({"method": "afl", "secure-sum": True, "classes": "0,1,2"}))
+    for ours, theirs in zip(class_moments(file)[0].values(), class_moments(memory)[0].values(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("family", ["diag", "full", "spherical"])
+def test_private_sums_of_features_in_a_file_are_those_in_memory_bit_for_bit(data: Path, family: str) -> None:
+    found = []
+    for task in tasks(data, parse_run_config({})):
+        train = task.found.train
+        clipped = Clipped.of(train.features, train.labels, None, 0.0, torch.full((40,), 0.1), train.folder)
+        found.append(statistics(clipped.features, clipped.labels, clipped.weights, 3, family, 1.0))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours.value, theirs.value)

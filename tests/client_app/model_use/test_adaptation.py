@@ -1,0 +1,180 @@
+"""A site's own model: chosen only where it is better beyond chance, and never worse than the better of the two."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from client_app.model_use.adaptation import FOLDS, Adaptation, _folds, adapt, adapted
+from client_app.model_use.adapted import adapted_classifier, adapted_file, store_adapted
+from client_app.model_use.held_out import HeldOut
+from client_app.node_config import NodeConfig
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import DataError, SealError
+from common.models.classifiers import Head, Quadratic
+from common.signed_models.making import make_signed_model
+from common.signed_models.signed_model import SignedModel
+from common.surrogates.surrogates import Header
+from tests.client_app.model_use.hospitals import federation, site, text
+
+HEADER = Header("fedpft", "run", "coordinator", "f" * 64, ("a", "b", "c"))
+# Less training than by default, as 20 dimensions need.
+SETTINGS = parse_run_config({"head.epochs": 20, "head.min-steps": 60}).head
+DIMENSION = 20
+
+
+def records(count: int, seed: int, turned: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Three classes; `turned` moves the class means of this site away from those of the others."""
+    generator = torch.Generator().manual_seed(99)
+    means, moved = 1.2 * torch.randn(2, 3, DIMENSION, generator=generator)
+    means = (1 - turned) * means + turned * moved
+    own = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 3, (count,), generator=own)
+    return means[labels] + 1.5 * torch.randn(count, DIMENSION, generator=own), labels
+
+
+def shared_head() -> Head:
+    """A good head for sites that are not turned."""
+    from common.models.head_training import train_on_features
+
+    x, y = records(4000, 1)
+    return Head(HEADER, *train_on_features(x, y, 3, SETTINGS, 0))
+
+
+def held(count: int, seed: int, turned: float = 0.0, patients: bool = False) -> HeldOut:
+    x, y = records(count, seed, turned)
+    return HeldOut(x, y, tuple(f"p{k // 3}" for k in range(count)) if patients else None, {}, "")
+
+
+def loss(model: Head, x: Tensor, y: Tensor) -> float:
+    return float(torch.nn.functional.cross_entropy(model.scores(x), y))
+
+
+@pytest.fixture(scope="module")
+def shared() -> Head:
+    return shared_head()
+
+
+def gained(shared: Head, count: int, seed: int, turned: float) -> tuple[Adaptation, float, float, float]:
+    """Accuracy on many new records of the site: shared, own alone, adapted."""
+    found = adapt(shared, held(count, seed, turned), SETTINGS, seed)
+    from common.models.head_training import train_on_features
+
+    x, y = records(count, seed, turned)
+    own = Head(HEADER, *train_on_features(x, y, 3, SETTINGS, seed))
+    new, truth = records(5000, 10_000 + seed, turned)
+    right = [float((each.predict(new) == truth).float().mean()) for each in (shared, own, adapted(shared, found))]
+    return found, right[0], right[1], right[2]
+
+
+def test_at_a_site_like_the_others_the_shared_model_stays(shared: Head) -> None:
+    found, before, _, after = gained(shared, 60, 3, 0.0)
+    assert after >= before - 0.01
+    assert found.chosen == "shared" or found.judged[0].loss > 0
+
+
+def test_at_a_site_unlike_the_others_the_model_gets_better(shared: Head) -> None:
+    found, before, own, after = gained(shared, 400, 4, 0.9)
+    assert found.chosen != "shared"
+    assert after > before + 0.1
+    assert after > own - 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [40])
+@pytest.mark.parametrize("turned", [0.0, 0.4, 1.0])
+def test_it_is_never_worse_than_the_shared_model_beyond_chance(shared: Head, count: int, turned: float) -> None:
+    apart = []
+    for seed in range(6):
+        _, before, _, after = gained(shared, count, 20 + seed, turned)
+        apart.append(after - before)
+    assert min(apart) > -0.05
+    assert sum(apart) / len(apart) > -0.01
+
+
+def test_patients_are_not_divided_between_folds() -> None:
+    found = held(120, 0, patients=True)
+    folds = _folds(found, 0)
+    assert set(folds.tolist()) == set(range(FOLDS))
+    assert (folds.reshape(-1, 3) == folds.reshape(-1, 3)[:, :1]).all()
+
+
+def test_too_few_records_are_refused(shared: Head) -> None:
+    with pytest.raises(DataError, match="too few to adapt"):
+        adapt(shared, held(12, 0), SETTINGS)
+    x, _ = records(50, 0)
+    with pytest.raises(DataError, match="of 1 classes are too few"):
+        adapt(shared, HeldOut(x, torch.zeros(50, dtype=torch.int64), None, {}, ""), SETTINGS)
+
+
+def test_a_model_that_is_no_head_is_mixed_too() -> None:
+    quadratic = Quadratic(HEADER, torch.zeros(3, DIMENSION), torch.ones(3, DIMENSION), torch.zeros(3))
+    found = adapt(quadratic, held(200, 1), SETTINGS)
+    assert found.chosen != "shared"
+    assert "closed form" not in {each.name for each in found.judged}
+
+
+@pytest.mark.parametrize("chosen", ["own head", "nearest records"])
+def test_a_stored_model_gives_the_same_scores_and_a_changed_file_is_refused(
+    shared: Head, chosen: str, tmp_path: Path
+) -> None:
+    from client_app.model_use.adaptation import _head, _nearest
+
+    x, y = records(60, 2)
+    own = _head(shared, x, y, SETTINGS, 0) if chosen == "own head" else _nearest(shared, x, y)
+    node = NodeConfig(state_dir=str(tmp_path))
+    signed: SignedModel = make_signed_model(shared, RunConfig(), None, "1", 2, bytes(32))
+    assert adapted_classifier(node, signed) is None
+    store_adapted(node, signed, own, 0.25, chosen)
+    again = adapted_classifier(node, signed)
+    assert again is not None
+    new = records(30, 5)[0]
+    wanted = 0.25 * own.scores(new).softmax(1) + 0.75 * signed.classifier.scores(new).softmax(1)
+    assert torch.allclose(again.scores(new).softmax(1).float(), wanted, atol=1e-5)
+    file = adapted_file(node, signed)
+    content = bytearray(file.read_bytes())
+    content[-2] ^= 64
+    file.write_bytes(content)
+    with pytest.raises(SealError, match="site adapt"):
+        adapted_classifier(node, signed)
+
+
+@pytest.mark.slow
+def test_the_command_stores_what_it_chose_and_predictions_use_it(tmp_path: Path) -> None:
+    nodes, _ = federation(tmp_path)
+    node, other = text(nodes[0]), tmp_path / "own"
+    for label, folder in (("1", "7"), ("7", "1"), ("2", "2")):
+        shutil.copytree(Path(str(nodes[0]["data-dir"])) / label, other / folder)
+    assert json.loads(site("adapt", "--node-config", node, "--json").stdout)["records"] == 120
+    done = site("adapt", "--node-config", node, "--data-dir", other, "--store", "--json")
+    assert done.code == 0, done
+    found = json.loads(done.stdout)
+    assert found["chosen"] != "shared", found
+    assert found["records"] == 120
+    out = tmp_path / "p.csv"
+    words = ("--data-dir", nodes[0]["data-dir"], "--out", out, "--node-config", node, "--json")
+    done = site("predict", *words)
+    assert json.loads(done.stdout)["adapted"] is True, done
+    assert site("adapt", "--node-config", node, "--remove").code == 0
+    done = site("predict", *words)
+    assert "was not begun with this model" in done.stderr
+    assert "no version of its own" in site("adapt", "--node-config", node, "--remove").stderr
+
+
+def test_a_model_with_a_projection_and_a_centre_is_adapted_in_its_own_dimensions() -> None:
+    """As secure sums learn it: features are centred, projected and clipped before the head."""
+    from common.models.head_training import train_on_features
+
+    turn = torch.linalg.qr(torch.randn(DIMENSION, DIMENSION, generator=torch.Generator().manual_seed(3)))[0][:12]
+    base = Head(HEADER, torch.zeros(3, 12), torch.zeros(3), 0.0, torch.full((DIMENSION,), 0.1), turn)
+    x, y = records(2000, 1)
+    weight, bias = train_on_features(base.prepare(x).float(), y, 3, SETTINGS, 0)
+    shared = Head(HEADER, weight, bias, base.clip, base.centre, base.projection)
+    found = adapt(shared, held(300, 8, turned=1.0), SETTINGS)
+    x, y = records(500, 9, turned=1.0)
+    assert loss(adapted(shared, found), x, y) < loss(shared, x, y)  # type: ignore[arg-type]

@@ -1,0 +1,146 @@
+"""Evaluation at the site: measures of held-out records only, by group, with a page; refusals say what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.metrics import accuracy_score, recall_score
+
+from client_app.model_use.calibration import Calibration, fit_temperature, threshold_for
+from client_app.model_use.store import read_index
+from client_app.node_config import parse_node_config
+from common.config.flat_settings import parse_overrides
+from common.errors import ConfigError
+from tests.client_app.model_use.hospitals import federation, rows_of_classes, site, text, write_images
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hospital after a private run, and labelled images that the run has not seen, with a table."""
+    home = tmp_path_factory.mktemp("home")
+    nodes, _ = federation(home)
+    (home / "node.txt").write_text(text(nodes[0]))
+    rows, digits = rows_of_classes()[240:520], load_digits()
+    folder = write_images(home / "labelled", rows, labelled=False)
+    lines = ["path,label,patient,scanner,age"]
+    for number, row in enumerate(rows):
+        lines.append(f"{row:04}.png,{digits.target[row]},p{number // 3},{'ABC'[min(2, number % 40)]},{20 + number % 60}")
+    (folder / "table.csv").write_text("\n".join(lines) + "\n")
+    return home
+
+
+def evaluate(home: Path, *words: str, folder: str = "labelled") -> tuple[Json, Path]:
+    out = home / f"evaluation-{len(list(home.iterdir()))}"
+    node, where = (home / "node.txt").read_text(), ("--data-dir", str(home / folder)) if folder else ()
+    done = site("evaluate", "--node-config", node, *where, "--out", str(out), "--json", *words)
+    assert done.code == 0, done
+    return json.loads(done.stdout), out
+
+
+def test_measures_are_those_of_the_predictions(home: Path, tmp_path: Path) -> None:
+    found, _ = evaluate(home, "--patient-column", "patient")
+    out = tmp_path / "p.csv"
+    site(
+        "predict", "--data-dir", str(home / "labelled"), "--out", str(out), "--node-config", (home / "node.txt").read_text()
+    )
+    lines = [line.split(",") for line in out.read_text().splitlines()]
+    digits, column = load_digits(), lines[0].index("decision")
+    truth = [str(digits.target[int(line[0][:4])]) for line in lines[1:]]
+    decided = [line[column] for line in lines[1:]]
+    averages = found["report"]["averages"]
+    assert averages["accuracy"]["value"] == pytest.approx(accuracy_score(truth, decided))
+    assert averages["balanced_accuracy"]["value"] == pytest.approx(recall_score(truth, decided, average="macro"))
+    assert averages["accuracy"]["low"] < averages["accuracy"]["value"] < averages["accuracy"]["high"]
+    assert (found["report"]["records"], found["report"]["units"]) == (280, 94)
+
+
+def test_groups_are_judged_alone_and_small_ones_are_marked(home: Path) -> None:
+    found, out = evaluate(home, "--by", "scanner,age")
+    groups = found["groups"]
+    assert groups["scanner"]["A"] == 7
+    assert groups["scanner"]["C"]["records"] == 280 - 7 - 7
+    assert len(groups["age"]) == 4, "many numbers become quarters"
+    assert sum(each["records"] for each in groups["age"].values()) == 280
+    page = (out / "evaluation.html").read_text()
+    assert "By scanner" in page
+    assert "fewer than ten records" in page
+
+
+def test_the_page_needs_no_network_and_no_script(home: Path) -> None:
+    _, out = evaluate(home)
+    page = (out / "evaluation.html").read_text()
+    assert not re.search(r"(src|href)=[\"']?https?:|<script|@import", page)
+    assert page.count("<svg") == 3
+    assert "prefers-color-scheme: dark" in page
+    assert "stays at this site" in page
+
+
+def test_a_wished_sensitivity_is_reached_on_other_records_and_stored(home: Path, tmp_path: Path) -> None:
+    wish = ("--positive", "7", "--sensitivity", "0.9", "--temperature", "--store")
+    found, _ = evaluate(home, *wish, "--patient-column", "patient")
+    assert found["report"]["records"] + found["calibrated_on"] == 280
+    (row,) = (each for each in found["report"]["per_class"] if each["name"] == "7")
+    assert row["measures"]["sensitivity"]["value"] > 0.75
+    node = parse_node_config(parse_overrides([(home / "node.txt").read_text()]))
+    stored = json.loads((node.state / "models" / f"{read_index(node).in_use}.calibration.json").read_text())
+    assert stored["threshold"] == found["calibration"]["threshold"]
+    assert stored["temperature"] != 1.0
+    again, _ = evaluate(home)
+    assert again["calibration"]["threshold"] == stored["threshold"]
+
+
+def test_a_private_run_without_a_test_split_has_no_held_out_records(home: Path) -> None:
+    done = site("evaluate", "--node-config", (home / "node.txt").read_text(), "--out", str(home / "none"))
+    assert done.code == 1
+    assert "no held-out records" in done.stderr
+    assert "--data-dir" in done.stderr
+
+
+def test_classes_that_the_model_does_not_know_are_refused(home: Path) -> None:
+    write_images(home / "foreign", np.arange(60))
+    node = (home / "node.txt").read_text()
+    words = ("--node-config", node, "--data-dir", str(home / "foreign"), "--out", str(home / "none"))
+    done = site("evaluate", *words)
+    assert done.code == 1
+    assert re.search(r"records of classes that the model does not know: 0, 3, 4.*it knows 1, 2, 7", done.stderr)
+    found, _ = evaluate(home, "--known-only", folder="foreign")
+    assert found["left_out"] > 30
+    assert found["report"]["left_out"], "classes of few records are marked"
+    assert "macro_auroc" not in found["report"]["averages"]
+
+
+def test_thresholds_outside_zero_and_one_are_refused(home: Path) -> None:
+    node = (home / "node.txt").read_text()
+    for wrong in ("0", "1", "1.5"):
+        done = site("evaluate", "--node-config", node, "--positive", "7", "--threshold", wrong)
+        assert done.code == 1
+        assert "must be above 0 and below 1" in done.stderr
+    labelled = ("--data-dir", str(home / "labelled"), "--positive", "7", "--sensitivity", "1.5")
+    assert "must be above 0" in site("evaluate", "--node-config", node, *labelled).stderr
+
+
+def test_temperature_undoes_logits_that_are_too_large() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4000, 3, generator=generator)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+    assert fit_temperature(5 * logits, labels) == pytest.approx(5.0, rel=0.1)
+
+
+def test_the_threshold_is_the_largest_that_reaches_the_sensitivity() -> None:
+    chance, positive = np.linspace(0.05, 0.95, 19), np.arange(19) % 2 == 0
+    for wished in (0.1, 0.5, 0.95, 1.0):
+        threshold = threshold_for(chance, positive, wished)
+        assert recall_score(positive, chance >= threshold) >= wished
+        assert recall_score(positive, chance > threshold) < wished
+    with pytest.raises(ConfigError, match="no record of the positive class"):
+        threshold_for(chance, np.zeros(19, bool), 0.5)
+    assert Calibration().checked(("no", "yes")).positive == "yes"

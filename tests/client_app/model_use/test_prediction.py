@@ -1,0 +1,273 @@
+"""Predictions for new images: right, streamed, continued without doing work twice, and refused where they cannot be."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import fedsurrogate as fs
+from client_app.features.site_features import site_backbone
+from client_app.model_use.calibration import Calibration, store_calibration
+from client_app.model_use.inputs import find_inputs
+from client_app.model_use.prediction import Predictor, by_patient, predict
+from client_app.model_use.store import open_model
+from client_app.node_config import NodeConfig, parse_node_config
+from common.backbones.backbones import Backbone, load_backbone
+from common.errors import BackboneError, ConfigError, DataError
+from common.signed_models.signed_model import SignedModel
+from tests.client_app.model_use.hospitals import CLASSES, federation, rows_of_classes, site, text, write_images
+from tests.dicom_files import image, save
+
+Rows = list[dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hospital after a run, and images that the run has not seen."""
+    home = tmp_path_factory.mktemp("home")
+    nodes, _ = federation(home)
+    (home / "node.txt").write_text(text(nodes[0]))
+    write_images(home / "new", rows_of_classes()[240:400], labelled=False)
+    return home
+
+
+@pytest.fixture
+def node(home: Path) -> NodeConfig:
+    from common.config.flat_settings import parse_overrides
+
+    return parse_node_config(parse_overrides([(home / "node.txt").read_text()]))
+
+
+@pytest.fixture
+def model(node: NodeConfig) -> SignedModel:
+    return open_model("in-use", node)
+
+
+@pytest.fixture
+def backbone(model: SignedModel, node: NodeConfig) -> Backbone:
+    return site_backbone(model.manifest.run_config(), node)
+
+
+def rows(file: Path) -> Rows:
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def predictor(model: SignedModel, **calibration: Any) -> Predictor:
+    return Predictor(model.classifier, Calibration(**calibration), model.gaussians)
+
+
+def test_the_command_writes_what_python_computes(home: Path, model: SignedModel, tmp_path: Path) -> None:
+    out = tmp_path / "p.csv"
+    node = (home / "node.txt").read_text()
+    done = site("predict", "--data-dir", str(home / "new"), "--out", str(out), "--node-config", node)
+    assert done.code == 0, done
+    found = rows(out)
+    files = sorted((home / "new").iterdir())
+    assert [row["file"] for row in found] == [file.name for file in files]
+    (kept,) = home.glob("clinic-0-state/models/*.fedsurrogate")
+    loaded = fs.load(kept)
+    assert isinstance(loaded, fs.Model)
+    wanted = loaded.predict_proba(files)
+    assert np.allclose([[float(row[f"p_{name}"]) for name in CLASSES] for row in found], wanted, atol=2e-3)
+    assert [row["decision"] for row in found] == [str(name) for name in loaded.predict(files)]
+    assert all(float(row["mahalanobis"]) >= 0 and row["relative"] and not row["problem"] for row in found)
+    assert np.mean([row["decision"] == "1" for row in found]) < 0.9
+
+
+def test_an_interrupted_command_continues_and_does_no_work_twice(
+    home: Path, model: SignedModel, backbone: Backbone, tmp_path: Path
+) -> None:
+    opened: list[str] = []
+
+    class Counting:
+        """Counts the images that are opened; stops at the hundredth."""
+
+        stop = True
+
+        def __init__(self, preprocess: Any) -> None:
+            self.preprocess, self.resize = preprocess, preprocess.resize
+
+        def __call__(self, picture: Image.Image) -> Any:
+            opened.append("x")
+            return self.preprocess(picture)
+
+    calls = 0
+
+    def forward(batch: Any) -> Any:
+        nonlocal calls
+        calls += len(batch)
+        if calls > 100 and Counting.stop:
+            raise KeyboardInterrupt
+        return backbone.forward(batch)
+
+    counted = replace(backbone, preprocess=Counting(backbone.preprocess), forward=forward)  # type: ignore[arg-type]
+    inputs, out = find_inputs(str(home / "new")), tmp_path / "p.csv"
+    with pytest.raises(KeyboardInterrupt):
+        predict(model, predictor(model), inputs, counted, out)
+    first = len(rows(out))
+    assert 0 < first < len(inputs)
+    with out.open("ab") as stream:
+        stream.write(b"half a li")
+    Counting.stop, before = False, len(opened)
+    done = predict(model, predictor(model), inputs, counted, out)
+    assert (done.earlier, done.written) == (first, len(inputs) - first)
+    assert len(opened) - before == len(inputs) - first
+    whole = tmp_path / "whole.csv"
+    predict(model, predictor(model), inputs, backbone, whole)
+    assert rows(out) == rows(whole)
+    again = predict(model, predictor(model), inputs, backbone, out)
+    assert (again.written, again.earlier) == (0, len(inputs))
+
+
+def test_another_model_or_other_settings_do_not_continue_a_file(
+    home: Path, model: SignedModel, backbone: Backbone, tmp_path: Path
+) -> None:
+    inputs, out = find_inputs(str(home / "new")), tmp_path / "p.csv"
+    predict(model, predictor(model), inputs, backbone, out)
+    with pytest.raises(ConfigError, match="was not begun with this model"):
+        predict(model, predictor(model, temperature=2.0), inputs, backbone, out)
+    foreign = tmp_path / "mine.csv"
+    foreign.write_text("my own table\n")
+    with pytest.raises(ConfigError, match="was not begun"):
+        predict(model, predictor(model), inputs, backbone, foreign)
+    assert foreign.read_text() == "my own table\n"
+
+
+def test_a_backbone_of_another_fingerprint_is_refused(home: Path, model: SignedModel, tmp_path: Path) -> None:
+    inputs = find_inputs(str(home / "new"))
+    with pytest.raises(BackboneError, match=r"the model is for a backbone with fingerprint .* image-size = 8"):
+        predict(model, predictor(model), inputs, load_backbone("pixels", image_size=9), tmp_path / "p.csv")
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_a_broken_image_has_a_row_with_a_problem(home: Path, model: SignedModel, backbone: Backbone, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    shutil.copytree(home / "new", folder)
+    (folder / "broken.png").write_bytes(b"no image")
+    out = tmp_path / "p.csv"
+    done = predict(model, predictor(model), find_inputs(str(folder)), backbone, out)
+    assert done.unreadable == 1
+    (row,) = (row for row in rows(out) if row["file"] == "broken.png")
+    assert (row["problem"], row["decision"], row["p_1"]) == ("cannot be read", "", "")
+
+
+def test_the_model_abstains_from_what_it_does_not_know(
+    home: Path, model: SignedModel, backbone: Backbone, tmp_path: Path
+) -> None:
+    folder = tmp_path / "images"
+    shutil.copytree(home / "new", folder)
+    noise = np.random.default_rng(0).integers(0, 255, (40, 8, 8), dtype=np.uint8)
+    for number, pixels in enumerate(noise):
+        Image.fromarray(pixels).save(folder / f"noise-{number}.png")
+    plain, out = tmp_path / "plain.csv", tmp_path / "p.csv"
+    predict(model, predictor(model), find_inputs(str(folder)), backbone, plain)
+    real = [float(row["mahalanobis"]) for row in rows(plain) if not row["file"].startswith("noise")]
+    limit = float(np.quantile(real, 0.95))
+    predict(model, predictor(model, score="mahalanobis", abstain_above=limit), find_inputs(str(folder)), backbone, out)
+    abstained = {row["file"] for row in rows(out) if row["decision"] == "abstain"}
+    assert sum(name.startswith("noise") for name in abstained) > 36
+    assert len(abstained) < 40 + 0.06 * len(real) + 1
+    with pytest.raises(ConfigError, match="needs out-of-distribution scores"):
+        Predictor(model.classifier, Calibration(abstain_above=1.0))
+
+
+def test_a_stored_threshold_decides(home: Path, node: NodeConfig, model: SignedModel, tmp_path: Path) -> None:
+    assert Calibration(threshold=0.3, positive="7").checked(CLASSES)
+    for wrong in (0.0, 1.0, 1.5, -0.1):
+        with pytest.raises(ConfigError, match="must be above 0 and below 1"):
+            Calibration(threshold=wrong, positive="7").checked(CLASSES)
+    with pytest.raises(ConfigError, match="name the class"):
+        Calibration(threshold=0.5).checked(CLASSES)
+    with pytest.raises(ConfigError, match="classes are 1, 2, 7"):
+        Calibration(threshold=0.5, positive="8").checked(CLASSES)
+    low = Calibration(threshold=1e-6, positive="7", temperature=100.0)
+    state = tmp_path / "state"
+    shutil.copytree(node.state / "models", state / "models")
+    own = node.model_copy(update={"state_dir": str(state)})
+    store_calibration(own, model, low)
+    out = tmp_path / "p.csv"
+    changed = (home / "node.txt").read_text().replace(str(node.state), str(state))
+    done = site("predict", "--data-dir", str(home / "new"), "--out", str(out), "--node-config", changed)
+    assert done.code == 0, done
+    assert {row["decision"] for row in rows(out)} == {"7"}
+
+
+def test_dicom_rows_name_image_study_and_patient(
+    node: NodeConfig, model: SignedModel, backbone: Backbone, tmp_path: Path
+) -> None:
+    generator, wanted = np.random.default_rng(0), []
+    for number in range(6):
+        dataset = image(generator.integers(0, 255, (8, 8), dtype=np.uint8), PatientID=f"P{number // 2}")
+        save(tmp_path / "studies" / f"d{number}" / "image", dataset)
+        wanted.append((str(dataset.SOPInstanceUID), str(dataset.StudyInstanceUID), f"P{number // 2}"))
+    out, together = tmp_path / "p.csv", tmp_path / "patients.csv"
+    ready = predictor(model)
+    predict(model, ready, find_inputs(str(tmp_path / "studies")), backbone, out)
+    found = rows(out)
+    assert [(row["SOPInstanceUID"], row["StudyInstanceUID"], row["patient"]) for row in found] == wanted
+    assert by_patient(out, together, ready.calibration, CLASSES) == 3
+    for row in rows(together):
+        own = [float(each["p_7"]) for each in found if each["patient"] == row["patient"]]
+        assert row["images"] == "2"
+        assert float(row["p_7"]) == pytest.approx(np.mean(own), abs=1e-5)
+
+
+def test_a_table_gives_paths_and_patients(home: Path, model: SignedModel, backbone: Backbone, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    shutil.copytree(home / "new", folder)
+    names = sorted(path.name for path in folder.iterdir())[:10]
+    lines = [f"{name},{number // 5:02}" for number, name in enumerate(names)]
+    (folder / "list.csv").write_text("path,who\n" + "\n".join(lines) + "\n")
+    inputs = find_inputs(str(folder), patient_column="who")
+    predict(model, predictor(model), inputs, backbone, tmp_path / "p.csv")
+    assert [(row["file"], row["patient"]) for row in rows(tmp_path / "p.csv")] == [
+        (name, f"{number // 5:02}") for number, name in enumerate(names)
+    ]
+    (folder / "list.csv").write_text("path\n../outside.png\n")
+    with pytest.raises(DataError, match="no path inside"):
+        find_inputs(str(folder))
+
+
+def test_folders_without_images_and_outputs_among_the_data_are_refused(home: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "text.txt").write_text("x")
+    node = (home / "node.txt").read_text()
+    done = site("predict", "--data-dir", str(empty), "--out", str(tmp_path / "p.csv"), "--node-config", node)
+    assert done.code == 1
+    assert "no DICOM image among" in done.stderr
+    inside = ("--out", str(home / "new" / "p.csv"), "--node-config", node)
+    done = site("predict", "--data-dir", str(home / "new"), *inside)
+    assert "lies in --data-dir" in done.stderr
+    done = site("predict", "none", "--data-dir", str(empty), "--out", "p.csv", "--node-config", node)
+    assert "keeps no model 'none'" in done.stderr
+
+
+def test_scores_take_no_threads_from_the_extraction_of_features(
+    home: Path, model: SignedModel, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads of scores next to two of features halved the rate on two cores."""
+    seen, honest = [], Predictor.results
+
+    def results(self: Predictor, features: torch.Tensor) -> list[list[str]]:
+        seen.append(torch.get_num_threads())
+        return honest(self, features)
+
+    monkeypatch.setattr(Predictor, "results", results)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        predict(model, predictor(model), find_inputs(str(home / "new")), backbone, tmp_path / "p.csv")
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}

@@ -1,0 +1,83 @@
+"""The promise of the shared surrogate: its bounds hold, they say something, and a broken promise is found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from client_app.model_use.promise import Promise, check_promise, clopper_pearson
+from common.models.classifiers import Head
+from common.signed_models.gaussians import Gaussians, fit_gaussians
+from common.surrogates.surrogates import Header
+
+D = 128
+
+
+def world(shift: float = 0.0, count: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Features of three classes; with `shift` the classes lie closer together."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = 3.2 * torch.nn.functional.normalize(torch.randn(3, D, generator=torch.Generator().manual_seed(9)), dim=1)
+    labels = torch.arange(count) % 3
+    return (1 - shift) * centres[labels] + torch.randn(count, D, generator=generator), labels
+
+
+@pytest.fixture(scope="module")
+def shared() -> tuple[Head, Gaussians]:
+    x, y = world(count=6000, seed=5)
+    gaussians = fit_gaussians(x, y)
+    weight = gaussians.means
+    header = Header("fedpft", "", "coordinator", "f", ("a", "b", "c"))
+    return Head(header, weight, -weight.square().sum(1) / 2), gaussians
+
+
+def of(shared: tuple[Head, Gaussians], x: Tensor, y: Tensor) -> Promise:
+    found = check_promise(*shared, x, y)
+    assert found is not None
+    return found
+
+
+def test_a_site_like_the_surrogate_gets_what_was_promised(shared: tuple[Head, Gaussians]) -> None:
+    found = of(shared, *world(seed=1))
+    assert found.kept
+    assert found.low <= found.promised <= found.high
+    assert found.error <= found.bound + 1e-9
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 0.6, 1.0])
+def test_both_bounds_hold_and_theirs_is_not_vacuous(shared: tuple[Head, Gaussians], shift: float) -> None:
+    """Theorem 6.1 as published: KL of 128-dimensional features, where Pinsker's bound exceeds one already at KL 2."""
+    x, y = world(shift, count=3000, seed=2)
+    found = of(shared, x, y)
+    assert found.theorem is not None
+    assert found.error <= found.bound + 1e-9
+    assert found.error <= found.theorem <= 1
+    if shift < 0.5:
+        assert found.theorem < 0.75
+
+
+@pytest.mark.parametrize("shift", [0.6, 1.0])
+def test_a_site_for_which_the_model_is_worse_is_told_so(shared: tuple[Head, Gaussians], shift: float) -> None:
+    found = of(shared, *world(shift, seed=3))
+    assert not found.kept
+    assert found.error > found.promised
+
+
+def test_another_mix_of_classes_breaks_no_promise(shared: tuple[Head, Gaussians]) -> None:
+    x, y = world(count=900, seed=4)
+    rare = (y != 0) | (torch.arange(900) % 30 == 0)
+    assert of(shared, x[rare], y[rare]).kept
+
+
+def test_few_records_give_no_theorem_and_no_gaussians_give_no_promise(shared: tuple[Head, Gaussians]) -> None:
+    x, y = world(count=9)
+    assert of(shared, x, y).theorem is None
+    assert check_promise(shared[0], None, x, y) is None
+    assert check_promise(*shared, x[:0], y[:0]) is None
+
+
+def test_limits_are_clopper_and_pearsons() -> None:
+    assert clopper_pearson(0, 10) == (0.0, pytest.approx(0.3085, abs=1e-4))
+    assert clopper_pearson(10, 10) == (pytest.approx(0.6915, abs=1e-4), 1.0)
+    low, high = clopper_pearson(5, 50)
+    assert (low, high) == (pytest.approx(0.0333, abs=1e-4), pytest.approx(0.2181, abs=1e-4))

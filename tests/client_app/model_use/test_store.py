@@ -1,0 +1,113 @@
+"""Models at a site after a run: kept, in use, and back to the one before; changed and foreign files are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from client_app.model_use.store import go_back, keep_model, models_folder, open_model, read_index, read_kept, use_model
+from client_app.node_config import NodeConfig, parse_node_config
+from common.errors import SealError, StateError
+from common.security.sealing import new_key, public_key
+from common.signed_models.making import make_signed_model
+from common.signed_models.signed_model import read_signed_model
+from tests.client_app.model_use.hospitals import CLASSES, federation
+from tests.common.signed_models.test_signed_model import PRIVATE, head
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[NodeConfig, Path]:
+    nodes, folder = federation(tmp_path_factory.mktemp("ran"))
+    return parse_node_config(nodes[0]), folder
+
+
+@pytest.fixture
+def node(ran: tuple[NodeConfig, Path], tmp_path: Path) -> NodeConfig:
+    """A hospital after a run, with a copy of its state."""
+    shutil.copytree(ran[0].state / "models", tmp_path / "models")
+    return ran[0].model_copy(update={"state_dir": str(tmp_path)})
+
+
+def other(seed: int, key: bytes | None = None) -> object:
+    return make_signed_model(head(6 + seed), PRIVATE, None, str(seed), 3, key or bytes(32))
+
+
+def test_every_used_site_keeps_the_model_of_its_run(ran: tuple[NodeConfig, Path]) -> None:
+    node, folder = ran
+    (name,) = read_index(node).models
+    kept, at_coordinator = read_kept(node, name), read_signed_model(folder / "model.fedsurrogate")
+    assert kept.manifest == at_coordinator.manifest
+    assert tuple(kept.manifest.classes) == CLASSES
+    assert kept.manifest.privacy is not None
+    assert kept.manifest.privacy.epsilon == 8.0
+    settings = {"backbone": "pixels", "image-size": 8, "features.power": 1.0, "seed": 0, "test-fraction": 0.2}
+    assert kept.manifest.settings == settings
+    assert kept.gaussians is not None
+    assert read_index(node).in_use == name
+    assert open_model("in-use", node).manifest == kept.manifest
+    key = (folder.parent / "signing" / "coordinator.pub").read_text().strip()
+    assert kept.key.hex() == key
+
+
+def test_the_file_at_the_coordinator_is_the_one_that_people_may_carry(ran: tuple[NodeConfig, Path], tmp_path: Path) -> None:
+    node, folder = ran
+    model = read_signed_model(folder / "model.fedsurrogate")
+    elsewhere = node.model_copy(update={"state_dir": str(tmp_path), "coordinator_key": model.key.hex()})
+    name = keep_model(elsewhere, model, "file")
+    assert read_kept(elsewhere, name).manifest == model.manifest
+    assert read_index(elsewhere).models[name].source == "file"
+
+
+def test_a_changed_file_is_refused(node: NodeConfig) -> None:
+    (file,) = models_folder(node).glob("*.fedsurrogate")
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(SealError, match="was changed"):
+        open_model("in-use", node)
+    with pytest.raises(SealError, match="was changed"):
+        open_model(str(file), node)
+
+
+def test_a_file_signed_by_a_stranger_is_refused(node: NodeConfig, tmp_path: Path) -> None:
+    from common.signed_models.signed_model import save_signed_model
+
+    file = tmp_path / "stranger.fedsurrogate"
+    file.write_bytes(save_signed_model(other(1, new_key())))
+    with pytest.raises(SealError, match="not a coordinator's key"):
+        open_model(str(file), node)
+    pinned = node.model_copy(update={"coordinator_key": public_key(new_key()).hex()})
+    with pytest.raises(SealError, match="not by the coordinator-key"):
+        keep_model(pinned, other(1), "run")
+
+
+def test_a_model_is_put_in_use_and_the_one_before_comes_back(node: NodeConfig) -> None:
+    first = read_index(node).in_use
+    second, third = keep_model(node, other(1), "run"), keep_model(node, other(2), "run")
+    assert read_index(node).in_use == first, "a new model is not used before a person decides it"
+    assert use_model(node, second) == first
+    use_model(node, third)
+    use_model(node, third)
+    assert [go_back(node), go_back(node)] == [second, first]
+    with pytest.raises(StateError, match="no model was in use before"):
+        go_back(node)
+    with pytest.raises(StateError, match="keeps no model 'none'"):
+        use_model(node, "none")
+
+
+def test_a_damaged_index_says_what_to_do(node: NodeConfig) -> None:
+    (models_folder(node) / "index.json").write_text('{"models": {"../x": {}}}')
+    with pytest.raises(StateError, match="add the models again"):
+        open_model("in-use", node)
+
+
+def test_nothing_of_the_sites_is_in_the_file(ran: tuple[NodeConfig, Path]) -> None:
+    node, folder = ran
+    text = (folder / "model.fedsurrogate").read_bytes()
+    for word in (node.data_dir, node.state_dir, "clinic"):
+        assert word.encode() not in text
+    facts = json.loads(read_signed_model(folder / "model.fedsurrogate").manifest.signed_bytes())
+    assert facts["sites"] == 2

@@ -1,0 +1,169 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torchvision.transforms import functional
+
+from common.backbones.backbones import load_backbone
+from common.errors import BackboneError
+
+MOBILENET = "torchvision:mobilenet_v2"
+
+
+@pytest.fixture(scope="module")
+def weights() -> str:
+    path = Path(__file__).parents[3].parent / "shared" / "weights" / "mobilenet_v2-imagenet.safetensors"
+    if not path.is_file():
+        pytest.skip(f"needs the real weights in {path}")
+    return str(path)
+
+
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    small = np.random.default_rng(seed).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize((width, height))
+
+
+def test_grey_pixels_are_the_image_itself() -> None:
+    levels = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    backbone = load_backbone("pixels", device="cpu")
+    x = backbone.preprocess(Image.fromarray(levels).convert("RGB"))
+    assert x.shape == (3, 8, 8)
+    torch.testing.assert_close(backbone.forward(x[None])[0], torch.arange(64) / 255)
+
+
+def test_pixels_are_resized_and_keep_colour_only_when_asked() -> None:
+    grey, colour = (load_backbone(name, image_size=5, device="cpu") for name in ("pixels", "pixels:rgb"))
+    assert (grey.dim, colour.dim) == (25, 75)
+    for backbone in (grey, colour):
+        assert backbone.forward(backbone.preprocess(noise(20, 10))[None]).shape == (1, backbone.dim)
+    assert grey.fingerprint != colour.fingerprint != load_backbone("pixels:rgb", image_size=6).fingerprint
+
+
+@pytest.mark.parametrize("size", [(300, 200), (224, 224), (97, 400), (227, 227)])
+def test_preprocessing_is_the_published_preset(weights: str, size: tuple[int, int]) -> None:
+    from torchvision.models import MobileNet_V2_Weights
+
+    image = noise(*size)
+    ours = load_backbone(MOBILENET, weights, device="cpu").preprocess(image)
+    # At most one of 255 levels apart: both round once to whole pixels, but at different points.
+    published = MobileNet_V2_Weights.IMAGENET1K_V1.transforms()(image)
+    assert (ours - published).abs().max() < 1.5 / 255 / 0.22
+
+
+def test_image_size_keeps_the_whole_of_a_square_image(weights: str) -> None:
+    image = noise(227, 227)
+    x = load_backbone(MOBILENET, weights, 96, "cpu").preprocess(image)
+    expected = functional.to_tensor(image.resize((96, 96), Image.Resampling.BICUBIC))
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    torch.testing.assert_close(x, functional.normalize(expected, mean.tolist(), std.tolist()), atol=1e-5, rtol=0)
+
+
+def test_features_of_an_image_do_not_depend_on_its_neighbours(weights: str) -> None:
+    backbone = load_backbone(MOBILENET, weights, 64, "cpu")
+    batch = torch.stack([backbone.preprocess(noise(80, 80, seed)) for seed in range(11)])
+    together = backbone.forward(batch)
+    assert together.shape == (11, 1280)
+    torch.testing.assert_close(together[3:4], backbone.forward(batch[3:4]), atol=1e-4, rtol=1e-4)
+    assert not together.is_inference()
+
+
+def test_fingerprint_is_of_values_not_of_files(weights: str, tmp_path: Path) -> None:
+    halves = load_file(weights)
+    floats = {key: value.float() if value.is_floating_point() else value for key, value in halves.items()}
+    save_file(floats, tmp_path / "float32.safetensors")
+    torch.save({"state_dict": {f"module.{key}": value for key, value in floats.items()}}, tmp_path / "torch.pt")
+    save_file({k: v for k, v in halves.items() if "classifier" not in k}, tmp_path / "headless.safetensors")
+    changed = floats | {"features.0.0.weight": floats["features.0.0.weight"] + 1e-3}
+    save_file(changed, tmp_path / "changed.safetensors")
+    fingerprint = load_backbone(MOBILENET, weights, device="cpu").fingerprint
+    for same in ("float32.safetensors", "torch.pt", "headless.safetensors"):
+        assert load_backbone(MOBILENET, str(tmp_path / same), device="cpu").fingerprint == fingerprint
+    assert load_backbone(MOBILENET, str(tmp_path / "changed.safetensors"), device="cpu").fingerprint != fingerprint
+    assert load_backbone(MOBILENET, weights, 128, "cpu").fingerprint != fingerprint
+
+
+def test_weights_that_do_not_fit_are_named(weights: str, tmp_path: Path) -> None:
+    content = load_file(weights)
+    content["extra"] = torch.zeros(1)
+    content["features.0.0.weight"] = torch.zeros(2, 2)
+    del content["features.1.conv.0.0.weight"]
+    save_file(content, tmp_path / "other.safetensors")
+    message = (
+        r"1 missing \(features.1.conv.0.0.weight\); 1 unexpected \(extra\); "
+        r"1 of another shape \(features.0.0.weight\)"
+    )
+    with pytest.raises(BackboneError, match=message):
+        load_backbone(MOBILENET, str(tmp_path / "other.safetensors"), device="cpu")
+
+
+def test_unreadable_weights_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BackboneError, match="no such file"):
+        load_backbone(MOBILENET, str(tmp_path / "none.pt"))
+    (tmp_path / "junk.pt").write_bytes(b"junk")
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    torch.save({"epoch": 3}, tmp_path / "other.pt")
+    for name in ("junk.pt", "junk.safetensors", "other.pt"):
+        with pytest.raises(BackboneError, match=name):
+            load_backbone(MOBILENET, str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet", "is unknown; use 'pixels'"),
+        ("torchvision:", "is unknown; use 'pixels'"),
+        ("torchvision:nonsense", "it has .*mobilenet_v2"),
+        ("open_clip:ViT-B-32", "MODEL/TAG.*its tags are openai"),
+        ("open_clip:nonsense/openai", "models are"),
+        ("timm:resnet_nonsense", "similar names: resnet"),
+    ],
+)
+def test_an_unknown_backbone_is_refused_with_what_is_allowed(name: str, message: str) -> None:
+    with pytest.raises(BackboneError, match=message):
+        load_backbone(name, device="cpu")
+
+
+@pytest.mark.slow
+def test_open_clip_reads_the_image_tower_of_a_whole_model(tmp_path: Path) -> None:
+    import open_clip
+
+    torch.manual_seed(0)
+    clip = open_clip.create_model("RN50", force_quick_gelu=True).eval()
+    torch.save(clip.state_dict(), tmp_path / "clip.pt")
+    backbone = load_backbone("open_clip:RN50/openai", str(tmp_path / "clip.pt"), device="cpu")
+    assert backbone.dim == 1024
+    x = backbone.preprocess(noise(300, 240))[None]
+    with torch.no_grad():
+        torch.testing.assert_close(backbone.forward(x), clip.encode_image(x), atol=1e-4, rtol=1e-3)
+
+
+def test_timm_gives_pooled_features_without_the_head(tmp_path: Path) -> None:
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.create_model("resnet18").eval()
+    save_file(model.state_dict(), tmp_path / "timm.safetensors")
+    backbone = load_backbone("timm:resnet18", str(tmp_path / "timm.safetensors"), 64, "cpu")
+    x = backbone.preprocess(noise(100, 70))[None]
+    assert backbone.dim == 512
+    with torch.no_grad():
+        expected = model.forward_head(model.forward_features(x), pre_logits=True)
+    torch.testing.assert_close(backbone.forward(x), expected, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "dim"), [("resnet18", 512), ("efficientnet_b0", 1280), ("convnext_tiny", 768), ("vit_b_32", 768)]
+)
+def test_torchvision_models_give_what_enters_their_last_layer(tmp_path: Path, model: str, dim: int) -> None:
+    from torchvision.models import get_model
+
+    save_file(get_model(model).state_dict(), tmp_path / "w.safetensors")
+    backbone = load_backbone(f"torchvision:{model}", str(tmp_path / "w.safetensors"), device="cpu")
+    assert backbone.dim == dim
+    if model == "vit_b_32":
+        with pytest.raises(BackboneError, match="cannot take images of 100 px"):
+            load_backbone(f"torchvision:{model}", str(tmp_path / "w.safetensors"), 100, "cpu")

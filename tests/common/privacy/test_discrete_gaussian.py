@@ -1,0 +1,171 @@
+"""Discrete Gaussian noise: exact probabilities, and a privacy loss that is never above the one charged."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from common.config.run_config import RunConfig, parse_run_config
+from common.privacy import discrete_gaussian as module
+from common.privacy.accounting import gaussian_delta, gaussian_epsilon
+from common.privacy.claims import make_claim
+from common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian
+from common.privacy.gaussian_mechanism import JOINT
+from common.rules.secure_sum import numbers_of
+from common.secure_sum.noise import site_variances
+from common.secure_sum.rules import SumRules
+from common.secure_sum.words import words
+
+
+def probabilities(variance: float) -> np.ndarray:
+    """Probabilities of -m ... m with a tail below 1e-40."""
+    most = math.ceil(14 * math.sqrt(variance)) + 2
+    weights = np.exp(-(np.arange(-most, most + 1) ** 2) / (2 * variance))
+    return weights / weights.sum()
+
+
+def delta_of(pmf: np.ndarray, shift: int, epsilon: float) -> float:
+    """The exact delta at epsilon of noise on data that differ by `shift`, summed up numerically."""
+    here, there = np.pad(pmf, (shift, 0)), np.pad(pmf, (0, shift))
+    return float(np.clip(here - math.exp(epsilon) * there, 0, None).sum())
+
+
+@pytest.mark.parametrize("variance", [1, 2, 9, 300])
+def test_samples_have_the_probabilities_of_the_discrete_gaussian(variance: int) -> None:
+    drawn = discrete_gaussian(variance, 100_000)
+    pmf = probabilities(variance)
+    middle = len(pmf) // 2
+    often = [k for k in range(-middle, middle + 1) if 100_000 * pmf[k + middle] > 20]
+    found = [int((drawn == k).sum()) for k in often]
+    expected = [100_000 * pmf[k + middle] for k in often]
+    rest = 100_000 - sum(found), max(100_000 - sum(expected), 1e-9)
+    if rest[1] > 20:
+        found, expected = [*found, rest[0]], [*expected, rest[1]]
+    scale = sum(found) / sum(expected)
+    assert stats.chisquare(found, [each * scale for each in expected]).pvalue > 1e-6
+
+
+@pytest.mark.slow
+def test_coins_that_floating_point_cannot_decide_have_the_same_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNSURE", 2.0)
+    drawn = discrete_gaussian(4, 3000)
+    assert abs(drawn.mean()) < 0.2
+    assert abs(drawn.var() - 4) < 0.6
+
+
+def test_large_noise_has_its_variance() -> None:
+    drawn = discrete_gaussian(10**10, 100_000)
+    assert abs(drawn.mean() / 1e5) < 0.02
+    assert abs(drawn.std() / 1e5 - 1) < 0.01
+    assert stats.kstest(drawn / 1e5, "norm").pvalue > 1e-6
+
+
+@pytest.mark.parametrize("sites", [1, 3, 10])
+@pytest.mark.parametrize(("multiplier", "deltas"), [(0.7, 1e-5), (3.73, 1e-5), (10.0, 1e-6)])
+def test_epsilon_of_the_sum_is_never_below_its_privacy_loss_and_within_one_percent(
+    sites: int, multiplier: float, deltas: float
+) -> None:
+    """The loss of the sum of the sites' noises, convolved and summed up numerically, against the epsilon that is charged."""
+    shift = 120
+    each = math.ceil(((multiplier * shift) ** 2 + CONTINUOUS) / sites)
+    pmf = probabilities(each)
+    total = pmf
+    for _ in range(sites - 1):
+        total = np.convolve(total, pmf)
+    claimed = gaussian_epsilon(multiplier, deltas)
+    assert delta_of(total, shift, claimed) <= deltas
+    assert delta_of(total, shift, claimed * 0.99) > deltas
+
+
+@pytest.mark.parametrize("rows", [4, 64])
+def test_a_change_spread_over_many_entries_costs_no_more(rows: int) -> None:
+    """The loss of a vector is the sum of its entries' losses: convolved by dp-accounting."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    multiplier, shift = 3.73, 20
+    norm = shift * math.sqrt(rows)
+    variance = math.ceil((multiplier * norm) ** 2 + CONTINUOUS)
+    loss = pld.from_discrete_gaussian_mechanism(math.sqrt(variance), shift, value_discretization_interval=1e-4)
+    found = loss.self_compose(rows).get_epsilon_for_delta(1e-5)
+    claimed = gaussian_epsilon(multiplier, 1e-5)
+    # The accountant rounds losses up, by at most half an interval each in the mean.
+    assert found <= claimed * 1.01
+    assert found >= claimed * 0.98
+
+
+@pytest.mark.parametrize("fault", ["a share missing", "rounding left out", "noise halved"])
+def test_planted_faults_exceed_the_claim(fault: str) -> None:
+    multiplier, delta, bound, entries, sites = 3.73, 1e-5, 60, 400, 5
+    claimed = gaussian_epsilon(multiplier, delta)
+    true_shift = bound + math.isqrt(entries)
+    sensitivity = bound if fault == "rounding left out" else true_shift
+    each = math.ceil(((multiplier * sensitivity) ** 2 + CONTINUOUS) / sites)
+    there = sites - (fault == "a share missing")
+    variance = there * each / (4 if fault == "noise halved" else 1)
+    sound = sites * math.ceil(((multiplier * true_shift) ** 2 + CONTINUOUS) / sites)
+    assert delta_of(probabilities(sound), true_shift, claimed) <= delta
+    assert delta_of(probabilities(variance), true_shift, claimed) > delta
+
+
+def test_the_charge_is_the_gaussian_one() -> None:
+    assert gaussian_delta(3.73, gaussian_epsilon(3.73, 1e-5)) <= 1e-5
+
+
+@pytest.mark.parametrize("halved", [False, True])
+def test_no_attack_on_a_hundred_thousand_sums_finds_more_than_the_claim(halved: bool) -> None:
+    """An empirical lower bound of epsilon, from sums modulo 2^32 of four sites with and without one record."""
+    runs, sites, delta = 100_000, 4, 1e-3
+    config = run_config(epsilon=2.0, delta=delta)
+    claim, rules = make_claim(config, "record"), SumRules.of(sites, 0.0, 0.0)
+    assert claim is not None
+    numbers = numbers_of(config, config.spec, sites)
+    shapes = {"counts": (1,), "sums": (1, 1), "squares": (1,)}
+    variances = site_variances(claim, numbers, shapes, rules)
+    scores = {}
+    for record in (0.0, 1.0):
+        # Every statistic moves by its whole sensitivity; the likelihood ratio of Gaussians weighs them by their noise.
+        score = np.zeros(runs)
+        for name in shapes:
+            fixed, total = numbers[name], np.zeros(runs, dtype=np.uint32)
+            for site in range(sites):
+                value = 100.0 + (record if site == 0 else 0.0)
+                noise = discrete_gaussian(variances[name] // (4 if halved else 1), runs)
+                total = total + words(fixed.encode(torch.tensor([value])) + noise)
+            score += fixed.decode(total).numpy() / (variances[name] * fixed.step**2)
+        scores[record] = score
+    threshold = np.quantile(scores[0.0], 0.999)
+    # Clopper & Pearson: bounds that hold with a probability of 1e-6 together.
+    low = stats.beta.ppf(1e-6, (scores[1.0] > threshold).sum(), runs - (scores[1.0] > threshold).sum() + 1)
+    high = stats.beta.ppf(1 - 1e-6, (scores[0.0] > threshold).sum() + 1, runs - (scores[0.0] > threshold).sum())
+    bound = math.log(max(low - delta, 1e-12) / high)
+    assert (bound > config.epsilon) == halved, bound
+
+
+@pytest.mark.parametrize("fault", ["", "a tenth too much for the sums", "all sites count as honest"])
+def test_counts_sums_and_second_moment_together_cost_no_more_than_the_claim(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All three move by their whole sensitivity at once, and only the honest sites' noise counts."""
+    if fault.startswith("a tenth"):
+        monkeypatch.setitem(JOINT, "sums", JOINT["sums"] + 0.1)
+    config = run_config(epsilon=2.0, delta=1e-5)
+    claim, rules = make_claim(config, "record"), SumRules.of(10, 1 / 3, 0.1)
+    assert claim is not None
+    numbers, shapes = numbers_of(config, config.spec, 10), {"counts": (2,), "sums": (2, 8), "squares": (36,)}
+    given = SumRules.of(10, 0.0, 0.1) if fault.startswith("all") else rules
+    variances = site_variances(claim, numbers, shapes, given)
+    spent = 0.0
+    for name, shape in shapes.items():
+        moved = claim.noise[name][1] / numbers[name].step + math.sqrt(math.prod(shape))
+        spent += moved**2 / (rules.honest * variances[name] - CONTINUOUS)
+    assert (gaussian_epsilon(spent**-0.5, 1e-5) > config.epsilon * 1.0001) == bool(fault)
+
+
+def run_config(epsilon: float, delta: float) -> RunConfig:
+    return parse_run_config(
+        {"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b", "epsilon": epsilon, "delta": delta}
+    )

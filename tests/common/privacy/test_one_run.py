@@ -1,0 +1,85 @@
+"""The estimator of one-run audits: against closed forms, and by simulation of mechanisms with a known epsilon."""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import beta
+
+from common.errors import ConfigError
+from common.privacy.accounting import gaussian_epsilon
+from common.privacy.one_run import Guesses, best_count, epsilon_bound, gaussian_bound, guess, p_value
+
+
+@pytest.mark.parametrize(("right", "guessed"), [(90, 100), (700, 1000), (100, 100), (60, 80)])
+def test_without_delta_the_bound_is_that_of_clopper_and_pearson(right: int, guessed: int) -> None:
+    rate = float(beta.ppf(0.05, right, guessed - right + 1))
+    assert epsilon_bound(Guesses(1000, guessed, right), 0.0) == pytest.approx(
+        max(0.0, math.log(rate / (1 - rate))), abs=1e-3
+    )
+
+
+def test_as_many_right_as_wrong_prove_nothing() -> None:
+    assert epsilon_bound(Guesses(1000, 500, 250), 1e-5) == 0.0
+
+
+def test_a_delta_only_weakens_the_bound_and_many_canaries_weaken_it_more() -> None:
+    found = [epsilon_bound(Guesses(m, 200, 190), delta) for m, delta in ((200, 0.0), (200, 1e-4), (2000, 1e-4))]
+    assert found[0] > found[1] > found[2] > 0
+
+
+def test_p_values_grow_with_epsilon() -> None:
+    values = [p_value(Guesses(500, 100, 90), epsilon, 1e-5) for epsilon in (0.5, 1, 2, 3, 4)]
+    assert values == sorted(values)
+
+
+def responses(epsilon: float, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Randomized response: the mechanism for which the bound is tight."""
+    included = torch.rand(count) < 0.5
+    honest = torch.rand(count) < 1 / (1 + math.exp(-epsilon))
+    return torch.where(honest, included, ~included).float() + 1e-3 * torch.rand(count), included
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
+def test_randomized_response_is_seldom_overestimated_and_nearly_reached(epsilon: float) -> None:
+    bounds = [epsilon_bound(guess(*responses(epsilon, 2000), 2000), 0.0) for _ in range(200)]
+    # 5 % are allowed; 10 of 200 are expected, and more than 20 would be as unlikely as one in a thousand.
+    assert sum(bound > epsilon for bound in bounds) <= 20
+    assert sum(bounds) / len(bounds) > 0.75 * epsilon
+
+
+def gaussian(multiplier: float, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    included = torch.rand(count) < 0.5
+    return included.float() + multiplier * torch.randn(count), included
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize("multiplier", [0.4, 1.0, 3.0])
+def test_gaussian_noise_is_seldom_overestimated_and_the_bound_of_its_trade_off_is_higher(
+    multiplier: float, share: float
+) -> None:
+    claim = gaussian_epsilon(multiplier, 1e-5)
+    answers = [guess(*gaussian(multiplier, 1000), round(1000 * share)) for _ in range(100)]
+    # 5 % are allowed: 5 of 100 are expected at most, and more than 13 would be as unlikely as one in a thousand.
+    assert sum(gaussian_bound(each, 1e-5) > claim for each in answers) <= 13
+    found = answers[0]
+    assert gaussian_bound(found, 1e-5) >= epsilon_bound(found, 1e-5)
+
+
+def test_with_a_good_number_of_answers_the_bound_is_over_half_of_the_truth() -> None:
+    claim = gaussian_epsilon(1.0, 1e-5)
+    count = best_count(*gaussian(1.0, 10_000), 1e-5, (0.02, 0.05, 0.1, 0.2, 0.4))
+    bounds = [gaussian_bound(guess(*gaussian(1.0, 10_000), count), 1e-5) for _ in range(10)]
+    assert claim / 2 < sum(bounds) / len(bounds) <= claim
+
+
+def test_a_tenth_of_the_noise_is_noticed() -> None:
+    claim = gaussian_epsilon(1.5, 1e-5)
+    assert epsilon_bound(guess(*gaussian(0.15, 1000), 400), 1e-5) > claim
+
+
+def test_impossible_counts_are_refused() -> None:
+    with pytest.raises(ConfigError, match="11 right of 10 guesses"):
+        Guesses(100, 10, 11)

@@ -1,0 +1,137 @@
+"""Signed model files: what was signed is read again, and a changed file is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from common.config.run_config import RunConfig, parse_run_config
+from common.errors import SealError, SurrogateError
+from common.models.classifiers import Ensemble, Head, Quadratic
+from common.security.sealing import new_key, public_key
+from common.signed_models.making import WITHOUT_PRIVACY, make_signed_model, received_model, signed_values
+from common.signed_models.signed_model import SignedModel, read_signed_model, save_signed_model
+from common.surrogates.surrogates import Header
+from common.wire.model_proto import pack_classifier
+
+KEY = bytes(range(32))
+PRIVATE = parse_run_config({"epsilon": 2.0, "delta": 1e-5, "classes": "a,b,c", "fedpft.covariance": "spherical"})
+
+
+def head(dimension: int = 6) -> Head:
+    weight = torch.randn(3, dimension, generator=torch.Generator().manual_seed(0))
+    return Head(Header("fedpft", "run", "coordinator", "f" * 64, ("a", "b", "c")), weight, torch.zeros(3), 0.0)
+
+
+def sampler(seed: int, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
+    labels = torch.arange(limit) % 3
+    return torch.randn(limit, 6, generator=torch.Generator().manual_seed(seed)) + labels[:, None], labels
+
+
+def model(config: RunConfig = PRIVATE) -> SignedModel:
+    return make_signed_model(head(), config, sampler, "77", 3, KEY)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.fedsurrogate"
+    path.write_bytes(save_signed_model(model()))
+    return path
+
+
+def rewritten(file: Path, **changes: object) -> None:
+    """Write the file again with other tensors or metadata."""
+    with safe_open(file, "pt") as content:
+        metadata, tensors = content.metadata(), {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+    for name, value in changes.items():
+        if isinstance(value, torch.Tensor):
+            tensors[name.replace("__", ".")] = value
+        else:
+            metadata[name] = str(value)
+    save_file(tensors, file, metadata)
+
+
+def test_a_file_gives_back_model_settings_claim_and_gaussians(file: Path) -> None:
+    found, made = read_signed_model(file, frozenset({public_key(KEY)})), model()
+    assert found.manifest == made.manifest
+    assert found.manifest.privacy is not None
+    assert (found.manifest.privacy.epsilon, found.manifest.classes) == (2.0, ["a", "b", "c"])
+    x = sampler(3, 30)[0]
+    assert torch.equal(found.classifier.scores(x), made.classifier.scores(x))
+    assert torch.equal(found.scores(x)[1], made.scores(x)[1])
+    assert found.manifest.run_config().backbone == "pixels"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Ensemble((replace(head(), clip=None), replace(head(), clip=None))),
+        Quadratic(head().header, torch.randn(3, 6), torch.ones(3, 6), torch.zeros(3)),
+        Head(head().header, head().weight, head().bias, 1.0, torch.ones(6)),
+    ],
+)
+def test_every_kind_of_classifier_keeps_its_scores(other: Head | Ensemble | Quadratic, tmp_path: Path) -> None:
+    path, x = tmp_path / "m.fedsurrogate", sampler(1, 10)[0]
+    made = make_signed_model(other, PRIVATE, None, "1", 2, KEY)
+    path.write_bytes(save_signed_model(made))
+    assert torch.allclose(read_signed_model(path).classifier.scores(x), other.scores(x), atol=0.05)
+
+
+def test_a_changed_weight_is_refused(file: Path) -> None:
+    rewritten(file, model__weight=head().weight + 0.25)
+    with pytest.raises(SealError, match="was changed after it was signed"):
+        read_signed_model(file)
+
+
+def test_changed_gaussians_are_refused(file: Path) -> None:
+    with safe_open(file, "pt") as content:
+        means = content.get_tensor("gaussians.means")
+    rewritten(file, gaussians__means=means + 1)
+    with pytest.raises(SealError, match="was changed"):
+        read_signed_model(file)
+
+
+def test_a_changed_manifest_is_refused(file: Path) -> None:
+    facts = json.loads(model().manifest.signed_bytes())
+    facts["privacy"]["epsilon"] = 0.1
+    rewritten(file, manifest=json.dumps(facts, sort_keys=True, separators=(",", ":")))
+    with pytest.raises(SealError, match="was changed"):
+        read_signed_model(file)
+
+
+def test_a_file_of_another_signer_is_refused(file: Path) -> None:
+    other = make_signed_model(head(), PRIVATE, sampler, "77", 3, new_key())
+    file.write_bytes(save_signed_model(other))
+    with pytest.raises(SealError, match="not a coordinator's key"):
+        read_signed_model(file, frozenset({public_key(KEY)}))
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    text, other = tmp_path / "a.fedsurrogate", tmp_path / "b.fedsurrogate"
+    text.write_text("nothing")
+    save_file({"x": torch.zeros(1)}, other)
+    for file in (text, other, tmp_path / "none.fedsurrogate"):
+        with pytest.raises(SurrogateError):
+            read_signed_model(file)
+
+
+def test_a_run_without_privacy_sends_no_means_of_records() -> None:
+    made = model(parse_run_config({}))
+    assert (made.gaussians, made.manifest.gaussians, made.manifest.privacy) == (None, WITHOUT_PRIVACY, None)
+
+
+def test_sites_receive_exactly_what_was_signed() -> None:
+    made = model()
+    found = received_model(pack_classifier(head()), signed_values(made))
+    assert found is not None
+    assert save_signed_model(found) == save_signed_model(made) or found.manifest == made.manifest
+    assert torch.equal(found.scores(sampler(3, 9)[0])[0], made.scores(sampler(3, 9)[0])[0])
+    with pytest.raises(SealError):
+        received_model(pack_classifier(Head(head().header, head().weight * 2, head().bias, 0.0)), signed_values(made))
+    assert received_model(pack_classifier(head()), {}) is None

@@ -1,0 +1,155 @@
+"""A hospital and its coordinator in containers: the commands of the guides, as printed, and what each container reaches."""
+
+import os
+import socket
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.containers import IMAGE, engine, run
+from tests.deploy.test_compose import DEPLOY
+from tests.deploy.test_guides import calls
+from tests.e2e.processes import free_ports, until
+
+pytestmark = pytest.mark.slow
+
+USER = "1000:1000" if os.getuid() == 0 else f"{os.getuid()}:{os.getgid()}"
+CLASSES = 'classes="0,1,2,3,4,5,6,7,8,9"'
+RUN = f'method="dpcvae" dpcvae.rounds=2 dpcvae.local-epochs=1 sites=1 epsilon=1.0 delta=1e-5 {CLASSES} deadline=400.0'
+REQUEST = f"epsilon=0.5 delta=1e-5 {CLASSES}"
+REACH = """
+import socket, sys
+for host, port in (each.rsplit(":", 1) for each in sys.argv[1:]):
+    try:
+        socket.create_connection((host, int(port)), 3).close()
+        print("reached", host, port)
+    except OSError:
+        pass
+"""
+
+
+class Machine:
+    """A folder with a compose file and its `.env`; by hand it runs what the guides print."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engine, self._compose = engine()
+
+    def compose(self, *words: str) -> str:
+        profile = ["--profile", "by-hand"] if self._compose == ["podman-compose"] and words[:1] == ("run",) else []
+        return run(*self._compose, *profile, *words, cwd=self.folder)
+
+    def inside(self, service: str, *words: str) -> str:
+        return self.compose("exec", "-T", service, *words)
+
+
+def own_address() -> str:
+    """The address of this machine by which its containers reach it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
+
+
+def owned(folder: Path) -> None:
+    """Give a folder to the user of the containers."""
+    if os.getuid() == 0:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, *map(int, USER.split(":")))
+
+
+@pytest.fixture(scope="module")
+def address() -> str:
+    return f"{own_address()}:{free_ports(1)[0]}"
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory, address: str) -> Iterator[Machine]:
+    engine()
+    folder = tmp_path_factory.mktemp("containers") / "federation"
+    folder.mkdir(parents=True)
+    for above in (folder.parent, folder.parent.parent):
+        above.chmod(0o755)
+    (folder / "compose.yml").write_text((DEPLOY / "compose.coordinator.yml").read_text())
+    (folder / ".env").write_text(f"RUN_AS={USER}\nIMAGE={IMAGE}\nFLEET_PORT={address.rpartition(':')[2]}\n")
+    for name in ("state", "app", "runs", "registered", "runtime"):
+        (folder / name).mkdir()
+    owned(folder)
+    machine = Machine(folder)
+    papers(machine, "certs", "papers", "--host", address.rpartition(":")[0], "--site", "north")
+    papers(machine, "kit", "papers", "north", "--coordinator", address, "--image", IMAGE)
+    try:
+        machine.compose("up", "-d")
+        until(lambda: (folder / "registered" / "registered.json").exists(), 180)
+        yield machine
+    finally:
+        machine.compose("down", "--timeout", "5")
+
+
+def papers(machine: Machine, *words: str) -> str:
+    """The function of the guide."""
+    mounted = ["--user", USER, "--network", "none", "-v", f"{machine.folder}:/work", "-w", "/work"]
+    return run(machine.engine, "run", "--rm", *mounted, IMAGE, "coordinator", *words)
+
+
+@pytest.fixture(scope="module")
+def hospital(coordinator: Machine) -> Iterator[Machine]:
+    with tarfile.open(coordinator.folder / "north.tar.gz") as archive:
+        archive.extractall(coordinator.folder.parent, filter="data")
+    kit = Machine(coordinator.folder.parent / "north")
+    settings = (kit.folder / ".env").read_text().replace("DATA_KIND=imagefolder", "DATA_KIND=digits")
+    (kit.folder / ".env").write_text(f"{settings}RUN_AS={USER}\n")
+    owned(kit.folder)
+    try:
+        kit.compose("up", "-d")
+        yield kit
+    finally:
+        kit.compose("down", "--timeout", "5")
+
+
+def test_apps_reach_nothing_and_a_hospital_only_the_fleet_port(
+    coordinator: Machine, hospital: Machine, address: str
+) -> None:
+    fleet, host = address, address.rpartition(":")[0]
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        Thread(target=lambda: [listener.accept() for _ in range(9)], daemon=True).start()
+        service = f"{host}:{listener.getsockname()[1]}"
+        targets = [service, fleet, "superlink:9092", "superlink:9091", "node:9094", "127.0.0.1:9093"]
+        for machine in (coordinator, hospital):
+            assert machine.inside("app", "python", "-c", "print(*open('/proc/net/dev'))").count(":") == 1, "not only lo"
+            assert "reached" not in machine.inside("app", "python", "-c", REACH, *targets)
+        found = hospital.inside("node", "python", "-c", REACH, fleet, f"{host}:9091", f"{host}:9093", "127.0.0.1:9094")
+    assert f"reached {fleet.replace(':', ' ')}" in found
+    assert found.count("reached") == 1
+
+
+def test_the_kits_commands_work_as_printed(coordinator: Machine, hospital: Machine, address: str) -> None:
+    printed = [line for page, service, line in calls() if page.endswith("kit/README.md") and service == "site"]
+    link = next(line for page, service, line in calls() if page.endswith("kit/README.md") and service == "node")
+    assert "finished:completed" in coordinator.inside("superlink", "coordinator", "run", "-c", RUN)
+    papers(coordinator, "request", "papers", "--out", "spring.json", "-c", REQUEST)
+    (hospital.folder / "state" / "spring.json").write_bytes((coordinator.folder / "spring.json").read_bytes())
+    owned(hospital.folder / "state")
+    # The ledger of public data is not opened by hand, and one that is intact is not begun again.
+    skipped = ("--open", "reopen-ledger")
+    commands = [line for line in printed if not set(skipped) & set(line)]
+    assert {" ".join(line[:2]) for line in commands} >= {"", "site synthesize", "site release", "site key", "site ledger"}
+    for line in commands:
+        found = hospital.compose("run", "--rm", "site", *line)
+        assert not any(word in found for word in ("error", "FAIL")), line
+    assert (hospital.folder / "state" / "synthetic.safetensors").stat().st_size > 0
+    assert "PASS" in hospital.compose("run", "--rm", "node", *(word.replace("{coordinator}", address) for word in link))
+    assert "known      north" in coordinator.compose("run", "--rm", "register")
+
+
+def test_containers_have_their_limits(coordinator: Machine, hospital: Machine) -> None:
+    limits = "import pathlib; print(*(f.read_text().strip() for f in pathlib.Path('/sys/fs/cgroup').rglob('pids.max')))"
+    for machine, service in ((coordinator, "superlink"), (hospital, "app")):
+        assert "4096" in machine.inside(service, "python", "-c", limits).split()
+
+
+if sys.platform != "linux":
+    pytest.skip("containers share Unix sockets on Linux only", allow_module_level=True)

@@ -1,0 +1,114 @@
+"""Upgrade and rollback: the state that the version before wrote is continued by this one, and the other way round.
+
+The version before is the commit in previous_version.txt; a release puts its own there. Needs the history of the repository.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.hospitals import CLASSES, write_features
+from tests.e2e.processes import until
+from tests.grid import events_of, metrics_of, run_folders
+
+pytestmark = pytest.mark.faults
+ROOT = Path(__file__).parents[2]
+PREVIOUS = (Path(__file__).parent / "previous_version.txt").read_text().strip()
+PRIVATE = f'epsilon=0.5 delta=1e-5 classes="{CLASSES}" fedpft.covariance="spherical" head.min-steps=20 head.epochs=1'
+ROUNDS = 'method="fedavg" fedavg.rounds=6 fedavg.local-epochs=1'
+
+
+class Version:
+    """The commands of one version, run in `home`."""
+
+    def __init__(self, source: Path, home: Path) -> None:
+        self.source, self.home = source, home
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        """Start `coordinator ...` or `site ...`."""
+        module = {"coordinator": "server_app.cli.main", "site": "client_app.cli.main"}[words[0]]
+        environment = os.environ | {"PYTHONPATH": str(self.source), "HOME": str(self.home), "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *words[1:]],
+            cwd=self.home, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, *words: str) -> str:
+        """Run a command to its end, which must be a success, and return its output."""
+        process = self.begin(*words)
+        output, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        return output
+
+
+@pytest.fixture
+def versions(tmp_path: Path) -> tuple[Version, Version]:
+    """The version before, and this one."""
+    archive = subprocess.run(["git", "-C", str(ROOT), "archive", PREVIOUS], capture_output=True, check=False)
+    if archive.returncode:
+        pytest.skip(f"needs the history of the repository, with {PREVIOUS[:12]}")
+    before = tmp_path / "before"
+    before.mkdir()
+    subprocess.run(["tar", "-x", "-C", str(before)], input=archive.stdout, check=True)
+    return Version(before, tmp_path), Version(ROOT, tmp_path)
+
+
+def test_a_hospitals_ledger_keys_and_bundles_pass_from_version_to_version_and_back(
+    versions: tuple[Version, Version], tmp_path: Path
+) -> None:
+    before, now = versions
+    write_features(tmp_path / "data", 0)
+    before.run("coordinator", "key", "papers")
+    node = (
+        f'site="north" data="safetensors" data-dir="{tmp_path}/data" dataset="f" state-dir="{tmp_path}/state" '
+        f'witness-dir="{tmp_path}/witness" cache-dir="{tmp_path}/cache" coordinator-key="{tmp_path}/papers/coordinator.pub"'
+    )
+    before.run("site", "ledger", "--open", "--node-config", node)
+    (tmp_path / "keys.toml").write_text(before.run("site", "key", "--node-config", node))
+    pairs = [(before, before), (before, now), (now, before)]
+    for number, (coordinator, site) in enumerate(pairs):
+        request, bundle = f"{number}.json", f"{number}.bundle"
+        # Request and release by each pair of versions, and the learning by the other one.
+        coordinator.run("coordinator", "request", "papers", "--out", request, "-c", PRIVATE)
+        site.run("site", "release", request, "--out", bundle, "--node-config", node)
+        learner = now if coordinator is before else before
+        assert "epsilon 0.5" in learner.run("coordinator", "learn", request, bundle, "--keys", "keys.toml")
+    ledgers = [line for file in (tmp_path / "state").rglob("*.jsonl") for line in file.read_text().splitlines()]
+    assert sum(json.loads(line).get("kind") == "release" for line in ledgers) == len(pairs)
+    first, second = (version.run("site", "ledger", "--node-config", node) for version in versions)
+    assert first == second, "both versions read the same"
+    assert now.run("site", "key", "--node-config", node) == (tmp_path / "keys.toml").read_text()
+
+
+def test_a_run_is_continued_by_the_next_version_and_again_by_the_one_before(
+    versions: tuple[Version, Version], tmp_path: Path
+) -> None:
+    before, now = versions
+    output, resume = tmp_path / "runs", ""
+    for done, version in enumerate((before, now)):
+        words = ["coordinator", "simulate", "--engine", "local", "--sites", "2"]
+        process = version.begin(*words, "-c", f'{ROUNDS} output-dir="{output}"{resume}')
+        until(lambda done=done: len(run_folders(output)) > done and has_round(run_folders(output)[-1], 2 * done + 1))  # type: ignore[misc]
+        process.kill()
+        process.communicate()
+        resume = f' resume="{run_folders(output)[-1]}"'
+    before.run(
+        "coordinator", "simulate", "--engine", "local", "--sites", "2", "-c", f'{ROUNDS} output-dir="{output}"{resume}'
+    )
+    last = run_folders(output)[-1]
+    assert metrics_of(last)["status"] == "ok"
+    assert [each["round"] for each in metrics_of(last)["rounds"]] == list(range(1, 7))
+    for version, folder in zip(versions, run_folders(output)[::-1], strict=False):
+        # Each reads a run of the other: the last is of the version before.
+        (now if version is before else before).run("coordinator", "report", str(folder))
+
+
+def has_round(folder: Path, number: int) -> bool:
+    """Whether a run has done this round."""
+    if not (folder / "events.jsonl").exists():
+        return False
+    return any(event["event"] == "round" and event["round"] >= number for event in events_of(folder))

@@ -1,0 +1,147 @@
+"""The built wheel holds all that the commands need: installed into an empty environment, away from the checkout, it runs.
+
+The environment is new and has nothing but the wheel. The libraries (torch and the others are gigabytes) are borrowed from
+the environment of the tests by a `.pth` file, which adds their folder to the path behind the new environment's own. It does
+not run the other `.pth` files of that folder, so an editable installation of the checkout there has no effect. What is not
+tested here is therefore that pip finds the dependencies; `make setup` in a clean checkout shows that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.documents import README, ROOT, blocks
+
+# Folders of the checkout that the build does not need; copying them takes longer than the build.
+NOT_NEEDED = {"tests", "docs", "benchmarks", "examples", "runs", "site", "build"}
+PACKAGES = ("common", "client_app", "server_app", "strategies", "fedsurrogate")
+
+
+def not_needed(folder: str, names: list[str]) -> set[str]:
+    """What a copy of the checkout leaves out."""
+    unfit = {name for name in names if name.startswith(".") or name.endswith(".egg-info") or name == "__pycache__"}
+    return unfit | (NOT_NEEDED & set(names) if Path(folder) == ROOT else set())
+
+
+def run(*words: object, folder: Path, expected: int = 0) -> str:
+    """Run a command outside of the checkout, without its path; return what it printed."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"HOME": str(folder), "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+    done = subprocess.run([str(word) for word in words], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == expected, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, so that the build leaves nothing in it."""
+    return Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("wheel") / "source", ignore=not_needed))
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Path:
+    """The built wheel."""
+    words = ("wheel", "--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", source.parent, source)
+    run(sys.executable, "-m", "pip", *words, folder=source.parent)
+    (found,) = source.parent.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment that has the wheel, and borrows the libraries; see above."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    (own,) = folder.glob("lib/python*/site-packages")
+    paths = sorted({sysconfig.get_paths()[name] for name in ("purelib", "platlib")})
+    (own / "borrowed.pth").write_text("\n".join(paths) + "\n")
+    install = ("install", "--no-deps", "--no-index", "--quiet", wheel)
+    run(sys.executable, "-m", "pip", "--python", python, *install, folder=folder)
+    return folder / "bin"
+
+
+def test_the_wheel_holds_every_file_of_the_packages(wheel: Path, source: Path) -> None:
+    with zipfile.ZipFile(wheel) as content:
+        names = set(content.namelist())
+    wanted = {
+        path.relative_to(source).as_posix()
+        for folder in (*PACKAGES, "deploy/kit")
+        for path in (source / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {"common/surrogate.proto", "server_app/preset_files/fedlap.toml", "deploy/kit/policy.toml"} <= wanted
+    assert wanted - names == set()
+    assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "docs/", "examples/"))]
+
+
+def test_the_version_of_python_that_the_package_needs_is_the_one_that_is_tested() -> None:
+    """No classifier promises a version of Python or a platform that no test has run on."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    promised = [line for line in project.get("classifiers", []) if re.search(r"Python :: 3\.\d|Operating System", line)]
+    assert set(promised) <= {"Programming Language :: Python :: 3.11", "Operating System :: POSIX :: Linux"}
+    assert "Tested on Linux with Python 3.11" in README.read_text()
+
+
+def test_the_package_is_imported_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    code = f"import fedsurrogate, {', '.join(PACKAGES)}, sys; print(*(sys.modules[n].__file__ for n in {PACKAGES!r}))"
+    places = run(installed / "python", "-c", code, folder=tmp_path).split()
+    assert len(places) == len(PACKAGES)
+    assert all(Path(place).is_relative_to(installed.parent) for place in places)
+
+
+def test_the_script_of_the_readme_runs(installed: Path, tmp_path: Path) -> None:
+    (code,) = blocks(README, "python")
+    (tmp_path / "script.py").write_text(code)
+    accuracy, *_ = run(installed / "python", "script.py", folder=tmp_path).split()
+    assert float(accuracy) > 0.5
+
+
+def test_the_commands_run(installed: Path, tmp_path: Path) -> None:
+    assert "simulate" in run(installed / "coordinator", "--help", folder=tmp_path)
+    assert "join" in run(installed / "site", "--help", folder=tmp_path)
+    assert "digits" in run(installed / "coordinator", "preset", folder=tmp_path)
+    (tmp_path / "policy.toml").write_text("epsilon-per-run = 1.0\n")
+    assert "is fine" in run(installed / "site", "policy", "check", "policy.toml", folder=tmp_path)
+
+
+def test_a_simulation_runs_and_is_drawn(installed: Path, tmp_path: Path) -> None:
+    settings = 'test-fraction=0.8 head.min-steps=100 fedpft.rank=4 output-dir="runs"'
+    words = ("simulate", "--engine", "local", "--sites", 2, "-c", settings, "--json")
+    found = json.loads(run(installed / "coordinator", *words, folder=tmp_path))
+    assert found["accuracy"]["model"] > 0.5
+    assert (Path(found["folder"]) / "report.html").stat().st_size > 20_000
+
+
+def test_the_app_that_flower_packs_is_complete_without_a_checkout(installed: Path, tmp_path: Path) -> None:
+    code = """
+import shutil, subprocess, sys
+from server_app.deployment.submit import APP_FOLDER, app_folder
+assert not (APP_FOLDER / "pyproject.toml").exists()
+with app_folder() as app:
+    subprocess.run([sys.executable, "-m", "flwr.cli.app", "build", "--app", str(app)], check=True)
+"""
+    run(installed / "python", "-c", code, folder=tmp_path)
+    (bundle,) = tmp_path.glob("*.fab")
+    with zipfile.ZipFile(bundle) as content:
+        packed = set(content.namelist())
+    assert {"pyproject.toml", "LICENSE", "common/methods.py", "server_app/app.py", "client_app/app.py"} <= packed
+
+
+def test_a_kit_for_a_hospital_is_packed(installed: Path, tmp_path: Path) -> None:
+    run(installed / "coordinator", "certs", "pki", "--host", "localhost", "--site", "a", folder=tmp_path)
+    listed = run(installed / "coordinator", "kit", "pki", "a", "--coordinator", "localhost:9092", folder=tmp_path)
+    assert "policy.toml" in listed
+    assert (tmp_path / "a.tar.gz").stat().st_size > 1000

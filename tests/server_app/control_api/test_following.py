@@ -1,0 +1,82 @@
+"""Runs are found by their names, and followed to their end also while their SuperLink does not answer."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.config.run_config import parse_run_config
+from common.errors import RunError
+from server_app.control_api.following import Handle, find_handle, follow_run
+from server_app.control_api.overview import overview
+from server_app.deployment.control import stop
+from server_app.runs.folder import RunFolder
+from strategies.base.outcome import Outcome, Site
+from tests.commands import coordinator
+
+# Nothing listens there.
+NOWHERE = "127.0.0.1:1"
+
+
+def begun(output: Path, number: int) -> RunFolder:
+    folder = RunFolder(parse_run_config({"output-dir": str(output), "sites": 1}), number)
+    folder.event("configured", method="fedpft")
+    folder.event("invited", sites=1, names="claimed")
+    return folder
+
+
+def ended(folder: RunFolder) -> None:
+    folder.event("replied", site="north", bytes=10)
+    folder.finish(Outcome({1: Site("north", "used", "", 10)}), "ok")
+
+
+def test_a_run_is_found_by_its_number_its_folder_its_name_and_as_the_latest(tmp_path: Path) -> None:
+    first = begun(tmp_path, 7)
+    for name in ("7", str(first.path), first.path.name, "latest"):
+        assert find_handle(name, tmp_path) == Handle("7", first.path)
+    assert find_handle("8", tmp_path) == Handle("8", None)
+    with pytest.raises(RunError, match="'nonsense' is no run: give a run folder"):
+        find_handle("nonsense", tmp_path)
+    with pytest.raises(RunError, match="there is no run in"):
+        find_handle("latest", tmp_path / "empty")
+
+
+def test_a_run_is_followed_to_its_end_without_its_superlink(tmp_path: Path) -> None:
+    folder, seen = begun(tmp_path, 7), list[dict[str, Any]]()
+
+    def note(event: dict[str, Any]) -> None:
+        seen.append(event)
+        if event["event"] == "remark":
+            threading.Thread(target=ended, args=(folder,)).start()
+
+    assert follow_run(Handle("7", folder.path), tmp_path, NOWHERE, None, note, shown=1) == folder.path
+    assert [event["event"] for event in seen] == ["invited", "remark", "replied"]
+    assert NOWHERE in seen[1]["reason"]
+
+
+def test_without_a_folder_and_without_a_superlink_nothing_is_followed(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=f"the SuperLink at {NOWHERE} has failed a request"):
+        follow_run(Handle("7", None), tmp_path, NOWHERE, None, lambda _: None)
+
+
+def test_runs_are_listed_from_their_folders_when_the_superlink_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended(begun(tmp_path, 7))
+    active = begun(tmp_path, 8)
+    rows, problem = overview(tmp_path, NOWHERE, None, 20)
+    assert {row.id: (row.state, row.sites) for row in rows} == {"7": ("ok", "1 used"), "8": ("running", "1 waiting")}
+    assert NOWHERE in problem
+    assert coordinator(monkeypatch, "runs", "--runs", tmp_path, "--control", NOWHERE, "--json") == 0
+    shown = capsys.readouterr()
+    assert {row["name"] for row in json.loads(shown.out)} == {folder.name for folder in tmp_path.iterdir()}
+    assert "only run folders are listed" in shown.err
+    active.finish(Outcome(), "failed", "x")
+
+
+def test_a_run_that_has_ended_cannot_be_stopped(tmp_path: Path) -> None:
+    ended(begun(tmp_path, 7))
+    with pytest.raises(RunError, match="has ended as ok; there is nothing to stop"):
+        stop("latest", tmp_path, NOWHERE, None)

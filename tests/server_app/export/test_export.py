@@ -1,0 +1,168 @@
+"""Exports: the same probabilities as the classifier, a card without secrets, a crate that names all its files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from common.backbones.backbones import load_backbone
+from common.backbones.feature_power import power_for, raised, with_power
+from common.config.run_config import parse_run_config
+from common.errors import BackboneError, ConfigError
+from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
+from common.models.networks import fresh, parameters_of
+from common.signed_models.making import make_signed_model
+from common.signed_models.signed_model import SignedModel, read_signed_model
+from common.surrogates.surrogates import Header
+from server_app.export.classifier_modules import module_of
+from server_app.export.graph import check_onnx, graph_of, write_graph
+from tests import commands
+from tests.client_app.model_use.hospitals import federation
+
+SHARED = Path(__file__).parents[4] / "shared"
+WEIGHTS = SHARED / "weights" / "mobilenet_v2-imagenet.safetensors"
+KEY = bytes(range(32))
+HAVE_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime", "onnxscript"))
+FORMATS = ["torchscript", "torch-export", pytest.param("onnx", marks=pytest.mark.skipif(not HAVE_ONNX, reason="no onnx"))]
+
+
+def header(fingerprint: str, classes: int = 3) -> Header:
+    return Header("fedpft", "run", "coordinator", fingerprint, tuple("abcdefgh"[:classes]))
+
+
+def signed(backbone: str, weights: str = "", size: int = 0) -> SignedModel:
+    """A model with a random head on a backbone."""
+    config = parse_run_config({"backbone": backbone, "image-size": size})
+    loaded = load_backbone(backbone, weights, size, "cpu")
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(3, loaded.dim, generator=generator) * 2 / loaded.dim**0.5
+    name = header(with_power(loaded.fingerprint, power_for(backbone)))
+    return make_signed_model(Head(name, weight, torch.zeros(3), 0.0), config, None, "1", 3, KEY)
+
+
+def probabilities(model: SignedModel, images: list[Image.Image], weights: str = "") -> Tensor:
+    run = model.manifest.run_config()
+    backbone = load_backbone(run.backbone, weights, run.image_size, "cpu")
+    batch = torch.stack([backbone.preprocess(image) for image in images])
+    return model.classifier.scores(raised(backbone.forward(batch), run.power)).softmax(1)
+
+
+def resized(image: Image.Image, graph: Any) -> Tensor:
+    """As the model card says, with the product's own crop box."""
+    neutral = replace(graph.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    found: Tensor = neutral(image) * 255
+    return found
+
+
+def pictures(count: int, side: int = 40) -> list[Image.Image]:
+    generator = np.random.default_rng(0)
+    return [Image.fromarray(generator.integers(0, 255, (side, side, 3), dtype=np.uint8)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_pixels_give_the_same_probabilities_in_a_graph(kind: str, tmp_path: Path) -> None:
+    model = signed("pixels:rgb", size=16)
+    graph, images = graph_of(model), pictures(50)
+    assert write_graph(graph, kind, tmp_path / "graph") <= 1e-4
+    found = graph.module(torch.stack([resized(image, graph) for image in images]))
+    assert torch.allclose(found, probabilities(model, images), atol=1e-4)
+
+
+def every_classifier() -> list[Classifier]:
+    generator = torch.Generator().manual_seed(0)
+    heads = tuple(Head(header("f"), torch.randn(3, 64, generator=generator), torch.randn(3)) for _ in range(3))
+    mlp = parameters_of(fresh("mlp", 64, 3, 8, 1))
+    convnet = parameters_of(fresh("convnet", 64, 3, 8, 1))
+    whiteners = torch.randn(3, 64, 64, generator=generator) / 8
+    return [
+        heads[0],
+        Head(header("f"), heads[0].weight, heads[0].bias, 1.0, torch.ones(64)),
+        Head(header("f"), heads[0].weight[:, :8], heads[0].bias, 1.0, torch.ones(64), torch.randn(8, 64)),
+        Ensemble(heads),
+        Quadratic(header("f"), torch.randn(3, 64), torch.rand(3, 64), torch.zeros(3)),
+        Quadratic(header("f"), torch.randn(3, 64), whiteners, torch.zeros(3)),
+        Network(header("f"), "mlp", 64, mlp),
+        Network(header("f"), "convnet", 64, convnet),
+    ]
+
+
+@pytest.mark.parametrize("classifier", every_classifier(), ids=lambda each: type(each).__name__)
+def test_every_classifier_is_the_same_as_a_module(classifier: Classifier) -> None:
+    x = torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.allclose(module_of(classifier)(x).softmax(1), classifier.scores(x).softmax(1), atol=1e-4)
+
+
+def test_a_graph_with_other_weights_is_refused() -> None:
+    model = signed("pixels", size=8)
+    other = model.manifest.model_copy(update={"fingerprint": "0" * 64})
+    with pytest.raises(BackboneError, match="the model is for a backbone with fingerprint 0000"):
+        graph_of(SignedModel(model.classifier, other, None, model.signature, model.key))
+    settings = {**model.manifest.settings, "image-size": 0}
+    changes = {"settings": settings, "fingerprint": load_backbone("pixels", "", 0, "cpu").fingerprint}
+    any_size = replace(model, manifest=model.manifest.model_copy(update=changes))
+    with pytest.raises(ConfigError, match="images of one size"):
+        graph_of(any_size)
+
+
+@pytest.mark.skipif(HAVE_ONNX, reason="onnx is installed")
+def test_without_onnx_the_command_says_what_to_install() -> None:
+    with pytest.raises(ConfigError, match=r"pip install 'fedsurrogate\[onnx\]'"):
+        check_onnx()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return federation(tmp_path_factory.mktemp("run"))[1]
+
+
+def export(monkeypatch: pytest.MonkeyPatch, run: Path, kind: str, out: Path) -> int:
+    return commands.coordinator(monkeypatch, "export", run, "--format", kind, "--out", out)
+
+
+def test_the_command_writes_file_card_graph_and_crate(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, name in (
+        ("fedsurrogate", "m.fedsurrogate"),
+        ("card", "README.md"),
+        ("torchscript", "m.pt"),
+        ("rocrate", "r.zip"),
+    ):
+        assert export(monkeypatch, run, kind, tmp_path / name) == 0
+    assert read_signed_model(tmp_path / "m.fedsurrogate").manifest == read_signed_model(run / "model.fedsurrogate").manifest
+    card = (tmp_path / "README.md").read_text()
+    assert card.startswith("---\nlicense: apache-2.0\n")
+    for words in ("1, 2, 7", "(8, 1e-05) differential privacy", "2 sites", "no medical device"):
+        assert words in card
+    assert "clinic" not in card
+    assert "(n, 3, 8, 8)" in (tmp_path / "m.pt.md").read_text()
+    with zipfile.ZipFile(tmp_path / "r.zip") as archive:
+        graph = json.loads(archive.read("ro-crate-metadata.json"))["@graph"]
+        names = set(archive.namelist()) - {"ro-crate-metadata.json"}
+    (root,) = (each for each in graph if each["@id"] == "./")
+    assert {part["@id"] for part in root["hasPart"]} == names
+    assert names >= {"manifest.json", "metrics.json", "events.jsonl", "model.fedsurrogate", "README.md"}
+    assert not [name for name in names if "surrogates" in name]
+    identities = {each["@id"] for each in graph}
+    used = [value["@id"] for each in graph for key in ("hasPart", "result", "instrument") for value in each.get(key, [])]
+    assert set(used) <= identities
+
+
+def test_a_run_that_is_not_signed_is_signed_at_export(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsigned = tmp_path / "runs" / "unsigned"
+    unsigned.mkdir(parents=True)
+    for name in ("manifest.json", "metrics.json", "model.safetensors"):
+        (unsigned / name).write_bytes((run / name).read_bytes())
+    assert export(monkeypatch, unsigned, "fedsurrogate", tmp_path / "m.fedsurrogate") == 0
+    made = read_signed_model(tmp_path / "m.fedsurrogate")
+    assert made.gaussians is None
+    assert made.key.hex() == (tmp_path / "runs" / "signing" / "coordinator.pub").read_text().strip()

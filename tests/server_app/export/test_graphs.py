@@ -1,0 +1,160 @@
+"""Graphs that `coordinator export` writes, in their own runtime: the product's probabilities on 200 photographs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor
+
+from common.backbones.backbones import load_backbone
+from common.backbones.feature_power import raised
+from common.models.classifiers import Head
+from common.signed_models.signed_model import SignedModel, read_signed_model, save_signed_model
+from server_app.export.graph import graph_of
+from tests import commands
+from tests.client_app.model_use.hospitals import hospital
+from tests.grid import FAST, InProcessGrid, run_federation
+from tests.server_app.export.test_export import FORMATS, SHARED, WEIGHTS, resized, signed
+
+TRAIN, TEST = (SHARED / "data" / "pacs" / f"photo-{part}.parquet" for part in ("train", "test"))
+COUNT, TOGETHER = 200, 25
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not TEST.exists() or not WEIGHTS.exists(), reason="no shared photographs and weights"),
+]
+
+
+def mobilenet(home: Path) -> Path:
+    """The weights that were trained on ImageNet."""
+    del home
+    return WEIGHTS
+
+
+def timm_weights(home: Path) -> Path:
+    """Random weights of a small residual network."""
+    import timm
+
+    return _saved(timm.create_model("resnet10t", num_classes=0), home)
+
+
+def clip_weights(home: Path) -> Path:
+    """Random weights of a vision transformer."""
+    import open_clip
+
+    return _saved(open_clip.create_model("ViT-B-32").visual, home)
+
+
+def _saved(module: Any, home: Path) -> Path:
+    file = home / "weights.safetensors"
+    save_file({key: tensor.contiguous() for key, tensor in module.state_dict().items()}, file)
+    return file
+
+
+BACKBONES: dict[str, Callable[[Path], Path]] = {
+    "torchvision:mobilenet_v2": mobilenet,
+    "timm:resnet10t": timm_weights,
+    "open_clip:ViT-B-32/openai": clip_weights,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A run with a backbone: its folder, weights and model, images as the card resizes them, and their probabilities."""
+
+    run: Path
+    weights: Path
+    model: SignedModel
+    images: Tensor
+    wanted: Tensor
+
+
+def photographs(file: Path, count: int, labels: Collection[int] = range(7)) -> list[tuple[Image.Image, int]]:
+    """The first photographs of these classes, with their labels."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(file, columns=["image", "label"]).to_pylist()
+    # The files are in the order of the classes.
+    rows = [table[int(row)] for row in np.random.default_rng(0).permutation(len(table))]
+    kept = [row for row in rows if row["label"] in labels][:count]
+    return [(Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB"), row["label"]) for row in kept]
+
+
+@pytest.fixture(scope="module", params=BACKBONES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    torch.manual_seed(0)
+    home = tmp_path_factory.mktemp("graphs")
+    weights, pictures = BACKBONES[request.param](home), photographs(TEST, COUNT)
+    run = learned(home, request.param, weights) if weights == WEIGHTS else drawn(home, request.param, weights)
+    model = read_signed_model(run / "model.fedsurrogate")
+    config, images = model.manifest.run_config(), [image for image, _ in pictures]
+    backbone, graph = load_backbone(config.backbone, str(weights), config.image_size, "cpu"), graph_of(model, str(weights))
+    with torch.no_grad():
+        features = [
+            backbone.forward(torch.stack([backbone.preprocess(image) for image in images[k : k + TOGETHER]]))
+            for k in range(0, COUNT, TOGETHER)
+        ]
+        wanted = model.classifier.scores(raised(torch.cat(features), config.power)).softmax(1)
+    return Made(run, weights, model, torch.stack([resized(image, graph) for image in images]), wanted)
+
+
+def learned(home: Path, backbone: str, weights: Path) -> Path:
+    """A run of one hospital over other photographs of three classes."""
+    for number, (image, label) in enumerate(photographs(TRAIN, 400, {0, 1, 2})[:120]):
+        file = home / "images" / "abc"[label] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image.save(file)
+    node = hospital(home, "clinic", [], **{"weights-path": str(weights)}) | {"data-dir": str(home / "images")}
+    return run_federation(home, InProcessGrid([node]), **FAST, classes="a,b,c", backbone=backbone, report=False)
+
+
+def drawn(home: Path, backbone: str, weights: Path) -> Path:
+    """The folder of a run with a random head."""
+    (home / "model.fedsurrogate").write_bytes(save_signed_model(signed(backbone, str(weights))))
+    for name in ("manifest.json", "metrics.json"):
+        (home / name).write_text("{}")
+    return home
+
+
+def answers(kind: str, file: Path) -> Callable[[Tensor], Any]:
+    """The written graph in its own runtime, with nothing of this project."""
+    match kind:
+        case "torchscript":
+            return torch.jit.load(str(file))  # type: ignore[no-any-return, no-untyped-call]
+        case "torch-export":
+            return torch.export.load(file).module()
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    return lambda images: session.run(None, {"images": images.numpy().astype(np.float32)})[0]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_written_graph_gives_the_same_probabilities_on_200_photographs(
+    made: Made, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = tmp_path / "made" / "model.graph"
+    written.parent.mkdir()
+    words = ("--format", kind, "--out", written, "--weights-path", made.weights)
+    assert commands.coordinator(monkeypatch, "export", made.run, *words) == 0
+    # A graph is one file, which a person can move.
+    assert sorted(file.name for file in written.parent.iterdir()) == ["model.graph", "model.graph.md"]
+    moved = written.rename(tmp_path / "moved.pt2")
+    run = answers(kind, moved)
+    with torch.no_grad():
+        parts = [torch.as_tensor(run(made.images[k : k + TOGETHER])) for k in range(0, COUNT, TOGETHER)]
+    found = torch.cat(parts)
+    apart = float((found - made.wanted).abs().max())
+    print(f"{made.model.manifest.settings['backbone']} {kind}: {apart:.2g}, spread {float(made.wanted.std(0).max()):.2g}")
+    assert apart <= 1e-4
+    # The images are not all alike to the model, so that equal probabilities mean something.
+    assert made.wanted.std(0).max() > 1e-4
+    assert isinstance(made.model.classifier, Head)

@@ -1,0 +1,201 @@
+"""Wrong settings, folders and files are one line of error before any process starts, and before torch is imported."""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from common.backbones.backbone_names import check_backbone_name
+from common.errors import BackboneError, ConfigError, FedSurrogateError, RunError
+from server_app.deployment import simulate as flower_engine
+from server_app.lifecycle.before_start import check_output, check_records, check_simulation, check_submission
+from server_app.lifecycle.resume import CHECKPOINTS
+from strategies.base.chain import STATE
+from strategies.base.rounds import CHECKPOINT
+from tests.commands import coordinator
+from tests.grid import FAST, run_federation, sites
+
+ROUNDS = {"method": "fedavg", "fedavg.rounds": 1, "fedavg.local-epochs": 1}
+
+
+def images(folder: Path, classes: str, count: int = 20) -> str:
+    random = np.random.default_rng(0)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / name / f"{i}.png")
+    return str(folder)
+
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> dict[str, tuple[str, str]]:
+    """Settings that cannot work, and words of the error, by what is wrong."""
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "w.safetensors").write_bytes(b"this is text, and no safetensors file")
+    header = json.dumps({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}).encode()
+    (tmp_path / "half.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(10))
+    files = 'backbone="torchvision:resnet18" weights-path='
+    return {
+        "backbone": ('backbone="torchvision:mobilenet_v9"', "similar names: mobilenet_v2"),
+        "library": ('backbone="resnet18"', "is unknown; use 'pixels'"),
+        "open_clip model": ('backbone="open_clip:ViT-B-33/openai"', "open_clip has no model"),
+        "open_clip tag": ('backbone="open_clip:ViT-B-32/nothing"', "no tag 'nothing'"),
+        "timm": ('backbone="timm:resnet51x"', "timm has no model 'resnet51x'"),
+        "no weights": (f'{files}"{tmp_path}/none"', "does not exist"),
+        "weights": (f'{files}"{tmp_path}/w.safetensors"', "is no safetensors file"),
+        "half of the weights": (f'{files}"{tmp_path}/half.safetensors"', "is incomplete"),
+        "torch weights": (f'{files}"{tmp_path}/file"', "is no torch file"),
+        "output is a file": (f'output-dir="{tmp_path}/file"', "is a file; name a folder"),
+        "output below a file": (f'output-dir="{tmp_path}/file/runs"', "is a file; name a folder"),
+        "output": ('output-dir="/proc/runs"', "cannot be written"),
+        "no data": ('data="imagefolder"', "needs data-dir"),
+        "data-dir": (f'data="imagefolder" data-dir="{tmp_path}/none"', "does not exist"),
+        "data is a file": (f'data="imagefolder" data-dir="{tmp_path}/file"', "is a file"),
+        "resume of one shot": (f'resume="{tmp_path}/empty"', "has no rounds"),
+        "resume of a method alone": (f'method="local" resume="{tmp_path}/empty"', "has no rounds"),
+        "resume of nothing": (f'method="fedavg" resume="{tmp_path}/none"', "is no folder"),
+        "resume before a round": (f'method="fedavg" resume="{tmp_path}/empty"', "has no checkpoint.safetensors"),
+        "device": ('device="cuda:77"', "GPUs; use 'cpu' or 'auto'"),
+    }
+
+
+def test_what_needs_no_data_is_one_line_and_starts_nothing(
+    wrong: dict[str, tuple[str, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", never)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    for what, (settings, words) in wrong.items():
+        for engine in ("flower", "local"):
+            assert coordinator(monkeypatch, "simulate", "--engine", engine, "-c", settings) == 1, what
+            error = capsys.readouterr().err
+            assert words in error, what
+            assert error.count("\n") == 1, what
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_needs_no_data_is_checked_without_torch(tmp_path: Path) -> None:
+    """Importing torch takes over a second, a library of backbones several."""
+    code = """
+import sys
+from common.errors import FedSurrogateError
+from server_app.lifecycle.before_start import check_simulation
+for backbone in ("torchvision:mobilenet_v9", "timm:resnet50", "open_clip:ViT-B-32/openai", "open_clip:x/y"):
+    try:
+        check_simulation({"backbone": backbone, "output-dir": sys.argv[1]})
+    except FedSurrogateError:
+        pass
+assert not {"torchvision", "timm", "open_clip", "torch", "ray"} & set(sys.modules), sorted(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, cwd=Path(__file__).parents[3])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pixels",
+        "torchvision:resnet18",
+        "torchvision:vit_b_16",
+        "timm:vit_base_patch16_224.augreg_in21k",
+        "timm:tf_efficientnet_b0_ns",
+        "open_clip:ViT-B-32/openai",
+        "open_clip:ViT-B-32/laion2b_s34b_b79k",
+        "open_clip:coca_ViT-B-32/mscoco_finetuned_laion2B-s13B-b90k",
+    ],
+)
+def test_names_of_backbones_that_exist_pass(name: str) -> None:
+    check_backbone_name(name)
+
+
+def test_every_model_of_torchvision_passes() -> None:
+    from torchvision import models
+
+    for name in models.list_models(module=models):
+        check_backbone_name(f"torchvision:{name}")
+
+
+def test_records_are_checked_before_a_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", never)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "t.csv").write_text("path,diagnosis\n0.png,a\n")
+    one, two = images(tmp_path / "one", "a"), images(tmp_path / "two", "ab")
+    deep = images(tmp_path / "deep" / "train", "ab")
+    for data_dir, number, more, words in (
+        (str(tmp_path / "empty"), 3, {}, "has no images in class folders"),
+        (one, 3, {}, "have one class only ('a')"),
+        (str(tmp_path / "t"), 3, {}, "lacks the columns 'label'"),
+        (two, 60, {}, "use at most 32 sites"),
+        (two, 3, {"partition": "classes", "classes-per-site": 3}, "classes-per-site = 3"),
+        (two, 3, {"classes": "x,y"}, "no record of the classes x, y"),
+        (str(Path(deep).parent), 3, {}, f"set data-dir to '{deep}'"),
+    ):
+        settings = {"data": "imagefolder", "data-dir": data_dir, "output-dir": str(tmp_path / "runs")} | more
+        with pytest.raises(FedSurrogateError, match=r".") as caught:
+            flower_engine.simulate(number, settings, flower_engine.Machine(), lambda event: None)
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_site_of_one_class_is_a_remark(tmp_path: Path) -> None:
+    settings = {"data": "imagefolder", "data-dir": images(tmp_path / "two", "ab"), "alpha": 0.01}
+    remarks = check_records(settings, 4)
+    assert remarks
+    assert all("of one class only" in remark for remark in remarks)
+    assert check_records({"partition": "iid"}, 3) == []
+
+
+def test_the_names_of_checkpoints_are_those_that_strategies_write() -> None:
+    assert {"rounds": CHECKPOINT, "chain": STATE} == CHECKPOINTS
+
+
+def test_resume_names_the_settings_that_differ(tmp_path: Path) -> None:
+    folder = run_federation(tmp_path, sites(2), **ROUNDS)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["simulated"] is False
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"simulated": True}))
+    resumed = ROUNDS | {"resume": str(folder), "output-dir": str(tmp_path)}
+    check_simulation(resumed | {"device": "cpu", "compare": True})
+    for key, value in {"fedavg.local-epochs": 2, "seed": 1, "alpha": 9.0, "test-fraction": 0.3}.items():
+        with pytest.raises(RunError, match=rf"has other settings: {key} = .*, here {value}"):
+            check_simulation(resumed | {key: value})
+    with pytest.raises(ConfigError, match="has no rounds"):
+        check_simulation({"resume": str(folder)})
+
+
+def test_a_simulation_is_not_continued_at_hospitals(tmp_path: Path) -> None:
+    folder = run_federation(tmp_path, sites(2), **ROUNDS)
+    with pytest.raises(RunError, match="is a run with connected sites, and this is a simulation"):
+        check_simulation(ROUNDS | {"resume": str(folder), "output-dir": str(tmp_path)})
+
+
+def test_a_run_at_a_superlink_elsewhere_is_checked_as_far_as_possible(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    config, _ = check_simulation({"output-dir": str(tmp_path)})
+    wrong = config.model_copy(update={"output_dir": str(tmp_path / "file")})
+    check_submission(wrong, "fl.example.org:9093")
+    for here in ("127.0.0.1:9093", "localhost:9093", "[::1]:9093"):
+        with pytest.raises(ConfigError, match="is a file"):
+            check_submission(wrong, here)
+    with pytest.raises(BackboneError, match="is unknown"):
+        check_submission(config.model_copy(update={"backbone": "resnet18"}), "fl.example.org:9093")
+
+
+def test_a_wrong_output_folder_ends_the_coordinators_app_before_any_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="is a file"):
+        run_federation(tmp_path, sites(2), output_dir=str(tmp_path / "file"), **FAST)
+    check_output(str(tmp_path / "a" / "b"))
+    assert not (tmp_path / "a").exists()

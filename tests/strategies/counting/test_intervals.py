@@ -1,0 +1,141 @@
+"""Intervals of rates and AUROC from noisy counts hold the truth as often as they state."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from client_app.methods.counting import count_decisions
+from common.config.run_config import RunConfig, parse_run_config
+from common.privacy.accounting import gaussian_noise_multiplier
+from common.privacy.gaussian_mechanism import Statistic, release
+from common.rules.counting import tables_of
+from strategies.counting.intervals import UNDEFINED, Z, auroc, rate, total
+from strategies.counting.results import Pooled, evaluation_result
+
+RUNS, SITES = 500, 2
+# Of 500 runs at 95 %, fewer than this many hold the truth in one of ten thousand tests.
+FEWEST = 455
+
+
+def settings(classes: int, bins: int = 16) -> RunConfig:
+    names = ",".join(f"c{k}" for k in range(classes))
+    return parse_run_config({"counting.kind": "survey", "classes": names, "counting.bins": bins}).model_copy(
+        update={"counting": parse_run_config({}).counting.model_copy(update={"kind": "evaluation", "bins": bins})}
+    )
+
+
+def draw(generator: torch.Generator, count: int, apart: float) -> tuple[Tensor, Tensor]:
+    """Logits of two classes whose difference is normal, and labels."""
+    labels = torch.rand(count, generator=generator) < 0.4
+    score = torch.randn(count, generator=generator, dtype=torch.float64) + apart * labels
+    return torch.stack([torch.zeros_like(score), 1.7 * (score - apart / 2)], 1), labels.long()
+
+
+def exact_area(score: Tensor, labels: Tensor) -> float:
+    """AUROC of scores without ties, from the ranks of one class."""
+    own, others = score[labels == 1], score[labels == 0].sort().values
+    return float(torch.searchsorted(others, own).double().mean() / len(others))
+
+
+@cache
+def runs(apart: float, epsilon: float, count: int) -> tuple[list[dict[str, object]], list[float], list[float]]:
+    """Results of 500 runs over two sites with own records each time, and the exact AUROC and accuracy of each."""
+    run, generator = settings(2), torch.Generator().manual_seed(3)
+    multiplier = gaussian_noise_multiplier(epsilon, 1e-5)
+    found, areas, accuracies = [], [], []
+    for _ in range(RUNS):
+        tables: dict[str, Tensor] = {}
+        variances: dict[str, float] = {}
+        parts = [draw(generator, count, apart) for _ in range(SITES)]
+        for scores, labels in parts:
+            exact = count_decisions(scores, labels, torch.ones(count, dtype=torch.float64), run)
+            sums = [Statistic(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run, 2)]
+            for each in release(sums, multiplier):
+                tables[each.name] = tables.get(each.name, 0) + each.value.round()  # type: ignore[arg-type]
+                variances[each.name] = variances.get(each.name, 0.0) + each.sigma**2 + 1 / 12
+        scores, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+        areas.append(exact_area(scores[:, 1] - scores[:, 0], labels))
+        accuracies.append(float((scores.argmax(1) == labels).double().mean()))
+        found.append(evaluation_result(Pooled(tables, variances), run.classes))
+    return found, areas, accuracies
+
+
+def held(results: list[dict[str, object]], at: tuple[str, ...], truths: list[float]) -> int:
+    """In how many runs the interval holds the truth."""
+    count = 0
+    for result, truth in zip(results, truths, strict=True):
+        for key in at:
+            result = result[key]  # type: ignore[assignment]
+        count += result["low"] is not None and result["low"] <= truth <= result["high"]  # type: ignore[operator]
+    return count
+
+
+@pytest.mark.parametrize(("apart", "epsilon", "count"), [(1.0, 1.0, 600), (2.5, 1.0, 600), (2.5, 4.0, 100)])
+def test_the_interval_of_a_noisy_auroc_holds_the_truth_in_95_of_100_runs(apart: float, epsilon: float, count: int) -> None:
+    results, exact, _ = runs(apart, epsilon, count)
+    truth = 0.5 * (1 + math.erf(apart / 2))
+    assert held(results, ("classes", "c1", "auroc"), exact) >= FEWEST, "the AUROC of the records themselves"
+    assert held(results, ("classes", "c1", "auroc"), [truth] * RUNS) >= FEWEST, "the AUROC behind the records"
+
+
+@pytest.mark.parametrize(("apart", "epsilon", "count"), [(1.0, 1.0, 600), (2.5, 1.0, 600), (2.5, 4.0, 100)])
+def test_the_intervals_of_rates_hold_the_truth_in_95_of_100_runs(apart: float, epsilon: float, count: int) -> None:
+    results, _, exact = runs(apart, epsilon, count)
+    truth = 0.5 * (1 + math.erf(apart / 2 / math.sqrt(2)))
+    assert held(results, ("accuracy",), exact) >= FEWEST
+    for at in (("accuracy",), ("classes", "c1", "sensitivity"), ("classes", "c1", "specificity")):
+        assert held(results, at, [truth] * RUNS) >= FEWEST, at
+
+
+def test_without_the_noise_in_the_interval_it_would_hold_the_truth_too_rarely() -> None:
+    """The noise is a part of the interval that matters here: the test above can fail."""
+    run, generator, multiplier = settings(2), torch.Generator().manual_seed(3), gaussian_noise_multiplier(1.0, 1e-5)
+    kept = 0
+    for _ in range(RUNS):
+        exact = count_decisions(*(drawn := draw(generator, 50, 1.0)), torch.ones(50, dtype=torch.float64), run)
+        sums = [Statistic(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run, 2)]
+        table = next(each.value for each in release(sums, multiplier) if each.name == "decisions")
+        truth = float((drawn[0].argmax(1) == drawn[1]).double().mean())
+        interval = rate(table.diagonal(), table[~torch.eye(2, dtype=torch.bool)], 0.0)
+        kept += interval.low is not None and interval.high is not None and interval.low <= truth <= interval.high
+    assert kept < FEWEST
+
+
+def test_without_noise_the_auroc_is_scikit_learns_of_the_binned_scores() -> None:
+    run, (scores, labels) = settings(2, 64), draw(torch.Generator().manual_seed(1), 500, 1.5)
+    exact = count_decisions(scores, labels, torch.ones(500, dtype=torch.float64), run)
+    found = auroc(exact["scores"][0], 0.0)
+    true = exact_area(scores[:, 1] - scores[:, 0], labels)
+    assert true == pytest.approx(roc_auc_score(labels.numpy(), (scores[:, 1] - scores[:, 0]).numpy()))
+    bins = np.floor(((scores[:, 1] - scores[:, 0]).numpy() + 8) * 4)
+    assert found.value == pytest.approx(roc_auc_score(labels.numpy(), bins))
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < true < found.high
+
+
+def test_a_rate_without_noise_has_wilsons_interval() -> None:
+    found = rate(torch.tensor([45.0]), torch.tensor([5.0]), 0.0)
+    n, p = 50, 0.9
+    centre = (p + Z**2 / (2 * n)) / (1 + Z**2 / n)
+    room = Z / (1 + Z**2 / n) * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
+    assert (found.low, found.high) == (pytest.approx(centre - room), pytest.approx(centre + room))
+
+
+def test_few_records_in_much_noise_give_no_rate_and_no_number_leaves_its_range() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        noise = 20 * torch.randn(2, 2, generator=generator, dtype=torch.float64)
+        found = rate(noise[0] + 3, noise[1] + 3, 400.0)
+        assert found == UNDEFINED or 0 <= found.low <= found.value <= found.high <= 1  # type: ignore[operator]
+    assert rate(torch.tensor([3.0]), torch.tensor([2.0]), 400.0) == UNDEFINED
+    assert auroc(torch.ones(2, 16), 400.0) == UNDEFINED
+    assert rate(torch.zeros(1), torch.zeros(1), 0.0) == UNDEFINED
+    assert total(torch.tensor([3.0, 4.0]), 0.0).value == 7

@@ -1,0 +1,74 @@
+"""The shrinkage from a tridiagonal reduction is that from all eigenvectors, at a fraction of the work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from strategies.fedpft.closed_form import lda, ridge
+from strategies.fedpft.shrinkage import chosen
+from strategies.fedpft.statistics import Statistics
+from strategies.fedpft.tridiagonal import Tridiagonal
+
+
+def statistics(n: int, d: int, classes: int, decay: float = 1.0, seed: int = 0) -> Statistics:
+    """Statistics of n records whose variances fall by `decay` from the first dimension to the last."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (n,), generator=generator)
+    turn = torch.linalg.qr(torch.randn(d, d, generator=generator))[0]
+    means = torch.randn(classes, d, generator=generator) / 3
+    x = ((means[labels] + torch.randn(n, d, generator=generator)) * torch.logspace(0, -decay, d)) @ turn
+    counts = torch.bincount(labels, minlength=classes).double()
+    centres = torch.zeros(classes, d).index_add_(0, labels, x).double() / counts.clamp_min(1)[:, None]
+    apart = x.double() - centres[labels]
+    return Statistics(counts, centres, apart.T @ apart / n)
+
+
+CASES = [
+    (3000, 200, 10, 1.0),
+    (150, 200, 10, 1.0),
+    (1200, 200, 4, 3.0),
+    (4000, 64, 100, 1.0),
+    (4000, 12, 30, 0.5),
+    (90, 8, 2, 0.0),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_chosen_values_are_those_of_all_eigenvectors(case, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    found = statistics(*case)
+    fast = lda(found), ridge(found)
+    monkeypatch.setattr("strategies.fedpft.tridiagonal.FEWEST", 10**9)
+    slow = lda(found), ridge(found)
+    for ours, exact in zip(fast, slow, strict=True):
+        assert ours.shrinkage == pytest.approx(exact.shrinkage, abs=1e-6)
+        torch.testing.assert_close(ours.weight, exact.weight, rtol=1e-5, atol=1e-5 * float(exact.weight.abs().max()))
+
+
+@pytest.mark.parametrize("d", [3, 8, 9, 60])
+def test_shifted_systems_are_those_of_the_matrix(d: int) -> None:
+    found = statistics(500, d, 4)
+    matrix, columns = found.covariance, found.means.T
+    reduced = Tridiagonal.of(matrix, columns)
+    mean = float(matrix.diagonal().mean())
+    torch.testing.assert_close(reduced.values, torch.linalg.eigvalsh(matrix), rtol=1e-4, atol=1e-5 * mean)
+    exact = torch.linalg.solve(0.9 * matrix + 0.1 * mean * torch.eye(d, dtype=torch.float64), columns)
+    ours = reduced.solved(0.9, 0.1 * mean)
+    close(ours.T @ reduced.columns, exact.T @ columns)
+    close(ours.T @ reduced.times(ours), exact.T @ matrix @ exact)
+
+
+def close(ours: Tensor, exact: Tensor) -> None:
+    torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-5 * float(exact.abs().max()))
+
+
+def test_a_matrix_with_a_negative_eigenvalue_counts_it_as_zero() -> None:
+    found = statistics(500, 40, 4)
+    values, vectors = torch.linalg.eigh(found.covariance)
+    values[:3] = -float(values.mean())
+    indefinite = Statistics(found.counts, found.means, (vectors * values) @ vectors.T)
+    reduced = Tridiagonal.of(indefinite.covariance, found.means.T)
+    assert float(reduced.values.min()) == 0
+    assert reduced.solved(0.995, 1e-3).isfinite().all()
+    assert 0 < chosen(indefinite) <= 1

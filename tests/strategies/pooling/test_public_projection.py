@@ -1,0 +1,72 @@
+"""The public map of a secure sum: from public files alone, and the same at sites, coordinator and model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from common.config.run_config import parse_run_config
+from common.errors import ConfigError, SurrogateError
+from common.surrogates.public_map import PublicMap
+from common.wire.sum_proto import map_digest, pack_map, unpack_map
+from strategies.pooling.public_projection import read_map, whitened
+
+SECURE: dict[str, Any] = {
+    "secure-sum": True,
+    "classes": "a,b",
+    "fedpft.covariance": "gram",
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "features.power": 1,
+}
+
+
+def files(folder: Path, head: torch.Tensor, public: torch.Tensor) -> dict[str, Any]:
+    save_file({"fc.weight": head}, folder / "head.safetensors")
+    save_file({"x": public}, folder / "public.safetensors")
+    return {
+        "features.projection": str(folder / "head.safetensors"),
+        "fedpft.public": str(folder / "public.safetensors"),
+        "features.dimensions": 8,
+    }
+
+
+def test_scores_of_the_head_are_kept_and_large_variances_are_not(tmp_path: Path) -> None:
+    """A direction that varies a hundredfold and tells nothing apart takes next to nothing of a record's norm."""
+    generator = torch.Generator().manual_seed(0)
+    head = torch.cat([torch.zeros(12, 1), torch.randn(12, 15, generator=generator)], 1)
+    public = torch.randn(400, 16, generator=generator) * torch.cat([torch.tensor([100.0]), torch.ones(15)]) + 5
+    found = read_map(parse_run_config(SECURE | files(tmp_path, head, public)))
+    assert found.projection is not None
+    assert found.centre is not None
+    assert tuple(found.projection.shape) == (8, 16)
+    assert torch.allclose(found.centre, public.mean(0), atol=0.01)
+    moved = found.apply(public)
+    share = found.projection[:, :1].abs() * 100 / (moved.std(0)[:, None] + 1e-9)
+    assert float(share.max()) < 0.05
+    rows = whitened((head - head.mean(0)).double(), public.double())
+    apart = (public - public.mean(0)).double()
+    scores = apart @ (head - head.mean(0)).double().T
+    fitted = torch.linalg.lstsq(apart @ rows.T, scores).solution
+    assert (apart @ rows.T @ fitted - scores).std() < 1e-3 * scores.std()
+
+
+def test_a_map_survives_the_wire_and_changes_its_digest() -> None:
+    maps = [PublicMap(torch.eye(3)[:2]), PublicMap(None, torch.ones(3)), PublicMap(torch.eye(3)[:2], torch.ones(3))]
+    digests = {map_digest(pack_map(each)) for each in (*maps, PublicMap())}
+    assert len(digests) == 4
+    assert map_digest(pack_map(PublicMap())) == b""
+    features = torch.randn(5, 3)
+    for each in maps:
+        assert torch.equal(unpack_map(pack_map(each)).apply(features), each.apply(features))
+
+
+def test_a_map_of_another_dimension_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SurrogateError, match="centre of 4"):
+        PublicMap(None, torch.ones(4)).apply(torch.ones(2, 3))
+    with pytest.raises(ConfigError, match="another number"):
+        read_map(parse_run_config(SECURE | files(tmp_path, torch.randn(4, 6), torch.randn(9, 5))))

@@ -1,0 +1,111 @@
+"""FedAvg through secure sums: the same model as with updates in clear, a new sum in each round, and lost sites."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import client_app.secure_sum.masked as masked
+from common.config.run_config import parse_run_config
+from common.errors import ConfigError, RunError
+from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+
+CLASSES = ",".join(map(str, range(10)))
+PLAIN: dict[str, Any] = {
+    "method": "fedavg",
+    "classes": CLASSES,
+    "fedavg.rounds": 3,
+    "fedavg.local-epochs": 2,
+    "max-share": 0,
+}
+SECURE = PLAIN | {"secure-sum": True, "colluding": 0.0, "dropouts": 0.2}
+
+
+@pytest.fixture(autouse=True)
+def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"fedavg.model": "mlp"}, {"method": "fedprox"}, {"method": "fedyogi"}, {"method": "fedsgd"}],
+    ids=["fedavg", "mlp", "fedprox", "fedyogi", "fedsgd"],
+)
+def test_each_round_is_that_of_the_same_run_without_secure_sums(tmp_path: Path, settings: dict[str, Any]) -> None:
+    plain, secure = (metrics_of(run_federation(tmp_path, sites(4), **run | settings))["rounds"] for run in (PLAIN, SECURE))
+    assert [entry["round"] for entry in secure] == [1, 2, 3]
+    for before, after in zip(plain, secure, strict=True):
+        assert after["accuracy"] == pytest.approx(before["accuracy"], abs=0.006)
+        assert after["used"] == 4
+
+
+def test_every_round_has_new_keys_and_no_update_is_in_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, bytes]] = []
+    real = masked.mask
+
+    def keep(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
+        seen.append((state.secrets.masking.hex(), values[-40:].astype("<i4").tobytes()))
+        return real(state, delivered, rules, values)
+
+    monkeypatch.setattr(masked, "mask", keep)
+    grid = InProcessGrid(sites(4), run_id=4720)
+    folder = run_federation(tmp_path, grid, report=True, **SECURE)
+    assert len({key for key, _ in seen}) == len(seen) == 12
+    wire = b"".join(
+        array.data for m in [*grid.sent, *grid.received] for r in m.content.array_records.values() for array in r.values()
+    )
+    files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+    for _, vector in seen:
+        assert any(vector)
+        assert vector not in wire
+        assert vector not in files
+    assert "secure sum" in (folder / "report.html").read_text()
+
+
+def test_a_site_lost_in_the_first_round_takes_part_in_none_and_costs_no_other(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(5), {4: Fault(offline=True, kind="query.sum_shares")})
+    folder = run_federation(tmp_path, grid, deadline=2.0, **SECURE)
+    assert [entry["used"] for entry in metrics_of(folder)["rounds"]] == [4, 4, 4]
+    assert {e["site"] for e in events_of(folder) if e["event"] == "dropped"} == {"4"}
+
+
+def test_too_few_sites_end_the_run_and_the_round_is_named(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(4), {index: Fault(offline=True, kind="train") for index in (1, 2)})
+    with pytest.raises(RunError, match="round 1: the secure sum cannot be completed"):
+        run_federation(tmp_path, grid, deadline=0.5, **SECURE)
+
+
+def test_an_update_beyond_the_range_is_refused_not_cut(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nothing was revealed"):
+        run_federation(tmp_path, sites(4), **SECURE, **{"secure-sum-range": 1e-6, "secure-sum-records": 2000})
+
+
+@pytest.mark.parametrize("method", ["dp-fedavg", "dp-fedprox"])
+def test_noise_of_training_at_each_site_is_as_without_secure_sums(tmp_path: Path, method: str) -> None:
+    settings = {"method": method, "epsilon": 8.0, "delta": 1e-5, "fedavg.rounds": 2}
+    plain, secure = (metrics_of(run_federation(tmp_path, sites(4), **run | settings)) for run in (PLAIN, SECURE))
+    assert secure["privacy"] == plain["privacy"]
+    assert secure["privacy"]["mechanism"] == "dp-sgd"
+    assert [entry["epsilon"] for entry in secure["rounds"]] == [entry["epsilon"] for entry in plain["rounds"]]
+    # The noise is new in every run.
+    assert secure["accuracy"]["model"] == pytest.approx(plain["accuracy"]["model"], abs=0.12)
+    assert not any(name.startswith("noise") or name == "local-epsilon" for name in secure["learning"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"resume": "there"}, "nothing to continue"),
+        ({"epsilon": 1.0, "delta": 1e-5}, "does not support"),
+        ({"method": "dp-fedavg"}, "needs a budget"),
+        ({"method": "scaffold"}, "not a sum"),
+        ({"method": "fedlambda"}, "not a sum"),
+        ({"defence": "median"}, "defence"),
+        ({"features.projection": "file"}, "projection"),
+    ],
+)
+def test_what_is_no_sum_of_updates_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_run_config(SECURE | settings)

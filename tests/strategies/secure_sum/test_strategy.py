@@ -1,0 +1,331 @@
+"""Secure sums over the grid: exact totals, nothing of a single site in any message or file, lost sites, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from safetensors.torch import save_file
+
+import client_app.secure_sum.masked as masked
+from common import surrogate_pb2 as pb
+from common.config.run_config import parse_run_config
+from common.errors import ConfigError, RunError
+from common.methods import METHODS, SECURE_SUMS
+from common.models.classifiers import Head
+from common.secure_sum.words import words
+from common.wire.model_files import load_model
+from common.wire.model_proto import pack_classifier, unpack_classifier
+from common.wire.records import INFO
+from common.wire.sum_proto import unpack_total
+from server_app.relearn import relearn
+from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+
+CLASSES = ",".join(map(str, range(10)))
+GRAM: dict[str, Any] = {"fedpft.covariance": "gram", "classes": CLASSES}
+SECURE = GRAM | {"secure-sum": True, "colluding": 0.0, "dropouts": 0.2}
+PRIVATE = SECURE | {"epsilon": 8.0, "delta": 1e-5}
+Vectors = dict[str, np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+
+
+@pytest.fixture
+def vectors(monkeypatch: pytest.MonkeyPatch) -> Vectors:
+    """The vector of whole numbers that each site masks, as it runs."""
+    found: Vectors = {}
+    real = masked.mask
+
+    def seen(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
+        found[state.site] = values
+        return real(state, delivered, rules, values)
+
+    monkeypatch.setattr(masked, "mask", seen)
+    return found
+
+
+def total_in(folder: Path) -> tuple[tuple[str, ...], np.ndarray]:
+    _, names, numbers, _ = unpack_total((folder / "sum.pb").read_bytes())
+    return names, numbers
+
+
+def lost(names: tuple[str, ...], kind: str, **fault: Any) -> dict[int, Fault]:
+    return {int(name): Fault(offline=not fault, kind=kind, **fault) for name in names}
+
+
+@pytest.mark.parametrize("settings", [SECURE, PRIVATE, SECURE | {"method": "afl"}], ids=["exact", "private", "afl"])
+def test_the_total_is_exact_and_nothing_holds_one_sites_part(
+    tmp_path: Path, vectors: Vectors, settings: dict[str, Any]
+) -> None:
+    grid = InProcessGrid(sites(5), run_id=4711)
+    # A class that one site alone has is in the sum as that site has it; here all sites have all classes.
+    folder = run_federation(tmp_path, grid, alpha=1000.0, **settings)
+    names, numbers = total_in(folder)
+    assert names == ("0", "1", "2", "3", "4")
+    assert (numbers == words(sum(vectors.values()))).all()
+    assert metrics_of(folder)["accuracy"]["model"] > 0.9
+    wire = b"".join(
+        array.data for m in [*grid.sent, *grid.received] for r in m.content.array_records.values() for array in r.values()
+    )
+    files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+    secret = [words(vector) for vector in vectors.values()]
+    others = [numbers - each for each in secret]
+    for numbers_of_one in (*secret, *others):
+        # Eight entries in a row, where they are not zeros.
+        at = int(np.flatnonzero(numbers_of_one)[20])
+        some = numbers_of_one[at : at + 8].astype("<u4").tobytes()
+        assert some not in wire
+        assert some not in files
+
+
+@pytest.mark.parametrize("method", [name for name, spec in SECURE_SUMS.items() if not spec.needs_budget])
+def test_the_model_is_that_of_the_same_run_without_secure_sums(tmp_path: Path, method: str) -> None:
+    plain, secure = (
+        metrics_of(run_federation(tmp_path, sites(4), method=method, **settings))["accuracy"]["model"]
+        for settings in (GRAM, SECURE)
+    )
+    assert abs(plain - secure) < 0.01
+
+
+def test_one_joint_noise_is_better_than_noise_at_every_site(tmp_path: Path) -> None:
+    budget = {"epsilon": 1.0, "delta": 1e-5}
+    alone, joint = (
+        metrics_of(run_federation(tmp_path, sites(8), **settings, **budget))["accuracy"]["model"]
+        for settings in (GRAM, SECURE)
+    )
+    assert joint > alone + 0.03
+
+
+@pytest.mark.parametrize(
+    ("kind", "summed", "reason"),
+    [
+        ("query.sum_shares", "0123", "lost after its keys"),
+        ("train", "0123", "lost after its shares"),
+        ("query.sum_list", "01234", "in the sum"),
+        ("query.sum_open", "01234", "in the sum"),
+    ],
+)
+def test_a_lost_site_costs_at_most_its_own_part(
+    tmp_path: Path, vectors: Vectors, kind: str, summed: str, reason: str
+) -> None:
+    grid = InProcessGrid(sites(5), lost(("4",), kind))
+    folder = run_federation(tmp_path, grid, deadline=1.0, **SECURE)
+    names, numbers = total_in(folder)
+    assert "".join(names) == summed
+    assert (numbers == words(sum(vectors[name] for name in names))).all()
+    (event,) = (e for e in events_of(folder) if e["event"] == "dropped")
+    assert event["site"] == "4"
+    assert reason in event["reason"]
+    assert metrics_of(folder)["sites"]["used"] == len(summed)
+
+
+def test_sites_lost_at_different_steps(tmp_path: Path, vectors: Vectors) -> None:
+    """One after its keys, another after its masked vector: the sum is of four, and three complete it."""
+    grid = InProcessGrid(sites(5), lost(("1",), "query.sum_shares") | lost(("3",), "query.sum_list"))
+    folder = run_federation(tmp_path, grid, deadline=1.0, **SECURE)
+    names, numbers = total_in(folder)
+    assert names == ("0", "2", "3", "4")
+    assert (numbers == words(sum(vectors[name] for name in names))).all()
+
+
+@pytest.mark.parametrize("kind", ["query.sum_shares", "train", "query.sum_list", "query.sum_open"])
+def test_too_few_sites_end_the_run_and_are_named(tmp_path: Path, kind: str) -> None:
+    grid = InProcessGrid(sites(5), lost(("1", "2", "3"), kind))
+    with pytest.raises(RunError, match="nothing was revealed; 1: lost") as failure:
+        run_federation(tmp_path, grid, deadline=0.5, **SECURE)
+    assert "3: lost" in str(failure.value)
+    assert not list(tmp_path.glob("runs/*/sum.pb"))
+
+
+def test_a_site_that_answers_nonsense_is_named(tmp_path: Path) -> None:
+    for kind in ("query.sum_shares", "train", "query.sum_list", "query.sum_open"):
+        grid = InProcessGrid(sites(5), lost(("2",), kind, payload=lambda payload: b"\x0a\x03abc"))
+        folder = run_federation(tmp_path / kind, grid, **SECURE)
+        (event,) = (e for e in events_of(folder) if e["event"] == "rejected")
+        assert event["site"] == "2"
+
+
+def test_a_forged_share_is_noticed_by_the_coordinator(tmp_path: Path, vectors: Vectors) -> None:
+    from common.wire.sum_proto import pack_revealed, unpack_revealed
+
+    def forge(payload: bytes) -> bytes:
+        found = unpack_revealed(payload)
+        found["blind"]["0"] = bytes(16)
+        return pack_revealed(found)
+
+    grid = InProcessGrid(sites(5), lost(("2",), "query.sum_open", payload=forge))
+    folder = run_federation(tmp_path, grid, **SECURE)
+    (event,) = (e for e in events_of(folder) if e["event"] == "rejected")
+    assert "forged share of site '0'" in event["reason"]
+    assert (total_in(folder)[1] == words(sum(vectors.values()))).all()
+
+
+def test_a_flipped_bit_is_noise_in_one_number(tmp_path: Path, vectors: Vectors) -> None:
+    flipped = 30
+
+    def flip(payload: bytes) -> bytes:
+        message = pb.MaskedSum.FromString(payload)
+        numbers = bytearray(message.numbers)
+        numbers[4 * flipped + 1] ^= 1
+        message.numbers = bytes(numbers)
+        return message.SerializeToString(deterministic=True)
+
+    folder = run_federation(tmp_path, InProcessGrid(sites(5), lost(("2",), "train", payload=flip)), **SECURE)
+    off = (total_in(folder)[1] - words(sum(vectors.values()))).astype(np.int32)
+    assert abs(off[flipped]) == 2**8
+    assert np.flatnonzero(off).tolist() == [flipped]
+
+
+def test_two_sites_of_one_key_count_once(tmp_path: Path) -> None:
+    keys: list[str] = []
+
+    def copied(record: RecordDict) -> None:
+        info = dict(record.config_records[INFO])
+        info["key"] = keys[0]
+        record[INFO] = ConfigRecord(info)
+
+    def kept(record: RecordDict) -> None:
+        keys.append(str(record.config_records[INFO]["key"]))
+
+    faults = {0: Fault(reply=kept, kind="query.hello"), 4: Fault(reply=copied, kind="query.hello")}
+    folder = run_federation(tmp_path, InProcessGrid(sites(5), faults), **SECURE)
+    (event,) = (e for e in events_of(folder) if e["event"] == "rejected")
+    assert event["site"] == "4"
+    assert len(total_in(folder)[0]) == 4
+
+
+def test_one_site_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="needs 2"):
+        run_federation(tmp_path, sites(1), **SECURE)
+
+
+def test_records_beyond_the_bounds_are_refused_not_cut(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nothing was revealed"):
+        run_federation(tmp_path, sites(5), **SECURE, **{"secure-sum-range": 0.01})
+
+
+def test_a_secure_sum_cannot_be_learned_again_without_a_site(tmp_path: Path) -> None:
+    folder = run_federation(tmp_path, sites(5), **SECURE)
+    with pytest.raises(RunError, match="run again"):
+        relearn(folder, without=["1"])
+
+
+def test_the_run_says_who_could_see_what(tmp_path: Path) -> None:
+    folder = run_federation(tmp_path, sites(5), report=True, **PRIVATE)
+    metrics = metrics_of(folder)
+    assert metrics["privacy"]["mechanism"] == "secure-sums"
+    assert metrics["learning"]["keys"] == "sent by the coordinator"
+    assert metrics["learning"]["local-epsilon"] > 8.0
+    page = (folder / "report.html").read_text()
+    assert "secure sum" in page
+    assert "The keys were sent by the coordinator" in page
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        *(
+            ({"method": name, "secure-sum": True, "classes": CLASSES}, "sum")
+            for name, spec in METHODS.items()
+            if name not in SECURE_SUMS and not spec.needs_budget
+        ),
+        ({"secure-sum": True, "classes": CLASSES}, "not a sum"),
+        (GRAM | {"secure-sum": True, "classes": ""}, "needs classes"),
+        (SECURE | {"head.solver": "sampled"}, "not a sum"),
+        (SECURE | {"fedpft.topology": "chain", "fedpft.seal": True}, "sum"),
+        (SECURE | {"fedpft.seal": True}, "seal"),
+        (SECURE | {"defence": "screen"}, "defence"),
+        (SECURE | {"max-share": 2.0}, "max-share"),
+        (SECURE | {"resume": "there"}, "resume"),
+        (PRIVATE | {"fedpft.privacy": "theorem-4.1"}, "gram|sum"),
+    ],
+)
+def test_what_is_no_secure_sum_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_run_config(settings)
+
+
+def test_a_modulus_too_small_for_the_sites_ends_the_run_before_any_share(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(5))
+    with pytest.raises(RunError, match="secure-sum-records = 1000000000"):
+        run_federation(tmp_path, grid, **SECURE, **{"secure-sum-records": 10**9})
+    assert not grid.asked("query.sum_shares")
+
+
+def test_masked_vectors_take_at_most_twice_the_bytes(tmp_path: Path) -> None:
+    plain, secure = InProcessGrid(sites(5), run_id=4712), InProcessGrid(sites(5), run_id=4713)
+    run_federation(tmp_path, plain, **PRIVATE | {"secure-sum": False})
+    run_federation(tmp_path, secure, **PRIVATE)
+    before, after = (grid.counted(0, ["train"])[0] for grid in (plain, secure))
+    assert after <= 2 * before
+
+
+def test_events_name_no_vector(tmp_path: Path) -> None:
+    folder = run_federation(tmp_path, sites(5), **SECURE)
+    for line in (folder / "events.jsonl").read_text().splitlines():
+        assert "counts" not in json.loads(line), "records of a class at one site are not known"
+    assert not list((folder / "surrogates").iterdir())
+
+
+def projected(folder: Path, name: str, matrix: torch.Tensor) -> dict[str, Any]:
+    file = folder / f"{name}.safetensors"
+    save_file({name: matrix.contiguous()}, file)
+    return {"features.projection": str(file)}
+
+
+def test_a_projection_is_part_of_the_model_and_of_every_file_of_it(tmp_path: Path) -> None:
+    """With as many dimensions as there are, an orthogonal projection changes nothing."""
+    rotation = torch.linalg.qr(torch.randn(64, 64))[0]
+    plain = run_federation(tmp_path, sites(4), **SECURE)
+    turned = run_federation(tmp_path, sites(4), **SECURE, **projected(tmp_path, "projection", rotation))
+    before, after = (metrics_of(folder)["accuracy"] for folder in (plain, turned))
+    assert abs(before["model"] - after["model"]) < 0.01
+    model = load_model(turned / "model.safetensors")
+    assert isinstance(model, Head)
+    assert (model.dimension, tuple(model.weight.shape)) == (64, (10, 64))
+    again = unpack_classifier(pack_classifier(model))
+    features = torch.rand(50, 64)
+    assert (again.predict(features) == model.predict(features)).all()
+    assert (load_model(plain / "model.safetensors").predict(features) == model.predict(features)).float().mean() > 0.95
+
+
+def test_a_projection_from_a_classification_head_has_fewer_dimensions_and_less_noise(tmp_path: Path) -> None:
+    head = torch.randn(30, 64)
+    settings = PRIVATE | projected(tmp_path, "fc.weight", head) | {"features.dimensions": 20}
+    folder = run_federation(tmp_path, sites(4), **settings)
+    model = load_model(folder / "model.safetensors")
+    assert isinstance(model, Head)
+    assert model.projection is not None
+    assert tuple(model.projection.shape) == (20, 64)
+    assert torch.allclose(model.projection @ model.projection.T, torch.eye(20), atol=1e-2)
+    assert metrics_of(folder)["accuracy"]["model"] > 0.5
+
+
+def test_public_images_centre_and_whiten_and_the_model_does_the_same(tmp_path: Path) -> None:
+    save_file({"x": torch.rand(100, 64)}, tmp_path / "public.safetensors")
+    settings = PRIVATE | projected(tmp_path, "fc.weight", torch.randn(30, 64)) | {"features.dimensions": 20}
+    settings |= {"fedpft.public": str(tmp_path / "public.safetensors")}
+    folder = run_federation(tmp_path, sites(4), report=False, **settings)
+    model = load_model(folder / "model.safetensors")
+    assert isinstance(model, Head)
+    assert model.centre is not None
+    assert len(model.centre) == 64
+    assert metrics_of(folder)["accuracy"]["model"] > 0.6
+    assert (unpack_classifier(pack_classifier(model)).predict(torch.eye(64)) == model.predict(torch.eye(64))).all()
+
+
+@pytest.mark.parametrize("matrix", [torch.ones(3, 60), torch.ones(64), torch.full((2, 64), torch.nan)])
+def test_a_projection_that_does_not_fit_is_refused_before_any_site_is_charged(tmp_path: Path, matrix: torch.Tensor) -> None:
+    grid = InProcessGrid(sites(4))
+    settings = projected(tmp_path, "projection", matrix)
+    with pytest.raises((ConfigError, RunError), match="projection"):
+        run_federation(tmp_path, grid, **SECURE, **settings)
+    assert not grid.asked("train")

@@ -1,0 +1,215 @@
+"""Properties of all commands: what they load, -h, --version, completion, 80 columns, and no traceback on wrong usage."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click import Command, Group
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import client_app.cli.main
+import server_app.cli.main
+from client_app.governance.policy import Policy
+from client_app.node_config import NodeConfig
+from common.config.sections import kebab
+from tests import commands
+
+ROOT = Path(__file__).parents[1]
+APPS = {"site": client_app.cli.main.app, "coordinator": server_app.cli.main.app}
+PROGRAMS = {"site": "client_app.cli.main", "coordinator": "server_app.cli.main"}
+RUNNERS = {"site": commands.site, "coordinator": commands.coordinator}
+LIBRARIES = ("flwr", "torch", "ray", "numpy", "scipy", "sklearn", "matplotlib", "cryptography", "grpc", "psutil", "jinja2")
+MODELS = ("pydantic", "common.config.run_config", "client_app.node_config")
+NARROW = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+Captured = pytest.CaptureFixture[str]
+
+
+def leaves(found: Command, *path: str) -> list[tuple[tuple[str, ...], Command]]:
+    """Every command with its words."""
+    if not isinstance(found, Group):
+        return [(path, found)]
+    return [each for name, command in found.commands.items() for each in leaves(command, *path, name)]
+
+
+LEAVES = [(app, path, command) for app, typed in APPS.items() for path, command in leaves(get_command(typed))]
+NAMES = [" ".join((app, *path)) for app, path, _ in LEAVES]
+
+
+def loaded(program: str, lines: list[list[str]], modules: tuple[str, ...]) -> list[str]:
+    """The `modules` that are loaded after these command lines, in one new process."""
+    script = f"""
+import contextlib, io, sys
+from {PROGRAMS[program]} import main
+for line in {lines!r}:
+    sys.argv = [{program!r}, *line]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main()
+print(*(name for name in {modules!r} if name in sys.modules))
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("program", APPS)
+def test_help_and_version_load_no_heavy_library_and_no_model_of_settings(program: str) -> None:
+    lines = [["--help"], ["--version"], *([*path, "--help"] for app, path, _ in LEAVES if app == program)]
+    lines += [["preset"], ["preset", "fedlap"]] if program == "coordinator" else []
+    assert loaded(program, lines, LIBRARIES + MODELS) == []
+
+
+LISTS = {"coordinator": [["settings"], ["settings", "fedpft.rank"]], "site": [["settings"], ["policy", "check"]]}
+
+
+@pytest.mark.parametrize("program", APPS)
+def test_lists_load_no_heavy_library(program: str) -> None:
+    assert loaded(program, LISTS[program], (*LIBRARIES, "pydantic")) == ["pydantic"]
+
+
+@pytest.mark.parametrize(("app", "path", "command"), LEAVES, ids=NAMES)
+def test_every_command_has_short_help_and_version(app: str, path: tuple[str, ...], command: Command) -> None:
+    def run(option: str) -> str:
+        done = CliRunner().invoke(APPS[app], [*path, option], env=NARROW)
+        assert done.exit_code == 0
+        return done.output
+
+    assert run("-h") == run("--help")
+    assert run("--version").startswith("fedsurrogate ")
+
+
+@pytest.mark.parametrize(("app", "path", "command"), LEAVES, ids=NAMES)
+def test_help_fits_80_columns_and_cuts_nothing(app: str, path: tuple[str, ...], command: Command) -> None:
+    shown = CliRunner().invoke(APPS[app], [*path, "--help"], env=NARROW).output
+    words = re.sub(r"[][,;]", " ", shown).split()
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert not [name for name in parameter.opts if name not in words]
+            assert parameter.envvar is None or parameter.envvar in words
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_summaries_of_commands_are_whole(app: str) -> None:
+    shown = " ".join(CliRunner().invoke(APPS[app], ["--help"], env=NARROW).output.split())
+    command = get_command(APPS[app])
+    assert isinstance(command, Group)
+    for each in command.commands.values():
+        first = " ".join((each.help or "").split("\n\n")[0].split())
+        assert first.partition(". ")[0].rstrip(".") in shown
+
+
+# What a shell asks for, and a part of the answer.
+COMPLETED = {
+    "coordinator settings fedpft.r": "fedpft.rank",
+    "coordinator settings --method fedl": "fedlap",
+    "coordinator simulate --preset fedlap-m": "fedlap-mnist",
+    "coordinator simulate -c alp": "alpha=",
+    "coordinator preset fedlap-f": "fedlap-fashion-mnist",
+    "coordinator report one/": "one/20250101T000000Z-fedpft-abc",
+    "coordinator watch runs/2": "runs/20250102T000000Z-fedavg-def",
+    "coordinator simu": "simulate",
+    "site join --node-config data-d": "data-dir=",
+    "site settings wit": "witness-dir",
+}
+
+
+@pytest.mark.parametrize("typed", COMPLETED)
+def test_shells_complete_keys_methods_presets_and_runs(typed: str, tmp_path: Path) -> None:
+    for folder in ("one/20250101T000000Z-fedpft-abc", "runs/20250102T000000Z-fedavg-def"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "manifest.json").write_text("{}")
+    program = typed.split()[0]
+    asked = {f"_{program.upper()}_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    script = f"import sys; sys.argv = [{program!r}]; from {PROGRAMS[program]} import main; main()"
+    environment = os.environ | asked | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert COMPLETED[typed] in done.stdout.split()
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_completion_can_be_installed(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without this, the answer depends on the shell that runs the tests.
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    done = CliRunner().invoke(APPS[app], ["--show-completion", "bash"], prog_name=app)
+    assert done.exit_code == 0
+    assert f"_{app.upper()}_COMPLETE" in done.output
+
+
+# Wrong arguments of commands that would start a server, or wait.
+STARTS = {"superlink", "app", "metrics"}
+# Commands that do their whole work without arguments.
+COMPLETE = {"simulate", "plan", "watch", "dry-run", "settings", "preset", "check", "run", "sweep"}
+
+
+def filled(command: Command, value: str) -> list[str]:
+    """A command line that gives `value` for everything that is required."""
+    words = []
+    for parameter in command.params:
+        if not parameter.required:
+            continue
+        text = "1" if isinstance(parameter.type, click.FloatRange | click.IntRange) else value
+        words += [parameter.opts[0], text] if isinstance(parameter, click.Option) else [text]
+    return [*words, "--timeout", "0.1"] if command.name in ("watch", "tensorboard") else words
+
+
+@pytest.mark.parametrize(("app", "path", "command"), LEAVES, ids=NAMES)
+def test_wrong_usage_is_no_traceback(
+    app: str, path: tuple[str, ...], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "plain.txt").write_text("no settings")
+    lines = [["--nonsense"], [*["one"] * 9, "--nonsense"]]
+    if command.name not in STARTS:
+        values = ("plain.txt", "nothing/at/all", "plain.txt/below", 'a="b"', "data=")
+        lines += [[*filled(command, value), *extra] for value in values for extra in (["--nonsense"], [])]
+        options = [each for each in command.params if isinstance(each, click.Option) and not each.is_flag]
+        lines += [[*filled(command, "plain.txt"), each.opts[0], "plain.txt/below"] for each in options]
+        lines += [[*filled(command, "plain.txt"), each.opts[0]] for each in options]
+    for line in lines:
+        if not line and command.name in COMPLETE:
+            continue
+        code = RUNNERS[app](monkeypatch, *path, *line)
+        out, error = capsys.readouterr()
+        assert "Traceback" not in out + error, line
+        assert code in (1, 2) or (code == 0 and out), (line, error)
+        if code:
+            assert error.strip(), line
+
+
+def test_a_site_has_its_settings_explained_in_80_columns() -> None:
+    done = CliRunner().invoke(client_app.cli.main.app, ["settings"], env=NARROW)
+    assert "…" not in done.output
+    assert max(map(len, done.output.splitlines())) <= 80
+    for name in NodeConfig.model_fields:
+        assert kebab(name) in done.output.split()
+
+
+def test_every_setting_of_a_site_has_a_meaning_and_a_range() -> None:
+    rows = json.loads(CliRunner().invoke(client_app.cli.main.app, ["settings", "--json"]).output)
+    assert [row["key"] for row in rows] == [kebab(name) for name in NodeConfig.model_fields]
+    for row in rows:
+        assert row["text"].endswith(".")
+        assert row["range"]
+    (one,) = json.loads(CliRunner().invoke(client_app.cli.main.app, ["settings", "num-partitions", "--json"]).output)
+    assert (one["default"], one["range"], one["unit"]) == (1, "at least 1", "shares")
+
+
+def test_an_unknown_setting_of_a_site_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    assert commands.site(monkeypatch, "settings", "datadir") == 1
+    assert capsys.readouterr().err == "error: unknown key 'datadir'; did you mean 'data-dir'?\n"
+
+
+def test_the_policy_fits_80_columns() -> None:
+    done = CliRunner().invoke(client_app.cli.main.app, ["policy", "check"], env=NARROW)
+    assert "…" not in done.output
+    assert max(map(len, done.output.splitlines())) <= 80
+    for name in Policy.model_fields:
+        assert kebab(name) in done.output.split()
