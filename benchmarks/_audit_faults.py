@@ -59,7 +59,7 @@ def planted(fault: str) -> AbstractContextManager[Any]:
         "a third of the noise": ("common.privacy.gaussian_mechanism.system_normals", _normals(1 / 3)),
         "a quarter of the noise": ("common.secure_sum.noise.discrete_gaussian", _weaker_integers),
         "hardly any noise": (f"{_SITE}.fedpft.private_surrogate.system_normals", _normals(1 / 64)),
-        "features not clipped": (f"{_SITE}.fedpft.private_surrogate.clip", _as_they_are),
+        "features not clipped": ("client_app.features.on_disk.clip", _as_they_are),
         "embeddings not clipped": (f"{_SITE}.dpcvae.training.clip", _as_they_are),
         "gradients not clipped": (f"{_SITE}.dp.linear_clipping.clip_factors", _whole),
         "clip forgotten": (f"{_SITE}.dp.record_gradients.clip_factors", _whole),

@@ -70,7 +70,7 @@ class Federation:
         isolated: bool = True,
         names: Sequence[str] = (),
     ) -> None:
-        self._names = names or [str(index) for index in range(len(node_configs))]
+        self._names = list(names or (str(index) for index in range(len(node_configs))))
         self._isolation = ["--isolation", "process"] if isolated else []
         self.home, self.papers, self._at_nodes = home, papers, at_nodes or {}
         self._fleet, self._control, self._runtime, *self._apps = free_ports(3 + len(node_configs))
@@ -107,8 +107,9 @@ class Federation:
         self.nodes[index] = self._start_node(index)
         _wait_for_port(self._apps[index])
 
-    def join(self, node_config: str, line: str) -> None:
-        """Start another SuperNode, which reaches the SuperLink at `line`, host:port."""
+    def join(self, node_config: str, line: str, name: str | None = None) -> None:
+        """Start another SuperNode, which reaches the SuperLink at `line`, host:port. Its key: that of `name`."""
+        self._names.append(name or str(len(self._names)))
         self._apps += free_ports(1)
         self._configs.append(node_config)
         self._lines.append(line)

@@ -42,15 +42,15 @@ data, cache, result = sys.argv[1:]
 node = parse_node_config({"data": "parquet", "data-dir": data, "cache-dir": cache, "features-in-memory-mib": 1})
 run = parse_run_config({"fedpft.components": 3, "fedpft.covariance": "diag"})
 found = load_site(run, node)
-assert found.train.folder
+assert found.train.folder, found.train.x.shape
 Path(result).write_bytes(fedpft_surrogate(Task(run, node, "a", found)).payload)
 """
 
 
 def bitmap(seed: int) -> bytes:
-    """An image of 5 x 5 pixels: it is decoded faster than a PNG."""
-    grey = np.random.default_rng(seed).integers(0, 256, 25, dtype=np.uint8)
-    return b"P5 5 5 255\n" + grey.tobytes()
+    """An image of 6 x 6 pixels: it is decoded faster than a PNG, and all training records need more than one MiB."""
+    grey = np.random.default_rng(seed).integers(0, 256, 36, dtype=np.uint8)
+    return b"P5 6 6 255\n" + grey.tobytes()
 
 
 def begin(folder: Path, cache: str) -> "subprocess.Popen[bytes]":
@@ -69,8 +69,8 @@ def test_a_site_that_was_killed_continues_at_the_last_shard_and_gives_the_same_s
     table = {"image": [bitmap(i) for i in range(IMAGES)], "label": [i % 3 for i in range(IMAGES)]}
     pq.write_table(pa.table(table), tmp_path / "data" / "x.parquet")
     whole = begin(tmp_path, "whole")
-    whole.communicate()
-    assert whole.returncode == 0
+    log = whole.communicate()[1].decode()
+    assert whole.returncode == 0, log
 
     process = begin(tmp_path, "killed")
     while shards(tmp_path / "killed") < 2:
@@ -81,7 +81,7 @@ def test_a_site_that_was_killed_continues_at_the_last_shard_and_gives_the_same_s
     assert 2 <= (complete := shards(tmp_path / "killed")) < 6
     process = begin(tmp_path, "killed")
     log = process.communicate()[1].decode()
-    assert process.returncode == 0
+    assert process.returncode == 0, log
     assert f"{complete * SHARD} of {IMAGES} records are done already" in log
     assert (tmp_path / "killed.surrogate").read_bytes() == (tmp_path / "whole.surrogate").read_bytes()
     assert not list((tmp_path / "killed").glob("features/*.partial"))
