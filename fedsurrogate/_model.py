@@ -108,7 +108,7 @@ class ImageModel(Model):
             run, (weights_path, device) = self.manifest.run_config(), self._place
             loaded = backbone_of(run.backbone, weights_path, run.image_size, device)
             wanted = self.manifest.fingerprint
-            if (found := with_power(loaded.fingerprint, power_in(wanted))) != wanted:
+            if (found := with_power(loaded.fingerprint_at(self.manifest.dimension), power_in(wanted))) != wanted:
                 raise BackboneError(
                     f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.backbone!r} here has {found[:16]}"
                     "; give the file of its weights as weights_path"

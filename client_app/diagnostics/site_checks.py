@@ -54,7 +54,9 @@ def check_site(run: RunConfig, node: NodeConfig, fingerprint: str = "", run_name
     )
     if part and part[0].dataset.features is None:
         found: list[Backbone] = []
-        yield _guarded("backbone", "see weights-path in the node-config", lambda: _backbone(run, node, fingerprint, found))
+        yield _guarded(
+            "backbone", "see weights-path in the node-config", lambda: _backbone(run, node, part[0], fingerprint, found)
+        )
         if found:
             dimension = found[0].dim
             yield _guarded("time", "check the images", lambda: _time(part[0], found[0]))
@@ -177,14 +179,20 @@ def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:
     return Finding("data", "PASS", facts)
 
 
-def _backbone(run: RunConfig, node: NodeConfig, fingerprint: str, found: list[Backbone]) -> Finding:
+def _backbone(run: RunConfig, node: NodeConfig, part: SiteShare, fingerprint: str, found: list[Backbone]) -> Finding:
     loaded = site_backbone(run, node)
     found.append(loaded)
     if is_protected(run, node):
         check_dimension(loaded)
-    own = with_power(loaded.fingerprint, run.power)
+    own = with_power(loaded.fingerprint_at(loaded.dim or _first_dimension(part, loaded)), run.power)
     facts = f"{run.backbone}, fingerprint {own}"
     return _same(own, with_power(fingerprint, run.power), facts) if fingerprint else Finding("backbone", "PASS", facts)
+
+
+def _first_dimension(part: SiteShare, backbone: Backbone) -> int:
+    """The dimension of the first image that can be read; 0 if there is none."""
+    with closing(in_parts(part.dataset, backbone, 1)) as pieces:
+        return next((piece.features.shape[1] for piece in pieces if piece.features is not None), 0)
 
 
 def _same(own: str, wanted: str, facts: str) -> Finding:

@@ -109,7 +109,7 @@ def extract(
             f"features written to '{entry}' cannot be read again; check the disk, or set cache-dir to another folder"
         )
     x, ok = found
-    return Features(x, ok, model.fingerprint, time.perf_counter() - start, cached)
+    return Features(x, ok, model.fingerprint_at(x.shape[1]), time.perf_counter() - start, cached)
 
 
 def _write(entry: Path, dataset: Dataset, backbone: Backbone, batch_size: int) -> None:

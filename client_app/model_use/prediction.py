@@ -94,7 +94,7 @@ class Predicted:
 def check_backbone(model: SignedModel, backbone: Backbone) -> None:
     """Raise BackboneError unless the backbone is the model's, by its fingerprint."""
     wanted = model.manifest.fingerprint
-    found = with_power(backbone.fingerprint, power_in(wanted))
+    found = with_power(backbone.fingerprint_at(model.manifest.dimension), power_in(wanted))
     if found != wanted:
         raise BackboneError(
             f"the model is for a backbone with fingerprint {wanted[:16]}, but {backbone.name!r} here has {found[:16]}; the "

@@ -26,7 +26,8 @@ class Backbone:
     """A frozen feature extractor: `preprocess` returns (c, h, w), `forward` maps (b, c, h, w) to (b, dim) float32.
 
     fingerprint: hash of name, weights, preprocessing and output dimension; independent of device, file and precision of the
-    stored weights. dim: 0 for pixels of images that keep their size; the images then determine it.
+    stored weights. dim: 0 for pixels of images that keep their size; the images then determine it, and `fingerprint_at`
+    tells images of one size from those of another.
     """
 
     name: str
@@ -35,6 +36,10 @@ class Backbone:
     preprocess: Preprocessing | OwnTransform
     forward: Callable[[Tensor], Tensor]
     device: torch.device
+
+    def fingerprint_at(self, dimension: int) -> str:
+        """The fingerprint of features of this dimension."""
+        return self.fingerprint if self.dim else fingerprint_of(self.fingerprint, "", dimension, {})
 
 
 @dataclass(frozen=True, eq=False)

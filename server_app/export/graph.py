@@ -86,7 +86,7 @@ def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
     run, wanted = model.manifest.run_config(), model.manifest.fingerprint
     power = power_in(wanted)
     loaded = load_backbone(run.backbone, weights_path, run.image_size, "cpu")
-    if (found := with_power(loaded.fingerprint, power)) != wanted:
+    if (found := with_power(loaded.fingerprint_at(model.manifest.dimension), power)) != wanted:
         raise BackboneError(
             f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.backbone!r} here has {found[:16]}; "
             "give the file of the run's weights with --weights-path"

@@ -261,10 +261,11 @@ def test_a_sound_hospital_passes_and_its_records_and_patients_are_counted(hospit
     assert before == {file: file.read_bytes() for file in hospital.state.rglob("*") if file.is_file()}
 
 
-def test_the_coordinators_fingerprint_is_compared(hospital: NodeConfig) -> None:
-    own = examined(hospital)["backbone"].found.rpartition(" ")[2]
-    assert examined(hospital, fingerprint=own)["backbone"].state == "PASS"
-    other = examined(hospital, fingerprint="0" * 64)["backbone"]
+@pytest.mark.parametrize("run", [RUN, 'classes="a,b" backbone="pixels"'], ids=["one size", "any size"])
+def test_the_coordinators_fingerprint_is_compared(hospital: NodeConfig, run: str) -> None:
+    own = examined(hospital, run)["backbone"].found.rpartition(" ")[2]
+    assert examined(hospital, run, own)["backbone"].state == "PASS"
+    other = examined(hospital, run, "0" * 64)["backbone"]
     assert other.state == "FAIL"
     assert own in other.found
 

@@ -50,7 +50,16 @@ def test_features_stand_in_the_order_of_the_records(tmp_path: Path, pixels: Back
     assert found.x.dtype == torch.float16
     assert torch.equal((found.x[:, 0].float() * 255).round(), torch.arange(150.0))
     assert found.ok.all()
-    assert found.fingerprint == pixels.fingerprint
+    assert found.fingerprint == pixels.fingerprint_at(found.x.shape[1])
+
+
+@pytest.mark.parametrize(("image_size", "other"), [(0, True), (8, False)])
+def test_pixels_of_another_size_are_another_backbone(tmp_path: Path, image_size: int, other: bool) -> None:
+    found = []
+    for side in (8, 28):
+        data = dataset_of(tmp_path / str(side), [png(9, side)])
+        found.append(extract(data, load_backbone("pixels", image_size=image_size, device="cpu"), tmp_path / "cache"))
+    assert (found[0].fingerprint != found[1].fingerprint) == other
 
 
 def test_a_second_call_reads_the_cache(tmp_path: Path, pixels: Backbone) -> None:

@@ -109,7 +109,10 @@ def test_a_graph_with_other_weights_is_refused() -> None:
     with pytest.raises(BackboneError, match="the model is for a backbone with fingerprint 0000"):
         graph_of(SignedModel(model.classifier, other, None, model.signature, model.key))
     settings = {**model.manifest.settings, "image-size": 0}
-    changes = {"settings": settings, "fingerprint": load_backbone("pixels", "", 0, "cpu").fingerprint}
+    changes = {
+        "settings": settings,
+        "fingerprint": load_backbone("pixels", "", 0, "cpu").fingerprint_at(model.manifest.dimension),
+    }
     any_size = replace(model, manifest=model.manifest.model_copy(update=changes))
     with pytest.raises(ConfigError, match="images of one size"):
         graph_of(any_size)
