@@ -1,4 +1,4 @@
-"""Checks of a simulation's records before it starts: labels and their distribution, without images and backbone."""
+"""Checks of a simulation before it starts: labels and their distribution, without images; and the backbone's weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from client_app.datasets.dataset import DataSource, load_all
 from client_app.datasets.partition import whole
+from common.backbones.backbones import load_network
 from common.config.run_config import RunConfig
 from common.errors import DataError
 
@@ -16,7 +17,8 @@ from common.errors import DataError
 def check_records(run: RunConfig, sites: int) -> Sequence[str]:
     """Read the labels and distribute the records as the sites will. Returns remarks about sites of a single class.
 
-    Raises DataError or ConfigError if the data are unusable, have only one class, or leave a site without records.
+    Weights that have to be fetched are fetched, once for all sites. Raises DataError or ConfigError if the data are
+    unusable, have only one class, or leave a site without records; BackboneError for weights that cannot be had.
     """
     found = whole(run, sites)
     there = {dataset.classes[i] for dataset, _ in found for i in set(dataset.labels[dataset.is_train].tolist())}
@@ -36,6 +38,8 @@ def check_records(run: RunConfig, sites: int) -> Sequence[str]:
             )
         if len(classes) == 1 and run.partition != "classes":
             remarks.append(f"site {site} has training records of one class only ({classes[0]}); a larger alpha is more even")
+    if any(dataset.features is None for dataset, _ in found) and not run.weights_path and ":" in run.backbone:
+        load_network(run.backbone, image_size=run.image_size)
     return remarks
 
 

@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -155,6 +156,19 @@ def test_a_site_of_one_class_is_a_remark(tmp_path: Path) -> None:
     assert remarks
     assert all("of one class only" in remark for remark in remarks)
     assert check_records({"partition": "iid"}, 3) == []
+
+
+def test_weights_that_cannot_be_fetched_end_the_command_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*arguments: object, **settings: object) -> None:
+        raise URLError("no network")
+
+    monkeypatch.setattr("torch.hub.download_url_to_file", offline)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "empty"))
+    settings = {"data": "imagefolder", "data-dir": images(tmp_path / "two", "ab"), "backbone": "torchvision:resnet18"}
+    with pytest.raises(BackboneError, match=r"cannot fetch the weights of 'torchvision:resnet18' .*no network"):
+        check_records(settings, 2)
 
 
 def test_the_names_of_checkpoints_are_those_that_strategies_write() -> None:
