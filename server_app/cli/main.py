@@ -217,7 +217,7 @@ def report(
     from server_app.runs.run_view import read_run
 
     console.print(f"privacy {privacy_line(read_run(run).metrics)}", soft_wrap=True)
-    for file in write_csv(run, csv) if csv is not None else ():
+    for file in write_csv(run, csv, beside or ()) if csv is not None else ():
         console.print(str(file), soft_wrap=True)
     console.print(str(write_report(run, beside or ())), soft_wrap=True)
 

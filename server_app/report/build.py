@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,15 @@ import numpy as np
 
 from common.config.flat_settings import flatten
 from common.config.run_config import RunConfig
-from common.errors import RunError
 from common.number_format import human_bytes, human_seconds, percent
 from common.pages.svg import NAMED_SITES
+from server_app.report.comparison import compared, comparison_table, of_other_records
 from server_app.report.counts_view import CountsView, counts_views
 from server_app.report.layout import layout
 from server_app.report.plots import accuracy as plots
 from server_app.report.plots.downstream import downstream
 from server_app.report.plots.landscape import epsilons, radii, sheets
-from server_app.report.plots.progress import Step, curves, progress, steps
+from server_app.report.plots.progress import curves, progress, steps
 from server_app.report.plots.site_values import values_view
 from server_app.report.privacy_view import privacy_picture, privacy_view
 from server_app.report.site_map import drawn_map, site_map_of, words_of
@@ -74,10 +73,14 @@ def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
     return path
 
 
-def write_csv(run_dir: Path, folder: Path) -> list[Path]:
+def write_csv(run_dir: Path, folder: Path, beside: Sequence[Path] = ()) -> list[Path]:
     """Write every table of a run's report to a CSV file in `folder`, and return the files. Raises RunError, OSError."""
     run = read_run(run_dir)
-    return write_tables(_tables(run), folder)
+    tables = _tables(run)
+    if beside:
+        named = [(each.resolve().name, read_run(each)) for each in (run_dir, *beside)]
+        tables["comparison"] = comparison_table(compared(named))
+    return write_tables(tables, folder)
 
 
 def _tables(run: Run) -> dict[str, list[Sequence[object]]]:
@@ -101,8 +104,11 @@ def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
         pictures["values"] = (values.picture,)
     counts = counts_views(folder)
     pictures |= {each.kind: (each.picture,) for each in counts if each.picture is not None}
+    tables, warned = _tables(run), warnings_of(run)
     if beside:
-        pictures["curves"] = curves(_curves([(folder.name, run), *beside]))
+        drawn_runs = compared(runs := [(folder.name, run), *beside])
+        pictures["curves"], tables["comparison"] = curves(drawn_runs), comparison_table(drawn_runs)
+        warned += of_other_records(runs)
     if drawn := privacy_picture(privacy["rows"]):
         pictures["privacy"] = (drawn,)
     changed, unchanged = _settings(as_table(run.manifest.get("config")))
@@ -116,8 +122,8 @@ def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
         "value_words": values.words if values else [],
         "pictures": {key: [Markup(svg) for svg in svgs] for key, svgs in pictures.items()},
         "layout": layout(pictures),
-        "tables": {name: csv_link(rows) for name, rows in _tables(run).items()},
-        "warnings": warnings_of(run),
+        "tables": {name: csv_link(rows) for name, rows in tables.items()},
+        "warnings": warned,
         "counts": counts,
         "counting": (counting := _counting(run, counts)),
         "undrawn": [] if counting else [what for key, what in PICTURES.items() if key not in pictures],
@@ -223,23 +229,6 @@ def _pictures(run: Run) -> dict[str, tuple[str, ...]]:
             seconds[STARTING] = command - total
         pictures["time"] = (plots.time_spent(seconds | ({plots.REST: rest} if rest > 0.01 * total else {})),)
     return pictures
-
-
-def _curves(runs: Sequence[tuple[str, Run]]) -> dict[str, Sequence[Step]]:
-    """Accuracy by round of each run. Keys are methods; a method that occurs twice gets part of its folder's name.
-
-    A chain has one model, at its end. Raises RunError for a run without an accuracy on the test data of all sites.
-    """
-    found: dict[str, Sequence[Step]] = {}
-    for folder, run in runs:
-        what, taken = steps(run)
-        if not taken:
-            raise RunError(f"{folder} has no accuracy on the test data of all sites, so it cannot be compared with others")
-        if what != "round":
-            taken = [replace(taken[-1], name="1")]
-        name = run.method
-        found[f"{name} {folder[-6:]}" if name in found else name] = taken
-    return found
 
 
 def _points(value: Any) -> plots.PlotPoints | None:

@@ -71,7 +71,7 @@ This picture exists only because the run was a simulation. In a deployment the r
 <h2>{{ title }}</h2>
 <div class="plots" role="img" aria-label="{{ title }}">{% for svg in pictures[key] %}{% if titles.get(key) %}<div><h3>{{ titles[key][loop.index0] }}</h3>{{ svg }}</div>{% else %}{{ svg }}{% endif %}{% endfor %}</div>
 </div>
-<figcaption>{{ captions[key]() }}{% if key == "counts" %} {{ csv("classes") }}{% elif key == "progress" %} {{ csv("rounds") }}{% endif %}</figcaption>
+<figcaption>{{ captions[key]() }}{% if key == "counts" %} {{ csv("classes") }}{% elif key == "progress" %} {{ csv("rounds") }}{% elif key == "curves" %} {{ csv("comparison") }}{% endif %}</figcaption>
 </figure>
 {% endfor %}
 </div>

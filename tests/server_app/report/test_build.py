@@ -1,3 +1,4 @@
+import csv
 import json
 import random
 import re
@@ -13,7 +14,7 @@ import pytest
 from common import number_format as units
 from common.errors import RunError
 from common.pages import svg
-from server_app.report.build import write_report
+from server_app.report.build import write_csv, write_report
 from server_app.report.plots import accuracy as plots
 
 DIGITS = [str(digit) for digit in range(10)]
@@ -313,6 +314,23 @@ def test_a_broken_sheet_of_images_is_left_out(tmp_path: Path, content: bytes) ->
     assert "What the sites sent" not in write_report(folder).read_text()
 
 
+def test_a_run_on_other_records_is_said_to_be_no_comparison(tmp_path: Path) -> None:
+    for name, alpha in (("a-111111", 0.5), ("b-222222", 9.0)):
+        (tmp_path / name).mkdir()
+        rounds = [{"round": 1, "accuracy": 0.5, "bytes_up": 1000}]
+        (tmp_path / name / "metrics.json").write_text(json.dumps({"status": "ok", "method": "fedavg", "rounds": rounds}))
+        (tmp_path / name / "manifest.json").write_text(json.dumps({"config": {"alpha": alpha, "fedavg": {"rounds": 1}}}))
+    page = write_report(tmp_path / "a-111111", [tmp_path / "b-222222"]).read_text()
+    assert "b-222222 has other records (alpha = 9.0, here 0.5)" in page
+
+
+def csv_file(files: list[Path], name: str) -> list[list[str]]:
+    """The rows of one of the written tables."""
+    (file,) = (each for each in files if each.stem == name)
+    with file.open(newline="", encoding="utf-8-sig") as stream:
+        return list(csv.reader(stream))
+
+
 def test_runs_are_drawn_beside_each_other_and_those_without_a_curve_refused(tmp_path: Path) -> None:
     for name, rounds in (("a-111111", [0.2, 0.5]), ("b-222222", [0.3, 0.4]), ("c-333333", [])):
         (tmp_path / name).mkdir()
@@ -322,5 +340,10 @@ def test_runs_are_drawn_beside_each_other_and_those_without_a_curve_refused(tmp_
     page = write_report(tmp_path / "a-111111", [tmp_path / "b-222222"]).read_text()
     assert "Compared with other runs" in page
     assert "FedAvg 222222" in page
+    rows = csv_file(write_csv(tmp_path / "a-111111", tmp_path / "csv", [tmp_path / "b-222222"]), "comparison")
+    assert rows[1] == ["FedAvg", "1", "1000", "0.2"]
+    assert rows[4] == ["FedAvg 222222", "2", "2000", "0.4"]
+    assert "comparison.csv" in page
+    assert "other records" not in page
     with pytest.raises(RunError, match="c-333333"):
         write_report(tmp_path / "a-111111", [tmp_path / "c-333333"])

@@ -1,0 +1,62 @@
+"""Several runs next to each other: their accuracy by round and byte, as curves and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from common.config.flat_settings import flatten
+from common.errors import RunError
+from server_app.lifecycle.resume import OF_RECORDS
+from server_app.report.plots.progress import Step, steps
+from server_app.report.tables import Table
+from server_app.runs.json_values import as_table
+from server_app.runs.run_view import Run
+
+# Settings that decide which records a run trains and tests on.
+RECORDS = (*OF_RECORDS, "data-dir", "seed", "classes")
+
+
+def compared(runs: Sequence[tuple[str, Run]]) -> dict[str, Sequence[Step]]:
+    """Accuracy by round of each run, given with its folder's name. Keys are methods; a method that occurs twice gets part
+    of its folder's name.
+
+    A chain has one model, at its end. Raises RunError for a run without an accuracy on the test data of all sites.
+    """
+    found: dict[str, Sequence[Step]] = {}
+    for folder, run in runs:
+        what, taken = steps(run)
+        if not taken:
+            raise RunError(f"{folder} has no accuracy on the test data of all sites, so it cannot be compared with others")
+        if what != "round":
+            taken = [replace(taken[-1], name="1")]
+        name = run.method
+        found[f"{name} {folder[-6:]}" if name in found else name] = taken
+    return found
+
+
+def comparison_table(curves: Mapping[str, Sequence[Step]]) -> Table:
+    """A row for each round of each run."""
+    rows = [(name, step.name, step.bytes, step.accuracy) for name, taken in curves.items() for step in taken]
+    return [("run", "round", "bytes up", "accuracy"), *rows]
+
+
+def of_other_records(runs: Sequence[tuple[str, Run]]) -> list[str]:
+    """A sentence about each run whose records differ from the first one's: their accuracies cannot be compared."""
+    own, found = _records(runs[0][1]), []
+    for folder, run in runs[1:]:
+        other = _records(run)
+        apart = [
+            f"{key} = {other[key]}, here {own[key]}"
+            for key in RECORDS
+            if key in own.keys() & other and own[key] != other[key]
+        ]
+        if apart:
+            found.append(f"{folder} has other records ({'; '.join(apart)}), so the accuracies are not of the same test data")
+    return found
+
+
+def _records(run: Run) -> dict[str, Any]:
+    config = flatten(as_table(run.manifest.get("config")))
+    return {key: config[key] for key in RECORDS if key in config}
