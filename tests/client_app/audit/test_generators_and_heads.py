@@ -85,6 +85,7 @@ def test_heads_are_attacked_by_rmia_too(tmp_path: Path) -> None:
     assert found.others.keys() == {RMIA}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
 def test_a_generator_without_privacy_gives_the_only_record_of_a_class_away(tmp_path: Path, method: str) -> None:
     settings: dict[str, Any] = {"method": method, "dpcvae.rounds": 3, "dpcvae.local-epochs": 1}
@@ -93,6 +94,7 @@ def test_a_generator_without_privacy_gives_the_only_record_of_a_class_away(tmp_p
     assert found.attack_name.endswith("(white box)" if method == "dpcvae" else "(black box)")
 
 
+@pytest.mark.slow
 def test_a_private_generator_hides_it(tmp_path: Path) -> None:
     settings = {"method": "dpcvae", "dpcvae.rounds": 3, "dpcvae.local-epochs": 1, "classes": "0,1,2"}
     found = attacked(hospital(tmp_path, [30, 30, 1]), epsilon=1.0, delta=1e-5, **settings)

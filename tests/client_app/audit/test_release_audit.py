@@ -65,6 +65,7 @@ def test_a_class_of_copies_of_one_record_is_named(tmp_path: Path) -> None:
     assert found.nearest.classes == ("2",)
 
 
+@pytest.mark.slow
 def test_a_low_rank_surrogate_of_a_thousand_records_gives_little_away(tmp_path: Path) -> None:
     # Halves, so each release is made from a thousand.
     found = attacked(hospital(tmp_path, [1000, 1000]), **{"fedpft.covariance": "lowrank", "fedpft.rank": 4})
@@ -99,6 +100,7 @@ def test_a_release_with_too_little_noise_is_named_an_error_of_the_software(
     assert "error of the software" in limit_broken(found, Policy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["average", "afl", "fedcof"])
 def test_other_one_shot_releases_are_attacked(tmp_path: Path, method: str) -> None:
     # Far more dimensions than records of a half, so a head separates them perfectly. Without privacy nothing is random.

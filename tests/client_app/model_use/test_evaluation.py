@@ -63,6 +63,7 @@ def test_measures_are_those_of_the_predictions(home: Path, tmp_path: Path) -> No
     assert (found["report"]["records"], found["report"]["units"]) == (280, 94)
 
 
+@pytest.mark.slow
 def test_groups_are_judged_alone_and_small_ones_are_marked(home: Path) -> None:
     found, out = evaluate(home, "--by", "scanner,age")
     groups = found["groups"]
@@ -84,6 +85,7 @@ def test_the_page_needs_no_network_and_no_script(home: Path) -> None:
     assert "stays at this site" in page
 
 
+@pytest.mark.slow
 def test_a_wished_sensitivity_is_reached_on_other_records_and_stored(home: Path, tmp_path: Path) -> None:
     wish = ("--positive", "7", "--sensitivity", "0.9", "--temperature", "--store")
     found, _ = evaluate(home, *wish, "--patient-column", "patient")

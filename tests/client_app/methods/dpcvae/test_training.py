@@ -66,6 +66,7 @@ class Site:
         return made
 
 
+@pytest.mark.slow
 def test_the_published_budget_needs_the_published_noise() -> None:
     # 250 epochs of 1,613 records in batches of 256: the reference code uses noise 5.59 and claims epsilon 1. Opacus' PRV
     # accountant, whose bound is looser by a hundredth of epsilon, needs 19.4.

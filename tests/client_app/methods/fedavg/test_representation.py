@@ -97,6 +97,7 @@ def test_a_body_of_another_network_is_refused() -> None:
             update_body(task(config, question))
 
 
+@pytest.mark.slow
 def test_no_message_of_a_run_holds_a_head(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(2))
     settings = FAST | {"method": "fedrep", "fedavg.rounds": 2, "fedavg.local-epochs": 1, "alpha": 1.0}

@@ -109,6 +109,7 @@ class Recorder:
         return answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patients", [False, True])
 def test_every_step_of_dp_em_moves_by_at_most_its_bound_and_comes_close(
     monkeypatch: pytest.MonkeyPatch, patients: bool
