@@ -26,6 +26,8 @@ def engine() -> tuple[str, list[str]]:
             if _works(*compose, "version"):
                 if not _works(name, "image", "inspect", IMAGE):
                     pytest.skip(f"needs the image {IMAGE}; make demo-compose builds it")
+                if not _works(name, "run", "--rm", "--init", "--network", "none", IMAGE, "true"):
+                    pytest.skip(f"{name} starts no container here")
                 return name, compose
     pytest.skip("needs Docker or Podman, running, and its compose command")
 

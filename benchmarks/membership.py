@@ -1,0 +1,102 @@
+"""Membership inference on what a site releases, without privacy and at two epsilons: which records were in the data?
+
+One hospital with RECORDS CIFAR-10 features. Each release is made by the site's own code from half of them, drawn at random;
+the attacker knows all records, the settings and all other releases. LiRA (Carlini et al. 2022) on one-shot releases, RMIA
+(Zarifzadeh et al. 2024) on heads, the likelihood under the decoder (white box) and the closest synthetic embedding (black
+box) on generators, as DP-CVAE's paper attacks them. "allowed" is the largest AUC that the claim permits to any attack.
+
+    python benchmarks/membership.py            # writes results/membership.json and results/membership.png
+"""
+
+import argparse
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from _report import draw, report, shared
+from safetensors.torch import load_file, save_file
+
+from client_app.audit.release_audit import audit_release
+from client_app.node_config import parse_node_config
+from common.config.flat_settings import Scalar
+from common.config.run_config import parse_run_config
+
+EPSILONS = (0.0, 10.0, 1.0)
+CLASSES = ",".join(map(str, range(10)))
+RELEASES: dict[str, dict[str, Scalar]] = {
+    "FedPFT spherical": {"fedpft.covariance": "spherical"},
+    "FedPFT diag, K = 10": {"fedpft.covariance": "diag", "fedpft.components": 10},
+    "FedPFT low rank, r = 16": {"fedpft.covariance": "lowrank", "fedpft.rank": 16},
+    "FedPFT Gram": {"fedpft.covariance": "gram"},
+    "head (average)": {"method": "average"},
+    "DP-CVAE": {"method": "dpcvae"},
+    "DP-CGAN": {"method": "dpcgan"},
+}
+# DP-CVAE's paper shows its attacks in a figure only.
+PAPER = "DP-CVAE with epsilon: AUC of about 0.5, black and white box"
+
+
+def settings_of(name: str, epsilon: float) -> dict[str, Scalar] | None:
+    """The run's settings, None if this release has no such mechanism."""
+    settings = RELEASES[name]
+    if not epsilon:
+        return settings
+    if name.startswith("head"):
+        return None
+    return settings | {"epsilon": epsilon, "delta": 1e-5, "classes": CLASSES}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=1000, help="of the hospital; each release has about half of them")
+    parser.add_argument("--seconds", type=float, default=40.0, help="for the releases of a row; at least eight are made")
+    options = parser.parse_args()
+    rows: list[tuple[Any, ...]] = []
+    curves: list[tuple[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        given = load_file(shared("features/cifar10-train.safetensors"))
+        some = {key: value[: options.records].contiguous() for key, value in given.items()}
+        save_file(some, Path(folder) / "rows.safetensors", {"fingerprint": "mobilenet_v2"})
+        node = parse_node_config({"data": "safetensors", "data-dir": folder})
+        for name, epsilon in product(RELEASES, EPSILONS):
+            settings = settings_of(name, epsilon)
+            if settings is None:
+                continue
+            found = audit_release(parse_run_config(settings), node, options.seconds, seed=0)
+            claim = f"{epsilon:g}" if epsilon else "none"
+            for attack, each in {found.attack_name: found.attack, **found.others}.items():
+                rates = (each.rate_at_one_percent, each.rate_at_one_in_thousand)
+                interval = f"{each.low:.3f} to {each.high:.3f}"
+                rows.append((name, claim, attack, found.releases, each.auc, interval, *rates, found.allowed))
+                print(*rows[-1], sep=" | ", flush=True)
+            if epsilon in (0.0, 1.0):
+                curves.append((f"{name}, epsilon {claim}", found.attack.curve))
+    columns = ("release", "epsilon", "attack", "releases", "AUC", "95 %", "found at 1 %", "at 0.1 %", "allowed AUC")
+    title = f"Membership inference, {options.records} CIFAR-10 features at one hospital, delta = 1e-05"
+    report("membership", title, columns, rows, paper=PAPER)
+    plot(curves)
+
+
+def plot(curves: list[tuple[str, Any]]) -> None:
+    """ROC curves with logarithmic axes: what matters is the left end."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    _figure, axes = plt.subplots(figsize=(9.5, 5), layout="constrained")
+    for name, curve in curves:
+        x, y = torch.tensor(curve).T
+        line = "-" if name.endswith("none") else ":"
+        axes.loglog(
+            x.clamp_min(1e-4), y.clamp_min(1e-4), line, color=f"C{list(RELEASES).index(name.split(', eps')[0])}", label=name
+        )
+    axes.loglog([1e-4, 1], [1e-4, 1], color="grey", lw=0.8, label="a guess")
+    axes.set(xlabel="false positive rate", ylabel="true positive rate", xlim=(1e-3, 1), ylim=(1e-3, 1.05))
+    draw(axes, "membership")
+
+
+if __name__ == "__main__":
+    main()
