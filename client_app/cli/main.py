@@ -64,6 +64,9 @@ def run_app(
 def run_node(
     context: typer.Context,
     runtime: Annotated[str, typer.Option(metavar="unix:/PATH", help="The socket to which `site app` connects.")],
+    retry: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Start again this long after an error; 0: end with it.")
+    ] = 0.0,
 ) -> None:
     """Start this site's SuperNode, which starts no app, on a Unix socket. Takes the other arguments of flower-supernode.
 
@@ -74,7 +77,7 @@ def run_node(
     """
     from client_app.processes.node_process import serve
 
-    serve(runtime, context.args)
+    serve(runtime, context.args, retry)
 
 
 @app.command()

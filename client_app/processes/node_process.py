@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 from common.errors import ConfigError, RunError
@@ -12,11 +13,13 @@ from common.flower_environment import UNIX, allow_unix_sockets
 from common.logs.output import configure_log
 
 
-def serve(runtime: str, arguments: Sequence[str]) -> None:
+def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
     """Run `flower-supernode --isolation process` in this process, with its Runtime API at `runtime`. Does not return.
 
-    runtime: unix:/path of the socket, which only this user may open. arguments: all others of `flower-supernode`. Raises
-    RunError if the SuperNode ends by an error; ConfigError for a port, where Flower's API asks for no authentication.
+    runtime: unix:/path of the socket, which only this user may open. arguments: all others of `flower-supernode`. retry:
+    seconds after which a SuperNode that ended by an error is started again, as for a site whose key is not registered yet;
+    0: never. Raises RunError if the SuperNode ends by an error and is not started again; ConfigError for a port, where
+    Flower's API asks for no authentication.
     """
     from flwr.supercore import grpc
     from flwr.supernode.cli.flower_supernode import flower_supernode
@@ -26,17 +29,24 @@ def serve(runtime: str, arguments: Sequence[str]) -> None:
     allow_unix_sockets(grpc)
     configure_log(os.environ)
     os.umask(0o077)
+    again = [sys.executable, *sys.orig_argv[1:]]
     sys.argv = ["flower-supernode", "--isolation", "process", "--clientappio-api-address", runtime, *arguments]
     logging.getLogger("flwr").addFilter(_in_one_line)
     try:
         flower_supernode()
     except Exception as error:
         # Flower's own text is a trace that ends with "generator didn't yield".
-        raise RunError(
+        why = (
             f"the SuperNode has ended ({type(error).__name__}): the coordinator most likely refuses this site's key; "
             "`site doctor --link-only` with the same --superlink, --root-certificates and --auth-supernode-private-key "
             "names the cause"
-        ) from None
+        )
+        if not retry:
+            raise RunError(why) from None
+        print(f"{why}; it is started again in {retry:g} s", file=sys.stderr, flush=True)
+        time.sleep(retry)
+        # A new process: Flower's servers and threads do not start twice in one.
+        os.execv(sys.executable, again)
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:

@@ -86,9 +86,9 @@ def volumes(service: Mapping[str, Any]) -> dict[str, str]:
 
 
 def own_options(command: list[str]) -> tuple[str, ...]:
-    """The option of `site node` itself, with its value; Flower gets it as another."""
-    at = command.index("--runtime") if command[:2] == ["site", "node"] else len(command)
-    return tuple(command[at : at + 2])
+    """The options of `site node` itself, with their values; Flower gets the others."""
+    own = ("--runtime", "--retry") if command[:2] == ["site", "node"] else ()
+    return tuple(word for name in own if name in command for word in command[command.index(name) :][:2])
 
 
 def is_node(service: Mapping[str, Any]) -> bool:

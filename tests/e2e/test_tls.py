@@ -113,6 +113,23 @@ def test_a_barred_node_ends_with_one_line_and_no_trace(running: Federation, tmp_
     assert "FAILED_PRECONDITION: " in done.stdout + done.stderr
 
 
+def test_a_barred_node_tries_again_by_itself_where_it_is_told_to(running: Federation, tmp_path: Path) -> None:
+    flags = ["--superlink", running.fleet, *running.credentials("stranger"), "--node-config", NODE.format(0)]
+    command = [sys.executable, "-m", "client_app.cli.main", "node", "--retry", "0.1", "--runtime", f"unix:{tmp_path}/app", *flags]
+    errors = tmp_path / "stderr.txt"
+    with errors.open("w") as log:
+        node = subprocess.Popen(
+            command, env=os.environ | {"PYTHONPATH": str(APP_FOLDER)}, stdout=subprocess.DEVNULL, stderr=log
+        )
+    try:
+        until(lambda: errors.read_text().count("it is started again in 0.1 s") >= 2, 90)
+        assert node.poll() is None
+    finally:
+        node.kill()
+        node.wait()
+    assert "Traceback" not in errors.read_text()
+
+
 def test_the_fleet_port_answers_no_control_request(running: Federation) -> None:
     text = (running.home / "config.toml").read_text().replace("local-test", "fleet")
     home = running.home / "attacker"
