@@ -1,16 +1,19 @@
 """A run over TLS with sites whose keys are registered; and the doctor's message for an unregistered key."""
 
 import json
+import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from server_app.deployment.certificates import issue
+from server_app.deployment.submit import APP_FOLDER
 from strategies.base.registered import TABLE, read_table
-from tests.e2e.processes import BIN, Federation, coordinator, environment, federation, site_command
+from tests.e2e.processes import BIN, Federation, coordinator, environment, federation, site_command, until
 
 NODE = 'data="digits" partition-id={} num-partitions=2'
 
@@ -115,11 +118,11 @@ def test_a_barred_node_ends_with_one_line_and_no_trace(running: Federation, tmp_
 
 def test_a_barred_node_tries_again_by_itself_where_it_is_told_to(running: Federation, tmp_path: Path) -> None:
     flags = ["--superlink", running.fleet, *running.credentials("stranger"), "--node-config", NODE.format(0)]
-    command = [sys.executable, "-m", "client_app.cli.main", "node", "--retry", "0.1", "--runtime", f"unix:{tmp_path}/app", *flags]
+    command = [sys.executable, "-m", "client_app.cli.main", "node", "--retry", "0.1", "--runtime", f"unix:{tmp_path}/app"]
     errors = tmp_path / "stderr.txt"
     with errors.open("w") as log:
         node = subprocess.Popen(
-            command, env=os.environ | {"PYTHONPATH": str(APP_FOLDER)}, stdout=subprocess.DEVNULL, stderr=log
+            [*command, *flags], env=os.environ | {"PYTHONPATH": str(APP_FOLDER)}, stdout=subprocess.DEVNULL, stderr=log
         )
     try:
         until(lambda: errors.read_text().count("it is started again in 0.1 s") >= 2, 90)

@@ -15,7 +15,7 @@ from server_app.monitoring.watch import watch
 from server_app.monitoring.watch_view import sparkline, view
 from server_app.runs.event_tail import LiveRun
 from tests.commands import coordinator
-from tests.grid import events_of, metrics_of, run_federation, sites
+from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 from tests.server_app.runs.test_event_tail import make_run
 
 ROUNDS = {"method": "fedavg", "fedavg.rounds": 3, "fedavg.local-epochs": 1}
@@ -39,24 +39,32 @@ def change(folder: Path, **metrics: object) -> None:
 
 
 class Witness(io.StringIO):
-    """Records with every line the current state of the only run below a folder."""
+    """Records with every line the current state of the only run below a folder. `began` is set by the first line."""
 
     def __init__(self, output: Path) -> None:
         super().__init__()
         self.output = output
         self.seen: list[str] = []
+        self.began = threading.Event()
 
     def write(self, text: str) -> int:
         if text.strip():
             (metrics,) = self.output.glob("*/metrics.json")
             self.seen.append(json.loads(metrics.read_text())["status"])
+            self.began.set()
         return super().write(text)
+
+    def wait(self, reply: object) -> None:
+        """Hold a reply back until something was written."""
+        assert self.began.wait(120)
 
 
 def test_a_run_is_watched_from_before_it_begins_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders: list[Path] = []
     out = Witness(tmp_path / "runs")
-    thread = threading.Thread(target=lambda: folders.append(run_federation(tmp_path, sites(2), **ROUNDS)))
+    # The first site answers once the watcher has shown a line, however busy the machine is.
+    grid = InProcessGrid(sites(2), {0: Fault(reply=out.wait)})
+    thread = threading.Thread(target=lambda: folders.append(run_federation(tmp_path, grid, **ROUNDS)))
     thread.start()
     monkeypatch.setattr(sys, "stdout", out)
     try:
