@@ -44,8 +44,8 @@ def test_the_gpu_benchmark_runs_on_a_bare_machine_and_reports_every_part(tmp_pat
     names = [row["name"] for row in rows]
     for part in (*PARITY, *SPEED):
         assert any(name.startswith(part) for name in names), f"no row for {part!r}"
-    # Both sides are the same processor.
-    assert all(row["ours"] == 0 for row in rows if row["against"] == "tolerance")
+    # Both sides are the same processor; with another memory layout, some processors round in another order.
+    assert all(row["ours"] < 1e-6 for row in rows if row["against"] == "tolerance")
     assert "scikit-learn is not installed" in done.stdout
     assert all(name in done.stdout for name in names), "every row is in the table"
 

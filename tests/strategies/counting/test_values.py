@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from client_app.model_use.held_out import Source, held_out
 from client_app.node_config import parse_node_config
 from common.errors import RunError
+from common.models.classifiers import Ensemble, Head
 from common.signed_models.signed_model import read_signed_model
 from server_app.counting import Privacy
 from server_app.export.source import run_config_of
 from server_app.site_values import model_of, noisy_values, stored, subsets_of, value_settings
+from strategies.counting.evaluated import bounded, read_model
 from strategies.robustness.site_values import site_values
 from tests.client_app.model_use.hospitals import CLASSES
 from tests.grid import NodeConfig
@@ -30,14 +33,18 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Node
 
 
 def exact_shares(nodes: list[NodeConfig], run: Path) -> dict[frozenset[str], float]:
-    """Accuracy of the models of all subsets on all held-out records."""
+    """Accuracy of the models of all subsets on all held-out records, with the 16-bit heads that sites received."""
     signed, config = read_signed_model(run / "model.fedsurrogate"), run_config_of(run)
     strategy, sent = stored(config, run)
+    received = read_model(run / "value-heads.pb")
+    assert isinstance(received, Ensemble)
     records = [held_out(signed, parse_node_config(n), Source(str(n["held-out-dir"]), "imagefolder")) for n in nodes]
     found = {frozenset[str](): 1 / 3}
-    for some in subsets_of(SITES):
-        model = model_of(strategy, sent, some, config)
-        assert model is not None
+    for some, model in zip(subsets_of(SITES), received.heads, strict=True):
+        learned_again = model_of(strategy, sent, some, config)
+        assert isinstance(learned_again, Head)
+        both = [torch.cat([each.weight, each.bias[:, None]], 1).flatten() for each in (bounded(learned_again), model)]
+        assert torch.cosine_similarity(*both, dim=0) > 1 - 1e-5
         counts = [model.accuracy(each.features, CLASSES, each.labels) for each in records]
         found[some] = sum(right for right, _ in counts) / sum(tested for _, tested in counts)
     return found
