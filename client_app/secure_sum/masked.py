@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from client_app.methods.task import MethodOutput, Task
-from client_app.secure_sum import store
+from client_app.secure_sum import same_sites, store
 from common.errors import DataError, SealError
 from common.privacy.accounting import GaussianEvent
 from common.privacy.claims import released_in
@@ -49,6 +49,10 @@ def masked_sum(task: Task) -> MethodOutput:
             whole[each] = whole[each] + drawn
     vector = np.concatenate([whole[each.name] for each in spec.summed(run)])
     after, masked = mask(state, delivered, rules, vector)
+    if same_sites.applies(run, task.node):
+        members = state.by_name
+        data = "" if run.epsilon else f"{task.found.key} {task.node.label_column}"
+        same_sites.fix(task.node, name, [members[site].public for site in after.shares], data)
     payload = pack_masked(task.header(run.classes), masked, claim)
     events = (GaussianEvent(claim.noise_multiplier) if joint else released_in(run, task.round),) if claim else ()
     keep = (store.file_of(task.node, name, task.site), pack_state(after))

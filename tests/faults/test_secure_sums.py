@@ -190,7 +190,7 @@ def pieces(numbers: np.ndarray) -> list[bytes]:
 def test_a_second_sum_that_would_show_one_site_is_refused(story: Story) -> None:
     """The first sum is of four sites. That of all five, less the first, would be the fifth site's own vector."""
     assert story.again["status"] == "failed"
-    assert "signed the list" in story.again["failure"]
+    assert "have sent their masked vectors" in story.again["failure"]
     assert "policy does not allow" in story.again["failure"]
 
 
