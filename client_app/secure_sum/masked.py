@@ -39,6 +39,8 @@ def masked_sum(task: Task) -> MethodOutput:
     numbers = numbers_of(run, spec, max(1, sites))
     whole = {each: numbers[each].encode(value) for each, value in values.items()}
     facts: dict[str, float] = {"members": sites, "colluding": rules.colluding, "fewest-in-the-sum": rules.least}
+    # Without peers, the coordinator may have made up the other sites, and this site's own noise alone protects it.
+    facts["keys-pinned"] = float(bool(task.node.peers))
     joint = claim is not None and claim.mechanism == MECHANISM
     if claim is None:
         _check_range(values, numbers)

@@ -26,7 +26,7 @@ from tests.faults.conftest import Scene, opened
 
 pytestmark = pytest.mark.faults
 NAMES = ("early", "vector", "slow", "south", "west")
-POLICY = "without-dp = true\nsmallest-class = 1\nrequire-secure-sum = false\n"
+POLICY = "without-dp = true\nsmallest-class = 1\nrequire-secure-sum = false\nsmallest-colluding = 0.0\n"
 SETTINGS = (
     f'secure-sum=true fedpft.covariance="gram" classes="{CLASSES}" colluding=0.0 dropouts=0.2 sites=5 quorum=0.1 '
     "deadline=150.0"
