@@ -31,9 +31,9 @@ DIGITS = Context(prec=80)
 # one exp(-r w^2 / 2) (1 + y) sin(w / 2) / (w / 2). x and |y| are at most exp(-2 pi s (pi - |w|)) and
 # exp(-2 pi r (pi - |w|)), up to far smaller terms. The quotient is main (1 + x)^n / (1 + y) with
 # main = exp(-t w^2 / 2) (w / 2) / sin(w / 2). The probabilities of main are g - g'' / 24 + ..., g the density of variance t:
-# positive up to 23 standard deviations for t >= 24. The rest is below 1e-30. Near w = pi, (1 + x)^n is up to 2^n, so a t that
-# does not grow with n would fail; here 2^n main is below (1e-31)^n 1e-15. For |w| < pi - 0.1, n x < 0.05, and n x main and
-# y main are below 1e-40.
+# positive up to 23 standard deviations for t >= 24. The rest is below 1e-30. Near w = pi, (1 + x)^n is up to 2^n, so a t
+# that does not grow with n would fail; here 2^n main is below (1e-31)^n 1e-15. For |w| < pi - 0.1, n x < 0.05; n x main
+# and y main are below 1e-40.
 CONTINUOUS = 16
 
 

@@ -43,7 +43,10 @@ PLAIN: dict[str, Any] = {
     "dropouts": 0.2,
 }
 PRIVATE = PLAIN | {"epsilon": 1.0, "delta": 1e-5}
-POLICY = 'without-dp = true\nsmallest-class = 1\nmechanisms = "secure-sums"\nrequire-secure-sum = true\nsmallest-colluding = 0.0\n'
+POLICY = (
+    'without-dp = true\nsmallest-class = 1\nmechanisms = "secure-sums"\nrequire-secure-sum = true\n'
+    "smallest-colluding = 0.0\n"
+)
 
 
 @dataclass

@@ -127,7 +127,7 @@ def variances_with(fault: str, claim: Claim, *given: Any) -> dict[str, int]:
 
 @pytest.mark.parametrize("fault", ["", "a share missing", "rounding left out", "noise halved"])
 def test_the_noise_of_the_sites_keeps_the_claim_and_planted_faults_do_not(fault: str) -> None:
-    """A record moves the sum by its bound and the rounding of 400 entries; the loss of the honest sites' noise, summed up."""
+    """A record moves the sum by its bound and the rounding of 400 entries. The honest sites' noise alone hides it."""
     claim = make_claim(run_config(epsilon=2.0, delta=1e-5), "record")
     assert claim is not None
     claim = replace(claim, noise={"sums": claim.noise["sums"]})
