@@ -117,7 +117,7 @@ def write(found: dict[str, list[float]], sizes: list[int], calls: list[dict[str,
 
 
 def cost(sizes: tuple[int, ...] = (5, 20, 50, 100)) -> None:
-    """Bytes and seconds of the protocol for one site, and seconds of the coordinator; one site in ten is lost."""
+    """Bytes and processor seconds of the protocol for one site and for the coordinator; one site in ten is lost."""
     rows = []
     for what, count in (("with second moment", 10 + 10 * 1280 + 1280 * 1281 // 2), ("without", 10 + 10 * 1280)):
         for sites in sizes:

@@ -13,6 +13,11 @@ def put_file(file: Path, content: bytes) -> None:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
+    put_in_place(temporary, file)
+
+
+def put_in_place(temporary: Path, file: Path) -> None:
+    """Rename a flushed file in its folder, and flush the folder. Raises OSError."""
     temporary.replace(file)
     folder = os.open(file.parent, os.O_RDONLY)
     try:

@@ -18,7 +18,7 @@ from client_app.cli.join import join
 from client_app.cli.models import models_app
 from client_app.cli.options import Node, node_of
 from client_app.cli.predict import predict
-from client_app.cli.settings import policy_check, settings
+from client_app.cli.settings import forget_sums, policy_check, settings
 from common.command_line import Json, RunSettings, console, new_app, print_error, run_command, run_config_of
 from common.errors import ConfigError
 
@@ -41,7 +41,7 @@ policy_app = new_app("The policy file: limits on releases and on work.", main=Fa
 app.add_typer(policy_app, name="policy")
 policy_app.command("check")(policy_check)
 app.add_typer(models_app, name="models")
-for command in (join, doctor, settings, predict, evaluate, adapt, synthesize, classify, ood, audit, disclose):
+for command in (join, doctor, settings, predict, evaluate, adapt, synthesize, classify, ood, audit, disclose, forget_sums):
     app.command()(command)
 
 

@@ -1,4 +1,4 @@
-"""The `site settings` and `site policy check` commands: what a site decides for itself."""
+"""The commands `site settings`, `site policy check` and `site forget-sums`: what a site decides for itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from client_app.cli.options import LISTS_ALL, MaybeNode, complete_node_keys, node_of
+from client_app.cli.options import LISTS_ALL, MaybeNode, Node, complete_node_keys, node_of
 from common.command_line import Json, console
 
 
@@ -75,3 +75,26 @@ def _shown(value: object) -> str:
         return str(value).lower()
     # As TOML: large limits stay readable, and can be copied into a policy.
     return f"{value:_}" if isinstance(value, int) else f"{value:g}"
+
+
+def forget_sums(
+    node_config: Node,
+    yes: Annotated[
+        bool,
+        typer.Option(
+            "--yes",
+            prompt="Several exact sums with different sites may together show this hospital's own part. Forget",
+            help="Accept that further sums, together with earlier ones, may show this hospital's own part.",
+        ),
+    ],
+) -> None:
+    """Forget with which sites this hospital has taken part in secure sums without joint noise.
+
+    The next such sum may be with other sites, or over changed data. The old record is kept under another name.
+    """
+    from client_app.secure_sum.same_sites import forget
+
+    if not yes:
+        raise typer.Abort
+    kept = forget(node_of(node_config))
+    console.print(f"forgotten; the record is kept in {kept}" if kept else "nothing to forget", soft_wrap=True)

@@ -54,6 +54,7 @@ class SiteFeatures:
     """A site's input to a method.
 
     simulated: whether the data are a share of the run's own, not a hospital's. left_out: reasons for missing records.
+    key: identifies the content of the data set, as its files show it.
     """
 
     train: LabelledFeatures
@@ -63,6 +64,7 @@ class SiteFeatures:
     seconds: float
     simulated: bool
     left_out: tuple[str, ...] = ()
+    key: str = ""
 
 
 def site_name(node: NodeConfig, node_id: int) -> str:
@@ -122,7 +124,8 @@ def load_site(run: RunConfig, node: NodeConfig, backbone: Backbone | None = None
         what = f"{broken} of {len(part.train)} training images cannot be read, or have no finite features"
         left_out = (*left_out, what + "".join(f", such as {part.dataset.where(i)}" for i in first))
     fingerprint = with_power(found.fingerprint, run.power)
-    return SiteFeatures(train, test, part.dataset.classes, fingerprint, found.seconds, part.simulated, left_out)
+    dataset = part.dataset
+    return SiteFeatures(train, test, dataset.classes, fingerprint, found.seconds, part.simulated, left_out, dataset.key)
 
 
 def no_features(count: int) -> Features:

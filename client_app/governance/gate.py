@@ -20,6 +20,9 @@ from common.rules.counting import EXACT, MECHANISM
 from common.security.receipts import parse_receipts
 from common.wire.records import Info
 
+# A third is written with any number of digits.
+ROUNDING = 1e-3
+
 
 class Gate:
     """One site's policy for one folder of data. The texts of its errors go to the site's own log only."""
@@ -51,6 +54,11 @@ class Gate:
         check_sealed_run(policy, run, self._peers)
         if policy.require_secure_sum and not run.secure_sum:
             raise PolicyError("require-secure-sum = true: the run would show this site's part alone (secure-sum = false)")
+        if run.secure_sum and run.colluding < policy.smallest_colluding - ROUNDING:
+            raise PolicyError(
+                f"smallest-colluding = {policy.smallest_colluding:.4g}: the run is safe only against colluding = "
+                f"{run.colluding:.4g} of the sites"
+            )
         check_work(run, policy)
         for key, allowed, asked in (
             ("methods", policy.methods, run.spec.name),

@@ -59,7 +59,13 @@ class Policy(WorkLimits):
     require_secure_sum: bool = Field(
         False, description="whether only secure sums are answered, so that the coordinator never sees this site's part alone"
     )
-    smallest_sum: int = Field(3, ge=2, description="fewest sites in a secure sum")
+    smallest_sum: int = Field(3, ge=2, description="fewest sites in a secure sum, those that may collude among them")
+    smallest_colluding: float = Field(
+        1 / 3,
+        ge=0,
+        lt=1,
+        description="smallest share of the sites that a secure sum must be safe against if they tell the coordinator theirs",
+    )
     local_epsilon: float = Field(
         0.0,
         ge=0,
@@ -98,6 +104,7 @@ PUBLIC_DATA = Policy(
     mechanisms=("*",),
     without_dp=True,
     smallest_sum=2,
+    smallest_colluding=0.0,
     epsilon_per_run=NO_LIMIT,
     epsilon_total=NO_LIMIT,
     delta=0.01,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from client_app.durable_files import put_in_place
 from client_app.features.site_features import SiteFeatures, load_site
 from client_app.governance.gate import Gate
 from client_app.governance.ledger import Release
@@ -140,13 +141,15 @@ def keep_file(file: Path, content: bytes) -> None:
 
 
 def stage_file(file: Path, content: bytes) -> Path:
-    """Write a temporary file next to `file`, which a rename then puts in place atomically. Each process has its own."""
+    """Write and flush a temporary file next to `file`, which a rename then puts in place. Each process has its own."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
         # Only the owner may read it: it may hold secrets.
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
             stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
@@ -162,4 +165,5 @@ def leave(gate: Gate, release: Release, staged: Path | None, file: Path) -> None
             staged.unlink(missing_ok=True)
         raise
     if staged is not None:
-        staged.replace(file)
+        # Flushed before the release leaves: after a power failure, a site must not mask a second vector with the same masks.
+        put_in_place(staged, file)

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from client_app.methods.task import MethodOutput, Task
-from client_app.secure_sum import store
+from client_app.secure_sum import same_sites, store
 from common.errors import DataError, SealError
 from common.privacy.accounting import GaussianEvent
 from common.privacy.claims import released_in
@@ -39,6 +39,8 @@ def masked_sum(task: Task) -> MethodOutput:
     numbers = numbers_of(run, spec, max(1, sites))
     whole = {each: numbers[each].encode(value) for each, value in values.items()}
     facts: dict[str, float] = {"members": sites, "colluding": rules.colluding, "fewest-in-the-sum": rules.least}
+    # Without peers, the coordinator may have made up the other sites, and this site's own noise alone protects it.
+    facts["keys-pinned"] = float(bool(task.node.peers))
     joint = claim is not None and claim.mechanism == MECHANISM
     if claim is None:
         _check_range(values, numbers)
@@ -49,6 +51,10 @@ def masked_sum(task: Task) -> MethodOutput:
             whole[each] = whole[each] + drawn
     vector = np.concatenate([whole[each.name] for each in spec.summed(run)])
     after, masked = mask(state, delivered, rules, vector)
+    if same_sites.applies(run, task.node):
+        members = state.by_name
+        data = "" if run.epsilon else f"{task.found.key} {task.node.label_column}"
+        same_sites.fix(task.node, name, [members[site].public for site in after.shares], data)
     payload = pack_masked(task.header(run.classes), masked, claim)
     events = (GaussianEvent(claim.noise_multiplier) if joint else released_in(run, task.round),) if claim else ()
     keep = (store.file_of(task.node, name, task.site), pack_state(after))

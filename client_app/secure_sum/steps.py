@@ -10,10 +10,10 @@ from client_app.governance.gate import open_gate
 from client_app.governance.policy import Policy
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import private_key
-from client_app.secure_sum import store
+from client_app.secure_sum import same_sites, store
 from common.config.run_config import RunConfig, run_digest
 from common.errors import PolicyError, SurrogateError
-from common.rules.secure_sum import MECHANISM, context_of, local_epsilon, rules_of
+from common.rules.secure_sum import context_of, local_epsilon, rules_of
 from common.secure_sum.member import agree, begin, reveal, share
 from common.secure_sum.rules import SumRules
 from common.security.sealing import public_key, read_keys
@@ -71,14 +71,12 @@ def sum_shares(step: Step) -> tuple[bytes | None, Info]:
 
 def sum_list(step: Step) -> tuple[bytes | None, Info]:
     """Sign the list of the sites in the sum."""
-    policy = step.checked()
+    step.checked()
     state = store.read(step.run, step.node, step.name, step.site)
     summed, _ = unpack_list(step.payload)
     after, signature = agree(state, summed, rules_of(step.run, len(state.members)), private_key(step.node, step.site))
-    # The joint noise hides the difference of two sums, and every sum is charged.
-    if step.run.mechanism != MECHANISM:
-        members = state.by_name
-        store.check_difference(step.node, [members[name].public for name in after.summed], policy.smallest_sum)
+    if same_sites.applies(step.run, step.node):
+        same_sites.check_summed(step.node, step.name, after.summed_keys)
     store.write(step.node, step.name, after)
     return signature, {}
 
@@ -89,6 +87,8 @@ def sum_open(step: Step) -> tuple[bytes | None, Info]:
     state = store.read(step.run, step.node, step.name, step.site)
     _, signatures = unpack_list(step.payload)
     after, found = reveal(state, signatures, rules_of(step.run, len(state.members)))
+    if same_sites.applies(step.run, step.node):
+        same_sites.settle(step.node, step.name, after.summed_keys)
     store.write(step.node, step.name, after)
     return pack_revealed(found), {}
 

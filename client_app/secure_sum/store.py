@@ -1,21 +1,18 @@
-"""What a site keeps of secure sums on its disk: the state of each, and the members of those without privacy."""
+"""The state of each secure sum on a site's disk."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from client_app.durable_files import put_file
-from client_app.governance.ledger import dataset_id
-from client_app.governance.policy import PUBLIC_KINDS, Policy
+from client_app.governance.policy import Policy
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig
-from common.errors import PolicyError, StateError, SurrogateError
+from common.errors import StateError, SurrogateError
 from common.rules.secure_sum import context_of
 from common.secure_sum.member import SumState
 from common.wire.sum_proto import pack_state, unpack_state
@@ -72,31 +69,3 @@ def write(node: NodeConfig, name: str, state: SumState) -> None:
         put_file(file_of(node, name, state.site), pack_state(state))
     except OSError as error:
         raise StateError(f"the state of a secure sum cannot be written ({error})") from None
-
-
-def check_difference(node: NodeConfig, summed: Collection[bytes], smallest_sum: int) -> None:
-    """Record the sites (public keys) of an exact sum. Raises PolicyError if its difference to another shows too few sites.
-
-    The sum over four sites minus that over three of them is the fourth site's own vector. Noise hides this difference, so
-    the record is for sums without privacy. All sites that both sums share refuse, for the one that they do not share.
-    """
-    if node.data in PUBLIC_KINDS:
-        return
-    from filelock import FileLock
-
-    now = {hashlib.sha256(key).hexdigest()[:32] for key in summed}
-    file = node.state / "sums" / f"{dataset_id(node.data, node.data_dir)}.json"
-    with FileLock(f"{file}.lock", timeout=60):
-        try:
-            earlier = [set(each) for each in json.loads(file.read_text())] if file.exists() else []
-        except (OSError, ValueError, TypeError) as error:
-            raise StateError(f"{file}, which lists earlier sums, cannot be read ({type(error).__name__})") from None
-        for before in earlier:
-            if now != before and min(len(now - before), len(before - now)) == 0 and len(now ^ before) < smallest_sum:
-                raise PolicyError(
-                    f"smallest-sum = {smallest_sum}: the difference of this sum and an earlier one would show the sum of "
-                    f"{len(now ^ before)} sites alone; sum over the same sites, or use privacy. If the earlier sum "
-                    f"failed, a person may remove {file}"
-                )
-        if now not in earlier:
-            put_file(file, json.dumps([sorted(each) for each in [*earlier, now]]).encode())

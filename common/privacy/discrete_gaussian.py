@@ -21,14 +21,19 @@ Integers = NDArray[np.int64]
 # Floating point decides a coin unless its uniform number lies this close to the probability; errors there are far smaller.
 UNSURE = 2.0**-40
 DIGITS = Context(prec=80)
-# The sum of discrete Gaussians reveals no more than a continuous Gaussian whose variance is smaller by this.
+# The sum of n discrete Gaussians reveals no more than a continuous Gaussian whose variance is smaller by n + 1 times this.
 #
-# Proof. A rounded continuous Gaussian of variance v - t is a function of integer + Gaussian, because rounding commutes with
-# adding integers; so it protects at least as well. Adding independent integer noise is again a function of the result. On
-# the frequencies [-pi, pi] n discrete Gaussians of variance s have the characteristic function exp(-n s w^2 / 2), the
-# rounded one exp(-(v - t) w^2 / 2) sin(w / 2) / (w / 2), both up to exp(-pi^2 t / 2). For v = n s, their quotient
-# exp(-t w^2 / 2) (w / 2) / sin(w / 2) is of integer noise with the probabilities g - g'' / 24 + ..., g the density of
-# variance t: positive up to 19 standard deviations for t = 16, with a remainder below 1e-30 an entry.
+# Proof. Each of the n <= 1000 has variance s >= 16; let v = n s. Take the Gaussian of variance r = v - t, t = 16 n + 8. Its
+# variance is 8 larger than that of the claim, so it reveals less, and r >= 8. Rounded, it is a function of integer +
+# Gaussian, because rounding commutes with adding integers. Adding independent integer noise is again a function of the
+# result. It is left to show that the sum is this rounded Gaussian plus integer noise. On the frequencies |w| <= pi, by
+# Poisson summation, one discrete Gaussian has the characteristic function exp(-s w^2 / 2) (1 + x) / const, and the rounded
+# one exp(-r w^2 / 2) (1 + y) sin(w / 2) / (w / 2). x and |y| are at most exp(-2 pi s (pi - |w|)) and
+# exp(-2 pi r (pi - |w|)), up to far smaller terms. The quotient is main (1 + x)^n / (1 + y) with
+# main = exp(-t w^2 / 2) (w / 2) / sin(w / 2). The probabilities of main are g - g'' / 24 + ..., g the density of variance t:
+# positive up to 23 standard deviations for t >= 24. The rest is below 1e-30. Near w = pi, (1 + x)^n is up to 2^n, so a t
+# that does not grow with n would fail; here 2^n main is below (1e-31)^n 1e-15. For |w| < pi - 0.1, n x < 0.05; n x main
+# and y main are below 1e-40.
 CONTINUOUS = 16
 
 

@@ -50,6 +50,11 @@ class SumState:
         return {member.site: member for member in self.members}
 
     @property
+    def summed_keys(self) -> list[bytes]:
+        """The lasting keys of the sites that it has signed to be in the sum."""
+        return [self.by_name[name].public for name in self.summed]
+
+    @property
     def digest(self) -> bytes:
         """Digest of the key list and the map, the same at all sites that work together."""
         return list_digest(self.members, self.context + self.public)

@@ -27,7 +27,8 @@ def site_variances(claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shap
     """Variance of one site's noise in every entry of each statistic, in squared steps. Depends on public numbers only.
 
     A unit changes a statistic by a vector of norm at most 1 / step. Rounding moves an entry by less than one more, so all of
-    them by less than the root of their number. The `honest` sites alone give the noise of the claim.
+    them by less than the root of their number. The `honest` sites alone give the noise of the claim. Each adds CONTINUOUS
+    once more, because what discrete noise costs beyond continuous noise grows with the number of sites.
     Raises ConfigError if the modulus has no room for the noise.
     """
     found = {}

@@ -141,7 +141,7 @@ def plan(
     from common.config.flat_settings import parse_overrides
     from common.config.run_config import parse_run_config
     from common.number_format import human_bytes
-    from server_app.runs.plan import find_dimension
+    from server_app.runs.plan import find_dimension, noise_share, who_sees_what
     from server_app.runs.plan import plan as costs
     from server_app.runs.presets import preset_settings
 
@@ -164,12 +164,15 @@ def plan(
     if rows[0].noise is not None:
         size = max(1, records // classes)
         console.print(
-            f"noise: on the mean of a class of {size} records at one site; with S such sites it is 1/sqrt(S) of that"
+            f"noise: on the mean of a class of {size} records at one site; with S such sites it is {noise_share(config)} of "
+            "that"
         )
     elif private:
         console.print("epsilon and delta are those of all rounds together, for one record")
     else:
         console.print("privacy none")
+    for sentence in who_sees_what(config):
+        console.print(sentence)
 
 
 app.command(name="preset")(show_preset)

@@ -11,6 +11,7 @@ from common.config.run_config import RunConfig
 from common.costs import Cost, costs
 from common.errors import ConfigError
 from common.privacy.claims import make_claim
+from common.rules.secure_sum import MECHANISM
 from server_app.runs.privacy_card import mean_noise
 
 KNOWN_DIMENSIONS = {"torchvision:mobilenet_v2": 1280, "torchvision:resnet50": 2048, "torchvision:resnet18": 512}
@@ -32,6 +33,30 @@ def noise_on_mean(config: RunConfig, dimension: int, classes: int, records: int)
     claim = make_claim(config, "record")
     components = config.fedpft.components if config.mechanism == "dp-em" else 1
     return None if claim is None else mean_noise(claim, dimension, max(1.0, records / classes / components))
+
+
+def noise_share(config: RunConfig) -> str:
+    """The noise on the mean over S equal sites, as a share of that on one site's: one joint noise does not grow with S."""
+    if config.mechanism != MECHANISM:
+        return "1/sqrt(S)"
+    # Sites add more noise than needed, because some may collude or be lost.
+    most = 1 - config.colluding - config.dropouts
+    return f"{most**-0.5:.2f}/S" if 0 < most < 1 else "1/S"
+
+
+def who_sees_what(config: RunConfig) -> list[str]:
+    """Sentences about a secure sum: who sees what, and under which trust; none for other runs."""
+    if not config.secure_sum:
+        return []
+    sees = "secure sum: the coordinator sees the sum over all sites, and no site's part"
+    trust = (
+        f"{sees}, if at most {config.colluding:.0%} of the sites collude with it and sites know each other's keys (peers)"
+    )
+    if config.mechanism == MECHANISM:
+        return [trust, "epsilon holds under the same trust; a site's own noise alone gives a larger one (local-epsilon)"]
+    if config.epsilon:
+        return [trust, "epsilon holds without any trust: each site adds the whole noise itself"]
+    return [trust, "the sum has no noise: what only one site has, such as a class, is in it as that site has it"]
 
 
 def find_dimension(config: RunConfig) -> int:

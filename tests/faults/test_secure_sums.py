@@ -26,7 +26,7 @@ from tests.faults.conftest import Scene, opened
 
 pytestmark = pytest.mark.faults
 NAMES = ("early", "vector", "slow", "south", "west")
-POLICY = "without-dp = true\nsmallest-class = 1\nrequire-secure-sum = false\n"
+POLICY = "without-dp = true\nsmallest-class = 1\nrequire-secure-sum = false\nsmallest-colluding = 0.0\n"
 SETTINGS = (
     f'secure-sum=true fedpft.covariance="gram" classes="{CLASSES}" colluding=0.0 dropouts=0.2 sites=5 quorum=0.1 '
     "deadline=150.0"
@@ -190,7 +190,7 @@ def pieces(numbers: np.ndarray) -> list[bytes]:
 def test_a_second_sum_that_would_show_one_site_is_refused(story: Story) -> None:
     """The first sum is of four sites. That of all five, less the first, would be the fifth site's own vector."""
     assert story.again["status"] == "failed"
-    assert "signed the list" in story.again["failure"]
+    assert "have sent their masked vectors" in story.again["failure"]
     assert "policy does not allow" in story.again["failure"]
 
 

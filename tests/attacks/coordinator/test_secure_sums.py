@@ -20,7 +20,7 @@ from client_app.offline.keys import private_key
 from common.config.run_config import parse_run_config, run_digest
 from common.errors import ConfigError, RunError
 from common.privacy.claims import plan_of
-from common.rules.secure_sum import context_of
+from common.rules.secure_sum import context_of, rules_of
 from common.secure_sum.keys import Member
 from common.secure_sum.shares import Dealt
 from common.security.sealing import new_key, public_key
@@ -43,7 +43,10 @@ PLAIN: dict[str, Any] = {
     "dropouts": 0.2,
 }
 PRIVATE = PLAIN | {"epsilon": 1.0, "delta": 1e-5}
-POLICY = 'without-dp = true\nsmallest-class = 1\nmechanisms = "secure-sums"\nrequire-secure-sum = true\n'
+POLICY = (
+    'without-dp = true\nsmallest-class = 1\nmechanisms = "secure-sums"\nrequire-secure-sum = true\n'
+    "smallest-colluding = 0.0\n"
+)
 
 
 @dataclass
@@ -121,12 +124,17 @@ class Hospitals:
 
 @pytest.fixture
 def hospitals(tmp_path: Path) -> Hospitals:
+    return open_hospitals(tmp_path, NAMES)
+
+
+def open_hospitals(home: Path, names: Iterable[str]) -> Hospitals:
+    """Hospitals that know each other's keys, each with data of its own."""
     nodes: dict[str, NodeConfig] = {}
-    for number, name in enumerate(NAMES):
-        folder = tmp_path / name
+    for number, name in enumerate(names):
+        folder = home / name
         folder.mkdir()
-        labels = torch.arange(60) % 2
-        features = torch.randn(60, 6, generator=torch.Generator().manual_seed(number)) + 3 * torch.eye(2, 6)[labels]
+        labels = torch.arange(60 + 4 * number) % 2
+        features = torch.randn(len(labels), 6, generator=torch.Generator().manual_seed(number)) + 3 * torch.eye(2, 6)[labels]
         for part in ("train", "test"):
             save_file(
                 {"x": features, "y": labels}, folder / f"f-{part}.safetensors", {"classes": CLASSES, "fingerprint": "f" * 16}
@@ -140,9 +148,9 @@ def hospitals(tmp_path: Path) -> Hospitals:
         open_new(own)
         nodes[name] = own | {"peers": str(folder / "peers.toml")}
     lasting = {name: public_key(private_key(parse_node_config(node), name)).hex() for name, node in nodes.items()}
-    for name in NAMES:
-        (tmp_path / name / "peers.toml").write_text("".join(f'{site} = "{key}"\n' for site, key in lasting.items()))
-    return Hospitals(tmp_path, nodes)
+    for name in nodes:
+        (home / name / "peers.toml").write_text("".join(f'{site} = "{key}"\n' for site, key in lasting.items()))
+    return Hospitals(home, nodes)
 
 
 def test_an_honest_coordinator_gets_every_step(hospitals: Hospitals) -> None:
@@ -264,9 +272,8 @@ def test_the_difference_of_two_sums_does_not_show_one_site(hospitals: Hospitals)
     hospitals.signatures(NAMES)
     hospitals.settings |= {"dropouts": 0.0}
     dealt = hospitals.shares(hospitals.keys(NAMES[:4]), NAMES[:4])
-    hospitals.masked(dealt, NAMES[:4])
-    assert hospitals.status("north", "query.sum_list", sum_proto.pack_list(NAMES[:4])) == "policy"
-    assert "difference" in hospitals.log("north")
+    assert hospitals.status("north", "train", sum_proto.pack_delivery(dealt.values(), "north")) == "policy"
+    assert "with other sites" in hospitals.log("north")
 
 
 def test_under_privacy_the_difference_of_two_sums_is_paid_for(hospitals: Hospitals) -> None:
@@ -333,6 +340,38 @@ def test_the_ledger_names_the_trust_assumption(hospitals: Hospitals) -> None:
     assert entry["mechanism"] == "secure-sums"
     assert entry["facts"]["local-epsilon"] > entry["epsilon"] == 1.0
     assert (entry["facts"]["members"], entry["facts"]["colluding"]) == (5, 0)
+    assert entry["facts"]["keys-pinned"] == 1
+
+
+def test_the_ledger_tells_whether_the_coordinator_could_make_up_the_other_sites(hospitals: Hospitals) -> None:
+    """A site without peers accepts any keys; it is then protected by its own noise alone."""
+    hospitals.settings = dict(PRIVATE)
+    (hospitals.folder / "north" / "policy.toml").write_text(POLICY.replace("require-secure-sum = true", ""))
+    del hospitals.nodes["north"]["peers"]
+    own = hospitals.keys(["north"])
+    context = context_of(parse_run_config(hospitals.settings), hospitals.name)
+    invented = {name: Party(name, context=context) for name in NAMES[1:]}
+    members = [own["north"], *(party.member for party in invented.values())]
+    dealt = hospitals.shares({member.site: member for member in members}, ["north"])
+    rules = rules_of(parse_run_config(hospitals.settings), len(members))
+    made_up = [party.share(members, rules) for party in invented.values()]
+    hospitals.masked({each.site: each for each in [*dealt.values(), *made_up]}, ["north"])
+    (file,) = hospitals.folder.glob("north/state/ledgers/*.jsonl")
+    assert json.loads(file.read_text().splitlines()[-1])["facts"]["keys-pinned"] == 0
+
+
+@pytest.mark.parametrize("settings", [PLAIN, PRIVATE])
+@pytest.mark.parametrize(("colluding", "allowed"), [(0.0, False), (0.25, False), (0.3334, True), (0.5, True)])
+def test_a_site_refuses_a_sum_that_fewer_colluding_sites_break(
+    hospitals: Hospitals, settings: dict[str, Any], colluding: float, allowed: bool
+) -> None:
+    """The coordinator chooses `colluding`: with zero, one site that tells its noise weakens the others' privacy."""
+    (hospitals.folder / "north" / "policy.toml").write_text(POLICY.replace("smallest-colluding = 0.0", ""))
+    hospitals.settings = settings | {"colluding": colluding}
+    hospitals.name = secrets.token_hex(16)
+    assert hospitals.status("north", "query.hello") == ("ok" if allowed else "policy")
+    if not allowed:
+        assert "smallest-colluding = 0.3333: the run is safe only against" in hospitals.log("north")
 
 
 def test_no_state_on_disk_is_readable_by_others(hospitals: Hospitals) -> None:
@@ -364,7 +403,7 @@ def test_private_training_in_a_secure_sum_is_charged_as_without_one(hospitals: H
     """DP-FedAvg: the guarantee is that of the site's own noise, and the difference of two sums still shows no update."""
     hospitals.settings = PRIVATE | {"method": "dp-fedavg", "fedavg.rounds": 3, "fedavg.sample-rate": 0.5, "dropouts": 0.0}
     for name in NAMES:
-        (hospitals.folder / name / "policy.toml").write_text("require-secure-sum = true\n")
+        (hospitals.folder / name / "policy.toml").write_text("require-secure-sum = true\nsmallest-colluding = 0.0\n")
     run = parse_run_config(hospitals.settings)
     model = Training.begin(run, tuple(CLASSES.split(",")), "f" * 16, 6).question()
     for sites, allowed in ((NAMES, True), (NAMES[:4], False)):
@@ -372,13 +411,12 @@ def test_private_training_in_a_secure_sum_is_charged_as_without_one(hospitals: H
         listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
         dealt = [hospitals.ask(site, "query.sum_shares", listed)[0] for site in sites]
         delivered = [sum_proto.unpack_dealt(each) for each in dealt if each is not None]
-        assert hospitals.status("north", "train", sum_proto.pack_delivery(delivered, "north", model), round=1) == "ok"
         expected = "ok" if allowed else "policy"
-        assert hospitals.status("north", "query.sum_list", sum_proto.pack_list(sites)) == expected
+        assert hospitals.status("north", "train", sum_proto.pack_delivery(delivered, "north", model), round=1) == expected
     (file,) = hospitals.folder.glob("north/state/ledgers/*.jsonl")
     entries = [json.loads(line) for line in file.read_text().splitlines()[1:]]
     (event,) = plan_of(run)
-    assert [entry["mechanism"] for entry in entries] == ["dp-sgd", "dp-sgd"]
+    assert [entry["mechanism"] for entry in entries] == ["dp-sgd"]
     for entry in entries:
         (charged,) = entry["events"]
         assert charged["noise_multiplier"] == pytest.approx(event.noise_multiplier)

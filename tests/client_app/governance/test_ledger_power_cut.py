@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from client_app.governance.ledger import Ledger
+from client_app.governance.gate import Gate
+from client_app.governance.ledger import Ledger, Release
+from client_app.governance.release import leave, stage_file
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
 
@@ -82,3 +85,18 @@ def test_a_reopened_ledger_and_what_it_replaces_survive_a_power_cut(
     folder = disk.after_a_power_cut(tmp_path / "after")
     assert Ledger(folder, "data").spent(1e-5) == pytest.approx(2.0)
     assert any(file.read_bytes() == before for file in folder.iterdir())
+
+
+def test_the_state_kept_with_a_release_survives_a_power_cut(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a site would mask a second vector of a secure sum with the masks of the first."""
+
+    class Open:
+        def let_out(self, release: Release) -> float:
+            return 0.0
+
+    (state / "sum.pb").write_bytes(b"shares")
+    disk = Disk(state, monkeypatch)
+    leave(cast(Gate, Open()), release(4.0), stage_file(state / "sum.pb", b"masked"), state / "sum.pb")
+    assert (disk.after_a_power_cut(tmp_path / "after") / "sum.pb").read_bytes() == b"masked"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +15,12 @@ from scipy import stats
 from common.config.run_config import RunConfig, parse_run_config
 from common.privacy import discrete_gaussian as module
 from common.privacy.accounting import gaussian_delta, gaussian_epsilon
-from common.privacy.claims import make_claim
+from common.privacy.claims import Claim, make_claim
 from common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian
 from common.privacy.gaussian_mechanism import JOINT
 from common.rules.secure_sum import numbers_of
+from common.secure_sum import noise
+from common.secure_sum.fixed_point import FixedPoint
 from common.secure_sum.noise import site_variances
 from common.secure_sum.rules import SumRules
 from common.secure_sum.words import words
@@ -97,18 +102,76 @@ def test_a_change_spread_over_many_entries_costs_no_more(rows: int) -> None:
     assert found >= claimed * 0.98
 
 
-@pytest.mark.parametrize("fault", ["a share missing", "rounding left out", "noise halved"])
-def test_planted_faults_exceed_the_claim(fault: str) -> None:
-    multiplier, delta, bound, entries, sites = 3.73, 1e-5, 60, 400, 5
-    claimed = gaussian_epsilon(multiplier, delta)
-    true_shift = bound + math.isqrt(entries)
-    sensitivity = bound if fault == "rounding left out" else true_shift
-    each = math.ceil(((multiplier * sensitivity) ** 2 + CONTINUOUS) / sites)
-    there = sites - (fault == "a share missing")
-    variance = there * each / (4 if fault == "noise halved" else 1)
-    sound = sites * math.ceil(((multiplier * true_shift) ** 2 + CONTINUOUS) / sites)
-    assert delta_of(probabilities(sound), true_shift, claimed) <= delta
-    assert delta_of(probabilities(variance), true_shift, claimed) > delta
+# Faults in `site_variances`: a piece of its source, and what replaces it.
+FAULTS = {
+    "a share missing": ("/ rules.honest", "/ (rules.honest + 1)"),
+    "rounding left out": ("(1 + SLACK) * math.sqrt(math.prod(shapes[name]))", "0"),
+    "noise halved": ("(sigma / bound * sensitivity)", "(sigma / bound * sensitivity / 2)"),
+    "discreteness left out": (" + CONTINUOUS", ""),
+    "discreteness once for all sites": ("/ rules.honest) + CONTINUOUS", "/ rules.honest)"),
+}
+
+
+def variances_with(fault: str, claim: Claim, *given: Any) -> dict[str, int]:
+    """What `site_variances` returns with this fault in its source; no fault if the name is empty."""
+    source = inspect.getsource(site_variances)
+    if fault:
+        piece, wrong = FAULTS[fault]
+        assert piece in source
+        source = source.replace(piece, wrong)
+    names = dict(vars(noise))
+    exec(source, names)
+    found: dict[str, int] = names["site_variances"](claim, *given)
+    return found
+
+
+@pytest.mark.parametrize("fault", ["", "a share missing", "rounding left out", "noise halved"])
+def test_the_noise_of_the_sites_keeps_the_claim_and_planted_faults_do_not(fault: str) -> None:
+    """A record moves the sum by its bound and the rounding of 400 entries. The honest sites' noise alone hides it."""
+    claim = make_claim(run_config(epsilon=2.0, delta=1e-5), "record")
+    assert claim is not None
+    claim = replace(claim, noise={"sums": claim.noise["sums"]})
+    (sigma, bound), bound_in_steps, entries, rules = claim.noise["sums"], 60, 400, SumRules.of(8, 1 / 3, 0.1)
+    numbers, shapes = {"sums": FixedPoint(bound / bound_in_steps, 10**6)}, {"sums": (4, entries // 4)}
+    variance = rules.honest * variances_with(fault, claim, numbers, shapes, rules)["sums"]
+    charged = gaussian_epsilon(sigma / bound, 1e-5)
+    shift = bound_in_steps + math.isqrt(entries)
+    assert (delta_of(probabilities(variance), shift, charged) > 1e-5) == bool(fault)
+
+
+def far_from_rounded_noise(sites: int, variance: int, claimed: float) -> float:
+    """Logarithm of the largest difference, over all frequencies, between the quotient of the proof and its main part.
+
+    variance: of each site's discrete noise. claimed: variance of the continuous Gaussian that the sum is charged as.
+    """
+    rounded = claimed + 8
+    t, w = sites * variance - rounded, np.linspace(1e-3, math.pi, 4001)
+    aliases = [m for m in range(-4, 5) if m]
+    x = sum(np.exp(-variance * ((w + 2 * math.pi * m) ** 2 - w**2) / 2) for m in aliases)
+    sinc = np.sin(w / 2) / (w / 2)
+    y = sum(
+        np.exp(-rounded * ((w + 2 * math.pi * m) ** 2 - w**2) / 2) * np.sinc((w + 2 * math.pi * m) / 2 / math.pi) / sinc
+        for m in aliases
+    )
+    ratio = sites * np.log1p(x) - np.log1p(y)
+    # log |exp(ratio) - 1|, for large and for small ratios.
+    excess = np.where(ratio > 1, ratio, np.log(np.abs(np.expm1(np.minimum(ratio, 1))) + 1e-300))
+    return float((-t * w**2 / 2 - np.log(sinc) + excess).max())
+
+
+@pytest.mark.parametrize("members", [2, 10, 100, 1000])
+@pytest.mark.parametrize("fault", ["", "discreteness left out", "discreteness once for all sites"])
+def test_the_sum_of_many_small_noises_is_rounded_gaussian_noise_and_more(members: int, fault: str) -> None:
+    """The step of the proof that fails for many sites, where the noise is smallest: hardly any beyond CONTINUOUS."""
+    claim = make_claim(run_config(epsilon=50.0, delta=1e-5), "record")
+    assert claim is not None
+    rules, shapes = SumRules.of(members, 0.0, 0.0), dict.fromkeys(claim.noise, (1,))
+    numbers = {name: FixedPoint(bound, 10**6) for name, (_, bound) in claim.noise.items()}
+    variances = variances_with(fault, claim, numbers, shapes, rules)
+    for name, (sigma, bound) in claim.noise.items():
+        claimed = (sigma / bound * 2) ** 2
+        far = far_from_rounded_noise(rules.honest, variances[name], claimed)
+        assert (far > math.log(1e-30)) == bool(fault)
 
 
 def test_the_charge_is_the_gaussian_one() -> None:
@@ -124,7 +187,7 @@ def test_no_attack_on_a_hundred_thousand_sums_finds_more_than_the_claim(halved: 
     assert claim is not None
     numbers = numbers_of(config, config.spec, sites)
     shapes = {"counts": (1,), "sums": (1, 1), "squares": (1,)}
-    variances = site_variances(claim, numbers, shapes, rules)
+    variances = variances_with("noise halved" if halved else "", claim, numbers, shapes, rules)
     scores = {}
     for record in (0.0, 1.0):
         # Every statistic moves by its whole sensitivity; the likelihood ratio of Gaussians weighs them by their noise.
@@ -133,8 +196,8 @@ def test_no_attack_on_a_hundred_thousand_sums_finds_more_than_the_claim(halved: 
             fixed, total = numbers[name], np.zeros(runs, dtype=np.uint32)
             for site in range(sites):
                 value = 100.0 + (record if site == 0 else 0.0)
-                noise = discrete_gaussian(variances[name] // (4 if halved else 1), runs)
-                total = total + words(fixed.encode(torch.tensor([value])) + noise)
+                drawn = discrete_gaussian(variances[name], runs)
+                total = total + words(fixed.encode(torch.tensor([value])) + drawn)
             score += fixed.decode(total).numpy() / (variances[name] * fixed.step**2)
         scores[record] = score
     threshold = np.quantile(scores[0.0], 0.999)

@@ -109,6 +109,27 @@ def test_a_plan_shows_budget_and_noise_beside_the_cost(monkeypatch: pytest.Monke
     assert "privacy none" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("epsilon=4.0 delta=1e-5", ("1.33/S of that", "at most 33% of the sites collude", "local-epsilon")),
+        ("epsilon=4.0 delta=1e-5 colluding=0.0 dropouts=0.0", ("it is 1/S of that", "at most 0%")),
+        ("", ("privacy none", "the coordinator sees the sum over all sites", "has no noise")),
+        ('method="dp-fedavg" epsilon=4.0 delta=1e-5', ("each site adds the whole noise itself",)),
+    ],
+)
+def test_a_plan_of_a_secure_sum_says_who_sees_what(
+    settings: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """One joint noise does not grow with the number of sites, so on a mean over S sites it falls as 1/S."""
+    monkeypatch.setattr(cli.console, "_width", 160)
+    method = "" if "method" in settings else 'fedpft.covariance="gram" '
+    assert coordinator(monkeypatch, "plan", "-c", f'secure-sum=true classes="a,b" {method}{settings}') == 0
+    out = capsys.readouterr().out
+    for word in words:
+        assert word in out
+
+
 def test_a_plan_that_needs_a_dimension_asks_for_it(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     assert coordinator(monkeypatch, "plan", "-c", 'backbone="timm:unknown"') == 1
     assert "give --dimension" in capsys.readouterr().err

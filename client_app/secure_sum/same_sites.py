@@ -1,0 +1,143 @@
+"""Sums without joint noise are over one set of sites: otherwise several of them can be solved for one site.
+
+The sums over {1, 2, 3}, {1, 2, 4}, {1, 3, 4} and {2, 3, 4} give each part, and those over {1, 2, 3}, {4, 5, 6} and
+{1, ..., 7} give the seventh. No site sees all of these sets. So a site takes part in sums over one set of sites only,
+whatever the settings. If all honest sites do, any two sets are equal or have no honest site in common; then no
+combination of sums is about fewer sites than one of the sets. docs/privacy/secure-sums.md has the argument.
+
+A refused signature is too late: `threshold` others complete the sum. So the set is fixed before the masked vector leaves.
+It is that of the sites whose shares were delivered. It becomes smaller only once, to the sites in this same sum, when the
+signatures of `threshold` sites prove which these are. Sums over the same sites before and after a change of this site's
+data show the change, so these are refused as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from client_app.durable_files import put_file
+from client_app.governance.ledger import dataset_id
+from client_app.governance.policy import PUBLIC_KINDS
+from client_app.node_config import NodeConfig
+from common.config.run_config import RunConfig
+from common.errors import PolicyError, StateError
+from common.rules.secure_sum import MECHANISM
+
+REMEDY = (
+    "sum over the same sites, or with epsilon (one joint noise); `site forget-sums` forgets earlier sums, if this hospital "
+    "accepts that together they may show its own part"
+)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The only sites with which this site sums. sites: digests of their lasting keys. data: key of the records, if known.
+
+    sum: name of the sum that fixed it, while the sites of that sum are not proven; otherwise empty.
+    """
+
+    sites: tuple[str, ...]
+    sum: str
+    data: str
+
+
+def applies(run: RunConfig, node: NodeConfig) -> bool:
+    """Whether the rule holds for a run: joint noise hides every difference, and each such sum is charged."""
+    return run.mechanism != MECHANISM and node.data not in PUBLIC_KINDS
+
+
+def fix(node: NodeConfig, name: str, sites: Collection[bytes], data: str) -> None:
+    """Record, before a masked vector leaves, the sites (lasting keys) that may be in the sum `name`.
+
+    data: key of this site's records; empty where the vector has noise. Raises PolicyError if an earlier sum was over other
+    sites, or other data.
+    """
+    now = _digests(sites)
+    with _locked(node) as file:
+        before = _read(file)
+        if before is None:
+            _write(file, Fixed(now, name, data))
+            return
+        _check(before, now)
+        if data and before.data and data != before.data:
+            raise PolicyError(
+                "this site's data have changed since an earlier sum without noise, and the difference of both would show "
+                f"the change; {REMEDY}"
+            )
+        _write(file, Fixed(now, "", before.data or data))
+
+
+def check_summed(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
+    """Raise PolicyError unless the sum `name` may be over these sites."""
+    with _locked(node) as file:
+        _check_list(_read(file), name, _digests(sites))
+
+
+def settle(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
+    """Record the sites of the sum `name`, proven by signatures, before it is opened. Raises PolicyError for other sites."""
+    now = _digests(sites)
+    with _locked(node) as file:
+        before = _read(file)
+        _check_list(before, name, now)
+        assert before is not None
+        _write(file, Fixed(now, "", before.data))
+
+
+def forget(node: NodeConfig) -> Path | None:
+    """Forget all earlier sums over a site's data. Returns the file that keeps their record; None if there were none."""
+    with _locked(node) as file:
+        return file.replace(file.with_name(f"{file.name}.{datetime.now(UTC):%Y%m%dT%H%M%S%f}")) if file.exists() else None
+
+
+def _check_list(before: Fixed | None, name: str, now: tuple[str, ...]) -> None:
+    if before is None:
+        raise StateError("the sums of this site were forgotten after this one began; begin a new one")
+    if before.sum != name or not set(now) <= set(before.sites):
+        _check(before, now)
+
+
+def _check(before: Fixed, now: tuple[str, ...]) -> None:
+    if now != before.sites:
+        raise PolicyError(
+            f"an earlier sum without joint noise was with other sites ({len(before.sites)} sites, now {len(now)}; "
+            f"{len(set(now) ^ set(before.sites))} differ), and several such sums may show the part of one site; {REMEDY}"
+        )
+
+
+@contextmanager
+def _locked(node: NodeConfig) -> Iterator[Path]:
+    from filelock import FileLock
+
+    file = node.state / "sums" / f"{dataset_id(node.data, node.data_dir)}.json"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{file}.lock", timeout=60):
+            yield file
+    except OSError as error:
+        raise StateError(f"{file}, which names the sites of earlier sums, cannot be read or written ({error})") from None
+
+
+def _read(file: Path) -> Fixed | None:
+    if not file.exists():
+        return None
+    try:
+        found = json.loads(file.read_text())
+        return Fixed(tuple(map(str, found["sites"])), str(found["sum"]), str(found["data"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(
+            f"{file}, which names the sites of earlier sums, is damaged ({type(error).__name__}); {REMEDY}"
+        ) from None
+
+
+def _write(file: Path, fixed: Fixed) -> None:
+    put_file(file, json.dumps(asdict(fixed)).encode())
+
+
+def _digests(sites: Collection[bytes]) -> tuple[str, ...]:
+    return tuple(sorted(hashlib.sha256(key).hexdigest()[:32] for key in sites))

@@ -1,0 +1,226 @@
+"""Attacks of the coordinator on sums without joint noise: many sums, chosen so that together they show one site."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import client_app.secure_sum.masked as masked
+from client_app.cli.main import app
+from common import surrogate_pb2 as pb
+from common.config.run_config import parse_run_config
+from common.rules.secure_sum import rules_of
+from common.secure_sum.unmasking import check_revealed, unmask
+from common.secure_sum.words import Words, unpack_words, words
+from common.wire import sum_proto
+from strategies.base.training import Training
+from tests.attacks.coordinator.test_secure_sums import CLASSES, PLAIN, POLICY, PRIVATE, Hospitals, open_hospitals
+from tests.grid import metrics_of, run_federation
+
+SITES = tuple("1234567")
+# The sites in each sum; the weights of the sums, and their divisor, which give one site's vector; and that site.
+SOLVED = {
+    "three of four": (("123", "124", "134", "234"), (-2, 1, 1, 1), 3, "4"),
+    "two groups and all": (("123", "456", "1234567"), (-1, -1, 1), 1, "7"),
+}
+
+
+@pytest.fixture
+def seven(tmp_path: Path) -> Hospitals:
+    found = open_hospitals(tmp_path, SITES)
+    found.settings = PLAIN | {"dropouts": 0.25}
+    return found
+
+
+@pytest.fixture
+def vectors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Words]:
+    """The last vector that each site has masked."""
+    found: dict[str, Words] = {}
+    real = masked.mask
+
+    def seen(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
+        found[state.site] = words(values)
+        return real(state, delivered, rules, values)
+
+    monkeypatch.setattr(masked, "mask", seen)
+    return found
+
+
+def total(
+    hospitals: Hospitals, sites: Collection[str], lost: Collection[str] = (), signing: Iterable[str] | None = None
+) -> Words | None:
+    """The sum over `sites` without those that are lost after their shares; None when it cannot be completed.
+
+    signing: the sites that are asked to sign and to open the sum; all that are in it by default.
+    """
+    members = hospitals.keys(sites)
+    rules = rules_of(parse_run_config(hospitals.settings), len(members))
+    dealt = hospitals.shares(members, sites)
+    vectors: dict[str, Words] = {}
+    for site in sites:
+        payload, _ = hospitals.ask(site, "train", sum_proto.pack_delivery(dealt.values(), site))
+        if payload is not None and site not in lost:
+            vectors[site] = unpack_words(pb.MaskedSum.FromString(payload).numbers)
+    summed, signatures, revealed = sorted(vectors), {}, {}
+    for site in summed if signing is None else signing:
+        payload, _ = hospitals.ask(site, "query.sum_list", sum_proto.pack_list(summed))
+        if payload is not None:
+            signatures[site] = payload
+    for site in signatures:
+        payload, _ = hospitals.ask(site, "query.sum_open", sum_proto.pack_list(summed, signatures))
+        if payload is not None:
+            revealed[site] = sum_proto.unpack_revealed(payload)
+            check_revealed(site, revealed[site], dealt, summed)
+    if len(revealed) < rules.threshold:
+        return None
+    return unmask(vectors, dealt, members, revealed, rules)
+
+
+@pytest.mark.parametrize("name", SOLVED)
+def test_several_exact_sums_cannot_be_solved_for_one_site(seven: Hospitals, vectors: Mapping[str, Words], name: str) -> None:
+    sets, weights, divisor, victim = SOLVED[name]
+    found = [total(seven, tuple(sites)) for sites in sets]
+    allowed = [each.astype(np.int32).astype(np.int64) for each in found if each is not None]
+    if len(allowed) == len(sets):
+        # Counts have the same step in every sum; that of the other numbers depends on the number of sites.
+        solved = sum(weight * each for weight, each in zip(weights, allowed, strict=True))[:2] // divisor
+        pytest.fail(f"the sums show the class counts of site {victim}: {solved} is {vectors[victim][:2]}")
+    assert found[0] is not None, "the first sum is allowed"
+    assert "with other sites" in seven.log(victim if victim in sets[0] else "1")
+
+
+def test_a_site_that_is_not_asked_to_sign_is_in_no_sum_with_others(seven: Hospitals) -> None:
+    """Four of five sites complete a sum without the signature of the fifth, so it must refuse before its vector leaves."""
+    assert total(seven, "123") is not None
+    seven.settings |= {"colluding": 0.0, "dropouts": 0.2}
+    masked_by = seven.masked(seven.shares(seven.keys("34567"), "34567"), "4567")
+    assert len(masked_by) == 4
+    dealt = seven.shares(seven.keys("34567"), "34567")
+    assert seven.status("3", "train", sum_proto.pack_delivery(dealt.values(), "3")) == "policy"
+
+
+def test_a_site_that_was_never_asked_to_sign_sums_with_the_same_sites_only(seven: Hospitals) -> None:
+    """It cannot know whether the others have completed the first sum."""
+    assert total(seven, "12345", signing="1234") is not None
+    dealt = seven.shares(seven.keys("567"), "567")
+    assert seven.status("5", "train", sum_proto.pack_delivery(dealt.values(), "5")) == "policy"
+    assert total(seven, "12345") is not None
+
+
+def test_an_open_sum_does_not_allow_another(seven: Hospitals) -> None:
+    """Two sums at the same time, before any of their lists is signed."""
+    first = seven.shares(seven.keys("1234"), "1234")
+    name, second_keys = seven.name, seven.keys("1567")
+    second = seven.shares(second_keys, "1567")
+    assert seven.status("1", "train", sum_proto.pack_delivery(second.values(), "1")) == "ok"
+    seven.name = name
+    assert seven.status("1", "train", sum_proto.pack_delivery(first.values(), "1")) == "policy"
+
+
+def test_a_site_lost_in_the_first_sum_stays_out(seven: Hospitals) -> None:
+    assert total(seven, "12345", lost="5") is not None
+    assert total(seven, "12345") is None
+    assert total(seven, "1234") is not None
+
+
+def test_a_site_lost_in_a_second_sum_is_not_shown_by_the_difference(seven: Hospitals) -> None:
+    assert total(seven, "12345") is not None
+    assert total(seven, "12345", lost="5") is None
+    assert total(seven, "12345") is not None
+
+
+def test_false_lists_of_one_sum_do_not_make_a_site_free(seven: Hospitals) -> None:
+    """A list that only one site has signed proves nothing: that site stays with all whose shares it received."""
+    dealt = seven.shares(seven.keys("12345"), "12345")
+    seven.masked(dealt, "12345")
+    assert seven.status("5", "query.sum_list", sum_proto.pack_list("2345")) == "ok"
+    again = seven.shares(seven.keys("2345"), "2345")
+    assert seven.status("5", "train", sum_proto.pack_delivery(again.values(), "5")) == "policy"
+
+
+def test_a_list_signed_before_a_second_sum_opens_nothing_after_it(seven: Hospitals) -> None:
+    dealt = seven.shares(seven.keys("12345"), "12345")
+    seven.masked(dealt, "12345")
+    signatures = seven.signatures("1234", "1234")
+    name = seven.name
+    assert total(seven, "12345") is not None
+    seven.name = name
+    for site in "1234":
+        assert seven.status(site, "query.sum_open", sum_proto.pack_list("1234", signatures)) == "policy"
+
+
+@pytest.mark.parametrize("other", [{"method": "afl"}, {"features.power": 0.7}, {"classes": "malign,benign"}])
+def test_the_rule_holds_whatever_is_summed(seven: Hospitals, other: dict[str, Any]) -> None:
+    """Class counts are in the sums of every method."""
+    assert total(seven, "1234") is not None
+    seven.settings |= other
+    assert total(seven, "1235") is None
+    assert total(seven, "1234") is not None
+
+
+def test_a_change_of_one_sites_data_is_not_shown_by_the_difference(seven: Hospitals) -> None:
+    assert total(seven, "1234") is not None
+    file = seven.folder / "4" / "f-train.safetensors"
+    x, y = (load_file(file)[name] for name in "xy")
+    save_file({"x": x[:-1], "y": y[:-1]}, file, {"classes": CLASSES, "fingerprint": "f" * 16})
+    for settings in ({}, {"method": "afl"}):
+        seven.settings |= settings
+        dealt = seven.shares(seven.keys("1234"), "1234")
+        assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == "policy"
+    assert "data have changed" in seven.log("4")
+
+
+def test_rounds_of_training_are_over_the_same_sites(seven: Hospitals) -> None:
+    seven.settings |= {"method": "fedavg", "fedavg.rounds": 2}
+    model = Training.begin(parse_run_config(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6).question()
+    for sites, expected in (("12345", "ok"), ("1234", "policy"), ("123456", "policy")):
+        members = seven.keys(sites)
+        listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
+        replies = [seven.ask(site, "query.sum_shares", listed)[0] for site in sites]
+        dealt = [sum_proto.unpack_dealt(each) for each in replies if each is not None]
+        for site in "12":
+            assert seven.status(site, "train", sum_proto.pack_delivery(dealt, site, model), round=1) == expected
+
+
+def test_rounds_of_the_same_hospitals_are_completed(seven: Hospitals, tmp_path: Path) -> None:
+    settings = seven.settings | {"method": "fedavg", "fedavg.rounds": 3}
+    folder = run_federation(tmp_path / "run", list(seven.nodes.values()), **settings)
+    assert [entry["used"] for entry in metrics_of(folder)["rounds"]] == [7, 7, 7]
+
+
+def test_a_person_may_forget_earlier_sums(seven: Hospitals) -> None:
+    assert total(seven, "123") is not None
+    node = " ".join(f'{key}="{value}"' for key, value in seven.nodes["1"].items())
+    dealt = seven.shares(seven.keys("1456"), "1456")
+    assert seven.status("1", "train", sum_proto.pack_delivery(dealt.values(), "1")) == "policy"
+    assert "site forget-sums" in seven.log("1")
+    asked = CliRunner().invoke(app, ["forget-sums", "--node-config", node], input="n\n")
+    assert asked.exit_code == 1
+    assert CliRunner().invoke(app, ["forget-sums", "--node-config", node, "--yes"]).exit_code == 0
+    assert seven.status("1", "train", sum_proto.pack_delivery(dealt.values(), "1")) == "ok"
+    assert list((seven.folder / "1" / "state" / "sums").glob("*.json.*")), "the old record is kept"
+
+
+def test_a_damaged_record_refuses_until_a_person_decides(seven: Hospitals) -> None:
+    assert total(seven, "123") is not None
+    (file,) = seven.folder.glob("1/state/sums/*.json")
+    file.write_text('[["0", "1"]]')
+    dealt = seven.shares(seven.keys("123"), "123")
+    assert seven.status("1", "train", sum_proto.pack_delivery(dealt.values(), "1")) == "state"
+    assert "site forget-sums" in seven.log("1")
+
+
+def test_sums_with_joint_noise_may_be_over_any_sites(seven: Hospitals) -> None:
+    """Each is charged to the ledger, and the difference of two has the noise of both."""
+    for name in SITES:
+        (seven.folder / name / "policy.toml").write_text(POLICY + "epsilon-total = 9.0\nepsilon-per-run = 9.0\n")
+    seven.settings = PRIVATE | {"dropouts": 0.25}
+    for sites in ("123", "1234", "1256"):
+        assert total(seven, sites) is not None
+    assert seven.released("1") == 3
