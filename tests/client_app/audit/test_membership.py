@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from client_app.audit.claim_check import allowed_auc
 from client_app.audit.membership import Trials, distinct, lira, success
-from client_app.audit.release_audit import _allowed
 from common.errors import ConfigError
 
 RECORDS = 300
@@ -59,9 +59,9 @@ def test_a_class_that_is_missing_gives_its_only_record_away() -> None:
 def test_the_largest_auc_under_a_claim_is_that_of_randomised_response(epsilon: float, delta: float) -> None:
     """The attack on randomised response reaches the trade-off curve of (epsilon, 0)."""
     right = math.exp(epsilon) / (1 + math.exp(epsilon))
-    assert _allowed(epsilon, 0.0) == pytest.approx(right)
-    assert right <= _allowed(epsilon, delta) <= right + delta
-    assert _allowed(0.0, 0.0) == 1.0
+    assert allowed_auc(epsilon, 0.0) == pytest.approx(right)
+    assert right <= allowed_auc(epsilon, delta) <= right + delta
+    assert allowed_auc(0.0, 0.0) == 1.0
 
 
 def test_too_few_releases_are_refused() -> None:
