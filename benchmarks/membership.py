@@ -56,7 +56,7 @@ def settings_of(name: str, epsilon: float) -> dict[str, Scalar] | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=1000, help="of the hospital; each release has about half of them")
-    parser.add_argument("--releases", type=int, default=64, help="of a row; generators have half as many")
+    parser.add_argument("--releases", type=int, default=64, help="of a row; DP-CVAE has half, DP-CGAN a quarter of them")
     options = parser.parse_args()
     rows: list[tuple[Any, ...]] = []
     curves: list[tuple[str, Any]] = []
@@ -71,7 +71,7 @@ def main() -> None:
             if settings is None:
                 continue
             run = parse_run_config(settings)
-            count = options.releases if run.spec.releases_once else options.releases // 2
+            count = options.releases // {"DP-CVAE": 2, "DP-CGAN": 4}.get(name, 1)
             found = audit_release(run, node, math.inf, count, seed=0)
             if error := claim_broken(found):
                 broken.append(f"{name}: {error}")
@@ -79,7 +79,7 @@ def main() -> None:
             for attack, each in found.attacks.items():
                 rates = (each.rate_at_one_percent, each.rate_at_one_in_thousand)
                 interval = f"{each.low:.3f} to {each.high:.3f}"
-                excess = found.excess.get(attack)
+                excess = found.excess[attack]
                 beyond = (excess.excess, f"{excess.low:.3f} to {excess.high:.3f}") if excess else (None, "")
                 rows.append((name, claim, attack, found.releases, each.auc, interval, *rates, found.allowed, *beyond))
                 print(*rows[-1], sep=" | ", flush=True)

@@ -46,8 +46,10 @@ def allowed_auc(epsilon: float, delta: float) -> float:
     return float(np.trapezoid(true, false))
 
 
-def largest_excess(ratios: Matrix, members: Mask, epsilon: float, delta: float) -> Excess:
+def largest_excess(ratios: Matrix, members: Mask, epsilon: float, delta: float) -> Excess | None:
     """The largest excess of TPR over e^epsilon FPR + delta, over thresholds, in both directions.
+
+    None if the claim allows everything at all these thresholds.
 
     ratios, members: (K, n), of pairs of complementary releases, in which each record is a member once. The attacker names
     the records with the highest or the lowest scores, as members or as others: an attack that is far worse than a guess is a
@@ -65,13 +67,15 @@ def largest_excess(ratios: Matrix, members: Mask, epsilon: float, delta: float) 
     for chosen in named:
         rates = [(chosen & mask)[: 2 * pairs].reshape(pairs, -1).sum(1) / count for mask in (members, ~members)]
         for true, false in (rates, rates[::-1]):
+            if math.exp(epsilon) * float(false.mean()) + delta >= 1:
+                continue
             each = true - math.exp(epsilon) * false - delta
             spread = [rate.mean() * (1 - rate.mean()) for rate in (true, false)]
             least = (spread[0] + math.exp(2 * epsilon) * spread[1]) / (pairs * count)
             error = width * math.sqrt(max(float(each.var(ddof=1)) / pairs, float(least)))
             middle = float(each.mean())
             found.append(Excess(middle, middle - error, middle + error, float(true.mean()), float(false.mean())))
-    return max(found, key=lambda each: each.low)
+    return max(found, key=lambda each: each.low, default=None)
 
 
 def proven_epsilon(trials: Trials, delta: float) -> float:

@@ -51,7 +51,7 @@ def claim_broken(found: ReleaseAudit) -> str:
     for name, each in found.attacks.items():
         if each.low > found.allowed or each.high < 1 - found.allowed:
             proofs.append(f"{name}: AUC {each.auc:.3f} ({each.low:.3f} to {each.high:.3f}), {found.allowed:.3f} is allowed")
-        if (excess := found.excess[name]).low > 0:
+        if (excess := found.excess[name]) is not None and excess.low > 0:
             rates = f"{excess.true_rate:.2%} right at {excess.false_rate:.2%} false"
             proofs.append(f"{name}: {rates}, {excess.excess:.2%} more than allowed")
     if found.proven > found.epsilon:

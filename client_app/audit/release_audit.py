@@ -55,7 +55,7 @@ class StandingOut:
 class ReleaseAudit:
     """What attacks on a release found. records: attacked ones. of: all training records. others: further attacks by name.
     allowed: largest AUC that the claim allows, 1 without one. excess: of each attack, how much more it finds than the claim
-    allows; empty without one. proven: epsilon that the attack refutes, see `proven_epsilon`; 0 for none.
+    allows; None if it allows everything. proven: epsilon that the attack refutes, see `proven_epsilon`; 0 for none.
     per_class: attack AUC by class, with its records.
     """
 
@@ -69,7 +69,7 @@ class ReleaseAudit:
     attack_name: str
     others: dict[str, AttackResult]
     allowed: float
-    excess: dict[str, Excess]
+    excess: dict[str, Excess | None]
     proven: float
     per_class: dict[str, tuple[int, float]]
     nearest: NearestRecords | None
@@ -144,7 +144,7 @@ def audit_release(
     inside, apart = trials[first].members, distinct(trials[first])
     attacks = {name: success(each, inside) for name, each in ratios.items()}
     epsilon, delta = float(run.epsilon or 0), float(run.delta or 0)
-    excess = {name: largest_excess(each, inside, epsilon, delta) for name, each in ratios.items()} if epsilon else {}
+    excess = {name: largest_excess(each, inside, epsilon, delta) if epsilon else None for name, each in ratios.items()}
     return ReleaseAudit(
         method=run.method,
         mechanism=run.mechanism if run.epsilon else "none",
