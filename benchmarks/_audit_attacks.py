@@ -7,7 +7,7 @@ gradients, the score is its product with the gradient of the canary, clipped as 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from _audit_site import Canaries, Seen
@@ -21,6 +21,7 @@ from common.models.networks import split_input
 from common.models.parameters import Tensors
 from common.privacy.claims import make_claim, opening_noise, opening_shares
 from common.rules.secure_sum import numbers_of
+from common.surrogates.class_sums import unfold
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
 from common.wire.model_proto import unpack_parameters, unpack_synthetic
 from common.wire.records import unpack_surrogate
@@ -32,15 +33,26 @@ TOGETHER = 256
 
 
 def by_sums(canaries: Canaries, seen: Seen) -> Tensor:
-    """The likelihood ratio of Gaussian noise on a class's count and sum."""
+    """The likelihood ratio of Gaussian noise on counts, sums and second moments, for canaries that are alone in these."""
     found = unpack_surrogate(seen.rounds[0][1])
     assert isinstance(found, SumsSurrogate)
-    return _of_sums(canaries, found.sums.counts, found.sums.sums, found.sums.sigmas["counts"], found.sums.sigmas["sums"])
+    sums = found.sums
+    return _of_sums(canaries, {"counts": sums.counts, "sums": sums.sums, "squares": sums.squares}, sums.sigmas)
 
 
-def _of_sums(canaries: Canaries, counts: Tensor, sums: Tensor, count_noise: float, noise: float) -> Tensor:
-    along = (sums[canaries.y] * torch.nn.functional.normalize(canaries.x)).sum(1) - 0.5
-    return along / noise**2 + (counts[canaries.y] - 0.5) / count_noise**2
+def _of_sums(canaries: Canaries, released: Mapping[str, Tensor | None], noise: Mapping[str, float]) -> Tensor:
+    x, y = torch.nn.functional.normalize(canaries.x), canaries.y
+    counts, sums, squares = (released[name] for name in ("counts", "sums", "squares"))
+    assert counts is not None
+    assert sums is not None
+    found = (counts[y] - 0.5) / noise["counts"] ** 2 + ((sums[y] * x).sum(1) - 0.5) / noise["sums"] ** 2
+    if squares is None:
+        return found
+    if len(squares) == x.shape[1]:
+        along, length = x.square() @ squares, x.square().square().sum(1)
+    else:
+        along, length = ((x @ unfold(squares, x.shape[1])) * x).sum(1), torch.ones(len(x))
+    return found + (along - length / 2) / noise["squares"] ** 2
 
 
 def by_total(canaries: Canaries, seen: Seen) -> Tensor:
@@ -49,9 +61,10 @@ def by_total(canaries: Canaries, seen: Seen) -> Tensor:
     assert claim is not None
     decoded = numbers_of(seen.run, seen.run.spec, len(names))
     c, d = canaries.classes, canaries.x.shape[1]
-    counts = decoded["counts"].decode(numbers[:c])
-    sums = decoded["sums"].decode(numbers[c : c + c * d]).reshape(c, d)
-    return _of_sums(canaries, counts.float(), sums.float(), claim.noise["counts"][0], claim.noise["sums"][0])
+    parts = {"counts": numbers[:c], "sums": numbers[c : c + c * d], "squares": numbers[c + c * d :]}
+    released = {name: decoded[name].decode(part).float() for name, part in parts.items()}
+    released["sums"] = released["sums"].reshape(c, d)
+    return _of_sums(canaries, released, {name: sigma for name, (sigma, _) in claim.noise.items()})
 
 
 def by_mixtures(canaries: Canaries, seen: Seen) -> Tensor:
@@ -81,6 +94,23 @@ def by_gradients(canaries: Canaries, seen: Seen) -> Tensor:
         direction = {name: -moved[name] if name == first else torch.zeros_like(moved[name]) for name in received}
         scores += _along(module, received, LandscapeRecords(x, canaries.y, torch.ones(len(x))), settings.clip, direction)
     return scores
+
+
+def by_difference(canaries: Canaries, seen: Seen) -> Tensor:
+    """FedAvg: whether the first layer's update differs between two rounds as each canary's clipped gradient does.
+
+    Where both rounds have the same noise, it has none left in the difference.
+    """
+    settings, name, moved, gradients = seen.run.fedavg, "hidden.weight", [], []
+    records = LandscapeRecords(canaries.x, canaries.y, torch.ones(len(canaries.x)))
+    for question, payload in seen.rounds[:2]:
+        received = unpack_parameters(question or b"").tensors
+        module = network(settings.kind, canaries.x.shape[1], canaries.classes, received)
+        moved.append(unpack_parameters(payload).tensors[name].float().flatten())
+        gradients.append(torch.cat([each[name] for each in _clipped(module, received, records, settings.clip)]).flatten(1))
+    expected = gradients[0] - gradients[1]
+    length = expected.square().sum(1)
+    return expected @ (moved[1] - moved[0]) * settings.batch_size / settings.learning_rate - length / 2
 
 
 def by_synthetic(canaries: Canaries, seen: Seen) -> Tensor:
@@ -128,17 +158,25 @@ def by_opening(canaries: Canaries, seen: Seen) -> Tensor:
 
 def _along(module: torch.nn.Module, at: Tensors, records: LandscapeRecords, clip: float, direction: Tensors) -> Tensor:
     """Products (m,) of each record's clipped gradient with a direction."""
+    found = []
+    for each in _clipped(module, at, records, clip):
+        parts = [gradients.flatten(1) @ direction[name].flatten() for name, gradients in each.items()]
+        found.append(torch.stack(parts).sum(0))
+    return torch.cat(found)
+
+
+def _clipped(module: torch.nn.Module, at: Tensors, records: LandscapeRecords, clip: float) -> Iterator[Tensors]:
+    """The clipped gradient of each record, by parameter, for some records at a time."""
 
     def one(point: dict[str, Tensor], value: Tensor, label: Tensor) -> Tensor:
         return torch.nn.functional.cross_entropy(functional_call(module, point, (value[None],)), label[None])
 
-    each_of, found = vmap(grad(one), in_dims=(None, 0, 0)), []
+    each_of = vmap(grad(one), in_dims=(None, 0, 0))
     for values, labels in zip(torch.split(records.values, TOGETHER), torch.split(records.labels, TOGETHER), strict=True):
         each = each_of(dict(at), values, labels)
         square = sum((part.flatten(1).square().sum(1) for part in each.values()), torch.zeros(len(values)))
-        product = sum((each[name].flatten(1) @ direction[name].flatten() for name in each), torch.zeros(len(values)))
-        found.append(product * (clip / square.sqrt().clamp_min(1e-12)).clamp_max(1))
-    return torch.cat(found)
+        factor = (clip / square.sqrt().clamp_min(1e-12)).clamp_max(1)
+        yield {name: part * factor.reshape(-1, *[1] * (part.dim() - 1)) for name, part in each.items()}
 
 
 def _sum_of_gradients(module: torch.nn.Module, at: Tensors, records: LandscapeRecords) -> Tensors:

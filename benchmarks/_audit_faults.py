@@ -20,6 +20,11 @@ def _normals(factor: float) -> Any:
     return weaker
 
 
+def _repeated(shape: Sequence[int]) -> Tensor:
+    """Noise of a generator that begins anew with the same state each time."""
+    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
 def _as_they_are(features: Tensor, norm: float) -> tuple[Tensor, float]:
     return features.double(), 0.0
 
@@ -57,6 +62,7 @@ def planted(fault: str) -> AbstractContextManager[Any]:
     target, replacement = {
         "half of the noise": ("common.privacy.gaussian_mechanism.system_normals", _normals(0.5)),
         "a third of the noise": ("common.privacy.gaussian_mechanism.system_normals", _normals(1 / 3)),
+        "the state of the noise is used again": ("common.privacy.gaussian_mechanism.system_normals", _repeated),
         "a quarter of the noise": ("common.secure_sum.noise.discrete_gaussian", _weaker_integers),
         "hardly any noise": (f"{_SITE}.fedpft.private_surrogate.system_normals", _normals(1 / 64)),
         "features not clipped": ("client_app.features.on_disk.clip", _as_they_are),

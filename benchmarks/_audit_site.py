@@ -60,6 +60,11 @@ def one_a_class(count: int, generator: torch.Generator, dimension: int = 8) -> C
     return Canaries(x, torch.arange(count), count, torch.rand(count, generator=generator) < 0.5)
 
 
+def alone(count: int, generator: torch.Generator) -> Canaries:
+    """Each canary alone in a class and along an axis: counts, sums and second moments show it."""
+    return Canaries(30 * torch.eye(count), torch.arange(count), count, torch.rand(count, generator=generator) < 0.5)
+
+
 def patients(count: int, generator: torch.Generator) -> Canaries:
     """The same, but each is a patient with eight records that are nearly alike."""
     made = one_a_class(count, generator)

@@ -154,6 +154,11 @@ def _head(asked: Asked) -> Answer:
         raise PolicyError(
             "in a private or sealed run, or a secure sum, a head that a site trained on its own records does not leave it"
         )
+    if gate.policy.limits_attacks:
+        raise PolicyError(
+            "the policy limits attacks on releases without privacy, and the head that a site kept from a chain cannot be "
+            "attacked before it leaves"
+        )
     made = MethodOutput(pack_classifier(kept_head(Task(run, node, site, load_site(run, node), info=info))))
     gate.let_out(entry(run, asked.flower_run, made))
     return made.payload, {}

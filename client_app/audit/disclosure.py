@@ -116,7 +116,6 @@ def _settings(run: RunConfig, node: NodeConfig) -> Part:
 def _outputs(run: RunConfig, node: NodeConfig, made: DryRun, audit: ReleaseAudit) -> Part:
     facts, ledger = made.facts, own_ledger(node)
     entries = ledger.entries() if ledger is not None else []
-    attacks = {audit.attack_name: audit.attack, **audit.others}
     shown = ("auc", "low", "high", "rate_at_one_percent", "rate_at_one_in_thousand")
     claim = {key: facts[key] for key in ("mechanism", "epsilon", "delta", "unit", "sigmas", "sensitivities") if facts[key]}
     return {
@@ -126,7 +125,7 @@ def _outputs(run: RunConfig, node: NodeConfig, made: DryRun, audit: ReleaseAudit
         "claim": claim if facts["epsilon"] else "no privacy is claimed",
         "not covered": [*NOT_COVERED, REFUSALS] if facts["epsilon"] else [REFUSALS],
         "attacks": {
-            name: {key: value for key, value in asdict(each).items() if key in shown} for name, each in attacks.items()
+            name: {key: value for key, value in asdict(each).items() if key in shown} for name, each in audit.attacks.items()
         },
         "attacked": {
             "records": audit.records,

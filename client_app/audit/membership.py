@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from client_app.audit.nearest import means_of
 from common.errors import ConfigError
 from common.models.classifiers import class_indices
 from common.models.parameters import Parameters
@@ -58,41 +59,54 @@ class AttackResult:
 def lira(trials: Trials) -> Matrix:
     """Log likelihood ratios (K, n) of "member" against "not", for every record and release.
 
-    The other K - 1 releases are the attacker's shadow models: it knows all records and the settings, and guesses only which
-    half was used. Source: Carlini et al. 2022, "Membership inference attacks from first principles", algorithm 1 (online).
+    trials: pairs of complementary halves. The releases of all other pairs are the attacker's shadow models: it knows all
+    records and the settings, and guesses only which half was used. The complement of a release has the same coin tosses, so
+    as a shadow model it would tell the attacker the answer.
+    """
+    pairs = np.arange(len(trials.scores)) // 2
+    scores, found = _finite(trials.scores), np.empty(trials.scores.shape)
+    for pair in np.unique(pairs):
+        own = pairs == pair
+        found[own] = _ratios(scores[own], scores[~own], trials.members[~own])
+    return found
+
+
+def _ratios(attacked: Matrix, scores: Matrix, members: Mask) -> Matrix:
+    """Log likelihood ratios (r, n) of attacked releases with scores (r, n), from shadow models: scores, members (s, n).
+
+    Source: Carlini et al. 2022, "Membership inference attacks from first principles", algorithm 1 (online).
     Differs: with few shadow models, the difference between a record's two means and its variances are shrunk to those of all
     records, which makes the attack stronger.
     """
-    scores = _finite(trials.scores) / _deviation(trials)
+    deviation = _deviation(scores, members)
+    scores, attacked = scores / deviation, attacked / deviation
     means, variances, counts = [], [], []
-    for inside in (trials.members, ~trials.members):
-        count = np.maximum(inside.sum(0) - inside, 1)
-        own, squares = (np.where(inside, scores**power, 0.0) for power in (1, 2))
-        mean = (own.sum(0) - own) / count
-        spread = np.maximum((squares.sum(0) - squares) / count - mean**2, 0.0)
-        variances.append((count * spread + PRIOR * spread.mean()) / (np.maximum(count - 1, 0) + PRIOR) + SMALLEST)
+    for inside in (members, ~members):
+        count = np.maximum(inside.sum(0), 1)
+        own, squares = (np.where(inside, scores**power, 0.0).sum(0) for power in (1, 2))
+        mean = own / count
+        spread = np.maximum(squares / count - mean**2, 0.0)
+        variances.append((count * spread + PRIOR * spread.mean()) / (count - 1 + PRIOR) + SMALLEST)
         means.append(mean)
         counts.append(count)
     error = variances[0] / counts[0] + variances[1] / counts[1]
     apart = means[0] - means[1]
-    usual = apart.mean(1, keepdims=True)
-    true = np.maximum(apart.var(1, keepdims=True) - error.mean(1, keepdims=True), 0.0)
-    apart = (true * apart + error * usual) / (true + error)
-    middle = (counts[0] * means[0] + counts[1] * means[1]) / (counts[0] + counts[1])
+    true = max(apart.var() - error.mean(), 0.0)
+    apart = (true * apart + error * apart.mean()) / (true + error)
     share = counts[0] / (counts[0] + counts[1])
+    middle = share * means[0] + (1 - share) * means[1]
     expected = middle + (1 - share) * apart, middle - share * apart
     logs = [
-        -0.5 * np.log(variance) - (scores - mean) ** 2 / (2 * variance)
+        -0.5 * np.log(variance) - (attacked - mean) ** 2 / (2 * variance)
         for variance, mean in zip(variances, expected, strict=True)
     ]
     return np.asarray(logs[0] - logs[1])
 
 
-def _deviation(trials: Trials) -> Matrix:
-    """Standard deviations (n,) of the records' scores around their two means, shrunk to that of all records."""
-    scores, inside = _finite(trials.scores), trials.members
-    means = [np.where(mask, scores, 0).sum(0) / np.maximum(mask.sum(0), 1) for mask in (inside, ~inside)]
-    rest = scores - np.where(inside, means[0], means[1])
+def _deviation(scores: Matrix, members: Mask) -> Matrix:
+    """Standard deviations (n,) of the records' finite scores around their two means, shrunk to that of all records."""
+    means = [np.where(mask, scores, 0).sum(0) / np.maximum(mask.sum(0), 1) for mask in (members, ~members)]
+    rest = scores - np.where(members, means[0], means[1])
     variance = (len(scores) * rest.var(0) + PRIOR * rest.var(0).mean()) / (len(scores) - 2 + PRIOR)
     return np.asarray(np.sqrt(np.maximum(variance, SMALLEST * (1 + scores.std() ** 2))))
 
@@ -105,16 +119,11 @@ def answers(trials: Trials, share: float = 0.2) -> Guesses:
     attacked releases only, as the theorem behind `common.privacy.one_run` asks. share: of the tosses that are answered.
     """
     pairs = len(trials.scores) // 2
-    shadows = slice(0, 2 * (pairs // 2))
-    known, inside = trials.scores[shadows], trials.members[shadows]
-    ratios, tosses = [], []
-    for at in range(shadows.stop, 2 * pairs, 2):
-        # The members of the attacked release are not known: those of another one stand in for them.
-        both = Trials(np.vstack([known, trials.scores[at]]), np.vstack([inside, inside[0]]))
-        ratios.append(lira(both)[-1])
-        tosses.append(trials.members[at])
-    scores, members = torch.from_numpy(np.concatenate(ratios)), torch.from_numpy(np.concatenate(tosses))
-    return guess(scores, members, max(2, round(share * len(scores))))
+    shadows, attacked = np.arange(2 * (pairs // 2)), np.arange(2 * (pairs // 2), 2 * pairs, 2)
+    scores = _finite(trials.scores[np.concatenate([shadows, attacked])])
+    found = _ratios(scores[len(shadows) :], scores[: len(shadows)], trials.members[shadows])
+    ratios, tosses = (torch.from_numpy(each.ravel()) for each in (found, trials.members[attacked]))
+    return guess(ratios, tosses, max(2, round(share * len(ratios))))
 
 
 def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
@@ -157,7 +166,7 @@ def distinct(trials: Trials) -> Matrix:
     """How far a record's own scores (n,) with and without it lie apart, in standard deviations."""
     scores, inside = _finite(trials.scores), trials.members
     means = [np.where(mask, scores, 0).sum(0) / np.maximum(mask.sum(0), 1) for mask in (inside, ~inside)]
-    return np.asarray((means[0] - means[1]) / _deviation(trials))
+    return np.asarray((means[0] - means[1]) / _deviation(scores, inside))
 
 
 def scores_of(sent: object, classes: Sequence[str], features: Tensor, labels: Tensor) -> Tensor:
@@ -185,8 +194,8 @@ def _reader(sent: object) -> Callable[[Tensor, Tensor], Tensor]:
             return lambda x, y: (x / x.norm(dim=1, keepdim=True).clamp_min(1e-12) * sent.sums.sums.double()[y]).sum(1)
         case Parameters() if {"weight", "bias"} <= sent.tensors.keys():
             return lambda x, y: _log_odds(x @ sent.tensors["weight"].double().T + sent.tensors["bias"].double(), y)
-        case Parameters() if "counts" in sent.tensors and sent.tensors.keys() & {"sums", "means"}:
-            return lambda x, y: _near_means(sent.tensors, x, y)
+    if means_of(sent) is not None:
+        return lambda x, y: _near_means(sent, x, y)
     raise ConfigError(f"no membership attack reads a release of type {type(sent).__name__}")
 
 
@@ -202,13 +211,12 @@ def _log_odds(logits: Tensor, labels: Tensor) -> Tensor:
     return right - others
 
 
-def _near_means(sent: Mapping[str, Tensor], features: Tensor, labels: Tensor) -> Tensor:
-    """Minus the squared distance from the nearest mean of a class; means (C, d), or (C, g, d) of groups."""
-    counts = sent["counts"].double()
-    means = sent["means"].double() if "means" in sent else sent["sums"].double() / counts.clamp_min(1)[:, None]
-    means, counts = means.reshape(len(counts), -1, means.shape[-1]), counts.reshape(len(counts), -1)
-    apart = (features[:, None] - means[labels]).square().sum(2)
-    return -apart.masked_fill(counts[labels] == 0, torch.inf).amin(1)
+def _near_means(sent: object, features: Tensor, labels: Tensor) -> Tensor:
+    """Minus the squared distance (n,) from the nearest mean of a record's class."""
+    read = means_of(sent)
+    assert read is not None
+    means, kinds = read
+    return -torch.cdist(features, means).square().masked_fill(labels[:, None] != kinds[None], torch.inf).amin(1)
 
 
 def _finite(scores: Matrix) -> Matrix:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.surrogates.surrogates import Surrogate, in_class_order
+from common.models.parameters import Parameters
+from common.surrogates.surrogates import Header, Surrogate, in_class_order
 
 # A mean is a copy of a record if it is nearer than this share of the usual distance between any two records.
 COPY = 0.1
@@ -32,19 +33,43 @@ class NearestRecords:
 
 def usual_distance(features: Tensor) -> float:
     """The median distance of two records; features (n, d)."""
-    some = features[torch.randperm(len(features))[:500]].double()
+    some = features[torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[:500]].double()
     return float(torch.pdist(some).median())
 
 
+def means_of(sent: object) -> tuple[Tensor, Tensor] | None:
+    """Means (m, d) in a release, and the class (m,) of each, an index into its header's classes; None if it has no means.
+
+    They are the means of a mixture's components, or of the classes, or groups of their records, in statistics.
+    """
+    match sent:
+        case Surrogate():
+            return sent.mixtures.means.double(), sent.mixtures.labels
+        case Parameters() if "counts" in sent.tensors and sent.tensors.keys() & {"sums", "means"}:
+            counts = sent.tensors["counts"].double()
+            sums = sent.tensors.get("sums")
+            means = sent.tensors["means"].double() if sums is None else sums.double() / counts.clamp_min(1)[:, None]
+            labels = torch.arange(len(counts)).repeat_interleave(counts[0].numel())
+            there = counts.flatten() > 0
+            return means.reshape(-1, means.shape[-1])[there], labels[there]
+    return None
+
+
 def nearest(sent: object, classes: tuple[str, ...], features: Tensor, labels: Tensor, inside: Tensor) -> list[Near]:
-    """For each mean: its class, and distances to the nearest record used and not used of its class."""
-    if not isinstance(sent, Surrogate):
-        return []
-    found = []
-    for mean, label in zip(sent.mixtures.means.double(), sent.mixtures.labels.tolist(), strict=True):
-        name = sent.header.classes[label]
+    """For each mean: its class, and distances to the nearest record used and the nearest one not used.
+
+    The latter is of the same class, or of any class where the release used all records of this one.
+    """
+    found: list[Near] = []
+    if (read := means_of(sent)) is None:
+        return found
+    header: Header = getattr(sent, "header")  # noqa: B009
+    for mean, label in zip(*read, strict=True):
+        name = header.classes[int(label)]
         own = labels == classes.index(name)
         used, others = features[own & inside].double(), features[own & ~inside].double()
+        if not len(others):
+            others = features[~inside].double()
         if len(used) and len(others):
             distances = [torch.cdist(mean[None], rows)[0] for rows in (used, others)]
             found.append((name, float(distances[0].min()), float(distances[1].min())))

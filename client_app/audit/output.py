@@ -10,12 +10,13 @@ from pathlib import Path
 from client_app.audit.page import page_of
 from client_app.audit.release_audit import FEWEST, ReleaseAudit, audit_release
 from client_app.datasets.partition import share
+from client_app.durable_files import kept_secret
 from client_app.features.site_features import in_simulation
 from client_app.governance.policy import Policy
 from client_app.governance.release import keep_file
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig
-from common.errors import PolicyError
+from common.errors import ConfigError, DataError, PolicyError
 
 
 def write_audit(found: ReleaseAudit, folder: Path, pictures: Sequence[bytes] = ()) -> tuple[Path, Path]:
@@ -26,7 +27,7 @@ def write_audit(found: ReleaseAudit, folder: Path, pictures: Sequence[bytes] = (
     folder.mkdir(parents=True, exist_ok=True)
     facts, page = folder / "audit.json", folder / "audit.html"
     keep_file(facts, (json.dumps(found.facts(), indent=2, allow_nan=False) + "\n").encode())
-    keep_file(page, page_of(found, pictures).encode())
+    keep_file(page, page_of(found, claim_broken(found), pictures).encode())
     return facts, page
 
 
@@ -42,37 +43,72 @@ def pictures_of(run: RunConfig, node: NodeConfig, rows: Sequence[int], side: int
     return found
 
 
+def claim_broken(found: ReleaseAudit) -> str:
+    """What contradicts the run's claim of privacy; empty if nothing does, or nothing is claimed."""
+    if not found.epsilon:
+        return ""
+    proofs = []
+    for name, each in found.attacks.items():
+        if each.low > found.allowed or each.high < 1 - found.allowed:
+            proofs.append(f"{name}: AUC {each.auc:.3f} ({each.low:.3f} to {each.high:.3f}), {found.allowed:.3f} is allowed")
+        if (excess := found.excess[name]) is not None and excess.low > 0:
+            rates = f"{excess.true_rate:.2%} right at {excess.false_rate:.2%} false"
+            proofs.append(f"{name}: {rates}, {excess.excess:.2%} more than allowed")
+    if found.proven > found.epsilon:
+        proofs.append(f"the attack proves an epsilon above {found.proven:.2f}")
+    if not proofs:
+        return ""
+    proof = f"more than epsilon = {found.epsilon:g} allows ({'; '.join(proofs)})"
+    return f"{proof}. Do not release; report this as an error of the software"
+
+
 def limit_broken(found: ReleaseAudit, policy: Policy) -> str:
-    """Why this audit speaks against the release: the claim, or a limit of the policy; empty if nothing does."""
-    attack, nearest = found.attack, found.nearest
-    if attack.low > found.allowed or found.proven > found.epsilon > 0:
-        return (
-            f"the attack reaches an AUC of {attack.auc:.3f} ({attack.low:.3f} to {attack.high:.3f}), and proves an epsilon "
-            f"above {found.proven:.2f}; epsilon = {found.epsilon:g} allows an AUC of {found.allowed:.3f}. Do not release; "
-            "report this as an error of the software"
-        )
-    if attack.auc > policy.largest_attack_auc:
-        limit = f"largest-attack-auc = {policy.largest_attack_auc:g}"
-        return f"the attack reaches an AUC of {attack.auc:.3f}; the policy has {limit}"
-    if nearest is not None and nearest.ratio < policy.smallest_nearest_ratio:
-        return (
-            f"the means are nearer to the records used than to others ({nearest.ratio:.2f} of the distance); "
-            f"smallest-nearest-ratio = {policy.smallest_nearest_ratio:g} in the policy"
-        )
+    """Why this audit speaks against the release: the claim, or a limit of the policy; empty if nothing does.
+
+    The policy's limit is compared with the upper end of each attack's interval: a release passes if it is likely below.
+    """
+    if broken := claim_broken(found):
+        return broken
+    for name, each in found.attacks.items():
+        if max(each.high, 1 - each.low) > policy.largest_attack_auc:
+            limit = f"largest-attack-auc = {policy.largest_attack_auc:g}"
+            return f"{name} reaches an AUC of {each.auc:.3f} ({each.low:.3f} to {each.high:.3f}); the policy has {limit}"
+    if policy.smallest_nearest_ratio:
+        limit = f"smallest-nearest-ratio = {policy.smallest_nearest_ratio:g} in the policy"
+        if found.nearest is None:
+            return f"method = {found.method!r} sends no means, so their distance from records is unknown; {limit}"
+        if found.nearest.ratio < policy.smallest_nearest_ratio:
+            distance = f"{found.nearest.ratio:.2f} of the distance"
+            return f"the means are nearer to the records used than to others ({distance}); {limit}"
     return ""
 
 
 def check_attacks(run: RunConfig, node: NodeConfig, policy: Policy) -> None:
     """Raise PolicyError if attacks on a release without privacy get beyond the policy's limits, or cannot be made.
 
-    The refusal depends on data, so a private run is never refused: its claim bounds every attack.
+    The refusal depends on data, so a private run is never refused: its claim bounds every attack. Counts have limits of
+    their own (`exact-counts`, `smallest-cell`).
     """
-    if run.epsilon or (policy.largest_attack_auc == 1 and not policy.smallest_nearest_ratio):
+    if run.epsilon or run.spec.counts or not policy.limits_attacks:
         return
+    unknown = f"method = {run.method!r}: the policy limits attacks on releases without privacy, and what this method sends "
     if not run.spec.releases_once:
-        raise PolicyError(
-            f"method = {run.method!r}: the policy limits attacks on releases without privacy, and what this method sends "
-            "cannot be attacked before it leaves"
-        )
-    if broken := limit_broken(audit_release(run, node, most=FEWEST), policy):
+        raise PolicyError(f"{unknown}cannot be attacked before it leaves")
+    try:
+        found = audit_release(run, node, most=FEWEST, seed=_seed(node))
+    except (ConfigError, DataError) as error:
+        raise PolicyError(f"{unknown}cannot be attacked: {error}") from None
+    if broken := limit_broken(found, policy):
         raise PolicyError(broken)
+
+
+def _seed(node: NodeConfig) -> int:
+    """The seed of the halves: a secret of the site, the same for all runs.
+
+    With new halves for each request, or for each seed of a run, a coordinator could repeat a request until it passes.
+    """
+    file = node.state / "audit.key"
+    try:
+        return int.from_bytes(kept_secret(file, 32))
+    except OSError as error:
+        raise PolicyError(f"{str(file)!r} cannot be used ({error}), and limits on attacks need it; see state-dir") from None

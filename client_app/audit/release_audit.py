@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from client_app.audit.claim_check import Excess, allowed_auc, largest_excess, proven_epsilon
 from client_app.audit.generators import generator_of, generator_scores
-from client_app.audit.membership import AttackResult, Mask, Matrix, Trials, answers, distinct, lira, scores_of, success
+from client_app.audit.membership import AttackResult, Mask, Matrix, Trials, distinct, lira, scores_of, success
 from client_app.audit.nearest import Near, NearestRecords, nearest, summary, usual_distance
 from client_app.audit.reference import rmia_of
 from client_app.features.site_features import LabelledFeatures, SiteFeatures, in_simulation, load_site
@@ -25,7 +26,6 @@ from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError
 from common.limits import MOST_CLASSES
 from common.models.parameters import Parameters
-from common.privacy.one_run import epsilon_bound, gaussian_bound
 from common.wire.model_proto import unpack_parameters
 from common.wire.records import unpack_surrogate
 
@@ -37,8 +37,6 @@ MOST_RECORDS = 4000
 # thousand, the attack then finds it in more than half of the releases.
 STANDS_OUT = 3.1
 MOST_NAMED = 20
-# Probability that `ReleaseAudit.proven` exceeds a true claim.
-FALSE_ALARM = 1e-5
 LIRA, RMIA = "LiRA on the release", "RMIA on the head"
 Progress = Callable[[int, int], None]
 
@@ -55,9 +53,10 @@ class StandingOut:
 
 @dataclass(frozen=True)
 class ReleaseAudit:
-    """What attacks on a release found. records: attacked ones. of: all training records. allowed: largest AUC that the
-    claim allows, 1 without one. proven: epsilon that the attack refutes, wrong with probability FALSE_ALARM at most; 0 for
-    none. others: further attacks by name. per_class: attack AUC by class, with its records.
+    """What attacks on a release found. records: attacked ones. of: all training records. others: further attacks by name.
+    allowed: largest AUC that the claim allows, 1 without one. excess: of each attack, how much more it finds than the claim
+    allows; None if it allows everything. proven: epsilon that the attack refutes, see `proven_epsilon`; 0 for none.
+    per_class: attack AUC by class, with its records.
     """
 
     method: str
@@ -70,12 +69,18 @@ class ReleaseAudit:
     attack_name: str
     others: dict[str, AttackResult]
     allowed: float
+    excess: dict[str, Excess | None]
     proven: float
     per_class: dict[str, tuple[int, float]]
     nearest: NearestRecords | None
     standing_out: tuple[StandingOut, ...]
     standing_out_count: int
     seconds: float
+
+    @property
+    def attacks(self) -> dict[str, AttackResult]:
+        """All attacks by name."""
+        return {self.attack_name: self.attack} | self.others
 
     def facts(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -131,25 +136,30 @@ def audit_release(
             members.append(inside)
             if progress is not None:
                 progress(len(members), most)
-    first, *rest = (Trials(np.stack(each), np.stack(members)) for each in kinds.values())
-    trials, ratios, apart = first, lira(first), distinct(first)
-    others = {name: success(lira(each), each.members) for name, each in zip(list(kinds)[1:], rest, strict=True)}
+    trials = {name: Trials(np.stack(each), np.stack(members)) for name, each in kinds.items()}
+    ratios = {name: lira(each) for name, each in trials.items()}
+    first = next(iter(trials))
     if isinstance(sent, Parameters) and "weight" in sent.tensors:
-        others[RMIA] = success(rmia_of(trials), trials.members)
+        ratios[RMIA] = rmia_of(trials[first])
+    inside, apart = trials[first].members, distinct(trials[first])
+    attacks = {name: success(each, inside) for name, each in ratios.items()}
     epsilon, delta = float(run.epsilon or 0), float(run.delta or 0)
+    excess = {name: largest_excess(each, inside, epsilon, delta) if epsilon else None for name, each in ratios.items()}
     return ReleaseAudit(
         method=run.method,
         mechanism=run.mechanism if run.epsilon else "none",
         epsilon=epsilon,
         records=len(sample),
         of=len(found.train.labels),
-        releases=len(trials.scores),
-        attack=success(ratios, trials.members),
-        attack_name=next(iter(kinds)),
-        others=others,
-        allowed=_allowed(epsilon, delta),
-        proven=_proven(trials, groups, delta),
-        per_class=_by_class(ratios, trials, found, sample),
+        releases=len(inside),
+        attack=attacks.pop(first),
+        attack_name=first,
+        others=attacks,
+        allowed=allowed_auc(epsilon, delta),
+        excess=excess,
+        # For patients with several records the answers are not counted here.
+        proven=proven_epsilon(trials[first], delta) if len(np.unique(groups)) == len(groups) else 0.0,
+        per_class=_by_class(ratios[first], inside, found, sample),
         nearest=summary(near, usual),
         standing_out=_named(run, node, found, sample, apart),
         standing_out_count=int((apart > STANDS_OUT).sum()),
@@ -199,35 +209,14 @@ def _unpacked(run: RunConfig, payload: bytes) -> object:
     return unpack_surrogate(payload) if run.spec.makes_surrogates else unpack_parameters(payload)
 
 
-def _allowed(epsilon: float, delta: float) -> float:
-    """Largest AUC of any attack on an (epsilon, delta)-DP release of one record: the area under its trade-off curve."""
-    if not epsilon:
-        return 1.0
-    corner = (1 - delta) / (1 + np.exp(epsilon))
-    false = np.array([0.0, corner, 1 - delta, 1.0])
-    true = np.array([delta, 1 - corner, 1.0, 1.0])
-    return float(np.trapezoid(true, false))
-
-
-def _proven(trials: Trials, groups: NDArray[np.int64], delta: float) -> float:
-    """Epsilon that the attack refutes. All private one-shot releases have Gaussian noise, which has the sharper bound.
-
-    Zero for patients with several records, for which the answers are not counted here.
-    """
-    if len(np.unique(groups)) < len(groups):
-        return 0.0
-    found, confidence = answers(trials), 1 - FALSE_ALARM
-    return gaussian_bound(found, delta, confidence) if delta else epsilon_bound(found, 0.0, confidence)
-
-
-def _by_class(ratios: Any, trials: Trials, found: SiteFeatures, sample: Tensor) -> dict[str, tuple[int, float]]:
+def _by_class(ratios: Matrix, members: Mask, found: SiteFeatures, sample: Tensor) -> dict[str, tuple[int, float]]:
     from sklearn.metrics import roc_auc_score
 
     labels, result = found.train.labels[sample].numpy(), {}
     for index, name in enumerate(found.classes):
         own = labels == index
         if own.any():
-            auc = float(roc_auc_score(trials.members[:, own].ravel(), ratios[:, own].ravel()))
+            auc = float(roc_auc_score(members[:, own].ravel(), ratios[:, own].ravel()))
             result[name] = (int(own.sum()), auc)
     return result
 

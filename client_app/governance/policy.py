@@ -83,6 +83,11 @@ class Policy(WorkLimits):
         description="smallest distance of a released mean from the records used, as a share of that from others; 0 for none",
     )
 
+    @property
+    def limits_attacks(self) -> bool:
+        """Whether releases without privacy are attacked before they leave."""
+        return self.largest_attack_auc < 1 or self.smallest_nearest_ratio > 0
+
     @model_validator(mode="after")
     def _exact_counts_exist(self) -> Self:
         if wrong := [name for name in self.exact_counts if name not in COUNTS]:

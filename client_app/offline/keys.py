@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from pathlib import Path
 
+from client_app.durable_files import kept_secret
 from client_app.node_config import NodeConfig
 from common.errors import ConfigError, SealError
-from common.security.sealing import PUBLIC_BYTES, SEED_BYTES, new_key, read_keys
+from common.security.sealing import PUBLIC_BYTES, SEED_BYTES, read_keys
 
 HEX_KEY, LARGEST_KEY_FILE = re.compile(rf"[0-9a-f]{{{2 * PUBLIC_BYTES}}}"), 4096
 
@@ -21,19 +21,7 @@ def private_key(node: NodeConfig, site: str) -> bytes:
     """This site's private key, created when first needed; only the file's owner may read it."""
     file = node.state / "keys" / f"{site}.key"
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if not file.exists():
-            # Written to another file and linked: two processes at once agree on one key, and none reads half a key.
-            aside = file.with_name(f".{site}.{os.getpid()}")
-            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-                stream.write(new_key())
-            try:
-                os.link(aside, file)
-            except FileExistsError:
-                log.info("another process has made the key of %s", site)
-            finally:
-                aside.unlink()
-        key = file.read_bytes()
+        key = kept_secret(file, SEED_BYTES)
     except OSError as error:
         raise SealError(f"the key {str(file)!r} cannot be used ({error}); see state-dir in the node-config") from None
     if len(key) != SEED_BYTES:

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from client_app.audit.membership import Trials, distinct, lira, success
-from client_app.audit.release_audit import _allowed
+from client_app.audit.claim_check import allowed_auc
+from client_app.audit.membership import Trials, answers, distinct, lira, success
 from common.errors import ConfigError
 
-RECORDS = 300
+RECORDS = 500
 
 
 def halves(count: int, drawn: np.random.Generator) -> Any:
@@ -25,15 +25,15 @@ def halves(count: int, drawn: np.random.Generator) -> Any:
 @pytest.mark.parametrize("noise", [0.3, 1.0, 3.0])
 def test_lira_on_a_noisy_sum_has_the_power_of_the_optimal_test(noise: float) -> None:
     drawn = np.random.default_rng(1)
-    members = halves(48, drawn)
+    members = halves(64, drawn)
     # Records are orthogonal and of length one, so a record's product with the noisy sum has mean 1 or 0 and this noise.
     scores = members + noise * drawn.normal(size=members.shape)
     found = success(lira(Trials(scores, members)), members)
     best = float(norm.cdf(1 / (noise * math.sqrt(2))))
     error = (found.high - found.low) / (2 * 1.96)
-    assert abs(found.auc - best) < 2 * error + 0.01
+    assert abs(found.auc - best) < 2 * error
     rate = float(norm.cdf(norm.ppf(0.01) + 1 / noise))
-    assert abs(found.rate_at_one_percent - rate) < 0.04
+    assert abs(found.rate_at_one_percent - rate) < 0.025
     assert np.median(distinct(Trials(scores, members))) == pytest.approx(1 / noise, rel=0.2)
 
 
@@ -43,6 +43,30 @@ def test_scores_without_information_are_a_guess() -> None:
     found = success(lira(Trials(drawn.normal(size=members.shape), members)), members)
     assert found.low < 0.5 < found.high
     assert found.rate_at_one_percent < 0.02
+
+
+@pytest.mark.parametrize("count", [8, 16, 64])
+def test_noise_that_a_release_shares_tells_nothing_of_its_members(count: int) -> None:
+    """Scores without information, plus one number for each release. A release's complement among the shadow models gave an
+    AUC of 0.2 to 0.4, or above 0.6: where it is unusual, it shows whose scores shift with which label.
+    """
+    drawn = np.random.default_rng(count)
+    members = halves(count, drawn)
+    for common in (drawn.normal(size=(count, 1)), drawn.standard_t(1.5, size=(count, 1))):
+        trials = Trials(10 * common + drawn.normal(size=members.shape), members)
+        found = success(lira(trials), members)
+        assert abs(found.auc - 0.5) < 0.05
+        answered = answers(trials)
+        assert abs(answered.right / answered.guessed - 0.5) < 0.15
+
+
+def test_the_answer_about_a_release_depends_on_neither_its_members_nor_its_complement() -> None:
+    drawn = np.random.default_rng(4)
+    members = halves(8, drawn)
+    scores = members + drawn.normal(size=members.shape)
+    changed, others = members.copy(), scores.copy()
+    changed[2:4], others[3] = halves(2, drawn), drawn.normal(size=RECORDS)
+    assert (lira(Trials(scores, members))[2] == lira(Trials(others, changed))[2]).all()
 
 
 def test_a_class_that_is_missing_gives_its_only_record_away() -> None:
@@ -59,9 +83,9 @@ def test_a_class_that_is_missing_gives_its_only_record_away() -> None:
 def test_the_largest_auc_under_a_claim_is_that_of_randomised_response(epsilon: float, delta: float) -> None:
     """The attack on randomised response reaches the trade-off curve of (epsilon, 0)."""
     right = math.exp(epsilon) / (1 + math.exp(epsilon))
-    assert _allowed(epsilon, 0.0) == pytest.approx(right)
-    assert right <= _allowed(epsilon, delta) <= right + delta
-    assert _allowed(0.0, 0.0) == 1.0
+    assert allowed_auc(epsilon, 0.0) == pytest.approx(right)
+    assert right <= allowed_auc(epsilon, delta) <= right + delta
+    assert allowed_auc(0.0, 0.0) == 1.0
 
 
 def test_too_few_releases_are_refused() -> None:

@@ -1,5 +1,6 @@
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from client_app.audit.output import check_attacks, limit_broken
+from client_app.audit.claim_check import Excess
+from client_app.audit.output import check_attacks, claim_broken, limit_broken
+from client_app.audit.page import page_of
 from client_app.audit.release_audit import ReleaseAudit, audit_release
 from client_app.governance.policy import Policy
 from client_app.node_config import NodeConfig, parse_node_config
@@ -126,6 +129,79 @@ def test_limits_of_the_policy_refuse_a_release_without_privacy(tmp_path: Path) -
     check_attacks(private, node, Policy(largest_attack_auc=0.5))
     with pytest.raises(PolicyError, match="cannot be attacked before it leaves"):
         check_attacks(parse_run_config({"method": "fedavg"}), node, Policy(largest_attack_auc=0.6))
+
+
+PLAIN: dict[str, Any] = {"backbone": "none", "data": "safetensors"}
+
+
+@pytest.mark.parametrize("method", ["afl", "fedcof", "fedcgs", "gh-ofl"])
+def test_means_in_statistics_are_held_against_the_nearest_records(tmp_path: Path, method: str) -> None:
+    """Classes of two records: half of them has one, which is its mean."""
+    run = parse_run_config(PLAIN | {"method": method})
+    check_attacks(run, hospital(tmp_path / "large", [60, 60]), Policy(smallest_nearest_ratio=0.5))
+    with pytest.raises(PolicyError, match=r"smallest-nearest-ratio = 0\.5"):
+        check_attacks(run, hospital(tmp_path / "small", [2] * 20), Policy(smallest_nearest_ratio=0.5))
+
+
+def test_a_release_without_means_is_refused_where_their_distance_is_limited(tmp_path: Path) -> None:
+    run = parse_run_config(PLAIN | {"method": "average", "head.min-steps": 5, "head.epochs": 1})
+    with pytest.raises(PolicyError, match="'average' sends no means, so their distance from records is unknown"):
+        check_attacks(run, hospital(tmp_path, [30, 30]), Policy(smallest_nearest_ratio=0.1))
+
+
+def test_a_release_that_no_attack_reads_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="cannot be attacked: 3 units of training records"):
+        check_attacks(parse_run_config(PLAIN), hospital(tmp_path, [3]), Policy(largest_attack_auc=0.99))
+
+
+def test_a_class_of_one_record_has_a_mean_that_is_a_record(tmp_path: Path) -> None:
+    found = attacked(hospital(tmp_path, [60, 60, 1]))
+    assert found.nearest is not None
+    assert found.nearest.classes == ("2",)
+    assert found.nearest.smallest < 0.01
+
+
+def test_repeating_a_request_or_changing_its_seed_does_not_change_the_answer(tmp_path: Path) -> None:
+    """Halves were drawn anew for each request, so that one of several requests passed a limit near the attack's AUC."""
+    node = hospital(tmp_path, [40, 40])
+    seen: list[str] = []
+    for seed in (0, 0, 1, 2):
+        run = parse_run_config(PLAIN | {"fedpft.covariance": "spherical", "seed": seed})
+        with pytest.raises(PolicyError) as refused:
+            check_attacks(run, node, Policy(largest_attack_auc=0.5))
+        seen.append(str(refused.value))
+    assert len(set(seen)) == 1
+    key = node.state / "audit.key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert len(key.read_bytes()) == 32
+    key.write_bytes(bytes(32))
+    with pytest.raises(PolicyError) as refused:
+        check_attacks(run, node, Policy(largest_attack_auc=0.5))
+    assert str(refused.value) not in seen, "halves that anybody can compute"
+
+
+def test_the_upper_end_of_every_attack_is_compared_with_the_limit(tmp_path: Path) -> None:
+    found = attacked(hospital(tmp_path, [40, 40]))
+    above, below = (found.attack.auc + found.attack.high) / 2, (1 + found.attack.high) / 2
+    assert "largest-attack-auc" in limit_broken(found, Policy(largest_attack_auc=above))
+    assert not limit_broken(found, Policy(largest_attack_auc=below))
+    certain = replace(found.attack, auc=1.0, low=1.0, high=1.0)
+    stronger = replace(found, others={"another": certain}, excess=found.excess | {"another": None})
+    assert limit_broken(stronger, Policy(largest_attack_auc=below)).startswith("another reaches an AUC of 1.000")
+
+
+@pytest.mark.parametrize("kind", ["AUC", "excess", "epsilon"])
+def test_an_attack_far_below_a_guess_contradicts_the_claim(tmp_path: Path, kind: str) -> None:
+    private = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1"}
+    found = attacked(hospital(tmp_path, [30, 30]), **private)
+    assert not claim_broken(found)
+    wrong = {
+        "AUC": replace(found, attack=replace(found.attack, auc=0.1, low=0.05, high=0.2)),
+        "excess": replace(found, excess={found.attack_name: Excess(0.2, 0.1, 0.3, 0.8, 0.2)}),
+        "epsilon": replace(found, proven=1.5),
+    }[kind]
+    assert "error of the software" in claim_broken(wrong)
+    assert "More than the claim allows" in page_of(wrong, claim_broken(wrong))
 
 
 def test_the_command_writes_a_page_and_says_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

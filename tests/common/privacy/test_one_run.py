@@ -1,6 +1,7 @@
 """The estimator of one-run audits: against closed forms, and by simulation of mechanisms with a known epsilon."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -17,6 +18,37 @@ def test_without_delta_the_bound_is_that_of_clopper_and_pearson(right: int, gues
     assert epsilon_bound(Guesses(1000, guessed, right), 0.0) == pytest.approx(
         max(0.0, math.log(rate / (1 - rate))), abs=1e-3
     )
+
+
+# Canaries, answers, right ones, delta; and the bounds of theorem 5.2 and of Gaussian noise with 95 % confidence.
+JAX_PRIVACY = [
+    (1000, 1000, 1000, 1e-5, 5.78228, 12.33457),
+    (1000, 600, 600, 1e-5, 5.27040, 10.51489),
+    (1000, 100, 95, 1e-5, 2.16518, 3.32330),
+    (5000, 400, 330, 1e-5, 1.32469, 1.84237),
+    (2000, 2000, 1400, 1e-6, 0.76611, 1.56529),
+    (10_000, 200, 200, 1e-5, 3.90911, 5.55618),
+]
+
+
+@pytest.mark.parametrize(("canaries", "guessed", "right", "delta", "plain", "gaussian"), JAX_PRIVACY)
+def test_bounds_are_those_of_jax_privacy(
+    canaries: int, guessed: int, right: int, delta: float, plain: float, gaussian: float
+) -> None:
+    """Values of jax_privacy 2.0.0, auditing._epsilon_one_run and _epsilon_one_run_fdp (computed once, 2026-11-24)."""
+    found = Guesses(canaries, guessed, right)
+    assert epsilon_bound(found, delta) == pytest.approx(plain, abs=2e-4)
+    assert gaussian_bound(found, delta) == pytest.approx(gaussian, abs=1e-3)
+
+
+@pytest.mark.parametrize(("right", "epsilon"), [(90, 1.0), (95, 2.0), (60, 0.1), (100, 4.0)])
+def test_p_values_are_those_of_the_theorem(right: int, epsilon: float) -> None:
+    """beta + 2 m delta alpha, alpha = max over i of P[right - i <= W < right] / i, by exact sums of fractions."""
+    rate = Fraction(1 / (1 + math.exp(-epsilon)))
+    masses = [math.comb(100, k) * rate**k * (1 - rate) ** (100 - k) for k in range(101)]
+    alpha = max(sum(masses[right - i : right]) / i for i in range(1, right + 1))
+    exact = float(min(Fraction(1), sum(masses[right:]) + 2 * 1000 * Fraction(1e-5) * alpha))
+    assert p_value(Guesses(1000, 100, right), epsilon, 1e-5) == pytest.approx(exact, rel=1e-9)
 
 
 def test_as_many_right_as_wrong_prove_nothing() -> None:

@@ -1,0 +1,57 @@
+"""A coordinator asks a site, whose policy limits attacks, for the same records by another way."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from client_app.governance.gate import open_ledger
+from client_app.node_config import parse_node_config
+from common.config.run_config import parse_run_config, run_digest
+from common.wire.records import INFO, to_record
+from tests.client_app.model_use.hospitals import hospital, rows_of_classes
+from tests.grid import FAST, FIRST_NODE, InProcessGrid
+
+RUN: dict[str, Any] = FAST | {"backbone": "pixels", "image-size": 8, "fedpft.covariance": "spherical"}
+CHAIN = {"fedpft.topology": "chain"}
+POLICY = "without-dp = true\nsmallest-class = 1\n"
+
+
+class Site:
+    """A hospital with three kinds of digits."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.node, self.runs = home, hospital(home, "clinic", rows_of_classes()[:60]), 0
+        open_ledger(parse_node_config(self.node))
+
+    def ask(self, kind: str, settings: dict[str, Any], limit: str = "") -> object:
+        """The status of the reply to a request of a new Flower run."""
+        (self.home / "policy.toml").write_text(POLICY + limit)
+        self.runs += 1
+        grid = InProcessGrid([self.node], run_id=self.runs)
+        grid.run_config = RUN | settings
+        content = to_record(None, {"run": run_digest(parse_run_config(grid.run_config)), "lineage": "x"})
+        (reply,) = grid.pull_messages(grid.push_messages([Message(content, FIRST_NODE, kind)]))
+        return reply.content.config_records[INFO]["status"]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.mark.parametrize("limit", ["largest-attack-auc = 0.99\n", "smallest-nearest-ratio = 0.01\n"])
+def test_a_head_kept_from_a_chain_does_not_leave_where_attacks_are_limited(site: Site, limit: str) -> None:
+    assert site.ask("train", CHAIN) == "ok"
+    assert site.ask("query.head", CHAIN) == "ok"
+    assert site.ask("query.head", CHAIN, limit) == "policy"
+
+
+def test_a_limit_on_distances_holds_for_methods_without_mixtures(site: Site) -> None:
+    """Their releases were not compared with records, so any of them passed."""
+    limit = "smallest-nearest-ratio = 1.0\n"
+    for method in ("fedpft", "afl", "fedcof"):
+        assert site.ask("train", {"method": method}) == "ok"
+        assert site.ask("train", {"method": method}, limit) == "policy"
+    assert site.ask("train", {"method": "average"}, limit) == "policy"
