@@ -203,15 +203,16 @@ def _batches(inputs: Inputs, rows: Sequence[int], backbone: Backbone) -> Iterato
     """Features of the rows, `TOGETHER` and a few more at a time. What is computed is yielded even on Ctrl-C."""
     if not rows:
         return
-    waiting: list[Part] = []
+    waiting, count = list[Part](), 0
     with progress("predict", len(rows)) as advance, closing(in_parts(inputs.dataset(rows), backbone, BATCH)) as parts:
         try:
             for part in parts:
                 waiting.append(part)
-                advance(len(part.rows) + len(part.broken))
-                if sum(len(each.rows) + len(each.broken) for each in waiting) >= TOGETHER:
+                count += (size := len(part.rows) + len(part.broken))
+                advance(size)
+                if count >= TOGETHER:
                     yield _joined(waiting)
-                    waiting = []
+                    waiting, count = [], 0
         except KeyboardInterrupt:
             if waiting:
                 yield _joined(waiting)
