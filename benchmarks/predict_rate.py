@@ -3,8 +3,8 @@
     python benchmarks/predict_rate.py 20000
 
 The backbone `pixels` on images of 28 x 28 px is the hardest case: an image takes a tenth of a millisecond, so what
-`site predict` adds counts most. Rates of the features alone and of predictions, with their ratio by the clock and by processor
-time, which other work on the machine changes less; and peak memory after 1,000 and after all images.
+`site predict` adds counts most. Rates of the features alone and of predictions, their ratio by the clock and by processor
+time, which other work on the machine changes less, and peak memory after 1,000 and after all images.
 """
 
 from __future__ import annotations
@@ -75,9 +75,7 @@ def main(count: int) -> None:
             rows.append((turn + 1, count / bare[0], count / whole[0], by_clock, by_processor))
         last = peak()
     columns = ("turn", "features alone, images/s", "predictions, images/s", "ratio by the clock", "ratio by processor time")
-    medians = {
-        name: statistics.median(column) for name, column in list(zip(columns, zip(*rows, strict=True), strict=True))[1:]
-    }
+    medians = {name: statistics.median(row[place] for row in rows) for place, name in enumerate(columns) if place}
     memory = {"after 1,000 images": round(first), "after all images": round(last)}
     title = f"site predict on {count} images of {SIDE} x {SIDE} px, backbone 'pixels'"
     report("predict-rate", title, columns, rows, images=count, medians=medians, peak_memory_mib=memory)

@@ -39,8 +39,8 @@ def evaluated(model: SignedModel, run: Path) -> Measured | None:
     data = f"held-out records of {sites} sites"
     limits = _limits(accuracy)
     lines = [
-        f"On {_shown(found.get('records'), '.0f')} {data}, {_privacy(found)}. In brackets: 95 % intervals, which include this "
-        "noise and the sampling of records; that of the number of records, the noise alone.",
+        f"On {_shown(found.get('records'), '.0f')} {data}, {_privacy(found)}. In brackets: 95 % intervals, which include "
+        "this noise and the sampling of records; those of numbers of records, the noise alone.",
         "",
         f"Accuracy: {_shown(accuracy)}.",
         "",

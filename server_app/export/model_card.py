@@ -1,4 +1,4 @@
-"""A model card in the format of Hugging Face: Markdown with YAML metadata. It names no site, and no site's number of records."""
+"""A model card in the format of Hugging Face: Markdown with YAML metadata. It names no site, nor its number of records."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from server_app.runs.json_values import Json, as_number, at
 LICENCES = {"torchvision": ("bsd-3-clause", "torchvision's weights, BSD-3-Clause; trained on ImageNet-1k, whose terms are "
             "non-commercial"), "pixels": ("apache-2.0", "no pretrained weights")}  # fmt: skip
 NOT_MEASURED = (
-    "Nothing yet: no `coordinator evaluate` of this run, and no test data of a simulation. Each site evaluates the model on its "
-    "own records (`site evaluate`)."
+    "Nothing yet: no `coordinator evaluate` of this run, and no test data of a simulation. Each site evaluates the model on "
+    "its own records (`site evaluate`)."
 )
 UNKNOWN = ("other", "look up the licence of these weights before you pass the model on")
 
@@ -127,7 +127,7 @@ def _privacy(model: SignedModel) -> list[str]:
     if claim is None:
         return ["None: no differential privacy protects single records."]
     covered = (
-        f"Each site's release has ({claim.epsilon:g}, {claim.delta:g}) differential privacy ({claim.mechanism}). Neighbouring "
-        f"relation: {claim.relation or 'not stated'}."
+        f"Each site's release has ({claim.epsilon:g}, {claim.delta:g}) differential privacy ({claim.mechanism}). "
+        f"Neighbouring relation: {claim.relation or 'not stated'}."
     )
     return [covered, "", "Not covered:", "", *(f"- {each}" for each in NOT_COVERED)]

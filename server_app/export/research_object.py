@@ -15,7 +15,7 @@ from server_app.export.pseudonyms import write_pseudonymous
 from server_app.runs.run_view import read_json
 
 CONTEXT = "https://w3id.org/ro/crate/1.1/context"
-# Files that are passed on, with pseudonyms for sites. Surrogates stay: they are releases to the coordinator, not to everyone.
+# Files that are passed on, with pseudonyms for sites. Surrogates stay: they are releases to the coordinator alone.
 FILES = {
     "manifest.json": ("application/json", "Settings, seeds, software versions, backbone fingerprint"),
     "metrics.json": ("application/json", "Results, bytes, privacy"),

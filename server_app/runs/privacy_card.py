@@ -8,7 +8,7 @@ from typing import Any
 
 from common.config.run_config import RunConfig
 from common.models.classifiers import Classifier
-from common.privacy.accounting import Unit, gaussian_epsilon
+from common.privacy.accounting import gaussian_epsilon
 from common.privacy.claims import NOT_COVERED, Claim, relation_of
 from common.privacy.gaussian_mechanism import Noisy
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
