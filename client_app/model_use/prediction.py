@@ -18,7 +18,7 @@ from torch import Tensor
 from client_app.durable_files import put_file
 from client_app.features.extraction import NOT_FINITE, Part, in_parts
 from client_app.features.progress import progress
-from client_app.model_use.calibration import ABSTAIN, Calibration, Probabilities
+from client_app.model_use.calibration import ABSTAIN, SCORES, Calibration, Probabilities
 from client_app.model_use.inputs import PATIENT, Inputs
 from common.backbones.backbones import Backbone
 from common.backbones.feature_power import power_in, raised, with_power
@@ -31,7 +31,6 @@ from common.signed_models.signed_model import SignedModel
 TOGETHER = 256
 BATCH = 64
 FILE, DECISION, PROBLEM = "file", "decision", "problem"
-SCORES = ("mahalanobis", "relative")
 UNREADABLE = "cannot be read"
 
 
