@@ -72,7 +72,8 @@ def _signer(config: RunConfig, flower_run_id: int) -> Callable[[Outcome], Signed
         assert outcome.model is not None  # the strategy sends a model, so it has one
         private = signing_key(Path(config.output_dir), os.environ)
         sampler = None if outcome.learned is None else outcome.learned.sample
-        return make_signed_model(outcome.model, config, sampler, str(flower_run_id), outcome.count("used"), private)
+        used = outcome.count("used")
+        return make_signed_model(outcome.model, config, sampler, str(flower_run_id), used, private, outcome.units)
 
     return sign
 

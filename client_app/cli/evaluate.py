@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from client_app.cli.options import Node, node_of
-from client_app.cli.predict import ModelArgument
+from client_app.cli.predict import ModelArgument, OodScore
 from common.command_line import Json, console
 
 
@@ -46,7 +45,14 @@ def evaluate(
     temperature: Annotated[
         bool, typer.Option("--temperature", help="Fit a temperature for probabilities, on half of the records.")
     ] = False,
-    store: Annotated[bool, typer.Option("--store", help="Store threshold and temperature with the model.")] = False,
+    abstain: Annotated[
+        float,
+        typer.Option(help="Choose the score above which the model abstains, for this share of records, on half of them."),
+    ] = 0.0,
+    score: Annotated[OodScore | None, typer.Option(help="The out-of-distribution score for --abstain.")] = None,
+    store: Annotated[
+        bool, typer.Option("--store", help="Store threshold, temperature and the number of --abstain with the model.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Judge a model on labelled records of this site: measures with intervals, plots, by groups. Nothing leaves.
@@ -54,7 +60,7 @@ def evaluate(
     Example: site evaluate --out evaluation --by scanner,sex
     """
     from client_app.model_use.adapted import adapted_classifier
-    from client_app.model_use.calibration import read_calibration, store_calibration
+    from client_app.model_use.calibration import own_gaussians, read_calibration, store_calibration
     from client_app.model_use.evaluation import Wish, write_evaluation
     from client_app.model_use.evaluation import evaluate as judge
     from client_app.model_use.held_out import Source, held_out
@@ -62,17 +68,16 @@ def evaluate(
 
     node = node_of(node_config)
     signed = open_model(model, node)
-    calibration = read_calibration(node, signed)
-    if positive:
-        calibration = replace(calibration, positive=positive)
-    if threshold is not None:
-        calibration = replace(calibration, threshold=threshold, note="given by a person")
+    note = None if threshold is None else "given by a person"
+    calibration = read_calibration(node, signed).chosen(positive=positive or None, threshold=threshold, note=note)
     calibration = calibration.checked(tuple(signed.manifest.classes))
     columns = tuple(name.strip() for name in by.split(",") if name.strip())
     kind: Any = "" if data is None else data.value
+    by_score: Any = score and score.value
     held = held_out(signed, node, Source(data_dir, kind, label_column, patient_column, columns, known_only))
     classifier = adapted_classifier(node, signed) or signed.classifier
-    found = judge(signed, classifier, held, calibration, Wish(temperature, sensitivity))
+    own = own_gaussians(node, signed)
+    found = judge(signed, classifier, held, calibration, Wish(temperature, sensitivity, abstain, by_score), own)
     facts, page = write_evaluation(found, out)
     stored = store_calibration(node, signed, found.calibration, found.gaussians) if store else None
     if as_json:

@@ -38,7 +38,7 @@ def models(context: typer.Context, node_config: MaybeNode = None, as_json: Json 
         try:
             model = read_kept(node, name)
             facts = model.manifest
-            claim = "none" if facts.privacy is None else f"epsilon {facts.privacy.epsilon:g}, delta {facts.privacy.delta:g}"
+            claim = "none" if facts.privacy is None else facts.privacy.in_words()
             row |= {"classes": facts.classes, "backbone": facts.settings["backbone"], "privacy": claim}
             row |= {"fingerprint": facts.fingerprint, "signer": model.signer, "state": "intact"}
         except FedSurrogateError as error:

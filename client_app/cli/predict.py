@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -74,14 +73,9 @@ def predict(
         if file is not None and file.expanduser().resolve().is_relative_to(Path(data_dir).expanduser().resolve()):
             raise ConfigError(f"{str(file)!r} lies in --data-dir, where it would be read as data; choose another folder")
     signed = open_model(model, node)
-    changes: dict[str, Any] = {
-        "positive": positive or None,
-        "threshold": threshold,
-        "abstain_above": abstain_above,
-        "score": score,
-    }
-    given = {key: value for key, value in changes.items() if value is not None}
-    calibration = replace(read_calibration(node, signed), **given)
+    calibration = read_calibration(node, signed).chosen(
+        positive=positive or None, threshold=threshold, abstain_above=abstain_above, score=score and score.value
+    )
     classifier = adapted_classifier(node, signed) or signed.classifier
     predictor = Predictor(classifier, calibration, own_gaussians(node, signed))
     inputs = find_inputs(data_dir, data.value, patient_column, own.dicom_frames)

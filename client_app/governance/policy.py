@@ -46,10 +46,12 @@ class Policy(WorkLimits):
     smallest_class: int = Field(10, ge=1, description="records that a class needs to be released, except with 'sums'")
     exact_counts: Names = Field(
         (),
-        description="runs whose counts may leave without noise although without-dp = false: evaluation, survey; the total "
-        "does not cover them",
+        description="runs whose counts may leave without noise although without-dp = false: evaluation, values, survey; the "
+        "total does not cover them, and differences of counts show single records to a coordinator that chooses the models",
     )
-    smallest_cell: int = Field(10, ge=1, description="records that a class needs in counts without noise")
+    smallest_cell: int = Field(
+        10, ge=1, description="records that a class needs in counts without noise; cells of its decisions can be smaller"
+    )
     show_evaluation: bool = Field(
         False, description="whether results of an evaluation may name this site's own share, with its noise"
     )

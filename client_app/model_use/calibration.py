@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -21,6 +22,8 @@ from common.signed_models.signed_model import SignedModel, digest_of
 
 Probabilities = NDArray[np.float64]
 Score = Literal["relative", "mahalanobis"]
+# In the order in which Gaussians give them.
+SCORES: tuple[Score, ...] = ("mahalanobis", "relative")
 ABSTAIN = "abstain"
 
 
@@ -47,7 +50,7 @@ class Calibration:
             raise ConfigError(f"threshold = {self.threshold:g}: must be above 0 and below 1")
         if not 0 < self.temperature < float("inf"):
             raise ConfigError(f"temperature = {self.temperature:g}: must be above 0")
-        if self.score not in ("relative", "mahalanobis"):
+        if self.score not in SCORES:
             raise ConfigError(f"score = {self.score!r}: must be 'relative' or 'mahalanobis'")
         positive = self.positive or (classes[-1] if len(classes) == 2 else "")
         if positive and positive not in classes:
@@ -55,6 +58,16 @@ class Calibration:
         if self.threshold is not None and not positive:
             raise ConfigError(f"threshold = {self.threshold:g}: name the class that it is for with --positive")
         return replace(self, positive=positive)
+
+    def chosen(self, **choices: Any) -> Self:
+        """This calibration with what a person chose; None is no choice. Raises ConfigError for a score without its limit."""
+        given = {key: value for key, value in choices.items() if value is not None}
+        score = given.get("score", self.score)
+        if score != self.score and self.abstain_above is not None and "abstain_above" not in given:
+            raise ConfigError(
+                f"score = {score!r}: the stored number of abstain-above is for {self.score!r}; give --abstain-above as well"
+            )
+        return replace(self, **given)
 
     def probabilities(self, scores: Tensor) -> Probabilities:
         """Class probabilities (n, C) of logits (n, C)."""
@@ -100,6 +113,23 @@ def threshold_for(probability: NDArray[np.float64], positive: NDArray[np.bool_],
     _, rates, thresholds = roc_curve(positive, probability, drop_intermediate=False)
     first = int(np.argmax(rates >= sensitivity))
     return float(np.clip(thresholds[first], 1e-6, 1 - 1e-6))
+
+
+def abstain_limit(scores: Tensor, share: float) -> float:
+    """The out-of-distribution score that one more record like these exceeds with a probability of at most `share`.
+
+    scores (n,): of records that neither the model nor its Gaussians have seen. The limit is the ceil((n + 1) (1 - share))-th
+    smallest (split conformal prediction, Papadopoulos et al. 2002). Raises ConfigError, also for too few records.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"abstain = {share:g}: must be above 0 and below 1")
+    place = math.ceil((len(scores) + 1) * (1 - share))
+    if place > len(scores):
+        least = math.ceil(1 / share) - 1
+        raise ConfigError(
+            f"abstain = {share:g}: needs {least} records to choose the limit, not {len(scores)}; set a larger share"
+        )
+    return float(scores.sort().values[place - 1])
 
 
 def calibration_file(node: NodeConfig, name: str) -> Path:

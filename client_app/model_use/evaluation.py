@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from client_app.datasets.dataset import stratified_split
-from client_app.model_use.calibration import Calibration, fit_temperature, threshold_for
+from client_app.model_use.calibration import SCORES, Calibration, Score, abstain_limit, fit_temperature, threshold_for
 from client_app.model_use.held_out import HeldOut
 from client_app.model_use.metrics import FEWEST, Judged, Report, report
 from client_app.model_use.promise import Promise, check_promise
@@ -29,17 +29,25 @@ RATES = ("roc", "precision_recall", "reliability")
 
 @dataclass(frozen=True)
 class Wish:
-    """What a person wishes. temperature: fit one. sensitivity: of the positive class, 0: none. draws: of the bootstrap."""
+    """What a person wishes. temperature: fit one. sensitivity: of the positive class, 0: none. abstain: share of such
+    records without a decision, 0: none; score: by which. draws: of the bootstrap.
+    """
 
     temperature: bool = False
     sensitivity: float = 0.0
+    abstain: float = 0.0
+    score: Score | None = None
     draws: int = 1000
     seed: int = 0
 
     @property
     def calibrates(self) -> bool:
         """Whether a part of the records is used to calibrate."""
-        return self.temperature or bool(self.sensitivity)
+        return self.temperature or bool(self.sensitivity or self.abstain)
+
+    def __post_init__(self) -> None:
+        if self.score is not None and not self.abstain:
+            raise ConfigError(f"--score {self.score}: is the score for --abstain; give both")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +55,8 @@ class Evaluation:
     """The result: measures, measures by group, curves of each class, and scores' quantiles.
 
     calibrated_on: number of records that calibrated and were not judged. ood: quantiles of the out-of-distribution scores,
-    by score, and whose Gaussians they are against. promise: of the shared surrogate, if the model has its Gaussians.
+    by score, whose Gaussians they are against, and the share of judged records beyond the limit. gaussians: to store, for a
+    model that has none. promise: of the shared surrogate, if the model has its Gaussians.
     """
 
     model: SignedModel
@@ -64,9 +73,14 @@ class Evaluation:
 
 
 def evaluate(
-    model: SignedModel, classifier: Classifier, held: HeldOut, calibration: Calibration, wish: Wish = Wish()
+    model: SignedModel,
+    classifier: Classifier,
+    held: HeldOut,
+    calibration: Calibration,
+    wish: Wish = Wish(),
+    own: Gaussians | None = None,
 ) -> Evaluation:
-    """Judge a model on held-out records.
+    """Judge a model on held-out records. own: Gaussians that this site has stored for a model without any.
 
     With a wish, half of the records (whole patients) calibrate, and only the other half is judged: measures on the records
     that chose a threshold would be too good. Raises ConfigError, DataError.
@@ -85,10 +99,14 @@ def evaluate(
             )
         calibration = _calibrated(calibration, wish, scores[first], held.labels[first], classes)
         judged_rows = ~first
+    # A limit that is stored already holds for the Gaussians that it was chosen with.
+    kept = own if calibration.abstain_above is not None and not wish.abstain else None
+    gaussians = _gaussians(model, classifier, held, judged_rows if wish.abstain else np.ones_like(judged_rows), kept)
+    if wish.abstain:
+        calibration = _abstaining(calibration, wish, gaussians, classifier.prepare(held.features[~judged_rows]))
     chance = calibration.probabilities(scores)
     every = Judged(held.labels.numpy(), chance, calibration.decisions(chance, classes), held.patients)
     judged = every.take(judged_rows)
-    gaussians = _own_gaussians(model, classifier, held)
     return Evaluation(
         model,
         calibration,
@@ -97,7 +115,7 @@ def evaluate(
         _by_group(every, judged_rows, held, classes, wish),
         {name: curves_of(judged, index) for index, name in enumerate(classes)},
         int((~judged_rows).sum()),
-        _ood(model, classifier, held, gaussians),
+        _ood(model, classifier, held, gaussians, calibration, judged_rows),
         None if model.gaussians is not None else gaussians,
         classifier is not model.classifier,
         # Of the shared model and its own decisions: a threshold is this site's choice.
@@ -120,7 +138,7 @@ def _calibrated(
         threshold = threshold_for(chance, labels.numpy() == index, wish.sensitivity)
         calibration = replace(calibration, threshold=threshold)
         notes.append(f"threshold for a sensitivity of {wish.sensitivity:g} from {int((labels == index).sum())} records")
-    return replace(calibration, note="; ".join(notes)).checked(classes)
+    return replace(calibration, note="; ".join(notes) or calibration.note).checked(classes)
 
 
 def _by_group(
@@ -155,25 +173,48 @@ def curves_of(judged: Judged, index: int) -> dict[str, Any]:
     return {name: [x.tolist(), y.tolist()] for name, (x, y) in zip(RATES, pairs, strict=True)}
 
 
-def _own_gaussians(model: SignedModel, classifier: Classifier, held: HeldOut) -> Gaussians | None:
-    """The model's Gaussians, or those of these records."""
-    if model.gaussians is not None:
-        return model.gaussians
+def _gaussians(
+    model: SignedModel, classifier: Classifier, held: HeldOut, rows: np.ndarray[Any, Any], own: Gaussians | None
+) -> Gaussians | None:
+    """The model's Gaussians, else the site's own ones, else those of these rows, which calibrate nothing."""
+    if model.gaussians is not None or own is not None:
+        return model.gaussians or own
     try:
-        return fit_gaussians(classifier.prepare(held.features).float(), held.labels)
+        return fit_gaussians(classifier.prepare(held.features[rows]).float(), held.labels[rows])
     except ValueError:
         return None
 
 
-def _ood(model: SignedModel, classifier: Classifier, held: HeldOut, gaussians: Gaussians | None) -> dict[str, Any]:
+def _abstaining(calibration: Calibration, wish: Wish, gaussians: Gaussians | None, features: torch.Tensor) -> Calibration:
+    """The calibration with a limit of the out-of-distribution score, from prepared features (n, d)."""
+    if gaussians is None:
+        raise DataError("--abstain: no Gaussians for an out-of-distribution score; no class has two held-out records")
+    score = wish.score or calibration.score
+    scores = gaussians.scores(features)[SCORES.index(score)]
+    limit = abstain_limit(scores, wish.abstain)
+    found = f"{score} score above {limit:.4g} abstains, for a share of {wish.abstain:g} from {len(scores)} records"
+    return replace(calibration, score=score, abstain_above=limit, note=f"{calibration.note}; {found}".removeprefix("; "))
+
+
+def _ood(
+    model: SignedModel,
+    classifier: Classifier,
+    held: HeldOut,
+    gaussians: Gaussians | None,
+    calibration: Calibration,
+    judged: np.ndarray[Any, Any],
+) -> dict[str, Any]:
     if gaussians is None:
         return {}
-    columns = gaussians.scores(classifier.prepare(held.features))
+    columns = dict(zip(SCORES, gaussians.scores(classifier.prepare(held.features)), strict=True))
     found: dict[str, Any] = {
         name: {f"{level:g}": float(np.quantile(column.numpy(), level)) for level in QUANTILES}
-        for name, column in zip(("mahalanobis", "relative"), columns, strict=True)
+        for name, column in columns.items()
     }
-    return found | {"against": "the sites' surrogates" if model.gaussians is not None else "these records themselves"}
+    limit = calibration.abstain_above
+    beyond = None if limit is None else float((columns[calibration.score][judged] > limit).double().mean())
+    against = "the sites' surrogates" if model.gaussians is not None else "records of this site"
+    return found | {"against": against, "abstained": beyond}
 
 
 def facts_of(found: Evaluation) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from client_app.durable_files import put_file
 from client_app.features.extraction import NOT_FINITE, Part, in_parts
 from client_app.features.progress import progress
-from client_app.model_use.calibration import ABSTAIN, Calibration, Probabilities
+from client_app.model_use.calibration import ABSTAIN, SCORES, Calibration, Probabilities
 from client_app.model_use.inputs import PATIENT, Inputs
 from common.backbones.backbones import Backbone
 from common.backbones.feature_power import power_in, raised, with_power
@@ -31,7 +31,6 @@ from common.signed_models.signed_model import SignedModel
 TOGETHER = 256
 BATCH = 64
 FILE, DECISION, PROBLEM = "file", "decision", "problem"
-SCORES = ("mahalanobis", "relative")
 UNREADABLE = "cannot be read"
 
 
@@ -203,15 +202,16 @@ def _batches(inputs: Inputs, rows: Sequence[int], backbone: Backbone) -> Iterato
     """Features of the rows, `TOGETHER` and a few more at a time. What is computed is yielded even on Ctrl-C."""
     if not rows:
         return
-    waiting: list[Part] = []
+    waiting, count = list[Part](), 0
     with progress("predict", len(rows)) as advance, closing(in_parts(inputs.dataset(rows), backbone, BATCH)) as parts:
         try:
             for part in parts:
                 waiting.append(part)
-                advance(len(part.rows) + len(part.broken))
-                if sum(len(each.rows) + len(each.broken) for each in waiting) >= TOGETHER:
+                count += (size := len(part.rows) + len(part.broken))
+                advance(size)
+                if count >= TOGETHER:
                     yield _joined(waiting)
-                    waiting = []
+                    waiting, count = [], 0
         except KeyboardInterrupt:
             if waiting:
                 yield _joined(waiting)

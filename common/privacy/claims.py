@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
@@ -91,6 +91,16 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
     each = multiplier * math.sqrt(steps)
     noise = {name: (each / math.sqrt(share), 1.0) for name, share in budget_shares(family, each).items()}
     return Claim(mechanism, epsilon, delta, unit, multiplier, config.fedpft.clip, noise, centre)
+
+
+def relation_of(mechanism: str, units: Collection[str]) -> str:
+    """The neighbouring relation of a run whose sites protect these units; empty without a unit."""
+    if mechanism == "theorem-4.1":
+        # Its sensitivities assume an exchange: one record more or less would change the class sizes, which have no noise.
+        return "exchange one record for another of the same class"
+    if len(units) == 1:
+        return f"add or remove one {next(iter(units))}"
+    return "add or remove one record, or one patient at the sites that protect patients" if units else ""
 
 
 def private_rounds(config: RunConfig) -> int:

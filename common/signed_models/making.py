@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 
 from common.config.run_config import RunConfig, run_digest
 from common.errors import ConfigError, SurrogateError
 from common.models.classifiers import Classifier
 from common.models.head_training import Batch
-from common.privacy.claims import make_claim
+from common.privacy.claims import make_claim, relation_of
 from common.signed_models.gaussians import Gaussians, fit_gaussians
 from common.signed_models.signed_model import (
     Manifest,
@@ -39,18 +39,31 @@ Sampler = Callable[[int, int], Batch]
 
 
 def make_signed_model(
-    model: Classifier, config: RunConfig, sampler: Sampler | None, flower_run: str, sites: int, private: bytes
+    model: Classifier,
+    config: RunConfig,
+    sampler: Sampler | None,
+    flower_run: str,
+    sites: int,
+    private: bytes,
+    units: Collection[str] = (),
 ) -> SignedModel:
     """The signed model of a run, at 16 bits, as sites receive it.
 
     sampler: draws synthetic features and labels from what the model was learned from. private: the coordinator's key.
+    units: what the sites' privacy claims protect, "record" or "patient"; none if unknown or without privacy.
     """
     released = unpack_classifier(pack_classifier(model))
     gaussians, why = release_gaussians(config, sampler)
     form, tensors = file_content(released)
     digest, now = digest_of(tensors), datetime.now(UTC)
+    # Epsilon, delta and mechanism are the same for both units.
     claim = make_claim(config, "record")
-    privacy = None if claim is None else Privacy(epsilon=claim.epsilon, delta=claim.delta, mechanism=claim.mechanism)
+    privacy = claim and Privacy(
+        epsilon=claim.epsilon,
+        delta=claim.delta,
+        mechanism=claim.mechanism,
+        relation=relation_of(claim.mechanism, frozenset(units)),
+    )
     manifest = Manifest(
         name=f"{now:%Y%m%d}-{config.method}-{digest[:8]}",
         created=f"{now:%Y-%m-%d}",

@@ -30,13 +30,22 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
 class Privacy(BaseModel):
-    """The differential privacy of the run at each site."""
+    """The differential privacy of the run at each site.
+
+    relation: the change in a site's data that it hides, such as "add or remove one patient"; empty in files of earlier
+    versions, which do not state it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0)
     mechanism: str = Field(max_length=40)
+    relation: str = Field("", max_length=200)
+
+    def in_words(self) -> str:
+        """Epsilon, delta and the neighbouring relation, for people."""
+        return f"epsilon {self.epsilon:g}, delta {self.delta:g}; neighbouring relation: {self.relation or 'not stated'}"
 
 
 class Manifest(BaseModel):
@@ -67,7 +76,11 @@ class Manifest(BaseModel):
 
     def signed_bytes(self) -> bytes:
         """The bytes that the signature covers. The same manifest always gives the same bytes."""
-        return json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":")).encode()
+        content = self.model_dump()
+        # The signature of a file of an earlier version covers no such field.
+        if self.privacy is not None and not self.privacy.relation:
+            del content["privacy"]["relation"]
+        return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
     def run_config(self, more: Mapping[str, Any] | None = None) -> RunConfig:
         """Settings under which features fit this model; `more` overrides. Raises ConfigError."""

@@ -1,4 +1,4 @@
-"""A model card in the format of Hugging Face: Markdown with YAML metadata. It names no site and no number of records."""
+"""A model card in the format of Hugging Face: Markdown with YAML metadata. It names no site, nor its number of records."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from common.backbones.preprocessing import Preprocessing
 from common.methods import METHODS
 from common.privacy.claims import NOT_COVERED
 from common.signed_models.signed_model import SignedModel
+from server_app.export.measured import Measured, evaluated
 from server_app.export.source import read_metrics
-from server_app.runs.json_values import as_number, at
+from server_app.runs.json_values import Json, as_number, at
 
 # Licences of published weights, as far as this project knows them. Others must be looked up.
 LICENCES = {"torchvision": ("bsd-3-clause", "torchvision's weights, BSD-3-Clause; trained on ImageNet-1k, whose terms are "
             "non-commercial"), "pixels": ("apache-2.0", "no pretrained weights")}  # fmt: skip
+NOT_MEASURED = (
+    "Nothing yet: no `coordinator evaluate` of this run, and no test data of a simulation. Each site evaluates the model on "
+    "its own records (`site evaluate`)."
+)
 UNKNOWN = ("other", "look up the licence of these weights before you pass the model on")
 
 
@@ -23,7 +28,7 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
     facts, metrics = model.manifest, read_metrics(run)
     backbone = str(facts.settings["backbone"])
     licence, words = LICENCES.get(backbone.partition(":")[0], UNKNOWN)
-    accuracy = as_number(at(metrics, "accuracy", "model"))
+    measured = evaluated(model, run) or _simulated(metrics)
     title = METHODS[facts.method].title if facts.method in METHODS else facts.method
     lines = [
         "---",
@@ -34,7 +39,7 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         "- federated-learning",
         *(["- differential-privacy"] if facts.privacy else []),
         f"- {facts.method}",
-        *_index(facts.name, accuracy),
+        *_index(facts.name, measured),
         "---",
         "",
         f"# {facts.name}",
@@ -58,9 +63,7 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         "",
         "## Measured",
         "",
-        "No accuracy on common test data: each site evaluates the model on its own records (`site evaluate`)."
-        if accuracy is None
-        else f"Accuracy on the test data of the simulation: {accuracy:.4f}. A simulation says little about other hospitals.",
+        *(measured.words if measured is not None else [NOT_MEASURED]),
         "",
         "## Privacy",
         "",
@@ -81,16 +84,25 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
     return "\n".join(lines)
 
 
-def _index(name: str, accuracy: float | None) -> list[str]:
+def _simulated(metrics: Json) -> Measured | None:
+    accuracy = as_number(at(metrics, "accuracy", "model"))
     if accuracy is None:
+        return None
+    words = f"Accuracy on the test data of the simulation: {accuracy:.4f}. A simulation says little about other hospitals."
+    return Measured("test data of the simulation", accuracy, "accuracy", [words])
+
+
+def _index(name: str, measured: Measured | None) -> list[str]:
+    if measured is None or measured.accuracy is None:
         return []
+    metric = {"type": "accuracy", "value": round(measured.accuracy, 4), "name": measured.metric}
     return [
         "model-index:",
         f"- name: {json.dumps(name)}",
         "  results:",
         "  - task: {type: image-classification}",
-        "    dataset: {name: test data of the simulation, type: private}",
-        f"    metrics: [{{type: accuracy, value: {accuracy:.4f}}}]",
+        f"    dataset: {{name: {json.dumps(measured.data)}, type: private}}",
+        f"    metrics: [{json.dumps(metric)}]",
     ]
 
 
@@ -114,5 +126,8 @@ def _privacy(model: SignedModel) -> list[str]:
     claim = model.manifest.privacy
     if claim is None:
         return ["None: no differential privacy protects single records."]
-    covered = f"Each site's release has ({claim.epsilon:g}, {claim.delta:g}) differential privacy ({claim.mechanism})."
+    covered = (
+        f"Each site's release has ({claim.epsilon:g}, {claim.delta:g}) differential privacy ({claim.mechanism}). "
+        f"Neighbouring relation: {claim.relation or 'not stated'}."
+    )
     return [covered, "", "Not covered:", "", *(f"- {each}" for each in NOT_COVERED)]

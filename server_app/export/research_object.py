@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,25 +11,37 @@ from typing import Any
 from common.errors import RunError
 from common.signed_models.signed_model import SignedModel, save_signed_model
 from server_app.export.model_card import model_card
+from server_app.export.pseudonyms import write_pseudonymous
 from server_app.runs.run_view import read_json
 
 CONTEXT = "https://w3id.org/ro/crate/1.1/context"
-# Files of a run folder that are passed on. Surrogates stay: they are releases to the coordinator, not to everyone.
+# Files that are passed on, with pseudonyms for sites. Surrogates stay: they are releases to the coordinator alone.
 FILES = {
     "manifest.json": ("application/json", "Settings, seeds, software versions, backbone fingerprint"),
     "metrics.json": ("application/json", "Results, bytes, privacy"),
     "events.jsonl": ("application/jsonl", "What happened, in order"),
+    "evaluation.json": ("application/json", "Evaluation on held-out records of the sites"),
+    "values.json": ("application/json", "What each site adds to the model"),
     "report.html": ("text/html", "Report for readers"),
 }
 MODEL, CARD = "model.fedsurrogate", "README.md"
 
 
 def write_research_object(model: SignedModel, run: Path, file: Path) -> list[str]:
-    """Write the crate, and return the names of its files. Raises RunError for a run that has not ended."""
-    manifest, metrics = read_json(run, "manifest.json"), read_json(run, "metrics.json")
+    """Write the crate, and return the names of its files. Raises RunError for a run that has not ended.
+
+    Sites have pseudonyms, and no path of a machine is in any file.
+    """
+    metrics = read_json(run, "metrics.json")
     if metrics.get("status") in (None, "running"):
         raise RunError(f"{run}: the run has not ended; pass it on when it has")
-    contents = {name: (run / name).read_bytes() for name in FILES if (run / name).is_file()}
+    with tempfile.TemporaryDirectory() as home:
+        # The report shows the name of its folder.
+        copy = Path(home) / run.resolve().name
+        copy.mkdir()
+        write_pseudonymous(run, copy)
+        contents = {name: (copy / name).read_bytes() for name in FILES if (copy / name).is_file()}
+        manifest = read_json(copy, "manifest.json")
     contents |= {MODEL: save_signed_model(model), CARD: model_card(model, run).encode()}
     described = FILES | {
         MODEL: ("application/octet-stream", "The learned model, signed by the coordinator"),
@@ -60,7 +73,7 @@ def _head(model: SignedModel, manifest: dict[str, Any], names: list[str], softwa
     facts = model.manifest
     started = str(manifest.get("started", ""))
     claim = facts.privacy
-    privacy = "no differential privacy" if claim is None else f"epsilon {claim.epsilon:g}, delta {claim.delta:g} per site"
+    privacy = "no differential privacy" if claim is None else f"at each site {claim.in_words()}"
     return [
         {
             "@id": "ro-crate-metadata.json",
@@ -72,7 +85,7 @@ def _head(model: SignedModel, manifest: dict[str, Any], names: list[str], softwa
             "@id": "./",
             "@type": "Dataset",
             "name": facts.name,
-            "description": f"A federated run of {facts.method} with {facts.sites} sites, {privacy}",
+            "description": f"A federated run of {facts.method} with {facts.sites} sites, {privacy}. Sites have pseudonyms.",
             "datePublished": facts.created,
             "license": "See README.md for the licence of the backbone's weights",
             "hasPart": [{"@id": name} for name in names],

@@ -8,8 +8,8 @@ from typing import Any
 
 from common.config.run_config import RunConfig
 from common.models.classifiers import Classifier
-from common.privacy.accounting import Unit, gaussian_epsilon
-from common.privacy.claims import NOT_COVERED, Claim
+from common.privacy.accounting import gaussian_epsilon
+from common.privacy.claims import NOT_COVERED, Claim, relation_of
 from common.privacy.gaussian_mechanism import Noisy
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 
@@ -71,7 +71,7 @@ def privacy_card(
         # If the settings fix the noise, this is less than the epsilon that the run may spend.
         "epsilon": max(claim.epsilon for _, claim in claims.values()),
         "delta": config.delta,
-        "relation": _relation(config.mechanism, units),
+        "relation": relation_of(config.mechanism, units),
         "covers": COVERS[config.mechanism] + DERIVED,
         "not_covered": open_ends,
         "per_site": {site: _site(surrogate, claim) for site, (surrogate, claim) in claims.items()},
@@ -82,15 +82,6 @@ def privacy_card(
 def mean_noise(claim: Claim, dimension: int, records: float) -> float:
     """Norm (root mean square) of the noise on the mean (dimension,) of the features of `records` records of norm one."""
     return _sigmas(claim)["sums"] * math.sqrt(dimension) / records
-
-
-def _relation(mechanism: str, units: set[Unit]) -> str:
-    if mechanism == "theorem-4.1":
-        # Its sensitivities assume an exchange: one record more or less would change the class sizes, which have no noise.
-        return "exchange one record for another of the same class"
-    if len(units) == 1:
-        return f"add or remove one {units.pop()}"
-    return "add or remove one record, or one patient at the sites that protect patients"
 
 
 def _site(surrogate: AnySurrogate | None, claim: Claim) -> Json:

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 from common.models.classifiers import Classifier
 from common.models.head_training import Batch
+from common.privacy.accounting import Unit
 from common.privacy.claims import Claim
 from common.surrogates.surrogates import AnySurrogate
 
@@ -92,6 +93,14 @@ class Outcome:
     def reasons(self) -> list[str]:
         """Why sites are not used."""
         return [site.reason for site in self.sites.values() if site.fate != "used"]
+
+    @property
+    def units(self) -> frozenset[Unit]:
+        """What the privacy claims of the used sites protect; empty without claims."""
+        claims = [sent.claim for sent in self.surrogates] + [
+            site.claim for site in self.sites.values() if site.fate == "used"
+        ]
+        return frozenset(claim.unit for claim in claims if claim is not None)
 
     def count(self, fate: Fate) -> int:
         """Number of sites with this fate."""

@@ -24,7 +24,7 @@ SAMPLES, FEWEST_SAMPLES = 256, 32
 # Numbers that all samples together may have.
 ROOM = 2**28
 MOST_SITES, MOST_CLASSES = 60, 50
-# A site is odd if its median distance to the others is so many times the median site's, and at least so large.
+# A site is odd if its distance to the others (`_apart`) is so many times the median site's, and at least so large.
 ODD, LEAST = 2.0, 0.5
 # Standard deviations of privacy noise beyond which a difference is not noise; many sites and classes are compared.
 DEVIATIONS = 4.0
@@ -90,8 +90,7 @@ def site_map(surrogates: Sequence[AnySurrogate]) -> SiteMap | None:
     traces = torch.cat([each.covariances.diagonal(dim1=1, dim2=2).sum(1)[each.present] for each in found])
     distances = _distances(found) / float(traces.median().clamp_min(1e-30).sqrt())
     names = tuple(each.header.site for each in surrogates)
-    # Medians, so that odd sites do not make others seem odd, or each other usual.
-    apart = torch.stack([distances[row][torch.arange(len(names)) != row].median() for row in range(len(names))])
+    apart = _apart(distances)
     limit = max(LEAST, ODD * float(apart.median()))
     odd = tuple(name for name, far in zip(names, apart.tolist(), strict=True) if far > limit)
     if len(names) < 3:
@@ -172,6 +171,17 @@ def _distances(found: Sequence[_Moments]) -> Tensor:
                 distances[i, j] = distances[j, i] = sum(values) / len(values)
                 known[i, j] = known[j, i] = True
     return torch.where(known, distances, distances.max())
+
+
+def _apart(distances: Tensor) -> Tensor:
+    """The distance of each site (S,) to the nearest third of all sites; distances (S, S).
+
+    Up to half of the sites can be odd, each in its own way, without making the others seem far. Odd sites that are like each
+    other, but fewer than a third, do not seem usual.
+    """
+    size = len(distances)
+    others = distances + torch.diag(torch.full((size,), torch.inf, dtype=distances.dtype))
+    return others.sort(1).values[:, -(-size // 3) - 1]
 
 
 def _square_roots(covariances: Tensor) -> Tensor:

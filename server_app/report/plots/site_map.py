@@ -9,6 +9,9 @@ from common.number_format import shorten
 from common.pages.svg import BLUE, FAINT, ORANGE, QUIET, apart, make_axes, render
 
 HEIGHT = 3.4
+# From a point to the centre of its label, as a share of the height.
+LABEL = 0.06
+Point = tuple[float, float]
 
 
 def draw_site_map(names: Sequence[str], points: Sequence[Sequence[float]], marked: Collection[str]) -> str:
@@ -31,10 +34,18 @@ def draw_site_map(names: Sequence[str], points: Sequence[Sequence[float]], marke
         low, high = axes.get_xlim(), axes.get_ylim()
         across, up = (high_ - low_ for low_, high_ in (low, high))
         shown = [shorten(name, 18) for name in names]
-        wanted = [((a - low[0]) / across, (b - high[0]) / up + 0.06) for a, b in zip(x, y, strict=True)]
+        places = [((a - low[0]) / across, (b - high[0]) / up) for a, b in zip(x, y, strict=True)]
         sizes = [(0.018 * len(name) + 0.01, 0.06) for name in shown]
+        wanted = [_label(place, size, places) for place, size in zip(places, sizes, strict=True)]
         for name, (a, b), colour in zip(shown, apart(wanted, sizes, (1.0, 1.0)), colours, strict=True):
             ink = colour if colour == ORANGE else QUIET
-            axes.text(a, b, name, transform=axes.transAxes, ha="center", va="center", fontsize=9, color=ink)
+            axes.text(a, b, name, transform=axes.transAxes, ha="center", va="center", fontsize=9, color=ink, zorder=4)
 
     return render("site-map", HEIGHT, draw)
+
+
+def _label(place: Point, size: Point, places: Sequence[Point]) -> Point:
+    """The centre of the label of the point at `place`: above it, or below where another point is in the way."""
+    x, y = place
+    taken = any(abs(a - x) < size[0] and 0 < b - y < LABEL + size[1] for a, b in places)
+    return x, y - LABEL if taken else y + LABEL

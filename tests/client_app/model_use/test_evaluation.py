@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,16 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.metrics import accuracy_score, recall_score
 
-from client_app.model_use.calibration import Calibration, fit_temperature, threshold_for
-from client_app.model_use.store import read_index
+from client_app.datasets.dataset import stratified_split
+from client_app.model_use.calibration import Calibration, abstain_limit, fit_temperature, threshold_for
+from client_app.model_use.evaluation import Wish
+from client_app.model_use.evaluation import evaluate as judge
+from client_app.model_use.held_out import Source, held_out
+from client_app.model_use.store import open_model, read_index
 from client_app.node_config import parse_node_config
 from common.config.flat_settings import parse_overrides
 from common.errors import ConfigError
+from common.signed_models.gaussians import fit_gaussians
 from tests.client_app.model_use.hospitals import federation, rows_of_classes, site, text, write_images
 
 Json = dict[str, Any]
@@ -98,6 +105,62 @@ def test_a_wished_sensitivity_is_reached_on_other_records_and_stored(home: Path,
     assert stored["temperature"] != 1.0
     again, _ = evaluate(home)
     assert again["calibration"]["threshold"] == stored["threshold"]
+
+
+def test_a_limit_for_a_share_is_stored_and_predictions_abstain_beyond_it(home: Path, tmp_path: Path) -> None:
+    found, out = evaluate(home, "--abstain", "0.1", "--score", "mahalanobis", "--store")
+    assert found["report"]["records"] + found["calibrated_on"] == 280
+    # Of 140 other records, a share of 0.1 is 14; 31 are more than four standard deviations.
+    assert 0 < found["out_of_distribution"]["abstained"] < 31 / 140
+    assert "The model abstains where the mahalanobis score is above" in (out / "evaluation.html").read_text()
+    node = parse_node_config(parse_overrides([(home / "node.txt").read_text()]))
+    file = node.state / "models" / f"{read_index(node).in_use}.calibration.json"
+    stored = json.loads(file.read_text())
+    try:
+        assert (stored["score"], stored["abstain_above"]) == ("mahalanobis", found["calibration"]["abstain_above"])
+        words = ("--data-dir", str(home / "labelled"), "--node-config", (home / "node.txt").read_text())
+        assert site("predict", *words, "--out", str(tmp_path / "p.csv")).code == 0
+        rows = list(csv.DictReader((tmp_path / "p.csv").open()))
+        beyond = [float(row["mahalanobis"]) > stored["abstain_above"] for row in rows]
+        assert [row["decision"] == "abstain" for row in rows] == beyond
+        assert any(beyond)
+        done = site("predict", *words, "--out", str(tmp_path / "q.csv"), "--score", "relative")
+        assert done.code == 1
+        assert "the stored number of abstain-above is for 'mahalanobis'" in done.stderr
+    finally:
+        file.unlink()
+
+
+def test_one_more_record_exceeds_the_limit_with_at_most_the_stated_probability() -> None:
+    generator, beyond = torch.Generator().manual_seed(0), 0
+    for _ in range(4000):
+        scores = torch.randn(60, generator=generator)
+        beyond += int(scores[-1] > abstain_limit(scores[:-1], 0.1))
+    # The limit is the 54th of 59, so the probability is 0.1; four standard deviations are 0.019.
+    assert beyond / 4000 == pytest.approx(0.1, abs=0.019)
+    for share, what in ((0.0, "must be above 0"), (1.0, "below 1"), (0.01, "needs 99 records")):
+        with pytest.raises(ConfigError, match=what):
+            abstain_limit(torch.randn(60, generator=generator), share)
+
+
+def test_a_limit_is_chosen_on_records_that_the_sites_own_gaussians_have_not_seen(home: Path) -> None:
+    """Gaussians fitted on the records that choose the limit would give these small distances, and so too small a limit."""
+    node = parse_node_config(parse_overrides([(home / "node.txt").read_text()]))
+    signed = replace(open_model("in-use", node), gaussians=None)
+    held = held_out(signed, node, Source(str(home / "labelled"), "imagefolder", patient_column="patient"))
+    found = judge(signed, signed.classifier, held, Calibration(), Wish(abstain=0.1, score="mahalanobis", draws=2))
+    assert found.gaussians is not None
+    limit, prepared = found.calibration.abstain_above, signed.classifier.prepare(held.features)
+    chose = ~stratified_split(held.labels, 0.5, 0, held.patients)
+    expected = fit_gaussians(prepared[chose].float(), held.labels[chose])
+    assert torch.equal(found.gaussians.means, expected.means)
+    assert limit == abstain_limit(expected.scores(prepared[~chose])[0], 0.1)
+    # Stored with them, it stays with them when something else is calibrated.
+    again = judge(signed, signed.classifier, held, found.calibration, Wish(temperature=True, draws=2), found.gaussians)
+    assert again.gaussians is found.gaussians
+    assert again.calibration.abstain_above == limit
+    with pytest.raises(ConfigError, match="is the score for --abstain"):
+        Wish(score="relative")
 
 
 def test_a_private_run_without_a_test_split_has_no_held_out_records(home: Path) -> None:

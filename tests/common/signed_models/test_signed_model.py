@@ -105,6 +105,37 @@ def test_a_changed_manifest_is_refused(file: Path) -> None:
         read_signed_model(file)
 
 
+# Signed by the version before the manifest named the neighbouring relation.
+EARLIER = {
+    "format": "1",
+    "manifest": '{"classes":["a","b"],"created":"2026-01-01","dimension":2,"fingerprint":"'
+    + "f" * 64
+    + '","flower_run":"1","form":{"clip":"0"},"format":1,"gaussians":"none","method":"fedpft","name":'
+    '"20260101-fedpft-00000000","privacy":{"delta":1e-05,"epsilon":2.0,"mechanism":"sums"},"run":"r","settings":{"backbone":'
+    '"pixels","features.power":1.0,"image-size":0,"seed":0,"test-fraction":0.2},"sites":2,"tensors":'
+    '"fa4bbcdbda42ed5385fe49ebec38d9c7c774e7638d3e793bfbe789ecfe8780cd"}',
+    "signature": "c209d3d96e03afbdc23a99040cb1ef4e0d9b8f110858ef5ca24cf15b8602f7e2"
+    "6a24740705d9de79c6b1fa645d95cc9a99869977c6c67fb815bd3db32f4f0f03",
+    "key": "28f703644521e4a9bebb0177e7087135295c3f50143c17437c6cce94e809591e"
+    "64d1986ea6033ce30f292b6499a04421c5d26e6de69a0a0c50490d3444e10b7a",
+}
+
+
+def test_a_file_of_an_earlier_version_is_read_and_its_relation_is_not_stated(tmp_path: Path) -> None:
+    file = tmp_path / "earlier.fedsurrogate"
+    save_file({"model.weight": torch.eye(2), "model.bias": torch.zeros(2)}, file, EARLIER)
+    found = read_signed_model(file, frozenset({public_key(KEY)}))
+    assert found.manifest.privacy is not None
+    assert found.manifest.privacy.in_words() == "epsilon 2, delta 1e-05; neighbouring relation: not stated"
+    again = tmp_path / "again.fedsurrogate"
+    again.write_bytes(save_signed_model(found))
+    assert read_signed_model(again).manifest == found.manifest
+    # Nobody can add a relation to it.
+    rewritten(file, manifest=EARLIER["manifest"].replace('"sums"}', '"sums","relation":"add or remove one patient"}'))
+    with pytest.raises(SealError, match="was changed"):
+        read_signed_model(file)
+
+
 def test_a_file_of_another_signer_is_refused(file: Path) -> None:
     other = make_signed_model(head(), PRIVATE, sampler, "77", 3, new_key())
     file.write_bytes(save_signed_model(other))

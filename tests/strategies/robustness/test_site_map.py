@@ -70,6 +70,13 @@ def test_swapped_inverted_and_other_sites_are_seen(settings: dict[str, object]) 
     assert not [each for each in found.resemblances if each.site.startswith(("usual", "other"))]
 
 
+def test_three_odd_sites_among_six_are_named_and_the_honest_half_is_not() -> None:
+    """With medians over all other sites, half of which are odd, the site with inverted images seems usual."""
+    found = site_map(parsed(surrogates(["", "", "", "swapped", "inverted", "other"], covariance="spherical")))  # type: ignore[arg-type]
+    assert found is not None
+    assert set(found.odd) == {"swapped-3", "inverted-4", "other-5"}
+
+
 def test_privacy_noise_is_not_taken_for_swapped_labels() -> None:
     generator, settings = torch.Generator().manual_seed(0), {"covariance": "spherical", "epsilon": 2.0, "delta": 1e-5}
     labels, accused = torch.arange(40) % 2, 0

@@ -1,0 +1,49 @@
+"""Largest difference of a probability between exported graphs, in their own runtimes, and the product, on 200 photographs.
+
+Claim: at most 1e-4. MobileNetV2 trained on ImageNet, with a head learned from PACS photographs; a residual network of timm
+and a vision transformer of open_clip, with random weights and random heads. It runs tests/server_app/export/test_graphs.py,
+where everything is checked, and needs the packages of the extra `onnx`.
+"""
+
+import importlib.metadata
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _report import ROOT, report, shared
+
+PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+
+
+class Collected:
+    """A pytest plugin that collects what the tests have measured."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, str, float, float]] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Keep the measurements of a test that has passed."""
+        if report.when == "call" and report.passed:
+            self.rows += [value for name, value in report.user_properties if name == "graph"]
+
+
+def main() -> None:
+    shared("data/pacs/photo-test.parquet")
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"skipped: needs {', '.join(missing)}")
+        return
+    found = Collected()
+    test = Path("tests") / "server_app" / "export" / "test_graphs.py"
+    code = pytest.main(["-q", "-m", "slow", "--rootdir", str(ROOT), str(ROOT / test)], plugins=[found])
+    if code:
+        sys.exit(int(code))
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    columns = ("backbone", "graph", "largest difference", "standard deviation of the probabilities")
+    report("exported-graphs", "exported graphs against the product, 200 photographs", columns, found.rows, packages=versions)
+
+
+if __name__ == "__main__":
+    main()

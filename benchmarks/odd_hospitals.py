@@ -1,0 +1,103 @@
+"""Three hospitals with photographs, one with swapped labels, one with inverted images, one with sketches: map and values.
+
+    python benchmarks/odd_hospitals.py [FOLDER]
+
+Claim: the map sets the last three apart and names swapped labels, whose hospital has the lowest value. Each hospital has 147
+training records of PACS, with MobileNetV2; test records are 210 photographs and 70 sketches. FOLDER keeps run and report.
+"""
+
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _report import ROOT, report, shared
+from PIL import Image, ImageOps
+
+from server_app.report.site_map import site_map_of, words_of
+from server_app.runs.run_view import read_run
+
+CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+SWAPPED = {"dog": "horse", "horse": "dog"}
+HOSPITALS = ("photographs", "photographs", "photographs", "swapped labels", "inverted images", "sketches")
+OF_CLASS, TESTED = 21, 30
+
+
+def rows(domain: str, part: str) -> dict[int, list[bytes]]:
+    """The images of each class as files, in a random order."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(shared(f"data/pacs/{domain}-{part}.parquet"), columns=["image", "label"]).to_pylist()
+    found: dict[int, list[bytes]] = {}
+    for place in np.random.default_rng(0).permutation(len(table)):
+        found.setdefault(table[place]["label"], []).append(table[place]["image"]["bytes"])
+    return found
+
+
+def write_images(folder: Path) -> None:
+    """The images, and a table with label, hospital and split."""
+    lines = ["path,label,site,split"]
+
+    def add(content: bytes, label: str, hospital: int, split: str) -> None:
+        image = Image.open(io.BytesIO(content)).convert("RGB")
+        image = ImageOps.invert(image) if HOSPITALS[hospital] == "inverted images" else image
+        image.save(folder / f"{len(lines):04}.png", compress_level=1)
+        label = SWAPPED.get(label, label) if HOSPITALS[hospital] == "swapped labels" else label
+        lines.append(f"{len(lines):04}.png,{label},{hospital},{split}")
+
+    photos, sketches = rows("photo", "train"), rows("sketch", "train")
+    for hospital, kind in enumerate(HOSPITALS):
+        source = sketches if kind == "sketches" else photos
+        for label, images in source.items():
+            for _ in range(OF_CLASS):
+                add(images.pop(), CLASSES[label], hospital, "train")
+    for domain, count, hospitals in (("photo", TESTED, (0, 1, 2)), ("sketch", TESTED // 3, (5,))):
+        for label, images in rows(domain, "test").items():
+            for number, content in enumerate(images[:count]):
+                add(content, CLASSES[label], hospitals[number % len(hospitals)], "test")
+    (folder / "table.csv").write_text("\n".join(lines) + "\n")
+
+
+def coordinator(*words: str) -> Any:
+    """Run a command with --json, and return its result."""
+    command = [sys.executable, "-m", "server_app.cli.main", *words]
+    done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout)
+
+
+def main(home: Path) -> None:
+    (home / "images").mkdir(parents=True)
+    write_images(home / "images")
+    settings = (
+        f'data="imagefolder" data-dir="{home}/images" partition="column" site-column="site" output-dir="{home}/runs" '
+        f'backbone="torchvision:mobilenet_v2" weights-path="{shared("weights/mobilenet_v2-imagenet.safetensors")}"'
+    )
+    words = ("--engine", "local", "--sites", str(len(HOSPITALS)), "-c", settings)
+    run = Path(coordinator("simulate", *words)["folder"])
+    found = coordinator("value", str(run))
+    subprocess.run([sys.executable, "-m", "server_app.cli.main", "report", str(run)], cwd=ROOT, check=True)
+    drawn = site_map_of(read_run(run), run)
+    worth = {each["site"]: each for each in found["sites"]}
+    columns = ("hospital", "data", "leave-one-out", "Shapley value")
+    table = [
+        (str(place), kind, worth[str(place)]["leave_one_out"], worth[str(place)]["shapley"])
+        for place, kind in enumerate(HOSPITALS)
+    ]
+    seen = words_of(drawn) if drawn is not None else []
+    report("odd-hospitals", "map and values of six hospitals", columns, table, map=seen, accuracy=found["all"])
+    print(*seen, sep="\n")
+    print(run / "report.html")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1]).absolute())
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            main(Path(temporary) / "hospitals")

@@ -1,0 +1,74 @@
+"""What a run's model has reached at its sites, as a model card shows it: the run's stored evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import RunError
+from common.signed_models.signed_model import SignedModel
+from server_app.report.counts_view import HIDDEN
+from server_app.runs.json_values import Json, as_number, as_table, at, clean
+from server_app.runs.run_view import read_json
+from strategies.counting.evaluated import payload_of
+
+MEASURES = {"sensitivity": "sensitivity", "specificity": "specificity", "auroc": "AUROC"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Results for a card. data: what was tested on. metric: what `accuracy` is, with its interval. words: Markdown lines."""
+
+    data: str
+    accuracy: float | None
+    metric: str
+    words: list[str]
+
+
+def evaluated(model: SignedModel, run: Path) -> Measured | None:
+    """The evaluation in a run folder, if it is of this model; None otherwise."""
+    try:
+        found = clean(read_json(run, "evaluation.json"))
+    except RunError:
+        return None
+    classes = as_table(found.get("classes"))
+    if found.get("kind") != "evaluation" or not classes or found.get("model") != payload_of(model.classifier)[1]:
+        return None
+    sites, accuracy = int(as_number(found.get("sites")) or 0), found.get("accuracy")
+    data = f"held-out records of {sites} sites"
+    limits = _limits(accuracy)
+    lines = [
+        f"On {_shown(found.get('records'), '.0f')} {data}, {_privacy(found)}. In brackets: 95 % intervals, which include "
+        "this noise and the sampling of records; those of numbers of records, the noise alone.",
+        "",
+        f"Accuracy: {_shown(accuracy)}.",
+        "",
+        f"| class | records | {' | '.join(MEASURES.values())} |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in classes.items():
+        cells = (_shown(as_table(row).get(key)) for key in MEASURES)
+        safe = name.replace("|", "\\|")
+        lines.append(f"| {safe} | {_shown(as_table(row).get('records'), '.0f')} | {' | '.join(cells)} |")
+    metric = "accuracy" if limits is None else f"accuracy (95 % interval {limits[0]:.3f} to {limits[1]:.3f})"
+    return Measured(data, as_number(at(accuracy, "value")), metric, lines)
+
+
+def _privacy(found: Json) -> str:
+    epsilon, delta = (as_number(at(found, "privacy", key)) for key in ("epsilon", "delta"))
+    if not epsilon:
+        return "from counts without noise"
+    return f"from noisy counts: epsilon {epsilon:g}, delta {delta or 0:g} at each site"
+
+
+def _limits(value: Any) -> tuple[float, float] | None:
+    low, high = (as_number(at(value, key)) for key in ("low", "high"))
+    return None if low is None or high is None else (low, high)
+
+
+def _shown(value: Any, form: str = ".3f") -> str:
+    found, limits = as_number(at(value, "value")), _limits(value)
+    if found is None or limits is None:
+        return HIDDEN
+    return f"{found:{form}} ({limits[0]:{form}} to {limits[1]:{form}})"
