@@ -12,12 +12,12 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from client_app.audit.output import check_attacks
-from client_app.features.site_features import SiteFeatures, check_addressee, load_site, site_name
+from client_app.features.site_features import LabelledFeatures, SiteFeatures, check_addressee, load_site, site_name
 from client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
 from client_app.governance.policy import policy_of
 from client_app.governance.release import SurrogateRequest, entry, leave, prepare, stage_file
 from client_app.governance.sealed_only import check_counting, check_work, in_clear
-from client_app.governance.uncharged import with_records, without_records
+from client_app.governance.uncharged import without_records
 from client_app.governance.work_limits import admit
 from client_app.methods.chain_step import kept_head
 from client_app.methods.evaluation import evaluate, own_classifier, received_classifier
@@ -170,17 +170,27 @@ def _evaluation(asked: Asked) -> Answer:
     gate = open_gate(node, run, asked.flower_run)
     gate.check_request(run)
     _keep(asked, gate)
-    if is_protected(run, node):
-        # Evaluated for the site's own log only; the reply does not depend on the result.
-        with_records(run, node, lambda found, here: _judge(replace(asked, node=here), found, gate))
+    if node.data and not gate.exact_numbers_may_leave(run):
+        # No result may leave, so none is computed. In a private run the model is checked, and a generator kept.
+        if run.epsilon:
+            _judge(asked, without_records(run, node) if is_protected(run, node) else _untested(load_site(run, node)), gate)
         return None, {}
     found = load_site(run, node)
     reported = _judge(asked, found, gate)
+    log.info(
+        "the model of run %s classifies %s of %s test records of this site correctly",
+        run_digest(run),
+        reported["correct"],
+        reported["tested"],
+    )
     if not found.simulated:
-        if not gate.exact_numbers_may_leave(run):
-            return None, {}
         gate.let_out(entry(run, asked.flower_run, MethodOutput(json.dumps(reported).encode())))
     return None, reported | {"simulated": found.simulated}
+
+
+def _untested(found: SiteFeatures) -> SiteFeatures:
+    """A site with public records, without its test records."""
+    return replace(found, test=LabelledFeatures(found.test.features[:0], found.test.labels[:0]))
 
 
 def _keep(asked: Asked, gate: Gate) -> None:
@@ -195,14 +205,7 @@ def _keep(asked: Asked, gate: Gate) -> None:
 def _judge(asked: Asked, found: SiteFeatures, gate: Gate) -> Info:
     """Evaluate the received model on this site's own test records."""
     payload, _ = from_record(asked.content, LARGEST_MODEL)
-    reported = evaluate(Task(asked.run, asked.node, asked.site, found, question=payload), gate, asked.flower_run)
-    log.info(
-        "the model of run %s classifies %s of %s test records of this site correctly",
-        run_digest(asked.run),
-        reported["correct"],
-        reported["tested"],
-    )
-    return reported
+    return evaluate(Task(asked.run, asked.node, asked.site, found, question=payload), gate, asked.flower_run)
 
 
 def _comparison(asked: Asked) -> Answer:
