@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from client_app.audit.output import check_attacks
-from client_app.features.site_features import LabelledFeatures, SiteFeatures, check_addressee, load_site, site_name
+from client_app.features.site_features import SiteFeatures, check_addressee, load_site, site_name
 from client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
 from client_app.governance.policy import policy_of
 from client_app.governance.release import SurrogateRequest, entry, leave, prepare, stage_file
@@ -173,7 +173,7 @@ def _evaluation(asked: Asked) -> Answer:
     if node.data and not gate.exact_numbers_may_leave(run):
         # No result may leave, so none is computed. In a private run the model is checked, and a generator kept.
         if run.epsilon:
-            _judge(asked, without_records(run, node) if is_protected(run, node) else _untested(load_site(run, node)), gate)
+            _judge(asked, without_records(run, node) if is_protected(run, node) else load_site(run, node), gate)
         return None, {}
     found = load_site(run, node)
     reported = _judge(asked, found, gate)
@@ -186,11 +186,6 @@ def _evaluation(asked: Asked) -> Answer:
     if not found.simulated:
         gate.let_out(entry(run, asked.flower_run, MethodOutput(json.dumps(reported).encode())))
     return None, reported | {"simulated": found.simulated}
-
-
-def _untested(found: SiteFeatures) -> SiteFeatures:
-    """A site with public records, without its test records."""
-    return replace(found, test=LabelledFeatures(found.test.features[:0], found.test.labels[:0]))
 
 
 def _keep(asked: Asked, gate: Gate) -> None:
