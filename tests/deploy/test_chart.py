@@ -164,6 +164,10 @@ def test_a_coordinator_shows_the_fleet_port_alone_and_keeps_the_authority_outsid
     assert superlink[superlink.index("--control-api-address") + 1] == "127.0.0.1:9093"
     items = next(volume for volume in pod["volumes"] if volume["name"] == "certificates")["secret"]["items"]
     assert {item["key"] for item in items} == {"ca.crt", "server.crt", "server.key"}
+    app = pods(objects)["app"]
+    (signing,) = [volume["secret"]["items"] for volume in app["volumes"] if volume.get("secret")]
+    assert [item["key"] for item in signing] == ["coordinator.key"]
+    assert {"name": "FEDSURROGATE_SIGNING", "value": "/papers"} in app["containers"][0]["env"]
     projected = next(volume for volume in pod["volumes"] if volume["name"] == "keys")["projected"]["sources"]
     assert [item["path"] for item in projected[1]["configMap"]["items"]] == [
         "sites/north/site.pub",
