@@ -109,8 +109,8 @@ def sites(
 ) -> None:
     """List the sites: name, key, connection, last sign of life, and version and part in the newest run.
 
-    The names come from the table of `coordinator register`; a key that is not in it is shown by its first digits. The version
-    is that of a site's last run. Exits with 1 if a registered site is not connected.
+    The names come from the table of `coordinator register`; other keys are shown by their first digits. The version is that
+    of a site's last run. Exits with 1 if a registered site is not connected.
     """
     from rich.table import Column, Table
 

@@ -10,7 +10,7 @@ from client_app.features.site_features import load_site
 from client_app.governance import uncharged
 from tests.attacks.privacy.neighbours import Record
 from tests.attacks.privacy.visits import METHODS, Hospital, close_logs
-from tests.grid import FAST, metrics_of, run_federation
+from tests.grid import FAST, NodeConfig, metrics_of, run_federation
 
 CLASSES = ",".join("0123456789")
 
@@ -51,11 +51,11 @@ def test_a_hospital_reads_no_record_for_a_private_evaluation(method: str, tmp_pa
 
 
 def test_a_site_reads_no_record_for_the_evaluation_of_a_secure_sum(tmp_path: Path, work: list[str]) -> None:
-    nodes = [
+    nodes: list[NodeConfig] = [
         {"site": name, "data": "digits", "partition-id": index, "num-partitions": 3, "state-dir": str(tmp_path / name)}
         for index, name in enumerate(("north", "south", "west"))
     ]
-    settings = {"secure-sum": True, "fedpft.covariance": "gram", "classes": CLASSES}
+    settings: dict[str, Any] = {"secure-sum": True, "fedpft.covariance": "gram", "classes": CLASSES}
     folder = run_federation(tmp_path, nodes, **FAST, **settings)
     assert metrics_of(folder)["accuracy"] == {"per_site": {}}
     assert work == ["evaluation"] * 3
