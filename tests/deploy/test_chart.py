@@ -202,6 +202,16 @@ def test_the_schema_refuses_wrong_values(wrong: dict[str, Any]) -> None:
         jsonschema.validate(broken, schema)
 
 
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+def test_every_object_has_the_form_that_kubernetes_takes(objects: list[dict[str, Any]], version: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs the package kubernetes-validate")
+    for each in objects:
+        assert kubernetes_validate.validate(each, version, strict=True) == version
+    objects[0]["spec"]["replica"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+        kubernetes_validate.validate(objects[0], version, strict=True)
+
+
 def test_helm_accepts_the_chart(tmp_path: Path) -> None:
     if (helm := shutil.which("helm")) is None:
         pytest.skip("needs helm; the other tests render the chart without it")

@@ -86,7 +86,7 @@ def test_a_hospitals_ledger_keys_and_bundles_pass_from_version_to_version_and_ba
         assert "epsilon 0.5" in learner.run("coordinator", "learn", request, bundle, "--keys", "keys.toml")
     ledgers = [line for file in (tmp_path / "state").rglob("*.jsonl") for line in file.read_text().splitlines()]
     assert sum(json.loads(line).get("kind") == "release" for line in ledgers) == len(pairs)
-    first, second = (version.run("site", "ledger", "--node-config", node) for version in versions)
+    first, second = (json.loads(version.run("site", "ledger", "--json", "--node-config", node)) for version in versions)
     assert first == second, "both versions read the same"
     assert now.run("site", "key", "--node-config", node) == (tmp_path / "keys.toml").read_text()
 
