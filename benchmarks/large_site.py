@@ -1,4 +1,5 @@
-"""A site with a million records: peak memory below 2 GB, seconds for 100,000 rows, and the same surrogate after a kill.
+"""A site with a million records: peak memory below 2 GB, seconds for 100,000 rows, the same surrogate after a kill, and a
+private one charged once.
 
 Rows of features (safetensors, half precision) go through the site's own code: reader, features in a file, sums or mixtures
 in a stream. Each row of the table is one process. `python benchmarks/large_site.py [ROWS]`.
@@ -88,6 +89,33 @@ def work(name: str, data: Path, cache: Path) -> dict[str, Any]:
     }
 
 
+def answered(name: str, data: Path, state: Path) -> dict[str, Any]:
+    """One process: the site's reply to a request, with its ledger. Returns the digest of the released payload."""
+    from client_app import requests
+    from client_app.governance import uncharged
+    from client_app.governance.gate import open_ledger
+    from client_app.node_config import parse_node_config
+    from common.config.run_config import parse_run_config, run_digest
+    from common.wire.records import from_record, to_record
+
+    torch.set_num_threads(1)
+    load = uncharged.load_site
+
+    def loaded(*given: Any) -> Any:
+        found = load(*given)
+        print("loaded", flush=True)
+        return found
+
+    uncharged.load_site = loaded
+    places = {"data-dir": str(data), "cache-dir": str(state / "cache"), "state-dir": str(state / "state")}
+    node = parse_node_config({"data": "safetensors", **places})
+    if not (state / "state").exists():
+        open_ledger(node)
+    question = to_record(None, {"run": run_digest(parse_run_config(RUNS[name]))})
+    reply = requests.answer("surrogate", question, RUNS[name], "1", node, "hospital")
+    return {"sha256": hashlib.sha256(from_record(reply, 2**30)[0] or b"").hexdigest()}
+
+
 def extracted(cache: Path) -> str:
     """Digest of the features of IMAGES images, computed through the cache."""
     from client_app.datasets.dataset import Dataset
@@ -126,6 +154,23 @@ def killed_while_fitting(name: str, data: Path, cache: Path, seconds: float) -> 
     assert process.wait() == -signal.SIGKILL
 
 
+def charges(name: str, data: Path, state: Path, seconds: float) -> dict[str, Any]:
+    """A private request that is killed in the middle of its fit, and answered again: what the ledger has of it."""
+
+    def entries() -> list[dict[str, Any]]:
+        lines = [line for file in state.rglob("ledgers/*.jsonl") for line in file.read_text().splitlines()]
+        return [entry for entry in map(json.loads, lines) if entry.get("kind") == "release"]
+
+    killed_while_fitting(f"answer {name}", data, state, seconds)
+    before = len(entries())
+    released = result(child(f"answer {name}", str(data), str(state)))["sha256"]
+    return {
+        "charges at the kill": before,
+        "charges after the reply": len(entries()),
+        "the ledger has the digest of what left": [entry["sha256"] for entry in entries()] == [released],
+    }
+
+
 def killed_while_extracting(folder: Path) -> dict[str, Any]:
     """Images through a backbone: one process to its end; another killed at half, and continued by a third."""
     whole = result(child("images", str(folder / "whole"), ""))
@@ -147,7 +192,7 @@ def killed_while_extracting(folder: Path) -> dict[str, Any]:
 
 
 def main(most: int) -> None:
-    rows, kills = [], {}
+    rows, kills, charged = [], {}, {}
     with tempfile.TemporaryDirectory(dir=ROOT) as place:
         folder = Path(place)
         for count in (most // 4, most // 2, most):
@@ -158,8 +203,13 @@ def main(most: int) -> None:
                 used = (found["cpu"], found["load cpu"] / each, (found["cpu"] - found["load cpu"]) / each)
                 rows.append((name, count, found["seconds"], *used, found["idle"], found["anonymous"], found["peak"]))
                 print(rows[-1], flush=True)
-                if count == most and "noisy" not in name:
-                    killed_while_fitting(name, folder / str(count), folder / "cache", found["cpu"] - found["load cpu"])
+                if count < most:
+                    continue
+                fit = found["cpu"] - found["load cpu"]
+                if "noisy" in name:
+                    charged = charges(name, folder / str(count), folder / "private", fit)
+                else:
+                    killed_while_fitting(name, folder / str(count), folder / "cache", fit)
                     kills[name] = (
                         result(child(name, str(folder / str(count)), str(folder / "cache")))["sha256"] == found["sha256"]
                     )
@@ -168,7 +218,12 @@ def main(most: int) -> None:
     columns = ("surrogate", "rows", "s", "CPU s", "load: CPU s / 100,000 rows", "fit: CPU s / 100,000 rows")
     columns = (*columns, "GB before", "peak GB without mapped files", "peak GB")
     title = f"A large site: {most:,} rows x {DIMENSION}, {CLASSES} classes, one thread"
-    facts = {"same surrogate after a kill": kills, "extraction": extraction, "files left": left}
+    facts = {
+        "same surrogate after a kill": kills,
+        "noisy sums killed": charged,
+        "extraction": extraction,
+        "files left": left,
+    }
     report("large_site", title, columns, rows, **facts)
     print(json.dumps(facts, indent=2))
 
@@ -179,6 +234,8 @@ if __name__ == "__main__":
         began = time.perf_counter()
         if chosen == "images":
             print(json.dumps({"sha256": extracted(Path(first)), "seconds": time.perf_counter() - began}))
+        elif chosen.startswith("answer "):
+            print(json.dumps(answered(chosen.removeprefix("answer "), Path(first), Path(second))))
         else:
             print(json.dumps(work(chosen, Path(first), Path(second))))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from logging.handlers import RotatingFileHandler
@@ -17,7 +17,7 @@ from client_app.governance.gate import Gate, check_receipts, new_receipt, open_g
 from client_app.governance.policy import policy_of
 from client_app.governance.release import SurrogateRequest, entry, leave, prepare, stage_file
 from client_app.governance.sealed_only import check_counting, check_work, in_clear
-from client_app.governance.uncharged import with_records, without_records
+from client_app.governance.uncharged import without_records
 from client_app.governance.work_limits import admit
 from client_app.methods.chain_step import kept_head
 from client_app.methods.evaluation import evaluate, own_classifier, received_classifier
@@ -175,15 +175,20 @@ def _evaluation(asked: Asked) -> Answer:
     gate = open_gate(node, run, asked.flower_run)
     gate.check_request(run)
     _keep(asked, gate)
-    if is_protected(run, node):
-        # Evaluated for the site's own log only; the reply does not depend on the result.
-        with_records(run, node, lambda found, here: _judge(replace(asked, node=here), found, gate))
+    if node.data and not gate.exact_numbers_may_leave(run):
+        # No result may leave, so none is computed. In a private run the model is checked, and a generator kept.
+        if run.epsilon:
+            _judge(asked, without_records(run, node) if is_protected(run, node) else load_site(run, node), gate)
         return None, {}
     found = load_site(run, node)
     reported = _judge(asked, found, gate)
+    log.info(
+        "the model of run %s classifies %s of %s test records of this site correctly",
+        run_digest(run),
+        reported["correct"],
+        reported["tested"],
+    )
     if not found.simulated:
-        if not gate.exact_numbers_may_leave(run):
-            return None, {}
         gate.let_out(entry(run, asked.flower_run, MethodOutput(json.dumps(reported).encode())))
     return None, reported | {"simulated": found.simulated}
 
@@ -200,14 +205,7 @@ def _keep(asked: Asked, gate: Gate) -> None:
 def _judge(asked: Asked, found: SiteFeatures, gate: Gate) -> Info:
     """Evaluate the received model on this site's own test records."""
     payload, _ = from_record(asked.content, LARGEST_MODEL)
-    reported = evaluate(Task(asked.run, asked.node, asked.site, found, question=payload), gate, asked.flower_run)
-    log.info(
-        "the model of run %s classifies %s of %s test records of this site correctly",
-        run_digest(asked.run),
-        reported["correct"],
-        reported["tested"],
-    )
-    return reported
+    return evaluate(Task(asked.run, asked.node, asked.site, found, question=payload), gate, asked.flower_run)
 
 
 def _comparison(asked: Asked) -> Answer:

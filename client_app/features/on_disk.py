@@ -43,7 +43,8 @@ def written(parts: Iterator[Tensor], dimension: int, folder: Path, dtype: torch.
 
 
 def forget(features: Tensor) -> None:
-    """Let the system take the pages of these features, which `written` returned, out of this process's memory at once.
+    """Let the system take the pages of these features, or of rows that follow one another, out of this process's memory at
+    once. They must be of a tensor that `written` returned.
 
     They are read from the file again when they are needed. Rows that were changed in memory would be lost.
     """
@@ -70,9 +71,9 @@ def clipped_features(
         for rows in chunks(*features.shape):
             clipped, share = clip(change(features[rows].double()), norm)
             shortened += share * len(clipped)
+            forget(features[rows])
             yield clipped
 
     dimension = change(features[:0].double()).shape[1]
     found = written(parts(), dimension, folder, torch.float64)
-    forget(features)
     return found, shortened / max(1, len(features))

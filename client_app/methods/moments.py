@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from client_app.features.on_disk import clipped_features
+from client_app.features.on_disk import clipped_features, forget
 from client_app.methods.task import Task
 from common.models.classifiers import class_indices
 from common.privacy.claims import Claim, make_claim
@@ -32,8 +32,8 @@ def class_moments(task: Task) -> tuple[dict[str, Tensor], Claim | None]:
         labels = class_indices(run.classes, task.found.classes)[train.labels]
         features, _ = clipped_features(train.features, claim.clip, train.folder, public.apply)
         weights = unit_weights(train.units, len(labels)) * (labels >= 0)
-        multiplier = claim.noise_multiplier
-        found = statistics(features, labels.clamp_min(0), weights, len(run.classes), "joint", multiplier)
+        multiplier, done = claim.noise_multiplier, [forget] if train.folder is not None else []
+        found = statistics(features, labels.clamp_min(0), weights, len(run.classes), "joint", multiplier, *done)
         return {each.name: each.value for each in found}, claim
     features, labels = task.training_data(run.classes)
     features = public.apply(features)

@@ -8,7 +8,7 @@ the noise also hides which classes a site has. All classes share one second mome
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -50,37 +50,52 @@ class Sums:
 
 
 def statistics(
-    features: Tensor, labels: Tensor, weights: Tensor, num_classes: int, family: str, noise_multiplier: float
+    features: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    num_classes: int,
+    family: str,
+    noise_multiplier: float,
+    done: Callable[[Tensor], None] = lambda rows: None,
 ) -> list[Statistic]:
     """The sums, without noise, of features (n, d) of norm at most one; labels (n,) in [0, num_classes), weights (n,).
 
     A unit whose record weights sum to one changes each sum by at most one. The norms of x, of x * x (its squared entries
     sum to at most |x|^4) and of x x^T are at most one, and so is the norm of a convex combination of these.
+    done: called with rows of the features that have been added to a sum.
     """
     shares = budget_shares(family, noise_multiplier)
-    counts, sums = class_sums(features, labels, weights, num_classes)
+    counts, sums = class_sums(features, labels, weights, num_classes, done)
     found = [Statistic("counts", counts, 1.0, shares["counts"]), Statistic("sums", sums, 1.0, shares["sums"])]
     d, parts = features.shape[1], list(zip(torch.split(features, ROWS), torch.split(weights.double(), ROWS), strict=True))
     if family == "diag":
         squares = ExactSum((d,), 1.0)
         for rows, own in parts:
             squares.add(rows.double().square() * own[:, None])
+            done(rows)
         found.append(Statistic("squares", squares.value, 1.0, shares["squares"]))
     elif family in ("full", "lowrank", "gram", "joint"):
         squares = ExactSum((d, d), 1.0)
         for rows, own in parts:
             halves = rows.double() * own.sqrt()[:, None]
             squares.add_products(halves, halves)
+            done(rows)
         found.append(Statistic("squares", fold(squares.value), 1.0, shares["squares"]))
     return found
 
 
-def class_sums(features: Tensor, labels: Tensor, weights: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Counts (C,) and sums (C, d) of features (n, d) of norm at most one, in float64, weighted by weights (n,)."""
+def class_sums(
+    features: Tensor, labels: Tensor, weights: Tensor, num_classes: int, done: Callable[[Tensor], None] = lambda rows: None
+) -> tuple[Tensor, Tensor]:
+    """Counts (C,) and sums (C, d) of features (n, d) of norm at most one, in float64, weighted by weights (n,).
+
+    done: as for `statistics`.
+    """
     counts, sums = ExactSum((num_classes,), 1.0), ExactSum((num_classes, features.shape[1]), 1.0)
     counts.add_at(labels, weights.double())
     for rows, at, own in zip(*(torch.split(each, ROWS) for each in (features, labels, weights.double())), strict=True):
         sums.add_at(at, rows.double() * own[:, None])
+        done(rows)
     return counts.value, sums.value
 
 

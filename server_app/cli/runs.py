@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,7 +109,8 @@ def sites(
 ) -> None:
     """List the sites: name, key, connection, last sign of life, and version and part in the newest run.
 
-    The names come from the table of `coordinator register`. Exits with 1 if a registered site is not connected.
+    The names come from the table of `coordinator register`; other keys are shown by their first digits. The version is that
+    of a site's last run. Exits with 1 if a registered site is not connected.
     """
     from rich.table import Column, Table
 
@@ -127,5 +129,10 @@ def sites(
 
 
 def _cells(site: KnownSite) -> tuple[str, ...]:
-    since, seen = ("" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}" for moment in (site.since, site.seen))
-    return site.name, site.key[:16], site.health, since, seen, site.version, site.last_run
+    from common.number_format import human_seconds
+
+    now = datetime.now(UTC)
+    since, seen = (
+        "" if moment is None else human_seconds((now - moment).total_seconds()) for moment in (site.since, site.seen)
+    )
+    return site.name, site.key[:8], site.health, since, f"{seen} ago" if seen else "", site.version, site.last_run

@@ -16,13 +16,15 @@ from strategies.base.registered import Registration, read_table
 
 # Flower: a node is online until two intervals have passed since its last heartbeat.
 PATIENCE = 2
+# Runs that are searched for the versions of sites.
+NEWEST = 20
 Health = Literal["connected", "silent", "never connected", "key revoked", "not registered"]
 
 
 @dataclass(frozen=True)
 class KnownSite:
     """A site. key: SHA-256 of its public key, hex. since: when its present or last connection began. seen: its last
-    heartbeat. last_run: its part in the newest run. version: of its software, as it reported in that run.
+    heartbeat. last_run: its part in the newest run. version: of its software, as it reported in its last run.
     """
 
     name: str
@@ -40,33 +42,37 @@ class KnownSite:
 
 
 def known_sites(folder: Path | None, output: Path, address: str, authority: Path | None) -> list[KnownSite]:
-    """All sites, with their part in the newest run in `output`.
+    """All sites, with their part in the newest run in `output`, and their versions from the newest runs.
 
     folder: of `coordinator certs`, for the table of registered sites; None without one. Raises RunError.
     """
     file = table_file(folder or Path())
     table = read_table(file) if file.is_file() or folder is not None else {}
-    newest = next(iter(run_folders(output)), None)
-    parts: Mapping[str, SiteState] = {}
-    if newest is not None:
-        live = LiveRun(newest)
-        live.refresh()
-        parts = live.state.sites
+    runs = [_sites_of(run) for run in run_folders(output)[:NEWEST]]
     found = list_sites(address, authority, table)
-    return [
-        replace(site, last_run=_part(parts[site.name]), version=parts[site.name].version) if site.name in parts else site
-        for site in found
-    ]
+    return [replace(site, last_run=_part(runs, site.name), version=_version(runs, site.name)) for site in found]
 
 
-def _part(site: SiteState) -> str:
+def _sites_of(run: Path) -> Mapping[str, SiteState]:
+    live = LiveRun(run)
+    live.refresh()
+    return live.state.sites
+
+
+def _version(runs: list[Mapping[str, SiteState]], name: str) -> str:
+    return next((sites[name].version for sites in runs if name in sites and sites[name].version), "")
+
+
+def _part(runs: list[Mapping[str, SiteState]], name: str) -> str:
+    if not runs or (site := runs[0].get(name)) is None:
+        return ""
     return site.fate + (f": {site.reason}" if site.reason else "")
 
 
 def list_sites(address: str, authority: Path | None, table: Mapping[str, Registration]) -> list[KnownSite]:
     """All sites that the SuperLink knows, by name. table: names of keys, from `coordinator register`. Raises RunError.
 
-    Nodes without a name in the table come last; each is named by its node id.
+    Nodes without a name in the table come last; each is named by its key, or by its node id where no keys are used.
     """
     from flwr.proto.control_pb2 import ListNodesRequest
 
@@ -79,7 +85,7 @@ def list_sites(address: str, authority: Path | None, table: Mapping[str, Registr
         for name, each in table.items()
         if each.node not in {node.node_id for node in nodes}
     ]
-    return sorted((*known, *lost), key=lambda site: (site.name.startswith("node "), site.name))
+    return sorted((*known, *lost), key=lambda site: (" " in site.name, site.name))
 
 
 def _site(node: Any, name: str | None) -> KnownSite:
@@ -95,7 +101,8 @@ def _site(node: Any, name: str | None) -> KnownSite:
         if health in ("connected", "silent") and not node.last_deactivated_at > node.last_activated_at:
             beat -= PATIENCE * node.heartbeat_interval
         seen = max(since, min(datetime.fromtimestamp(beat, UTC), datetime.now(UTC)))
-    return KnownSite(name or f"node {node.node_id}", _key(node.public_key), health, since, seen)
+    key = _key(node.public_key)
+    return KnownSite(name or (f"key {key[:8]}" if key else f"node {node.node_id}"), key, health, since, seen)
 
 
 def _key(public: bytes) -> str:

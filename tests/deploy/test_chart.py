@@ -164,6 +164,10 @@ def test_a_coordinator_shows_the_fleet_port_alone_and_keeps_the_authority_outsid
     assert superlink[superlink.index("--control-api-address") + 1] == "127.0.0.1:9093"
     items = next(volume for volume in pod["volumes"] if volume["name"] == "certificates")["secret"]["items"]
     assert {item["key"] for item in items} == {"ca.crt", "server.crt", "server.key"}
+    app = pods(objects)["app"]
+    (signing,) = [volume["secret"]["items"] for volume in app["volumes"] if volume.get("secret")]
+    assert [item["key"] for item in signing] == ["coordinator.key"]
+    assert {"name": "FEDSURROGATE_SIGNING", "value": "/papers"} in app["containers"][0]["env"]
     projected = next(volume for volume in pod["volumes"] if volume["name"] == "keys")["projected"]["sources"]
     assert [item["path"] for item in projected[1]["configMap"]["items"]] == [
         "sites/north/site.pub",
@@ -196,6 +200,16 @@ def test_the_schema_refuses_wrong_values(wrong: dict[str, Any]) -> None:
         broken["site"]["resources"]["app"] = wrong["site"]["resources"]["app"]
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(broken, schema)
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+def test_every_object_has_the_form_that_kubernetes_takes(objects: list[dict[str, Any]], version: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs the package kubernetes-validate")
+    for each in objects:
+        assert kubernetes_validate.validate(each, version, strict=True) == version
+    objects[0]["spec"]["replica"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+        kubernetes_validate.validate(objects[0], version, strict=True)
 
 
 def test_helm_accepts_the_chart(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from common.errors import ConfigError
 from common.security.sealing import public_key
 from server_app.deployment.certificates import issue
 from server_app.deployment.kit import pack_kit
+from server_app.deployment.request_key import read_request_key
 from tests import documents
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -319,6 +320,18 @@ def test_the_coordinators_app_reads_the_table_that_register_writes_and_cannot_ch
         superlink = services["superlink"]
         assert superlink["environment"]["FEDSURROGATE_REGISTERED"] == str(table)
         assert volumes(superlink)[shared] == f"{table.parent}:ro"
+
+
+def test_the_coordinators_app_signs_models_with_the_key_that_kits_pin(tmp_path: Path) -> None:
+    settings = settings_of_a_kit(tmp_path)
+    app = yaml.safe_load(interpolated(DEPLOY / "compose.coordinator.yml", settings))["services"]["app"]
+    (own,) = (
+        own
+        for own, place in volumes(app).items()
+        if place == f"{app['environment']['FEDSURROGATE_SIGNING']}/coordinator.key:ro"
+    )
+    pinned = (tmp_path / "north" / "papers" / "coordinator.pub").read_text().strip()
+    assert public_key(read_request_key((tmp_path / own).parent)).hex() == pinned
 
 
 @pytest.mark.parametrize(("held_out", "apart"), [("/held-out", True), ("/data", False)])

@@ -1,4 +1,4 @@
-"""Sites that reach the SuperLink through an HTTP proxy, with a password, and while the proxy is away for half a minute."""
+"""Sites that reach the SuperLink through an HTTP proxy, with and without a password, and while it is away for a while."""
 
 import time
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from tests.faults.proxies import ConnectProxy
 pytestmark = pytest.mark.faults
 
 
-@pytest.fixture(scope="module")
-def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, ConnectProxy]]:
-    """North and south behind a proxy that requires a password; `site app` has the same variables as the SuperNode."""
+@pytest.fixture(scope="module", params=["", "clinic:secret"], ids=["open", "with a password"])
+def behind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, ConnectProxy]]:
+    """North and south behind a proxy; `site app` has the same variables as the SuperNode."""
     home = tmp_path_factory.mktemp("proxy")
     sites = {name: Hospital(home, name, seed) for seed, name in enumerate(("north", "south"))}
     configs = [site.node_config for site in sites.values()]
-    proxy = ConnectProxy("clinic:secret")
-    at_nodes = {"https_proxy": proxy.url.replace("://", "://clinic:secret@")}
+    proxy = ConnectProxy(request.param)
+    at_nodes = {"https_proxy": proxy.url.replace("://", f"://{request.param}@") if request.param else proxy.url}
     with federation(home / "flower", configs, at_nodes=at_nodes) as running:
         yield Scene(running, sites, home), proxy
 

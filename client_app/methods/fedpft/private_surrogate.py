@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from client_app.features.on_disk import clipped_features
+from client_app.features.on_disk import clipped_features, forget
 from client_app.methods.dp.record_chunks import per_record
 from common.errors import ConfigError
 from common.privacy.claims import EM_STEPS, Claim
@@ -28,12 +28,16 @@ CHUNKS = 7
 
 @dataclass(frozen=True)
 class Clipped:
-    """Features (n, d) of norm at most one, labels (n,), and weights (n,) that sum to at most one over every unit."""
+    """Features (n, d) of norm at most one, labels (n,), and weights (n,) that sum to at most one over every unit.
+
+    mapped: whether the features are in a file and not in memory.
+    """
 
     features: Tensor
     labels: Tensor
     weights: Tensor
     clip_fraction: float
+    mapped: bool = False
 
     @classmethod
     def of(
@@ -50,15 +54,14 @@ class Clipped:
         folder: where clipped features are kept if memory is not to hold all of them.
         """
         clipped, fraction = clipped_features(features, norm, folder, lambda x: x if centre is None else x - centre.double())
-        return cls(clipped, labels.cpu(), unit_weights(units, len(labels)), fraction)
+        return cls(clipped, labels.cpu(), unit_weights(units, len(labels)), fraction, folder is not None)
 
 
 def noisy_sums(data: Clipped, num_classes: int, family: str, claim: Claim) -> tuple[Sums, dict[str, float]]:
     """The noisy sums that a site releases, for all classes of the run, and facts that stay at the site (see `_facts`)."""
-    released = release(
-        statistics(data.features, data.labels, data.weights, num_classes, family, claim.noise_multiplier),
-        claim.noise_multiplier,
-    )
+    multiplier, done = claim.noise_multiplier, [forget] if data.mapped else []
+    sums = statistics(data.features, data.labels, data.weights, num_classes, family, multiplier, *done)
+    released = release(sums, multiplier)
     return Sums.of(released), _facts(data, released)
 
 

@@ -1,0 +1,63 @@
+"""The list of sites: names of keys, versions, and keys that the table does not name."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from server_app.control_api import sites
+from server_app.deployment.certificates import issue, key_fingerprint
+from server_app.runs.state import SiteState
+from strategies.base.registered import Registration, write_table
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Keys by name; the SuperLink knows four, and the table of registered sites names north and south alone."""
+    issue(tmp_path, ("127.0.0.1",), ("north", "south", "west"))
+    found = {name: (tmp_path / "sites" / name / "site.pub").read_text().strip() for name in ("north", "south", "west")}
+    write_table(
+        tmp_path / "registered.json", {name: Registration(found[name], at) for at, name in ((1, "north"), (2, "south"))}
+    )
+    monkeypatch.setattr(sites, "table_file", lambda folder: tmp_path / "registered.json")
+    times = {"last_activated_at": "", "last_deactivated_at": "", "online_until": 0.0, "heartbeat_interval": 30.0}
+    nodes = [
+        SimpleNamespace(node_id=at, public_key=raw, status=status, **times)
+        for at, raw, status in (
+            (1, "north", "online"),
+            (2, "south", "online"),
+            (3, "west", "unregistered"),
+            (4, "", "online"),
+        )
+    ]
+    monkeypatch.setattr(sites, "_key", lambda name: key_fingerprint(found[name].encode()) if name else "")
+
+    @contextmanager
+    def control(*_: Any) -> Iterator[Any]:
+        yield SimpleNamespace(ListNodes=lambda *_, **__: SimpleNamespace(nodes_info=nodes))
+
+    monkeypatch.setattr(sites, "control_api", control)
+    return {name: key_fingerprint(key.encode()) for name, key in found.items()}
+
+
+def test_keys_outside_the_table_are_named_by_their_first_digits(keys: dict[str, str], tmp_path: Path) -> None:
+    found = sites.known_sites(tmp_path, tmp_path / "runs", "127.0.0.1:9", None)
+    assert [site.name for site in found] == ["north", "south", f"key {keys['west'][:8]}", "node 4"]
+    assert [site.health for site in found] == ["connected", "connected", "key revoked", "connected"]
+
+
+def test_a_version_is_that_of_the_last_run_of_the_site(
+    keys: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def state(name: str, version: str) -> dict[str, SiteState]:
+        return {name: SiteState(name, fate="used", version=version)}
+
+    runs = [state("north", ""), state("north", "0.2.0"), state("south", "0.1.0") | state("north", "0.1.0")]
+    monkeypatch.setattr(sites, "run_folders", lambda output: list(range(len(runs))))
+    monkeypatch.setattr(sites, "_sites_of", lambda run: runs[run])
+    found = {site.name: site for site in sites.known_sites(tmp_path, tmp_path / "runs", "127.0.0.1:9", None)}
+    assert (found["north"].version, found["north"].last_run) == ("0.2.0", "used")
+    assert (found["south"].version, found["south"].last_run) == ("0.1.0", "")
