@@ -36,6 +36,7 @@ FEDPFT = MethodSpec(
     site="client_app.methods.fedpft.surrogate:fedpft_surrogate",
     strategy="strategies.fedpft.strategy:FedPFT",
     sends=fedpft.sends,
+    parsed=fedpft.parsed,
     receives=fedpft.receives,
     result=fedpft.result,
     symbols=fedpft.symbols,
@@ -199,6 +200,7 @@ DSFL = replace(
     title="DSFL",
     paper="sparse updates, as in FedPFT's comparison",
     sends=lambda config: training.SPARSE_UPDATE,
+    parsed=lambda config: training.MODEL,
     defences=lambda config: NO_MEDIAN,
     refusal=training.linear_only,
 )

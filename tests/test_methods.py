@@ -16,11 +16,14 @@ from common.config.sections import Settings
 from common.costs import costs
 from common.errors import ConfigError, SurrogateError
 from common.methods import FEDPFT_CHAIN, METHODS, MethodSpec, method_named
-from common.rules.spec import Field, check_fields, count, load
+from common.rules.schema import check_fields
+from common.rules.spec import Field, count, load
 from server_app.relearn import relearn
+from server_app.report.build import write_report
 from server_app.runs.run_view import read_payloads
 from strategies.base.federation import Federation
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
+from tests.replies import refused, replies, spoiled
 
 CLASSES = ",".join(map(str, range(10)))
 SPECS = [*METHODS.values(), FEDPFT_CHAIN]
@@ -107,9 +110,10 @@ def test_no_method_is_compared_by_name_outside_its_own_files() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=NAMES)
-def test_a_run_with_little_but_its_method_learns_and_costs_what_the_plan_says(tmp_path: Path, spec: MethodSpec) -> None:
+def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(tmp_path: Path, spec: MethodSpec) -> None:
     settings, grid = settings_of(spec), InProcessGrid(sites(3))
-    metrics = metrics_of(run_federation(tmp_path, grid, partition="iid", **settings))
+    folder = run_federation(tmp_path, grid, partition="iid", **settings)
+    metrics = metrics_of(folder)
     assert metrics["status"] == "ok"
     assert metrics["sites"]["used"] == 3
     assert metrics["accuracy"]["model"] > 0.2, "a guess is right one time in ten"
@@ -121,6 +125,12 @@ def test_a_run_with_little_but_its_method_learns_and_costs_what_the_plan_says(tm
     # Zeros need fewer bytes: pixels that are always dark, and the first linear model.
     assert 0.85 * planned.up < sent < 1.1 * planned.up, "bytes up"
     assert 0.9 * received < planned.down < 1.05 * received + 2 * count(spec.receives(config), sizes)
+    assert metrics["card"]["used"] == ["0", "1", "2"]
+    assert spec.title in write_report(folder).read_text(), f"method {spec.name}: the report names it by its title"
+    for payload, kind, check in replies(config, grid):
+        assert not refused(check, payload)
+        accepted = [name for name, changed in spoiled(payload, kind) if not refused(check, changed)]
+        assert not accepted, f"method {spec.name}: a reply with {accepted[0]} was accepted"
 
 
 @pytest.mark.parametrize(
@@ -171,9 +181,9 @@ def test_tensors_are_checked_by_name_shape_and_range() -> None:
     good = {"counts": torch.tensor([1.0, 2.0]), "sums": torch.zeros(2, 5)}
     assert check_fields(fields, good, {"C": 2}) == {"C": 2, "d": 5}
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"counts": torch.tensor([-1.0, 2.0])}, "counts holds a number"),
-        ({"counts": torch.tensor([float("nan"), 2.0])}, "counts holds a number"),
-        ({"counts": torch.tensor([101.0, 2.0])}, "counts holds a number"),
+        ({"counts": torch.tensor([-1.0, 2.0])}, "counts: -1 is outside 0 to 100"),
+        ({"counts": torch.tensor([float("nan"), 2.0])}, "counts: a number that is not finite"),
+        ({"counts": torch.tensor([101.0, 2.0])}, "counts: 101 is outside 0 to 100"),
         ({"counts": torch.tensor([1.0])}, "counts of shape"),
         ({"sums": torch.zeros(3, 5)}, "sums of shape"),
         ({"sums": torch.zeros(2, 5, 1)}, "sums of shape"),

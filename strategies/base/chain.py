@@ -16,8 +16,9 @@ from flwr.serverapp import Grid
 
 from common.config.run_config import run_digest
 from common.errors import RunError, SurrogateError
+from common.surrogates.surrogates import Reply
 from common.wire.records import Info, to_record
-from common.wire.validation import Expectation
+from common.wire.validation import Expectation, check_reply
 from strategies.base.collection import Collection, Recorder, check_quorum
 from strategies.base.federation import Federation
 from strategies.base.introductions import Group
@@ -27,7 +28,6 @@ from strategies.base.training import read_kept
 from strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
 from strategies.flower.settings import Settings
 
-GIVE_HEAD = f"{MessageType.QUERY}.head"
 STATE, RELAY = "chain.json", "relay.bin"
 
 
@@ -276,21 +276,20 @@ class Chain(Federation):
 
     def _check(self, payload: bytes, relay: bytes | None, name: str, group: Group) -> None:
         """Raise SurrogateError unless the next site can use this site's relay."""
-        config = self.config
-        classes = config.classes if config.epsilon else group.classes
-        place = Expectation.of(config, classes, group.fingerprint, group.dimension)
-        last = self.last_site(payload, relay, place, group)
-        if last != name:
-            raise SurrogateError(f"the relay names another site as its sender: {last[:64]!r}")
+        classes = self.config.classes if self.config.epsilon else group.classes
+        place = Expectation.of(self.config, classes, group.fingerprint, group.dimension)
+        last = self.last_reply(payload, relay, place, group)
+        check_reply(last, self.config, place)
+        if last.header.site != name:
+            raise SurrogateError(f"the relay names another site as its sender: {last.header.site[:64]!r}")
 
     @abstractmethod
-    def last_site(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> str:
-        """Check `payload`, an unsealed relay that follows `relay`; return the site that made it. Raises SurrogateError."""
+    def last_reply(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> Reply:
+        """Check an unsealed relay `payload` that follows `relay`; return what its last site added. Raises SurrogateError."""
 
     def _learn(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
         """Learn the head: the last site's own, or under privacy one from the noisy sums. Sealed relays give none."""
-        config = self.config
-        if config.fedpft.seal:
+        if self.config.fedpft.seal:
             self.recorder.event("sealed", reason="heads stay at the sites; the coordinator cannot read the sealed relays")
             return
         self.learn_from(grid, group, walk, relay, deadline)

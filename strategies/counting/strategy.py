@@ -29,11 +29,13 @@ MODEL_FILE = "evaluated.pb"
 class Counting(OneShot[Counts]):
     """Counts of all sites. The result is the file `evaluation.json` or `survey.json` of the run folder."""
 
-    def unpack(self, payload: bytes) -> Counts:
-        """Parse and check the counts of a site. Raises SurrogateError."""
-        counts = unpack_counts(payload)
-        check_counts(counts, self.config, "")
-        return counts
+    def parse(self, payload: bytes) -> Counts:
+        """Parse the counts of a site. Raises SurrogateError."""
+        return unpack_counts(payload)
+
+    def check(self, sent: Counts) -> None:
+        """Check that some records and honest noise can give these counts. Raises SurrogateError."""
+        check_counts(sent, self.config, "")
 
     def dimension(self, sent: Counts) -> int:
         """Counts have no features."""
