@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from strategies.base.chain import Chain
 from strategies.base.one_shot import OneShot
 from strategies.base.rounds import Rounds
 from tests.grid import FIRST_NODE, InProcessGrid
-from tests.hostile import payload_of, tables
+from tests.hostile import mutate, payload_of, tables
 
 MESSAGES: dict[type[Any], type[Any]] = {
     Parameters: pb.Parameters,
@@ -121,6 +122,14 @@ def _with_count(payload: bytes, kind: type[Any], value: float) -> bytes | None:
         counts.flatten()[0] = value
         halves.CopyFrom(pack(counts))
     return message.SerializeToString(deterministic=True) if found else None
+
+
+def mutations(payload: bytes, kind: type[Any], count: int) -> Iterator[bytes]:
+    """The reply with up to three changes of any field; by chance some are valid."""
+    for number in range(count):
+        message = kind.FromString(payload)
+        mutate(message, random.Random(number))
+        yield message.SerializeToString(deterministic=True)
 
 
 def refused(check: Check, payload: bytes) -> bool:
