@@ -16,7 +16,7 @@ from torch import nn
 from common.backbones.backbone_names import OWN_BACKBONE
 from common.config.flat_settings import Scalar
 from common.config.run_config import parse_run_config
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError, DataError, RunError
 from common.surrogates.surrogates import in_class_order
 from common.wire.model_files import load_model
 from fedsurrogate._data import Images
@@ -41,8 +41,13 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Of the model, on all test records."""
-        return float(self.metrics["accuracy"]["model"])
+        """Of the model, on all test records. Raises RunError for a run in which nothing measured it."""
+        if (found := self._accuracy()) is None:
+            raise RunError(
+                f"the run in '{self.folder}' did not measure the accuracy on all test records; see metrics['accuracy'], "
+                "which has what the sites measured"
+            )
+        return found
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
@@ -56,8 +61,14 @@ class Result:
 
     @property
     def model(self) -> Model:
-        """The trained classifier. Raises SurrogateError for a method that trains none, such as a generator."""
-        return Model(load_model(self.folder / "model.safetensors"))
+        """The trained classifier. Raises RunError for a run without a model for all sites."""
+        file = self.folder / "model.safetensors"
+        if not file.exists():
+            raise RunError(
+                f"method = {self._settings()['method']!r}: this run has no model for all sites, because heads stay at the "
+                "sites; accuracy and metrics have what they achieved"
+            )
+        return Model(load_model(file))
 
     def to_frame(self) -> Any:
         """A pandas data frame with one row for each site: accuracy there, and bytes sent."""
@@ -74,9 +85,17 @@ class Result:
         return page if page.exists() else write_report(self.folder)
 
     def __repr__(self) -> str:
-        config = json.loads((self.folder / "manifest.json").read_text())["config"]
-        used = self.metrics["sites"]["used"]
-        return f"Result({config['method']}, {used} sites, accuracy {self.accuracy:.4f}, {self.bytes} bytes up)"
+        found, used = self._accuracy(), self.metrics["sites"]["used"]
+        accuracy = "accuracy unknown" if found is None else f"accuracy {found:.4f}"
+        return f"Result({self._settings()['method']}, {used} sites, {accuracy}, {self.bytes} bytes up)"
+
+    def _accuracy(self) -> float | None:
+        found = self.metrics["accuracy"].get("model")
+        return None if found is None else float(found)
+
+    def _settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text())["config"]
+        return settings
 
 
 @dataclass(frozen=True)
