@@ -128,6 +128,7 @@ FEDKT = replace(
     name="fedkt",
     title="FedKT",
     paper="Li et al. 2021",
+    site="client_app.methods.local_head:student_head",
     work=heads.work_of_teachers,
     defences=lambda config: NO_MEDIAN,
 )
@@ -170,7 +171,7 @@ FEDAVG = MethodSpec(
     site_sums="client_app.methods.fedavg.update:weighted_update",
     from_sums="strategies.fedavg.from_sums:absorb_total",
 )
-FEDPROX = replace(FEDAVG, name="fedprox", title="FedProx", paper="Li et al. 2020")
+FEDPROX = replace(FEDAVG, name="fedprox", title="FedProx", paper="Li et al. 2020", proximal=True)
 FEDYOGI = replace(FEDAVG, name="fedyogi", title="FedYogi", paper="Reddi et al. 2021")
 FEDSGD = replace(FEDAVG, name="fedsgd", title="FedSGD", paper="McMahan et al. 2017")
 DP_FEDAVG = replace(
@@ -182,7 +183,7 @@ DP_FEDAVG = replace(
     needs_budget=True,
     refusal=training.no_augmentation,
 )
-DP_FEDPROX = replace(DP_FEDAVG, name="dp-fedprox", title="DP-FedProx")
+DP_FEDPROX = replace(DP_FEDAVG, name="dp-fedprox", title="DP-FedProx", proximal=True)
 # What follows combines more than a weighted sum of updates.
 UNSUMMED = replace(FEDAVG, summed=lambda config: (), site_sums="", from_sums="")
 SCAFFOLD = replace(

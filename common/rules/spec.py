@@ -113,7 +113,7 @@ class MethodSpec:
     allows: settings of section fedpft for chains only. stored: whether replies are stored, so that a model can be learned
     again without the sites. makes_surrogates: whether messages represent data, and are not models trained on labels.
     unit_features: whether records are normalised to norm one also without privacy. adversarial: whether the site trains
-    the shared generator against a critic.
+    the shared generator against a critic. proximal: whether its loss has FedProx's term, fedavg.mu.
     head: how the coordinator finds the head, in words; empty if the method has no choice.
     tested: what each site evaluates on its own test records, in words.
     member_bytes: what a site sends and receives for each site of a secure sum, apart from its vector; 0 for other methods.
@@ -160,6 +160,7 @@ class MethodSpec:
     parsed: Fields | None = None
     unit_features: bool = False
     adversarial: bool = False
+    proximal: bool = False
     tested: str = "the model of the run"
     member_bytes: tuple[int, int] = (0, 0)
     summed: Callable[[RunConfig], tuple[Summed, ...]] = lambda config: ()
