@@ -149,6 +149,16 @@ def test_methods_do_not_import_each_other(folder: str) -> None:
             assert not any(name == other or name.startswith(f"{other}.") for other in others), f"{path} imports {name}"
 
 
+def test_a_class_name_has_one_meaning() -> None:
+    found: dict[str, list[str]] = {}
+    for path in sources(*ROOMS):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(path)
+    twice = {name: paths for name, paths in found.items() if len(paths) > 1}
+    assert not twice, "one name, one type: rename the class that is less used"
+
+
 @pytest.mark.parametrize("path", sources("client_app/cli", "server_app/cli"))
 def test_command_lines_import_public_names_only(path: str) -> None:
     for node in ast.walk(tree(path)):
