@@ -126,9 +126,8 @@ FOLDERS = sorted({path.rpartition("/")[0] for path in sources(*ROOMS)})
 OF_METHODS = {
     f"{side}/{method}"
     for side in ("client_app/methods", "strategies")
-    for method in ("fedpft", "fedavg", "fedlap", "dpcvae")
+    for method in ("fedpft", "fedavg", "fedlap", "dpcvae", "heads")
 }
-OF_METHODS |= {"strategies/heads"}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -235,8 +235,8 @@ INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "fedpft": ("client_app.methods.fedpft.surrogate.fit", {}),
     "sums": ("client_app.methods.fedpft.surrogate.noisy_sums", PRIVATE),
     "chain": ("client_app.methods.fedpft.chain.train_on_features", {"fedpft.topology": "chain"}),
-    "kd": ("client_app.methods.distillation.train_on_features", {"method": "kd"}),
-    "average": ("client_app.methods.local_head.train_on_features", {"method": "average"}),
+    "kd": ("client_app.methods.heads.distillation.train_on_features", {"method": "kd"}),
+    "average": ("client_app.methods.heads.local_head.train_on_features", {"method": "average"}),
     "fedavg": ("client_app.methods.fedavg.update.train", {"method": "fedavg", "fedavg.rounds": 1}),
     "dp-fedavg": ("client_app.methods.fedavg.update.train_privately", {"method": "dp-fedavg", "fedavg.rounds": 1} | PRIVATE),
     "fedlap": (
