@@ -1,6 +1,6 @@
 """The registry of methods: each method has one description here. No other module compares names of methods.
 
-A new method needs one `MethodSpec` here, one section of settings in `common/config/sections/`, one function at the site
+A new method needs one `MethodSpec` here or in its family's file in `common/rules/`, one section of settings in `common/config/sections/`, one function at the site
 and, if no existing strategy fits, one class in `strategies/`.
 """
 
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
 from common.rules import fedpft, heads, training
-from common.rules.closed_form import AFL, FEDCGS, FEDCOF, GH_OFL
+from common.rules.closed_form import CLOSED_FORM
 from common.rules.counting import COUNTS
-from common.rules.generators import DPCGAN, DPCVAE
+from common.rules.generators import GENERATORS
 from common.rules.secure_sum import UPDATES, with_secure_sum
 from common.rules.spec import ALL_DEFENCES, MethodSpec
-from common.rules.synthetic_records import DSC, FEDDM, FEDLAP, PSG
+from common.rules.synthetic_records import SYNTHETIC_RECORDS
 
 if TYPE_CHECKING:
     from common.config.run_config import RunConfig
@@ -237,9 +237,21 @@ FEDREP = replace(
 METHODS: dict[str, MethodSpec] = {
     spec.name: spec
     for spec in (
-        *(FEDPFT, FEDLAP, DSC, FEDDM, PSG, KD, DPCVAE, DPCGAN, LOCAL, ENSEMBLE, AVERAGE, FEDBE, FEDKT),
-        *(AFL, FEDCOF, FEDCGS, GH_OFL, FEDAVG, FEDPROX, FEDYOGI, FEDSGD, SCAFFOLD, DSFL, DP_FEDAVG, DP_FEDPROX),
-        *(FEDLAMBDA, KNN_PER, FEDREP),
+        *(
+            FEDPFT,
+            *SYNTHETIC_RECORDS,
+            KD,
+            *GENERATORS,
+            LOCAL,
+            ENSEMBLE,
+            AVERAGE,
+            FEDBE,
+            FEDKT,
+            *CLOSED_FORM,
+            FEDAVG,
+            FEDPROX,
+        ),
+        *(FEDYOGI, FEDSGD, SCAFFOLD, DSFL, DP_FEDAVG, DP_FEDPROX, FEDLAMBDA, KNN_PER, FEDREP),
     )
 }
 

@@ -76,3 +76,6 @@ GH_OFL = replace(
     summed=lambda config: MOMENTS if config.ghofl.head == "fishermix" else (),
     from_sums="strategies.heads.gaussian_heads:learn_from_total",
 )
+
+# In the order of the registry.
+CLOSED_FORM = (AFL, FEDCOF, FEDCGS, GH_OFL)

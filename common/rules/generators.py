@@ -93,3 +93,6 @@ DPCGAN = replace(
     receives=lambda config: (*GAN, *CLASSES),
     result=lambda config: (*GAN, *CLASSES),
 )
+
+# In the order of the registry.
+GENERATORS = (DPCVAE, DPCGAN)

@@ -59,3 +59,6 @@ PSG = replace(
     needs_budget=True,
     refusal=training.fedlap_refusal,
 )
+
+# In the order of the registry.
+SYNTHETIC_RECORDS = (FEDLAP, DSC, FEDDM, PSG)
