@@ -1,7 +1,7 @@
 """The registry of methods: each method has one description here. No other module compares names of methods.
 
-A new method needs one `MethodSpec` here or in its family's file in `common/rules/`, one section of settings in `common/config/sections/`, one function at the site
-and, if no existing strategy fits, one class in `strategies/`.
+A new method needs one `MethodSpec` here or in its family's file in `common/rules/`, one section of settings in
+`common/config/sections/`, one function at the site and, if no existing strategy fits, one class in `strategies/`.
 """
 
 from __future__ import annotations
@@ -237,21 +237,8 @@ FEDREP = replace(
 METHODS: dict[str, MethodSpec] = {
     spec.name: spec
     for spec in (
-        *(
-            FEDPFT,
-            *SYNTHETIC_RECORDS,
-            KD,
-            *GENERATORS,
-            LOCAL,
-            ENSEMBLE,
-            AVERAGE,
-            FEDBE,
-            FEDKT,
-            *CLOSED_FORM,
-            FEDAVG,
-            FEDPROX,
-        ),
-        *(FEDYOGI, FEDSGD, SCAFFOLD, DSFL, DP_FEDAVG, DP_FEDPROX, FEDLAMBDA, KNN_PER, FEDREP),
+        *(FEDPFT, *SYNTHETIC_RECORDS, KD, *GENERATORS, LOCAL, ENSEMBLE, AVERAGE, FEDBE, FEDKT, *CLOSED_FORM),
+        *(FEDAVG, FEDPROX, FEDYOGI, FEDSGD, SCAFFOLD, DSFL, DP_FEDAVG, DP_FEDPROX, FEDLAMBDA, KNN_PER, FEDREP),
     )
 }
 
