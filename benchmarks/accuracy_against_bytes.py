@@ -26,7 +26,7 @@ from client_app.node_config import NodeConfig
 from common.config.flat_settings import parse_overrides
 from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
-from common.wire.model_proto import pack_head, unpack_head
+from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import pack_surrogate, unpack_surrogate
 from strategies.fedpft.learn import learn
 
@@ -67,7 +67,7 @@ def federate(run: RunConfig, data: Data) -> tuple[Head, int]:
             pack_surrogate(make_surrogate(SiteData(features, labels, classes, data.fingerprint, str(site)), run).surrogate)
         )
     head = learn([unpack_surrogate(payload) for payload in payloads], run, "cpu").head
-    return unpack_head(pack_head(head)), sum(map(len, payloads))
+    return unpack_classifier(pack_classifier(head)), sum(map(len, payloads))
 
 
 def judge(head: Head, run: RunConfig, sites: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from client_app.methods.dpcvae.training_steps import Trainer, exact_gradient, private_gradient, trainer_of
 from common.config.run_config import parse_run_config
 from common.models.generators import fresh_companion, fresh_generator
-from common.privacy.gaussian_mechanism import Statistic, release
+from common.privacy.gaussian_mechanism import BoundedSum, release
 
 CLIP, NOISE, RECORDS, CLASSES = 0.1, 2.0, 256, 10
 SIZES: dict[str, dict[str, Any]] = {
@@ -43,7 +43,7 @@ class Losses(nn.Module):
 
 def noisy(trainer: Trainer, parts: list[Tensor]) -> None:
     flat = torch.cat([part.double().flatten() for part in parts])
-    (made,) = release([Statistic("gradients", flat, CLIP, 1.0)], NOISE)
+    (made,) = release([BoundedSum("gradients", flat, CLIP, 1.0)], NOISE)
     named = dict(trainer.modules.named_parameters())
     pieces = torch.split(made.value / RECORDS, [p.numel() for p in named.values()])
     trainer.step({name: piece.reshape(p.shape).float() for (name, p), piece in zip(named.items(), pieces, strict=True)})

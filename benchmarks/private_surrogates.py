@@ -26,7 +26,7 @@ from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
 from common.surrogates.class_sums import PRESENT, as_mixtures
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
-from common.wire.model_proto import pack_head, unpack_head
+from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import pack_surrogate, unpack_surrogate
 from strategies.fedpft import sampling
 from strategies.fedpft.learn import learn
@@ -67,10 +67,10 @@ def federate(run: RunConfig, data: Data, row: str, centre: torch.Tensor | None =
         claim = mixtures[0].claim
         assert claim is not None
         head = replace(sampling.learn(mixtures, run.head, run.seed, data.parts[0][2]), clip=claim.clip)
-        return unpack_head(pack_head(head)), sum(map(len, payloads))
+        return unpack_classifier(pack_classifier(head)), sum(map(len, payloads))
     found = learn(surrogates, run, "cpu", data.parts[0][2], centre).head
     assert isinstance(found, Head)
-    return unpack_head(pack_head(found)), sum(map(len, payloads))
+    return unpack_classifier(pack_classifier(found)), sum(map(len, payloads))
 
 
 def _sums(surrogates: Sequence[AnySurrogate]) -> list[SumsSurrogate]:

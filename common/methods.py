@@ -1,7 +1,7 @@
 """The registry of methods: each method has one description here. No other module compares names of methods.
 
-A new method needs one `MethodSpec` here, one section of settings in `common/config/sections/`, one function at the site
-and, if no existing strategy fits, one class in `strategies/`.
+A new method needs one `MethodSpec` here or in its family's file in `common/rules/`, one section of settings in
+`common/config/sections/`, one function at the site and, if no existing strategy fits, one class in `strategies/`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
 from common.rules import fedpft, heads, training
-from common.rules.closed_form import AFL, FEDCGS, FEDCOF, GH_OFL
+from common.rules.closed_form import CLOSED_FORM
 from common.rules.counting import COUNTS
-from common.rules.generators import DPCGAN, DPCVAE
+from common.rules.generators import GENERATORS
 from common.rules.secure_sum import UPDATES, with_secure_sum
 from common.rules.spec import ALL_DEFENCES, MethodSpec
-from common.rules.synthetic_records import DSC, FEDDM, FEDLAP, PSG
+from common.rules.synthetic_records import SYNTHETIC_RECORDS
 
 if TYPE_CHECKING:
     from common.config.run_config import RunConfig
@@ -36,6 +36,7 @@ FEDPFT = MethodSpec(
     site="client_app.methods.fedpft.surrogate:fedpft_surrogate",
     strategy="strategies.fedpft.strategy:FedPFT",
     sends=fedpft.sends,
+    parsed=fedpft.parsed,
     receives=fedpft.receives,
     result=fedpft.result,
     symbols=fedpft.symbols,
@@ -82,7 +83,7 @@ KD = MethodSpec(
     trained="fedavg",
     configured="fedpft",
     digest={"head": heads.HEAD_KEYS, "baseline": heads.BASELINE_KEYS},
-    site="client_app.methods.distillation:distil_chain",
+    site="client_app.methods.heads.distillation:distil_chain",
     strategy="strategies.heads.head_chain:HeadChain",
     sends=lambda config: heads.HEAD,
     receives=lambda config: heads.HEAD,
@@ -102,7 +103,7 @@ AVERAGE = MethodSpec(
     trained="fedavg",
     configured="baseline",
     digest={"head": heads.HEAD_KEYS, "baseline": heads.BASELINE_KEYS},
-    site="client_app.methods.local_head:own_head",
+    site="client_app.methods.heads.local_head:own_head",
     strategy="strategies.heads.strategy:Heads",
     sends=lambda config: heads.HEAD,
     receives=lambda config: (),
@@ -127,6 +128,7 @@ FEDKT = replace(
     name="fedkt",
     title="FedKT",
     paper="Li et al. 2021",
+    site="client_app.methods.heads.local_head:student_head",
     work=heads.work_of_teachers,
     defences=lambda config: NO_MEDIAN,
 )
@@ -140,7 +142,7 @@ LOCAL = replace(
     introduces=True,
     strategy="strategies.heads.local:Local",
     evaluate="client_app.methods.evaluation:own_model",
-    personal="client_app.methods.local_head:local_head",
+    personal="client_app.methods.heads.local_head:local_head",
     tested="the site's own head, trained alone",
     sends=lambda config: (),
     result=lambda config: (),
@@ -169,7 +171,7 @@ FEDAVG = MethodSpec(
     site_sums="client_app.methods.fedavg.update:weighted_update",
     from_sums="strategies.fedavg.from_sums:absorb_total",
 )
-FEDPROX = replace(FEDAVG, name="fedprox", title="FedProx", paper="Li et al. 2020")
+FEDPROX = replace(FEDAVG, name="fedprox", title="FedProx", paper="Li et al. 2020", proximal=True)
 FEDYOGI = replace(FEDAVG, name="fedyogi", title="FedYogi", paper="Reddi et al. 2021")
 FEDSGD = replace(FEDAVG, name="fedsgd", title="FedSGD", paper="McMahan et al. 2017")
 DP_FEDAVG = replace(
@@ -181,7 +183,7 @@ DP_FEDAVG = replace(
     needs_budget=True,
     refusal=training.no_augmentation,
 )
-DP_FEDPROX = replace(DP_FEDAVG, name="dp-fedprox", title="DP-FedProx")
+DP_FEDPROX = replace(DP_FEDAVG, name="dp-fedprox", title="DP-FedProx", proximal=True)
 # What follows combines more than a weighted sum of updates.
 UNSUMMED = replace(FEDAVG, summed=lambda config: (), site_sums="", from_sums="")
 SCAFFOLD = replace(
@@ -199,6 +201,7 @@ DSFL = replace(
     title="DSFL",
     paper="sparse updates, as in FedPFT's comparison",
     sends=lambda config: training.SPARSE_UPDATE,
+    parsed=lambda config: training.MODEL,
     defences=lambda config: NO_MEDIAN,
     refusal=training.linear_only,
 )
@@ -234,9 +237,8 @@ FEDREP = replace(
 METHODS: dict[str, MethodSpec] = {
     spec.name: spec
     for spec in (
-        *(FEDPFT, FEDLAP, DSC, FEDDM, PSG, KD, DPCVAE, DPCGAN, LOCAL, ENSEMBLE, AVERAGE, FEDBE, FEDKT),
-        *(AFL, FEDCOF, FEDCGS, GH_OFL, FEDAVG, FEDPROX, FEDYOGI, FEDSGD, SCAFFOLD, DSFL, DP_FEDAVG, DP_FEDPROX),
-        *(FEDLAMBDA, KNN_PER, FEDREP),
+        *(FEDPFT, *SYNTHETIC_RECORDS, KD, *GENERATORS, LOCAL, ENSEMBLE, AVERAGE, FEDBE, FEDKT, *CLOSED_FORM),
+        *(FEDAVG, FEDPROX, FEDYOGI, FEDSGD, SCAFFOLD, DSFL, DP_FEDAVG, DP_FEDPROX, FEDLAMBDA, KNN_PER, FEDREP),
     )
 }
 

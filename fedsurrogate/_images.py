@@ -19,7 +19,7 @@ from fedsurrogate._data import Images, is_labelled, label_of, picture, records_o
 from fedsurrogate._inputs import as_features, as_labels
 
 _own: dict[str, OwnModule] = {}
-Records = tuple[Tensor, list[str]]
+NamedRecords = tuple[Tensor, list[str]]
 Take = Callable[[Any, int], Tensor]
 
 
@@ -81,7 +81,7 @@ def labelled_features(
     return found, as_labels([label_of(label, number) for number, label in enumerate(labels)], len(labels))
 
 
-def records_for(entry: Any, backbone: str | nn.Module | None, options: dict[str, Any]) -> Records:
+def records_for(entry: Any, backbone: str | nn.Module | None, options: dict[str, Any]) -> NamedRecords:
     """Features (n, d) and class names (n,) of an entry: a pair of arrays, or a data set of pairs (image, label).
 
     backbone: None takes an array (n, d) as features, and computes pixels of anything else.

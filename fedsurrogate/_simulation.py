@@ -16,11 +16,11 @@ from torch import nn
 from common.backbones.backbone_names import OWN_BACKBONE
 from common.config.flat_settings import Scalar
 from common.config.run_config import parse_run_config
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError, DataError, RunError
 from common.surrogates.surrogates import in_class_order
 from common.wire.model_files import load_model
 from fedsurrogate._data import Images
-from fedsurrogate._images import Records, is_own, records_for
+from fedsurrogate._images import NamedRecords, is_own, records_for
 from fedsurrogate._inputs import Array, flat_settings
 from fedsurrogate._model import Model
 from server_app.deployment.local_engine import run_here
@@ -41,8 +41,13 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Of the model, on all test records."""
-        return float(self.metrics["accuracy"]["model"])
+        """Of the model, on all test records. Raises RunError for a run in which nothing measured it."""
+        if (found := self._accuracy()) is None:
+            raise RunError(
+                f"the run in '{self.folder}' did not measure the accuracy on all test records; see metrics['accuracy'], "
+                "which has what the sites measured"
+            )
+        return found
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
@@ -56,8 +61,14 @@ class Result:
 
     @property
     def model(self) -> Model:
-        """The trained classifier. Raises SurrogateError for a method that trains none, such as a generator."""
-        return Model(load_model(self.folder / "model.safetensors"))
+        """The trained classifier. Raises RunError for a run without a model for all sites."""
+        file = self.folder / "model.safetensors"
+        if not file.exists():
+            raise RunError(
+                f"method = {self._settings()['method']!r}: this run has no model for all sites, because heads stay at the "
+                "sites; accuracy and metrics have what they achieved"
+            )
+        return Model(load_model(file))
 
     def to_frame(self) -> Any:
         """A pandas data frame with one row for each site: accuracy there, and bytes sent."""
@@ -74,13 +85,21 @@ class Result:
         return page if page.exists() else write_report(self.folder)
 
     def __repr__(self) -> str:
-        config = json.loads((self.folder / "manifest.json").read_text())["config"]
-        used = self.metrics["sites"]["used"]
-        return f"Result({config['method']}, {used} sites, accuracy {self.accuracy:.4f}, {self.bytes} bytes up)"
+        found, used = self._accuracy(), self.metrics["sites"]["used"]
+        accuracy = "accuracy unknown" if found is None else f"accuracy {found:.4f}"
+        return f"Result({self._settings()['method']}, {used} sites, {accuracy}, {self.bytes} bytes up)"
+
+    def _accuracy(self) -> float | None:
+        found = self.metrics["accuracy"].get("model")
+        return None if found is None else float(found)
+
+    def _settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text())["config"]
+        return settings
 
 
 @dataclass(frozen=True)
-class Federation:
+class Simulation:
     """What the sites of a simulation have, ready for any number of runs.
 
     records: of each site, or all in one, which the sites share; None: sites read the data that settings name. test: records
@@ -88,8 +107,8 @@ class Federation:
     """
 
     count: int
-    records: list[Records] | None = None
-    test: Records | None = None
+    records: list[NamedRecords] | None = None
+    test: NamedRecords | None = None
     flat: Mapping[str, Scalar] = field(default_factory=dict)
     own: Mapping[str, Scalar] = field(default_factory=dict)
 
@@ -112,7 +131,7 @@ def gather(
     backbone: str | nn.Module | None,
     test: Pair | Images | None,
     settings: Mapping[str, Any],
-) -> Federation:
+) -> Simulation:
     """Compute the features of everything that the user gave. Raises DataError, BackboneError or ConfigError."""
     flat: dict[str, Scalar] = {}
     if backbone == OWN_BACKBONE:
@@ -125,20 +144,20 @@ def gather(
         if test is not None:
             raise ConfigError("test is for data of your own; the data that settings name have their own test records")
         if not is_own(backbone):
-            return Federation(sites, flat=flat | ({} if data is None else {"data": data}))
+            return Simulation(sites, flat=flat | ({} if data is None else {"data": data}))
         if not isinstance(backbone, str) or not backbone.startswith("python:"):
             raise ConfigError(
                 "sites that read files make the backbone themselves; give it as 'python:package.module:function', or give "
                 "the images as data"
             )
-        return Federation(sites, flat=flat | ({} if data is None else {"data": data}), own={"backbone": backbone})
+        return Simulation(sites, flat=flat | ({} if data is None else {"data": data}), own={"backbone": backbone})
     if data is not None and not isinstance(sites, int):
         raise ConfigError("sites and data both hold records; give a number of sites with data, or the sites alone")
     options = {key: value for key, value in settings.items() if key in OF_BACKBONE}
     entries = [data] if isinstance(sites, int) else list(sites)
     records = [records_for(entry, backbone, options) for entry in entries]
     extra = None if test is None else records_for(test, backbone, options)
-    return Federation(sites if isinstance(sites, int) else len(entries), records, extra, flat)
+    return Simulation(sites if isinstance(sites, int) else len(entries), records, extra, flat)
 
 
 def simulate(
@@ -170,7 +189,7 @@ def simulate(
     return Result(run, json.loads((run / "metrics.json").read_text()))
 
 
-def _write(known: Sequence[Records], extra: Records | None, folder: Path) -> tuple[list[str], tuple[str, ...]]:
+def _write(known: Sequence[NamedRecords], extra: NamedRecords | None, folder: Path) -> tuple[list[str], tuple[str, ...]]:
     """Write records as files, which sites read as their data. Returns names of the data sets, and classes.
 
     known: of each site, or all in one, which the sites share. extra: the test records.

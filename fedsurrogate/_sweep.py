@@ -14,7 +14,7 @@ from common.config.run_config import parse_run_config
 from common.errors import ConfigError
 from fedsurrogate._data import Images
 from fedsurrogate._inputs import flat_settings
-from fedsurrogate._simulation import OF_BACKBONE, Federation, Pair, gather
+from fedsurrogate._simulation import OF_BACKBONE, Pair, Simulation, gather
 from server_app.report.plots.sweep import draw_sweep
 from server_app.sweep import Summary, Trial, Varied, combinations, merged, run_trials, summarise
 
@@ -91,7 +91,7 @@ def sweep(
     def named_backbone(varied: Varied) -> str | nn.Module | None:
         return str(varied["backbone"]) if "backbone" in varied else backbone
 
-    def gathered(varied: Varied) -> Federation:
+    def gathered(varied: Varied) -> Simulation:
         return gather(sites, data, named_backbone(varied), test, fixed | varied)
 
     shared = None if varies else gathered({})

@@ -23,7 +23,7 @@ RECORDS = (
 
 
 @dataclass(frozen=True)
-class Privacy:
+class CountingBudget:
     """The budget of a run that counts; zero epsilon for counts without noise."""
 
     epsilon: float
@@ -34,7 +34,7 @@ class Privacy:
         return {"epsilon": self.epsilon, "delta": self.delta if self.epsilon else 0.0}
 
 
-def evaluation_settings(source: Path, privacy: Privacy) -> tuple[dict[str, Scalar], int]:
+def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str, Scalar], int]:
     """Settings of an evaluation of a run folder's or a signed file's model, and the sites of a simulated run, else zero.
 
     Features are computed as for the run. Raises RunError or ConfigError.
@@ -59,7 +59,7 @@ def evaluation_settings(source: Path, privacy: Privacy) -> tuple[dict[str, Scala
     return {**features, **more, **_named(model.header.classes), **counting, **privacy.settings()}, simulated
 
 
-def survey_settings(classes: tuple[str, ...], privacy: Privacy) -> dict[str, Scalar]:
+def survey_settings(classes: tuple[str, ...], privacy: CountingBudget) -> dict[str, Scalar]:
     """Settings of a survey of the sites' training records."""
     return {**_named(classes), "counting.kind": "survey", **privacy.settings()}
 

@@ -19,7 +19,7 @@ from common.models.classifiers import Classifier, Ensemble, Head, class_indices
 from common.models.devices import pick_device
 from common.signed_models.making import feature_settings
 from common.surrogates.surrogates import class_order
-from server_app.counting import Privacy
+from server_app.counting import CountingBudget
 from server_app.export.source import run_config_of
 from server_app.runs.run_view import read_json, read_payloads
 from strategies import stored_strategy
@@ -64,7 +64,7 @@ def value_of_sites(run: Path) -> dict[str, Any]:
     return write_values(run, list(sent), accuracy)
 
 
-def value_settings(run: Path, privacy: Privacy) -> tuple[dict[str, Scalar], list[frozenset[str]]]:
+def value_settings(run: Path, privacy: CountingBudget) -> tuple[dict[str, Scalar], list[frozenset[str]]]:
     """Settings of a run that asks sites which of a run's models of some sites decide rightly, and these subsets, in order.
 
     All subsets of six sites at most; else everyone, and everyone without each site. Raises RunError.

@@ -30,7 +30,7 @@ FAMILY, RANK = "lowrank", 16
 
 
 @dataclass(frozen=True, eq=False)
-class Features:
+class LabelledSource:
     """Features (n, d) and labels (n,) of all classes to draw records from. how: where they come from, in words."""
 
     x: Tensor
@@ -39,7 +39,7 @@ class Features:
     how: str
 
 
-def features_with(classes: int, dimension: int, expected: float, seed: int = 0) -> Features:
+def features_with(classes: int, dimension: int, expected: float, seed: int = 0) -> LabelledSource:
     """Gaussian classes around random directions, at the distance at which the true centres classify this share rightly."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.nn.functional.normalize(torch.randn(classes, dimension, generator=generator), dim=1)
@@ -59,10 +59,10 @@ def features_with(classes: int, dimension: int, expected: float, seed: int = 0) 
         f"random Gaussian classes in {dimension} dimensions, at a distance at which {expected:.0%} is reached without noise "
         "(--expected, --dimension; better: --like RUN)"
     )
-    return Features(high * centres[y] + noise, y, classes, how)
+    return LabelledSource(high * centres[y] + noise, y, classes, how)
 
 
-def features_like(run: Path, classes: Sequence[str]) -> Features:
+def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
     """Synthetic features drawn from the surrogates of an earlier run. Raises RunError if they lack one of the classes."""
     config = run_config_of(run)
     strategy = stored_strategy(config)(config, Unrecorded(), pick_device("cpu"))
@@ -74,10 +74,10 @@ def features_like(run: Path, classes: Sequence[str]) -> Features:
     x, y = learned.source.sample(0, POOL)
     index = torch.tensor([list(classes).index(name) if name in classes else -1 for name in known])[y]
     kept = index >= 0
-    return Features(x[kept].float(), index[kept], len(classes), f"features drawn from the surrogates of {run.name}")
+    return LabelledSource(x[kept].float(), index[kept], len(classes), f"features drawn from the surrogates of {run.name}")
 
 
-def estimate(counts: Sequence[Sequence[int]], source: Features, seed: int = 0) -> dict[str, Any]:
+def estimate(counts: Sequence[Sequence[int]], source: LabelledSource, seed: int = 0) -> dict[str, Any]:
     """Accuracy at each epsilon: the sites of a survey are simulated with as many records of each class as it found.
 
     counts (S, C): records of each site and class, noisy. Each simulated site releases noisy class sums as `fedpft` does, the

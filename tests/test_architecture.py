@@ -127,9 +127,8 @@ FOLDERS = sorted({path.rpartition("/")[0] for path in sources(*ROOMS)})
 OF_METHODS = {
     f"{side}/{method}"
     for side in ("client_app/methods", "strategies")
-    for method in ("fedpft", "fedavg", "fedlap", "dpcvae")
+    for method in ("fedpft", "fedavg", "fedlap", "dpcvae", "heads")
 }
-OF_METHODS |= {"strategies/heads"}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -148,6 +147,17 @@ def test_methods_do_not_import_each_other(folder: str) -> None:
     for path in sources(folder):
         for name in imported(path):
             assert not any(name == other or name.startswith(f"{other}.") for other in others), f"{path} imports {name}"
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """The public interface is left out: `fedsurrogate.Surrogate` is what users see of the type of this name inside."""
+    found: dict[str, list[str]] = {}
+    for path in sources(*(room for room in ROOMS if room != "fedsurrogate")):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(path)
+    twice = {name: paths for name, paths in found.items() if len(paths) > 1}
+    assert not twice, "one name, one type: rename the class that is less used"
 
 
 @pytest.mark.parametrize("path", sources("client_app/cli", "server_app/cli"))

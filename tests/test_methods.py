@@ -10,39 +10,23 @@ from typing import Any
 import pytest
 import torch
 
-from common.config.flat_settings import Scalar
 from common.config.run_config import RunConfig, parse_run_config, run_digest
 from common.config.sections import Settings
 from common.costs import costs
 from common.errors import ConfigError, SurrogateError
-from common.methods import FEDPFT_CHAIN, METHODS, MethodSpec, method_named
-from common.rules.spec import Field, check_fields, count, load
+from common.methods import METHODS, MethodSpec, method_named
+from common.rules.schema import check_fields
+from common.rules.spec import Field, count, load
 from server_app.relearn import relearn
+from server_app.report.build import write_report
 from server_app.runs.run_view import read_payloads
 from strategies.base.federation import Federation
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
+from tests.registry import SPECS, settings_of
+from tests.replies import mutations, refused, replies, spoiled
 
-CLASSES = ",".join(map(str, range(10)))
-SPECS = [*METHODS.values(), FEDPFT_CHAIN]
-NAMES = [*METHODS, "fedpft chain"]
-# Small settings, for runs of seconds; other sections have their defaults.
-SMALL: dict[str, Scalar] = {
-    **{"head.min-steps": 60, "head.epochs": 2, "alpha": 1.0, "fedavg.rounds": 2, "fedavg.local-epochs": 2},
-    **{"fedlap.rounds": 1, "fedlap.image-steps": 20, "fedlap.images-per-class": 2, "fedlap.model": "linear"},
-    "fedlap.trust-radius": 2.0,
-    **{"dpcvae.rounds": 3, "dpcvae.synthetic": 100},
-}
 # Settings that do not change a site's reply.
 NOT_IN_THE_DIGEST = {"fedpft": {"public", "order", "seal", "bits"}, "head": {"solver", "shrinkage"}, "fedcof": {"shrinkage"}}
-
-
-def settings_of(spec: MethodSpec, private: bool = False) -> dict[str, Scalar]:
-    found: dict[str, Scalar] = {"method": spec.name} | SMALL
-    if spec is FEDPFT_CHAIN:
-        found["fedpft.topology"] = "chain"
-    if spec.needs_budget or private:
-        found |= {"epsilon": 8.0, "delta": 1e-5, "classes": CLASSES, "fedavg.sample-rate": 1.0, "dpcvae.sample-rate": 1.0}
-    return found
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +34,7 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=NAMES)
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_a_method_is_described_in_full(spec: MethodSpec) -> None:
     config = parse_run_config(settings_of(spec))
     for name in ("name", "title", "paper"):
@@ -71,7 +55,7 @@ def test_a_method_is_described_in_full(spec: MethodSpec) -> None:
     )
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=NAMES)
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_every_setting_of_a_section_is_in_the_digest_or_named_as_irrelevant(spec: MethodSpec) -> None:
     for section, keys in spec.digest.items():
         fields = set(type(getattr(RunConfig(), section)).model_fields)
@@ -99,17 +83,18 @@ def test_an_unknown_method_is_refused_everywhere_alike() -> None:
 
 
 def test_no_method_is_compared_by_name_outside_its_own_files() -> None:
-    own = re.compile(r"methods/(local_head|fedavg/\w+)|models/generators|strategies/(fedavg/aggregation|heads/combining)")
+    own = re.compile(r"methods/fedavg/\w+|strategies/(fedavg/aggregation|heads/combining)")
     for floor in ("common", "client_app", "strategies", "server_app"):
         for file in (ROOT / floor).rglob("*.py"):
             found = re.search(r"\.method (==|in|!=|not in) (?!METHODS|found)|\.method\.startswith", file.read_text())
             assert not found or own.search(file.as_posix()), f"{file}: compares {found and found[0]!r}; ask the registry"
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=NAMES)
-def test_a_run_with_little_but_its_method_learns_and_costs_what_the_plan_says(tmp_path: Path, spec: MethodSpec) -> None:
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(tmp_path: Path, spec: MethodSpec) -> None:
     settings, grid = settings_of(spec), InProcessGrid(sites(3))
-    metrics = metrics_of(run_federation(tmp_path, grid, partition="iid", **settings))
+    folder = run_federation(tmp_path, grid, partition="iid", **settings)
+    metrics = metrics_of(folder)
     assert metrics["status"] == "ok"
     assert metrics["sites"]["used"] == 3
     assert metrics["accuracy"]["model"] > 0.2, "a guess is right one time in ten"
@@ -121,6 +106,15 @@ def test_a_run_with_little_but_its_method_learns_and_costs_what_the_plan_says(tm
     # Zeros need fewer bytes: pixels that are always dark, and the first linear model.
     assert 0.85 * planned.up < sent < 1.1 * planned.up, "bytes up"
     assert 0.9 * received < planned.down < 1.05 * received + 2 * count(spec.receives(config), sizes)
+    assert metrics["card"]["used"] == ["0", "1", "2"]
+    assert spec.title in write_report(folder).read_text(), f"method {spec.name}: the report names it by its title"
+    for payload, kind, check in replies(config, grid):
+        assert not refused(check, payload)
+        for changed in mutations(payload, kind, 20):
+            # Any other exception would end the run.
+            refused(check, changed)
+        accepted = [name for name, changed in spoiled(payload, kind) if not refused(check, changed)]
+        assert not accepted, f"method {spec.name}: a reply with {accepted[0]} was accepted"
 
 
 @pytest.mark.parametrize(
@@ -171,9 +165,9 @@ def test_tensors_are_checked_by_name_shape_and_range() -> None:
     good = {"counts": torch.tensor([1.0, 2.0]), "sums": torch.zeros(2, 5)}
     assert check_fields(fields, good, {"C": 2}) == {"C": 2, "d": 5}
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"counts": torch.tensor([-1.0, 2.0])}, "counts holds a number"),
-        ({"counts": torch.tensor([float("nan"), 2.0])}, "counts holds a number"),
-        ({"counts": torch.tensor([101.0, 2.0])}, "counts holds a number"),
+        ({"counts": torch.tensor([-1.0, 2.0])}, "counts: -1 is outside 0 to 100"),
+        ({"counts": torch.tensor([float("nan"), 2.0])}, "counts: a number that is not finite"),
+        ({"counts": torch.tensor([101.0, 2.0])}, "counts: 101 is outside 0 to 100"),
         ({"counts": torch.tensor([1.0])}, "counts of shape"),
         ({"sums": torch.zeros(3, 5)}, "sums of shape"),
         ({"sums": torch.zeros(2, 5, 1)}, "sums of shape"),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-class Part(StrEnum):
+class Split(StrEnum):
     """Part of a data set."""
 
     all = "all"
@@ -255,7 +255,7 @@ def features(
     out: Annotated[Path, typer.Option(help="The safetensors file to write: x, y, and the backbone's fingerprint.")],
     node_config: Node,
     run_config: RunSettings = None,
-    part: Annotated[Part, typer.Option(help="Which images: all of them, or those of one part of their split.")] = Part.all,
+    part: Annotated[Split, typer.Option(help="Which images: all of them, or those of one part of their split.")] = Split.all,
 ) -> None:
     """Write the features of a folder of images to a file, for public images (fedpft.public) or for later use.
 
@@ -271,7 +271,7 @@ def features(
     found_records = share(run, node)
     dataset = found_records.dataset
     found = dataset_features(dataset, run, node)
-    rows = {Part.train: found_records.train, Part.test: found_records.test}.get(part)
+    rows = {Split.train: found_records.train, Split.test: found_records.test}.get(part)
     rows = torch.cat([found_records.train, found_records.test]).sort().values if rows is None else rows
     records = usable(dataset, found, rows)
     metadata = {"fingerprint": found.fingerprint, "classes": ",".join(dataset.classes)}

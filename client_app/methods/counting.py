@@ -26,7 +26,7 @@ from common.models.classifiers import Classifier, Ensemble, class_indices
 from common.privacy.accounting import GaussianEvent, Unit
 from common.privacy.claims import make_claim
 from common.privacy.exact_sums import ExactSum
-from common.privacy.gaussian_mechanism import Statistic, release, unit_weights
+from common.privacy.gaussian_mechanism import BoundedSum, release, unit_weights
 from common.rules.counting import scored_classes, tables_of
 
 # Histograms cover log-odds from -EDGE to EDGE in bins of equal width; the outer bins hold everything beyond.
@@ -144,7 +144,7 @@ def _released(task: Task, exact: Mapping[str, Tensor]) -> MethodOutput:
     claim = make_claim(run, unit)
     assert claim is not None
     counted = tables_of(run, len(run.classes))
-    sums = [Statistic(each.name, exact[each.name], each.bound, each.share) for each in counted]
+    sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in counted]
     noisy = release(sums, claim.noise_multiplier)
     tables = {each.name: each.value.round().long() for each in noisy}
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}

@@ -43,7 +43,7 @@ class Backbone:
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class LoadedNetwork:
     """A model without its classifier, its preprocessing, and name prefixes to select its weights in a file."""
 
     model: nn.Module
@@ -75,7 +75,7 @@ def load_backbone(name: str, weights_path: str = "", image_size: int = 0, device
     return Backbone(name, dim, fingerprint_of(name, preprocessing, dim, fingerprint_weights), preprocessing, forward, target)
 
 
-def load_network(name: str, weights_path: str = "", image_size: int = 0) -> Network:
+def load_network(name: str, weights_path: str = "", image_size: int = 0) -> LoadedNetwork:
     """The module of a backbone from a library, frozen, and its preprocessing. Raises BackboneError."""
     library, _, model_name = name.partition(":")
     if library not in _LIBRARIES or not model_name:
@@ -151,7 +151,7 @@ def fingerprint_of(name: object, preprocessing: object, dim: int, weights: Mappi
     return digest.hexdigest()
 
 
-def _load_weights(network: Network, name: str, path: Path) -> None:
+def _load_weights(network: LoadedNetwork, name: str, path: Path) -> None:
     given = _read_weights(path)
     for prefix in ("module.", network.prefix):
         stripped = {key.removeprefix(prefix): value for key, value in given.items() if key.startswith(prefix)}
@@ -198,7 +198,7 @@ def _no_download(name: str, error: Exception) -> BackboneError:
     )
 
 
-def _torchvision(model_name: str, *, pretrained: bool) -> Network:
+def _torchvision(model_name: str, *, pretrained: bool) -> LoadedNetwork:
     from torchvision import models
 
     known = models.list_models(module=models)
@@ -222,10 +222,10 @@ def _torchvision(model_name: str, *, pretrained: bool) -> Network:
         tuple(preset.mean),
         tuple(preset.std),
     )
-    return Network(model, preprocessing, head=(head[-1] + ".",))
+    return LoadedNetwork(model, preprocessing, head=(head[-1] + ".",))
 
 
-def _open_clip(model_name: str, *, pretrained: bool) -> Network:
+def _open_clip(model_name: str, *, pretrained: bool) -> LoadedNetwork:
     import open_clip
 
     architecture, _, tag = model_name.partition("/")
@@ -255,10 +255,10 @@ def _open_clip(model_name: str, *, pretrained: bool) -> Network:
     size = config["size"] if isinstance(config["size"], int) else config["size"][0]
     squash = config["resize_mode"] == "squash"
     preprocessing = Preprocessing(size, size, config["interpolation"], tuple(config["mean"]), tuple(config["std"]), squash)
-    return Network(clip.visual, preprocessing, prefix="visual.")
+    return LoadedNetwork(clip.visual, preprocessing, prefix="visual.")
 
 
-def _timm(model_name: str, *, pretrained: bool) -> Network:
+def _timm(model_name: str, *, pretrained: bool) -> LoadedNetwork:
     import timm
 
     if not timm.is_model(model_name):
@@ -275,7 +275,7 @@ def _timm(model_name: str, *, pretrained: bool) -> Network:
     preprocessing = Preprocessing(resize, crop, config["interpolation"], tuple(config["mean"]), tuple(config["std"]), squash)
     classifier = getattr(model, "default_cfg", {}).get("classifier") or ()
     heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-    return Network(model, preprocessing, head=tuple(head + "." for head in heads))
+    return LoadedNetwork(model, preprocessing, head=tuple(head + "." for head in heads))
 
 
 _LIBRARIES = {"torchvision": _torchvision, "open_clip": _open_clip, "timm": _timm}

@@ -14,7 +14,7 @@ from common.counting.counts import Counts
 from common.errors import SurrogateError
 from common.privacy.claims import check_claim
 from common.rules.counting import tables_of
-from common.rules.spec import check_fields
+from common.rules.schema import check_fields
 from common.wire.surrogate_proto import pack_claim, pack_header, parse, unpack_claim, unpack_header
 from common.wire.validation import Expectation, check_header
 

@@ -31,6 +31,11 @@ class Parameters:
     records: int = 0
     claim: Claim | None = None
 
+    @property
+    def tables(self) -> Tensors:
+        """Its tensors by the names in the method's schema."""
+        return self.tensors
+
 
 def split_control(tensors: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Split tensors into parameters and control variates, both by the parameters' names."""

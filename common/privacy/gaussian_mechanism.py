@@ -23,7 +23,7 @@ GRID = 2.0**-16
 
 
 @dataclass(frozen=True)
-class Statistic:
+class BoundedSum:
     """A sum over units: `value` of any shape, to which one unit adds a tensor of norm at most `bound`.
 
     share: this statistic's part of the budget 1 / noise_multiplier^2. The shares of a release sum to one.
@@ -49,7 +49,7 @@ class Noisy:
         return math.sqrt(max(0.0, float(self.value.double().square().mean()) / self.sigma**2 - 1))
 
 
-def release(statistics: Sequence[Statistic], noise_multiplier: float) -> list[Noisy]:
+def release(statistics: Sequence[BoundedSum], noise_multiplier: float) -> list[Noisy]:
     """Add noise to several sums at once. Together they cost one GaussianEvent(noise_multiplier).
 
     A statistic of sensitivity D and share s gets noise sigma = noise_multiplier D / sqrt(s). Divided by their sigmas, all

@@ -17,7 +17,7 @@ AFL = MethodSpec(
     configured="afl",
     digest={},
     reads=("afl",),
-    site="client_app.methods.analytic:normal_equations",
+    site="client_app.methods.heads.analytic:normal_equations",
     strategy="strategies.heads.analytic:Analytic",
     sends=lambda config: heads.NORMAL_EQUATIONS,
     receives=lambda config: (),
@@ -40,7 +40,7 @@ FEDCOF = replace(
     configured="fedcof",
     digest={"fedcof": heads.FEDCOF_KEYS},
     reads=(),
-    site="client_app.methods.class_means:class_means",
+    site="client_app.methods.heads.class_means:class_means",
     strategy="strategies.heads.class_means:ClassMeans",
     sends=lambda config: heads.GROUP_MEANS,
     symbols=heads.groups,
@@ -67,7 +67,7 @@ GH_OFL = replace(
     paper="Turazza et al. 2026, FisherMix and NB-diag",
     configured="ghofl",
     reads=("ghofl", "head"),
-    site="client_app.methods.analytic:gaussians",
+    site="client_app.methods.heads.analytic:gaussians",
     strategy="strategies.heads.gaussian_heads:GaussianHeads",
     sends=lambda config: heads.GAUSSIANS,
     result=lambda config: heads.HEAD if config.ghofl.head == "fishermix" else heads.DIAGONALS,
@@ -76,3 +76,6 @@ GH_OFL = replace(
     summed=lambda config: MOMENTS if config.ghofl.head == "fishermix" else (),
     from_sums="strategies.heads.gaussian_heads:learn_from_total",
 )
+
+# In the order of the registry.
+CLOSED_FORM = (AFL, FEDCOF, FEDCGS, GH_OFL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from common.limits import LARGEST_COUNT, LARGEST_NUMBER
 from common.rules.secure_sum import MECHANISM, MOMENTS
 from common.rules.spec import Field, Sizes, Summed, Work
 
@@ -83,6 +84,25 @@ def sends(config: RunConfig) -> tuple[Field, ...]:
         "gram": (Field("variances", "d", 0), Field("corrections", "d", 0), Field("correlations", "b")),
     }
     return (Field("weights", "K", 0, 1), Field("means", "K d"), *spread[family(config)])
+
+
+def parsed(config: RunConfig) -> tuple[Field, ...]:
+    """A parsed surrogate: a mixture of M components with its covariance as a matrix, or noisy class sums as they are sent.
+
+    A site has any number of components up to fedpft.components for each class, and any rank R up to fedpft.rank.
+    """
+    if config.mechanism == "sums":
+        return sends(config)
+    largest = LARGEST_NUMBER**2
+    spread = {
+        "full": (Field("cholesky", "M d d"),),
+        "diag": (Field("variances", "M d", 0, largest),),
+        "spherical": (Field("variances", "M", 0, largest),),
+        "lowrank": (Field("variances", "d", 0, largest), Field("factor", "d R")),
+        "gram": (Field("matrix", "d d"),),
+    }
+    counts = Field("counts", "C", 1, LARGEST_COUNT)
+    return (counts, Field("weights", "M", 0, 1), Field("means", "M d"), *spread[family(config)])
 
 
 def summed(config: RunConfig) -> tuple[Summed, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from common.limits import LARGEST_COUNT
 from common.rules.spec import ALL_DEFENCES, GRADIENTS, Field, MethodSpec, Sizes, Work
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ DPCVAE_KEYS = (
     *("local_epochs", "batch_size", "optimiser", "learning_rate", "cosine", "weights", "clip", "sample_rate"),
     *("noise_multiplier", "synthetic"),
 )
-DECODER = (Field("decoder", "P"),)
-GAN = (Field("generator", "G"),)
+DECODER = (Field("decoder", "P", prefix=""),)
+GAN = (Field("generator", "G", prefix=""),)
 CLASSES = (Field("means", "A d"), Field("counts", "A"))
 
 
@@ -38,7 +39,8 @@ def symbols(config: RunConfig, classes: int, dimension: int, records: int) -> Si
 
 def opening(config: RunConfig) -> tuple[Field, ...]:
     """The first message of a site: the size of every class, and the sum of its embeddings if requested."""
-    sizes = Field("counts", "A")
+    # Noise may make a count negative.
+    sizes = Field("counts", "A", -LARGEST_COUNT if config.epsilon else 0, LARGEST_COUNT)
     return (sizes, Field("sums", "A d")) if config.dpcvae.opening == "sums" else (sizes,)
 
 
@@ -91,3 +93,6 @@ DPCGAN = replace(
     receives=lambda config: (*GAN, *CLASSES),
     result=lambda config: (*GAN, *CLASSES),
 )
+
+# In the order of the registry.
+GENERATORS = (DPCVAE, DPCGAN)

@@ -1,4 +1,4 @@
-"""The description of a method, `MethodSpec`, which all parts of the system use, and the schema of its messages."""
+"""The description of a method, `MethodSpec`, which all parts of the system use, and the fields of its messages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
-from common.errors import SurrogateError
-
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from common.config.run_config import RunConfig
     from common.config.sections import Model
 
@@ -32,6 +28,8 @@ class Field:
     """One tensor that a site sends.
 
     shape: a symbol for each axis, such as "C d". low, high: the range of its numbers. bits: of each number in a message.
+    prefix: for a field that stands for all tensors of a network together, as one axis, which the schema does not name one
+    by one: the start of their names. None for one tensor of the field's name.
     """
 
     name: str
@@ -39,6 +37,7 @@ class Field:
     low: float = float("-inf")
     high: float = float("inf")
     bits: int = 16
+    prefix: str | None = None
 
     def sizes(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape in numbers."""
@@ -91,24 +90,6 @@ def byte_count(fields: Iterable[Field], sizes: Sizes) -> int:
     return sum((prod(field.sizes(sizes)) * field.bits + 7) // 8 for field in fields)
 
 
-def check_fields(fields: Iterable[Field], tensors: Mapping[str, Tensor], sizes: Sizes) -> Sizes:
-    """Raise SurrogateError unless the tensors match the fields: names, shapes, finite numbers, ranges.
-
-    sizes: sizes of the known symbols. Other symbols get the size in the first tensor that has them. Returns all sizes.
-    """
-    wanted, known = {field.name: field for field in fields}, dict(sizes)
-    if tensors.keys() != wanted.keys():
-        raise SurrogateError(f"tensors {', '.join(sorted(tensors))[:200]}; expected {', '.join(wanted)}")
-    for name, field in wanted.items():
-        tensor, symbols = tensors[name], field.shape.split()
-        shape = tuple(tensor.shape)
-        if len(shape) != len(symbols) or any(known.setdefault(s, n) != n for s, n in zip(symbols, shape, strict=True)):
-            raise SurrogateError(f"{name} of shape {shape[:4]}; expected ({', '.join(symbols)}) with {known}")
-        if tensor.numel() and not (tensor.isfinite().all() and field.low <= tensor.min() and tensor.max() <= field.high):
-            raise SurrogateError(f"{name} holds a number that is not finite, or outside {field.low:g} to {field.high:g}")
-    return known
-
-
 Fields = Callable[["RunConfig"], tuple[Field, ...]]
 
 
@@ -122,8 +103,9 @@ class MethodSpec:
     "module:class" at the coordinator. personal: "module:function" at the site, which makes the classifier of its own that is
     evaluated; empty where all sites have the received model. network: the network of fedavg.model = "auto".
     sends, receives, result: a site's message in a round, the payload of the request, and the payload at the end. opening:
-    a site's message in the first round, if different. symbols: sizes of the symbols in these besides C, d and n; takes
-    (settings, C, d, n). introduces: whether sites first report backbone and classes.
+    a site's message in the first round, if different. parsed: the tensors of a parsed message, if they differ from what is
+    sent. symbols: sizes of the symbols in these besides C, d and n; takes (settings, C, d, n); a symbol that is not here
+    may have any size. introduces: whether sites first report backbone and classes.
     work: takes (settings, C, d). variant: text after the name in tables.
     mechanisms: mechanisms of differential privacy, empty if there are none. mechanism: the one that the settings select.
     needs_budget: whether the method runs only under privacy. refusal: why the method does not support the settings, or "".
@@ -131,7 +113,7 @@ class MethodSpec:
     allows: settings of section fedpft for chains only. stored: whether replies are stored, so that a model can be learned
     again without the sites. makes_surrogates: whether messages represent data, and are not models trained on labels.
     unit_features: whether records are normalised to norm one also without privacy. adversarial: whether the site trains
-    the shared generator against a critic.
+    the shared generator against a critic. proximal: whether its loss has FedProx's term, fedavg.mu.
     head: how the coordinator finds the head, in words; empty if the method has no choice.
     tested: what each site evaluates on its own test records, in words.
     member_bytes: what a site sends and receives for each site of a secure sum, apart from its vector; 0 for other methods.
@@ -175,8 +157,10 @@ class MethodSpec:
     makes_surrogates: bool = False
     introduces: bool = True
     opening: Fields | None = None
+    parsed: Fields | None = None
     unit_features: bool = False
     adversarial: bool = False
+    proximal: bool = False
     tested: str = "the model of the run"
     member_bytes: tuple[int, int] = (0, 0)
     summed: Callable[[RunConfig], tuple[Summed, ...]] = lambda config: ()
@@ -190,6 +174,12 @@ class MethodSpec:
     def sizes(self, config: RunConfig, classes: int, dimension: int, records: int) -> Sizes:
         """Sizes of all symbols in `sends`."""
         return {"C": classes, "d": dimension, "n": records} | dict(self.symbols(config, classes, dimension, records))
+
+    def schema(self, config: RunConfig, first: bool = False) -> tuple[Field, ...]:
+        """The tensors of a parsed message of a site; first: in the first round."""
+        if first and self.opening is not None:
+            return self.opening(config)
+        return (self.parsed or self.sends)(config)
 
     @property
     def sections(self) -> frozenset[str]:

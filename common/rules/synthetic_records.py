@@ -18,6 +18,7 @@ FEDLAP = MethodSpec(
     site="client_app.methods.fedlap.approximation:approximate",
     strategy="strategies.fedlap.strategy:FedLAP",
     sends=lambda config: training.IMAGES,
+    parsed=lambda config: training.LABELLED,
     receives=lambda config: training.MODEL,
     result=lambda config: training.MODEL,
     symbols=training.fedlap_symbols,
@@ -58,3 +59,6 @@ PSG = replace(
     needs_budget=True,
     refusal=training.fedlap_refusal,
 )
+
+# In the order of the registry.
+SYNTHETIC_RECORDS = (FEDLAP, DSC, FEDDM, PSG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from common.rules.spec import GRADIENTS, Field, Sizes, Work
@@ -21,12 +22,15 @@ FEDLAP_KEYS = (
     *("mse_weight", "learning_rate", "cosine", "server_steps", "rule", "augment", "clip", "sample_rate"),
     "noise_multiplier",
 )
-MODEL = (Field("parameters", "P"),)
-BODY = (Field("parameters", "B"),)
-MODEL_AND_CONTROL = (Field("parameters", "P"), Field("control", "P"))
+MODEL = (Field("parameters", "P", prefix=""),)
+BODY = (Field("parameters", "B", prefix=""),)
+# A control variate has the names of the parameters, after a prefix: CONTROL in common/models/parameters.py.
+MODEL_AND_CONTROL = (*MODEL, Field("control", "P", prefix="control."))
 # DSFL sends the largest entries, and one bit for every entry.
 SPARSE_UPDATE = (Field("parameters", "k"), Field("mask", "m"))
 IMAGES = (Field("images", "N d"), Field("labels", "l"))
+# The same after parsing.
+LABELLED = (Field("images", "N d"), Field("labels", "N", 0))
 
 
 # FedLAP's ConvNet halves an image three times; images of this many pixels or fewer end as one pixel, and it does not learn.
@@ -43,12 +47,16 @@ def network_for(pixels: bool, image_size: int) -> Model:
 
 def model_numbers(settings: FedAvgConfig | FedLAPConfig, classes: int, dimension: int) -> int:
     """Number of parameters of the trained model."""
-    if settings.kind == "linear":
+    return _parameters(settings.kind, settings.width, classes, dimension)
+
+
+@cache
+def _parameters(kind: Model, width: int, classes: int, dimension: int) -> int:
+    if kind == "linear":
         return classes * (dimension + 1)
     from common.models.networks import fresh
 
-    module = fresh(settings.kind, dimension, classes, settings.width)
-    return sum(parameter.numel() for parameter in module.parameters())
+    return sum(parameter.numel() for parameter in fresh(kind, dimension, classes, width).parameters())
 
 
 def variant(config: RunConfig) -> str:

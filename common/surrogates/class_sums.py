@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from common.privacy.exact_sums import ExactSum
-from common.privacy.gaussian_mechanism import Noisy, Statistic, budget_shares
+from common.privacy.gaussian_mechanism import BoundedSum, Noisy, budget_shares
 from common.surrogates.covariances import Spherical
 from common.surrogates.mixtures import Mixtures
 
@@ -57,7 +57,7 @@ def statistics(
     family: str,
     noise_multiplier: float,
     done: Callable[[Tensor], None] = lambda rows: None,
-) -> list[Statistic]:
+) -> list[BoundedSum]:
     """The sums, without noise, of features (n, d) of norm at most one; labels (n,) in [0, num_classes), weights (n,).
 
     A unit whose record weights sum to one changes each sum by at most one. The norms of x, of x * x (its squared entries
@@ -66,21 +66,21 @@ def statistics(
     """
     shares = budget_shares(family, noise_multiplier)
     counts, sums = class_sums(features, labels, weights, num_classes, done)
-    found = [Statistic("counts", counts, 1.0, shares["counts"]), Statistic("sums", sums, 1.0, shares["sums"])]
+    found = [BoundedSum("counts", counts, 1.0, shares["counts"]), BoundedSum("sums", sums, 1.0, shares["sums"])]
     d, parts = features.shape[1], list(zip(torch.split(features, ROWS), torch.split(weights.double(), ROWS), strict=True))
     if family == "diag":
         squares = ExactSum((d,), 1.0)
         for rows, own in parts:
             squares.add(rows.double().square() * own[:, None])
             done(rows)
-        found.append(Statistic("squares", squares.value, 1.0, shares["squares"]))
+        found.append(BoundedSum("squares", squares.value, 1.0, shares["squares"]))
     elif family in ("full", "lowrank", "gram", "joint"):
         squares = ExactSum((d, d), 1.0)
         for rows, own in parts:
             halves = rows.double() * own.sqrt()[:, None]
             squares.add_products(halves, halves)
             done(rows)
-        found.append(Statistic("squares", fold(squares.value), 1.0, shares["squares"]))
+        found.append(BoundedSum("squares", fold(squares.value), 1.0, shares["squares"]))
     return found
 
 

@@ -56,7 +56,7 @@ class Mixtures:
         return Mixtures(*moved, covariance)
 
     def log_likelihood(self, features: Tensor, labels: Tensor) -> float:
-        """Mean log-density of features (n, d) under the mixture of their own class, in nats."""
+        """Mean log-density of features (n, d) under the mixture of their own class, in nats; tests use it."""
         joint = self.covariance.log_density(features, self.means) + self.weights.log()
         own = labels[:, None] == self.labels
         return float(joint.masked_fill(~own, -torch.inf).logsumexp(1).mean())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch import Tensor
 
 from common.surrogates.class_sums import Sums
 from common.surrogates.mixtures import Mixtures
@@ -45,6 +46,12 @@ class Surrogate:
         """Dimension of the features."""
         return self.mixtures.means.shape[1]
 
+    @property
+    def tables(self) -> Mapping[str, Tensor]:
+        """Its tensors by the names in the method's schema."""
+        own = self.mixtures
+        return {"counts": own.counts, "weights": own.weights, "means": own.means} | vars(own.covariance)
+
 
 @dataclass(frozen=True)
 class SumsSurrogate:
@@ -64,6 +71,12 @@ class SumsSurrogate:
         """Dimension of the features."""
         return self.sums.sums.shape[1]
 
+    @property
+    def tables(self) -> Mapping[str, Tensor]:
+        """Its tensors by the names in the method's schema."""
+        found = {"counts": self.sums.counts, "sums": self.sums.sums, "squares": self.sums.squares}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
 
 AnySurrogate = Surrogate | SumsSurrogate
 
@@ -74,6 +87,14 @@ class HasHeader(Protocol):
     @property
     def header(self) -> Header:
         """Its origin."""
+
+
+class Reply(HasHeader, Protocol):
+    """A parsed message of a site, which the coordinator checks against the method's schema."""
+
+    @property
+    def tables(self) -> Mapping[str, Tensor]:
+        """Its tensors by the names in the method's schema."""
 
 
 def class_order(sent: Iterable[HasHeader]) -> tuple[str, ...]:

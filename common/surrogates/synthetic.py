@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,11 @@ class Synthetic:
     radius: float
     records: int = 0
     claim: Claim | None = None
+
+    @property
+    def tables(self) -> Mapping[str, Tensor]:
+        """Its tensors by the names in the method's schema."""
+        return {"images": self.values, "labels": self.labels}
 
 
 def check_synthetic(

@@ -36,11 +36,6 @@ MOST_SYNTHETIC = 2**20
 MOST_NUMBERS = 2**29
 
 
-def pack_head(head: Head) -> bytes:
-    """Canonical bytes of a linear head, at 16 bits."""
-    return _head(head).SerializeToString(deterministic=True)
-
-
 def _head(head: Head) -> pb.Head:
     message = pb.Head(header=pack_header(head.header), weight=pack(head.weight), bias=pack(head.bias))
     if head.clip is not None:
@@ -50,13 +45,6 @@ def _head(head: Head) -> pb.Head:
     if head.projection is not None:
         message.projection.CopyFrom(pack(head.projection))
     return message
-
-
-def unpack_head(payload: bytes) -> Head:
-    """Parse a head. Raises SurrogateError."""
-    message = pb.Head()
-    parse(message, payload)
-    return _unpack_head(message)
 
 
 def _unpack_head(message: pb.Head) -> Head:

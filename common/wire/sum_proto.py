@@ -125,7 +125,7 @@ def pack_total(header: Header, sites: Sequence[str], numbers: Words, claim: Clai
 
 
 def unpack_total(payload: bytes) -> tuple[Header, tuple[str, ...], Words, Claim | None]:
-    """Parse a sum of `pack_total`. Raises SurrogateError."""
+    """Parse a sum of `pack_total`, to check a run folder; the coordinator only writes it. Raises SurrogateError."""
     message = pb.SumTotal()
     parse(message, payload)
     claim = unpack_claim(message.claim) if message.HasField("claim") else None

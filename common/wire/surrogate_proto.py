@@ -100,8 +100,12 @@ def unpack_claim(claim: pb.Claim) -> Claim:
 def parse(message: Framed, payload: bytes) -> None:
     """Fill a message from bytes. Raises SurrogateError for invalid bytes, or another schema version."""
     read_message(message, payload, type(message).__name__.lower())
-    if message.header.schema != SCHEMA:
-        raise SurrogateError(f"schema version {message.header.schema}; this program reads version {SCHEMA}")
+    _check_version(message.header)
+
+
+def _check_version(header: pb.Header) -> None:
+    if header.schema != SCHEMA:
+        raise SurrogateError(f"schema version {header.schema}; this program reads version {SCHEMA}")
 
 
 def pack_header(header: Header) -> pb.Header:
@@ -117,7 +121,9 @@ def pack_header(header: Header) -> pb.Header:
 
 
 def unpack_header(header: pb.Header) -> Header:
-    """Parse a message of `pack_header`."""
+    """Parse a message of `pack_header`. Raises SurrogateError for another schema version."""
+    # Heads inside a model have headers of their own.
+    _check_version(header)
     return Header(header.method, header.run, header.site, header.fingerprint, tuple(header.classes))
 
 

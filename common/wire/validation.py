@@ -14,9 +14,10 @@ from common.backbones.feature_power import power_in
 from common.config.run_config import RunConfig, run_digest
 from common.errors import RunError, SurrogateError
 from common.limits import LARGEST_COUNT, LARGEST_NUMBER, LONGEST_NAME, MOST_CLASSES
+from common.rules.schema import check_schema
 from common.surrogates.class_sums import lengths
 from common.surrogates.shared_covariances import Gram, LowRank
-from common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
+from common.surrogates.surrogates import AnySurrogate, Header, Reply, SumsSurrogate, Surrogate
 
 # Largest relative error of a number at 16 bits, with some room. Sum of variances a dimension that counts as none.
 HALF, NO_VARIANCE = 2.0**-10, 1e-25
@@ -78,6 +79,15 @@ def check_header(header: Header, expected: Expectation) -> None:
         raise SurrogateError("a class is named twice")
     if expected.classes and (unknown := set(header.classes) - set(expected.classes)):
         raise SurrogateError(f"unknown class {sorted(unknown)[0][:80]!r}; this run has {', '.join(expected.classes)}")
+
+
+def check_reply(reply: Reply, run: RunConfig, expected: Expectation, first: bool = False) -> None:
+    """Raise SurrogateError unless a parsed message belongs to this run and matches the schema of its method.
+
+    first: whether it is a message of the first round. Strategies check every reply with it before their own checks.
+    """
+    check_header(reply.header, expected)
+    check_schema(run.spec, run, reply.tables, len(reply.header.classes), expected.dimension, first)
 
 
 def check_class_number(classes: Sequence[str]) -> None:

@@ -41,9 +41,9 @@ def evaluate(
     The model of a simulated run is evaluated in a simulation with the same sites, next to the exact values.
     """
     from common.config.flat_settings import parse_overrides
-    from server_app.counting import Privacy, evaluation_settings
+    from server_app.counting import CountingBudget, evaluation_settings
 
-    settings, sites = evaluation_settings(model, Privacy(epsilon, delta))
+    settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta))
     folder = _run(settings | parse_overrides(run_config or []), sites, control, root_certificates)
     result = _result(folder, "evaluation")
     if model.is_dir():
@@ -88,10 +88,10 @@ def value(
     from server_app.site_values import noisy_values, stored, value_of_sites, value_settings
 
     if epsilon:
-        from server_app.counting import Privacy
+        from server_app.counting import CountingBudget
         from server_app.export.source import run_config_of
 
-        settings, _ = value_settings(run, Privacy(epsilon, delta))
+        settings, _ = value_settings(run, CountingBudget(epsilon, delta))
         folder = _run(settings, 0, control, root_certificates)
         sites = list(stored(run_config_of(run), run)[1])
         result = noisy_values(run, sites, _result(folder, "values"), str(settings["classes"]).count(",") + 1)
@@ -135,7 +135,7 @@ def survey(
     """
     from common.config.flat_settings import parse_overrides
     from common.config.sections import split_names
-    from server_app.counting import Privacy, survey_settings
+    from server_app.counting import CountingBudget, survey_settings
     from server_app.report.build import write_report
     from server_app.survey_estimate import estimate, features_like, features_with
 
@@ -143,7 +143,7 @@ def survey(
         names = split_names(classes)
     except ValueError as error:
         raise ConfigError(f"--classes: {error}") from None
-    settings = survey_settings(names, Privacy(epsilon, delta)) | parse_overrides(run_config or [])
+    settings = survey_settings(names, CountingBudget(epsilon, delta)) | parse_overrides(run_config or [])
     # Before the sites are charged: these may fail.
     source = features_like(like, names) if like is not None else features_with(len(names), dimension, expected)
     folder = _run(settings, simulate, control, root_certificates)

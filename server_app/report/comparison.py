@@ -9,7 +9,7 @@ from typing import Any
 from common.config.flat_settings import flatten
 from common.errors import RunError
 from server_app.lifecycle.resume import OF_RECORDS
-from server_app.report.plots.progress import Step, steps
+from server_app.report.plots.progress import AccuracyStep, steps
 from server_app.report.tables import Table
 from server_app.runs.json_values import as_table
 from server_app.runs.run_view import Run
@@ -18,13 +18,13 @@ from server_app.runs.run_view import Run
 RECORDS = (*OF_RECORDS, "data-dir", "seed", "classes")
 
 
-def compared(runs: Sequence[tuple[str, Run]]) -> dict[str, Sequence[Step]]:
+def compared(runs: Sequence[tuple[str, Run]]) -> dict[str, Sequence[AccuracyStep]]:
     """Accuracy by round of each run, given with its folder's name. Keys are methods; a method that occurs twice gets part
     of its folder's name.
 
     A chain has one model, at its end. Raises RunError for a run without an accuracy on the test data of all sites.
     """
-    found: dict[str, Sequence[Step]] = {}
+    found: dict[str, Sequence[AccuracyStep]] = {}
     for folder, run in runs:
         what, taken = steps(run)
         if not taken:
@@ -36,7 +36,7 @@ def compared(runs: Sequence[tuple[str, Run]]) -> dict[str, Sequence[Step]]:
     return found
 
 
-def comparison_table(curves: Mapping[str, Sequence[Step]]) -> Table:
+def comparison_table(curves: Mapping[str, Sequence[AccuracyStep]]) -> Table:
     """A row for each round of each run."""
     rows = [(name, step.name, step.bytes, step.accuracy) for name, taken in curves.items() for step in taken]
     return [("run", "round", "bytes up", "accuracy"), *rows]

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.errors import RunError
 from common.number_format import percent
-from server_app.report.plots.counts import MEASURES, Range, draw_measures, draw_records
+from server_app.report.plots.counts import MEASURES, WithInterval, draw_measures, draw_records
 from server_app.runs.json_values import Json, as_list, as_number, as_table, at, clean
 from server_app.runs.run_view import read_json
 
@@ -90,10 +90,10 @@ def _survey(content: Json) -> CountsView:
     )
 
 
-def _range(value: Any) -> Range | None:
+def _range(value: Any) -> WithInterval | None:
     numbers = [as_number(as_table(value).get(key)) for key in ("value", "low", "high")]
     found = [each for each in numbers if each is not None]
-    return Range(*found) if len(found) == 3 else None
+    return WithInterval(*found) if len(found) == 3 else None
 
 
 def _share(value: Any) -> str:

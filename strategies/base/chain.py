@@ -16,8 +16,9 @@ from flwr.serverapp import Grid
 
 from common.config.run_config import run_digest
 from common.errors import RunError, SurrogateError
+from common.surrogates.surrogates import Reply
 from common.wire.records import Info, to_record
-from common.wire.validation import Expectation
+from common.wire.validation import Expectation, check_reply
 from strategies.base.collection import Collection, Recorder, check_quorum
 from strategies.base.federation import Federation
 from strategies.base.introductions import Group
@@ -27,7 +28,6 @@ from strategies.base.training import read_kept
 from strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
 from strategies.flower.settings import Settings
 
-GIVE_HEAD = f"{MessageType.QUERY}.head"
 STATE, RELAY = "chain.json", "relay.bin"
 
 
@@ -60,7 +60,7 @@ class Walk:
 
 
 @dataclass
-class Way:
+class ChainRun:
     """A chain in progress: its grid, its sites, its progress, and the relay for the next site."""
 
     grid: Grid
@@ -79,7 +79,7 @@ class Chain(Federation):
         super().__init__(config, recorder, device)
         # Sites that could not use the current relay.
         self._failed: list[str] = []
-        self._way: Way | None = None
+        self._way: ChainRun | None = None
         self._asked = self._learned = False
         self._started = self._hop_started = 0.0
 
@@ -107,7 +107,7 @@ class Chain(Federation):
         check_no_settings(config, "train_config")
         if self._way is None:
             group = self.introduce(grid, self.deadline)
-            self._way = Way(grid, group, *self._begin(group))
+            self._way = ChainRun(grid, group, *self._begin(group))
             self.outcome.hops = self._way.walk.hops
             self._started = time.perf_counter()
         self._asked, self._hop_started = bool(self._way.walk.left), time.perf_counter()
@@ -136,7 +136,7 @@ class Chain(Federation):
         metrics = metrics_of({"used": len(way.walk.done), "bytes_up": sent, "seconds": time.perf_counter() - self._started})
         return None if model is None else classifier_arrays(model), metrics
 
-    def _finish(self, way: Way) -> None:
+    def _finish(self, way: ChainRun) -> None:
         """Learn, after the last chain step."""
         self._learned = True
         self.outcome.seconds["chain"] = time.perf_counter() - self._started
@@ -182,7 +182,7 @@ class Chain(Federation):
                 self.outcome.sites[group.nodes[name]].reason = "not in fedpft.order"
         return list(self.config.fedpft.order)
 
-    def _hop(self, way: Way, replies: Iterable[Message]) -> None:
+    def _hop(self, way: ChainRun, replies: Iterable[Message]) -> None:
         """Accept the next site's relay. When the site does not reply, the current relay stays."""
         walk, name, hop = way.walk, way.walk.left[0], way.walk.hop
         answer = self._answer(way, way.relay, replies)
@@ -201,7 +201,7 @@ class Chain(Federation):
             self._passed_on(walk, way.group, name, hop, *answer, time.perf_counter() - self._hop_started)
             way.relay = answer[0]
 
-    def _without_last(self, way: Way, failure: SurrogateError, hop: int) -> tuple[bytes, Info] | SurrogateError | None:
+    def _without_last(self, way: ChainRun, failure: SurrogateError, hop: int) -> tuple[bytes, Info] | SurrogateError | None:
         """The reply of a site to the earlier relay, when more than one site failed on the latest relay.
 
         Only sites can read a sealed relay. If this site can use the earlier relay, the site that made the latest one is
@@ -228,7 +228,7 @@ class Chain(Federation):
         way.relay = earlier
         return answer
 
-    def _question(self, way: Way, relay: bytes | None, hop: int) -> Message:
+    def _question(self, way: ChainRun, relay: bytes | None, hop: int) -> Message:
         """The request to the next site."""
         walk, group = way.walk, way.group
         info: Info = {"run": run_digest(self.config), "hop": hop, "lineage": walk.lineage}
@@ -242,7 +242,7 @@ class Chain(Federation):
         return self._message(MessageType.TRAIN, group.nodes[walk.left[0]], to_record(relay, info))
 
     def _answer(
-        self, way: Way, relay: bytes | None, replies: Iterable[Message]
+        self, way: ChainRun, relay: bytes | None, replies: Iterable[Message]
     ) -> tuple[bytes, Info] | SurrogateError | None:
         """The next site's relay and report, or the error that makes them unusable, or None without a reply."""
         name = way.walk.left[0]
@@ -276,21 +276,20 @@ class Chain(Federation):
 
     def _check(self, payload: bytes, relay: bytes | None, name: str, group: Group) -> None:
         """Raise SurrogateError unless the next site can use this site's relay."""
-        config = self.config
-        classes = config.classes if config.epsilon else group.classes
-        place = Expectation.of(config, classes, group.fingerprint, group.dimension)
-        last = self.last_site(payload, relay, place, group)
-        if last != name:
-            raise SurrogateError(f"the relay names another site as its sender: {last[:64]!r}")
+        classes = self.config.classes if self.config.epsilon else group.classes
+        place = Expectation.of(self.config, classes, group.fingerprint, group.dimension)
+        last = self.last_reply(payload, relay, place, group)
+        check_reply(last, self.config, place)
+        if last.header.site != name:
+            raise SurrogateError(f"the relay names another site as its sender: {last.header.site[:64]!r}")
 
     @abstractmethod
-    def last_site(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> str:
-        """Check `payload`, an unsealed relay that follows `relay`; return the site that made it. Raises SurrogateError."""
+    def last_reply(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> Reply:
+        """Check an unsealed relay `payload` that follows `relay`; return what its last site added. Raises SurrogateError."""
 
     def _learn(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
         """Learn the head: the last site's own, or under privacy one from the noisy sums. Sealed relays give none."""
-        config = self.config
-        if config.fedpft.seal:
+        if self.config.fedpft.seal:
             self.recorder.event("sealed", reason="heads stay at the sites; the coordinator cannot read the sealed relays")
             return
         self.learn_from(grid, group, walk, relay, deadline)

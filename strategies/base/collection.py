@@ -137,6 +137,15 @@ def connected_nodes(
     return nodes
 
 
+def has_quorum(used: int, invited: int, expected: int, quorum: float) -> bool:
+    """Whether enough sites can be used, as in `check_quorum`."""
+    return used >= _needed(invited, expected, quorum)
+
+
+def _needed(invited: int, expected: int, quorum: float) -> int:
+    return max(1, math.ceil(quorum * max(invited, expected) - 1e-9))
+
+
 def check_quorum(
     used: int, invited: int, expected: int, quorum: float, what: str = "can be used", reasons: Iterable[str] = ()
 ) -> None:
@@ -144,8 +153,7 @@ def check_quorum(
 
     reasons: why sites cannot be used; the error names the most common one.
     """
-    of = max(invited, expected)
-    needed = max(1, math.ceil(quorum * of - 1e-9))
+    of, needed = max(invited, expected), _needed(invited, expected, quorum)
     if used < needed:
         known = Counter(each for each in reasons if each)
         reason = "".join(f"; {times} of them: {each}" for each, times in known.most_common(1))

@@ -26,21 +26,12 @@ from strategies.base.registered import Registered, addressed, admit, check_name
 from strategies.base.reported import downstream_in, numbers_in, share_in, whole_number
 from strategies.flower.settings import Settings, settings_of
 from strategies.flower.strategy import FlowerStrategy
-from strategies.flower.workers import worker_failure
+from strategies.flower.workers import no_reply
 from strategies.robustness.defence import Defended
 
 COMPARE = f"{MessageType.QUERY}.compare"
 HELLO = f"{MessageType.QUERY}.hello"
 PICTURE_POINTS = 1500
-# Meaning of the error codes that Flower sends instead of a site's reply.
-IN_ITS_PLACE = {
-    1: "the site's app could not be loaded",
-    2: "the site's app failed",
-    3: "the site's connection was lost before its reply was complete",
-    4: "the site's reply no longer exists",
-    5: "the site's SuperNode was stopped, or its connection was lost",
-    8: "the site's app was ended, or did not respond for a minute",
-}
 
 
 class Federation(FlowerStrategy):
@@ -197,10 +188,7 @@ class Federation(FlowerStrategy):
     def _read(self, reply: Message, site: Site) -> tuple[bytes | None, Info]:
         """Payload and report of a reply. Raises SurrogateError when the site failed or the reply is too large."""
         if reply.has_error():
-            # Flower's error text is an exception's message, which may contain a path. Only the code is kept.
-            code = reply.error.code
-            why = f"{IN_ITS_PLACE.get(code, 'the site did not answer')} (Flower error code {code})"
-            raise SurrogateError(worker_failure(why, reply.error.reason) if self.simulated else why)
+            raise SurrogateError(no_reply(reply.error.code, reply.error.reason if self.simulated else None))
         check_form(reply.content)
         site.bytes_up += record_bytes(reply.content)
         payload, info = from_record(reply.content, self.config.max_payload_mib * 2**20)
@@ -275,6 +263,16 @@ class Federation(FlowerStrategy):
                 self.outcome.compare_bytes[key.removeprefix("bytes.")] = whole_number(info, key)
         self._picture(info)
         self.recorder.event("compared", **self.outcome.accuracy)
+
+    def _accuracy(self, grid: Grid) -> float | None:
+        """Accuracy of the current model on all test data; None outside simulations or without a reply."""
+        if not self._simulated():
+            return None
+        try:
+            return share_in(self._judged(grid, self.deadline, {"brief": True}), "accuracy.model")
+        except SurrogateError as error:
+            self.recorder.event("comparison-failed", reason=str(error))
+            return None
 
     def _judged(self, grid: Grid, deadline: float, values: Info) -> Info:
         """One simulated site's evaluation of the model on the whole test split. Raises SurrogateError."""

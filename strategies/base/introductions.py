@@ -1,10 +1,11 @@
-"""Introductions of sites before a run of several steps: name, backbone and classes."""
+"""Which sites fit together: introductions before a run of several steps (name, backbone, classes), and a run's backbone."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from common.errors import SurrogateError
@@ -65,10 +66,10 @@ def settle(introduced: dict[int, Introduction], wanted: tuple[str, ...], fingerp
         reason = f"no site has the run's backbone {fingerprint[:16]}"
         return Group(), dict.fromkeys(introduced, reason)
     (print_, dimension), _ = max(kinds.items(), key=lambda item: (item[1], item[0]))
-    group, misfits, names = Group(print_, dimension), {}, set[str]()
+    group, others, names = Group(print_, dimension), dict[int, str](), set[str]()
     for node, each in introduced.items():
         if (each.fingerprint, each.dimension) != (print_, dimension):
-            misfits[node] = (
+            others[node] = (
                 f"backbone fingerprint {each.fingerprint[:16]} of dimension {each.dimension}; the other sites have "
                 f"{print_[:16]} of {dimension}"
             )
@@ -77,4 +78,26 @@ def settle(introduced: dict[int, Introduction], wanted: tuple[str, ...], fingerp
         group.keys[each.name] = each.key
         names |= set(each.classes)
     group.classes = wanted or in_class_order(names)
-    return group, misfits
+    return group, others
+
+
+# Fingerprint of the backbone, dimension of the features, and the classes if all sites must have the same.
+Kind = tuple[str, int, tuple[str, ...]]
+
+
+def misfits(kinds: Mapping[int, Kind], records: Mapping[int, int]) -> dict[int, str]:
+    """The nodes whose surrogate is not of the most common kind, and why; ties go to the kind with more records."""
+    if not kinds:
+        return {}
+    sites, total, found = Counter(kinds.values()), Counter[Kind](), dict[int, str]()
+    for node, kind in kinds.items():
+        total[kind] += records[node]
+    fingerprint, dimension, classes = max(sites, key=lambda kind: (sites[kind], total[kind]))
+    for node, (own_fingerprint, own_dimension, own_classes) in kinds.items():
+        if own_fingerprint != fingerprint:
+            found[node] = f"backbone fingerprint {own_fingerprint[:16]} differs from the other sites' {fingerprint[:16]}"
+        elif own_dimension != dimension:
+            found[node] = f"features of dimension {own_dimension}; the other sites have {dimension}"
+        elif own_classes != classes:
+            found[node] = "noisy sums of other classes than at the other sites, or in another order; set classes in the run"
+    return found

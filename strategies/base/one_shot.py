@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,11 +16,12 @@ from torch import Tensor
 from common.config.run_config import run_digest
 from common.errors import SurrogateError
 from common.models.classifiers import Classifier
-from common.surrogates.surrogates import HasHeader
+from common.surrogates.surrogates import Reply
 from common.wire.records import Info, pack_question, to_record
-from common.wire.validation import Expectation
+from common.wire.validation import Expectation, check_reply
 from strategies.base.collection import Collection, Recorder, check_quorum
 from strategies.base.federation import Federation
+from strategies.base.introductions import misfits
 from strategies.base.outcome import PointSource, Site
 from strategies.base.reported import seconds_in
 from strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
@@ -34,7 +34,7 @@ NAME = f"{MessageType.QUERY}.name"
 NAME_SECONDS = 120.0
 
 
-S = TypeVar("S", bound=HasHeader)
+S = TypeVar("S", bound=Reply)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Learned:
 
 
 class OneShot(Federation, Generic[S]):
-    """A run of one round. Subclasses parse and check the surrogates, and learn from them.
+    """A run of one round. Subclasses parse the surrogates, and learn from them.
 
     centre (d,): the public mean that sites subtract; read from the settings unless given.
     """
@@ -65,8 +65,18 @@ class OneShot(Federation, Generic[S]):
         self._centre = read_centre(self.config.fedpft.public, self.config.power) if centre is None else centre
 
     @abstractmethod
+    def parse(self, payload: bytes) -> S:
+        """Parse a site's surrogate. Raises SurrogateError."""
+
+    def check(self, sent: S) -> None:
+        """What the method requires beyond the run's header and its schema. Raises SurrogateError."""
+
     def unpack(self, payload: bytes) -> S:
-        """Parse and check a site's surrogate. Raises SurrogateError."""
+        """Parse and check a site's surrogate: header, schema, and what else the method requires. Raises SurrogateError."""
+        sent = self.parse(payload)
+        check_reply(sent, self.config, self.expectation())
+        self.check(sent)
+        return sent
 
     @abstractmethod
     def dimension(self, sent: S) -> int:
@@ -276,22 +286,7 @@ class OneShot(Federation, Generic[S]):
             node: (sent.header.fingerprint, self.dimension(sent), self.shared_classes(sent))
             for node, sent in self._received.items()
         }
-        if not kinds:
-            return
-        records: Counter[tuple[str, int, tuple[str, ...]]] = Counter()
-        for node, kind in kinds.items():
-            records[kind] += self.records(self._received[node])
-        sites = Counter(kinds.values())
-        fingerprint, dimension, classes = max(sites, key=lambda kind: (sites[kind], records[kind]))
-        for node, (own_fingerprint, own_dimension, own_classes) in kinds.items():
-            if own_fingerprint != fingerprint:
-                reason = f"backbone fingerprint {own_fingerprint[:16]} differs from the other sites' {fingerprint[:16]}"
-            elif own_dimension != dimension:
-                reason = f"features of dimension {own_dimension}; the other sites have {dimension}"
-            elif own_classes != classes:
-                reason = "noisy sums with other classes than at the other sites, or in another order; set classes in the run"
-            else:
-                continue
+        for node, reason in misfits(kinds, {node: self.records(sent) for node, sent in self._received.items()}).items():
             self._reject(node, reason)
 
 

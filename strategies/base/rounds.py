@@ -14,15 +14,16 @@ from flwr.serverapp import Grid
 from common.config.run_config import run_digest
 from common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
 from common.models.classifiers import Classifier
-from common.models.parameters import Parameters
+from common.models.parameters import Parameters, check_update
 from common.privacy.claims import check_claim, private_rounds, spent_after
 from common.surrogates.synthetic import Synthetic
 from common.wire.records import Info, to_record
-from strategies.base.collection import Collection, Recorder, check_quorum
+from common.wire.validation import Expectation, check_reply
+from strategies.base.collection import Collection, Recorder, check_quorum, has_quorum
 from strategies.base.federation import Federation
 from strategies.base.introductions import introduction
 from strategies.base.outcome import NO_REPLY
-from strategies.base.reported import seconds_in, share_in
+from strategies.base.reported import seconds_in
 from strategies.base.training import Training, read_kept
 from strategies.flower.records import arrays_of, check_no_settings, metrics_of, tensors_like
 from strategies.flower.settings import Settings
@@ -51,8 +52,25 @@ class Rounds(Federation, Generic[R]):
         self._started, self._bytes_before = 0.0, 0
 
     @abstractmethod
+    def parse(self, payload: bytes, training: Training) -> R:
+        """Parse one site's reply. Raises SurrogateError."""
+
+    def check(self, reply: R, training: Training) -> None:
+        """What the method requires beyond the run's header and its schema. Raises SurrogateError."""
+
+    def shapes(self, training: Training) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tensors in a reply of parameters to the next round."""
+        return training.shapes()
+
     def read(self, payload: bytes, training: Training) -> R:
-        """Parse and check one site's reply. Raises SurrogateError."""
+        """Parse and check one site's reply: header, schema, and what else the method requires. Raises SurrogateError."""
+        reply = self.parse(payload, training)
+        expected = Expectation.of(self.config, training.classes, training.fingerprint, training.inputs)
+        check_reply(reply, self.config, expected, first=not training.round)
+        if isinstance(reply, Parameters):
+            check_update(reply, self.shapes(training), training.round + 1, bool(self.config.epsilon))
+        self.check(reply, training)
+        return reply
 
     @abstractmethod
     def absorb(self, training: Training, replies: Sequence[R]) -> dict[str, object]:
@@ -170,7 +188,7 @@ class Rounds(Federation, Generic[R]):
         replies.sort(key=lambda reply: (len(reply.header.site), reply.header.site))
         walked = self.absorb(training, replies)
         self.outcome.model = self.classifier(training)
-        accuracy = self._accuracy()
+        accuracy = None if self._grid is None else self._accuracy(self._grid)
         story: dict[str, object] = {
             "round": number,
             "accuracy": accuracy,
@@ -187,11 +205,9 @@ class Rounds(Federation, Generic[R]):
         number, question = training.round + 1, training.question()
         values: Info = {"run": run_digest(self.config), "round": number, "lineage": training.lineage, "bytes": len(question)}
 
-        def message(node: int) -> Message:
-            confirmed = training.confirmed.get(self.outcome.sites[node].name, 0)
-            return self._message(MessageType.TRAIN, node, to_record(question, values | {"confirmed": confirmed}))
-
-        return list(map(message, asked))
+        confirmed = {node: training.confirmed.get(self.outcome.sites[node].name, 0) for node in asked}
+        records = {node: to_record(question, values | {"confirmed": last}) for node, last in confirmed.items()}
+        return [self._message(MessageType.TRAIN, node, record) for node, record in records.items()]
 
     def _replies(self, training: Training, asked: Sequence[int], answers: Iterable[Message]) -> tuple[list[R], set[int]]:
         """The valid replies of a round, and the nodes without a reply."""
@@ -210,16 +226,6 @@ class Rounds(Federation, Generic[R]):
             if node in silent:
                 site.fate, site.reason = "dropped", NO_REPLY
                 self.recorder.event("dropped", site=site.name, reason=NO_REPLY, round=number)
-
-    def _accuracy(self) -> float | None:
-        """Accuracy of the current model on all test data; None outside simulations or without a reply."""
-        if self._grid is None or not self._simulated():
-            return None
-        try:
-            return share_in(self._judged(self._grid, self.deadline, {"brief": True}), "accuracy.model")
-        except SurrogateError as error:
-            self.recorder.event("comparison-failed", reason=str(error))
-            return None
 
     def _present(self, grid: Grid, training: Training, deadline: float) -> tuple[list[int], set[int]]:
         """The nodes for the next round, and the nodes that did not report a name.
@@ -264,13 +270,7 @@ class Rounds(Federation, Generic[R]):
         refused = [
             node for node in asked if node not in silent and sites[node].reason.startswith(PUBLIC_SENTENCES["budget"])
         ]
-        if not (config.epsilon and refused):
-            return False
-        try:
-            check_quorum(used + len(refused), len(asked), config.sites, config.quorum)
-        except RunError:
-            return False
-        return True
+        return bool(config.epsilon and refused) and has_quorum(used + len(refused), len(asked), config.sites, config.quorum)
 
     def _stop(self, reason: str) -> None:
         self.outcome.stopped = reason

@@ -17,23 +17,23 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Pooled:
+class PooledCounts:
     """Tables of counts by name (float64), and the variance of the noise in each of their cells."""
 
     tables: Mapping[str, Tensor]
     variances: Mapping[str, float]
 
 
-def pooled(counts: Sequence[Counts]) -> Pooled:
+def pooled(counts: Sequence[Counts]) -> PooledCounts:
     """The sum over sites. The noise of different sites is independent."""
     names = counts[0].tables
-    return Pooled(
+    return PooledCounts(
         {name: torch.stack([each.tables[name] for each in counts]).double().sum(0) for name in names},
         {name: sum(each.variance(name) for each in counts) for name in names},
     )
 
 
-def evaluation_result(found: Pooled, classes: Sequence[str]) -> Json:
+def evaluation_result(found: PooledCounts, classes: Sequence[str]) -> Json:
     """Records, accuracy, and by class records, sensitivity, specificity and AUROC, each with its interval."""
     decisions, noise = found.tables["decisions"], found.variances["decisions"]
     right = torch.eye(len(classes), dtype=torch.bool)
@@ -46,7 +46,7 @@ def evaluation_result(found: Pooled, classes: Sequence[str]) -> Json:
     }
 
 
-def _of_class(found: Pooled, index: int, classes: int) -> Json:
+def _of_class(found: PooledCounts, index: int, classes: int) -> Json:
     decisions, noise = found.tables["decisions"], found.variances["decisions"]
     own = torch.arange(classes) == index
     others = decisions[~own]
@@ -59,14 +59,14 @@ def _of_class(found: Pooled, index: int, classes: int) -> Json:
     }
 
 
-def _area(found: Pooled, index: int, classes: int) -> Interval:
+def _area(found: PooledCounts, index: int, classes: int) -> Interval:
     scores, noise = found.tables["scores"], found.variances["scores"]
     scored = scored_classes(classes)
     # Of two classes only the last is scored. The other has the same AUROC, because the two probabilities sum to one.
     return auroc(scores[max(0, index - (classes - scored))], noise)
 
 
-def survey_result(counts: Sequence[Counts], found: Pooled, classes: Sequence[str]) -> Json:
+def survey_result(counts: Sequence[Counts], found: PooledCounts, classes: Sequence[str]) -> Json:
     """Records of each class: all sites together with intervals, and each site's counts."""
     records, noise = found.tables["records"], found.variances["records"]
     return {

@@ -20,7 +20,7 @@ from common.wire.records import Info, to_record
 from strategies.base.collection import check_quorum
 from strategies.base.one_shot import Learned, OneShot, in_order
 from strategies.counting.evaluated import payload_of, read_model
-from strategies.counting.results import Json, Pooled, evaluation_result, pooled, survey_result
+from strategies.counting.results import Json, PooledCounts, evaluation_result, pooled, survey_result
 from strategies.robustness.defence import Defended
 
 MODEL_FILE = "evaluated.pb"
@@ -29,11 +29,13 @@ MODEL_FILE = "evaluated.pb"
 class Counting(OneShot[Counts]):
     """Counts of all sites. The result is the file `evaluation.json` or `survey.json` of the run folder."""
 
-    def unpack(self, payload: bytes) -> Counts:
-        """Parse and check the counts of a site. Raises SurrogateError."""
-        counts = unpack_counts(payload)
-        check_counts(counts, self.config, "")
-        return counts
+    def parse(self, payload: bytes) -> Counts:
+        """Parse the counts of a site. Raises SurrogateError."""
+        return unpack_counts(payload)
+
+    def check(self, sent: Counts) -> None:
+        """Check that some records and honest noise can give these counts. Raises SurrogateError."""
+        check_counts(sent, self.config, "")
 
     def dimension(self, sent: Counts) -> int:
         """Counts have no features."""
@@ -149,5 +151,5 @@ class Counting(OneShot[Counts]):
         result["per_site"] = {each.header.site: evaluation_result(pooled([each]), classes)["accuracy"] for each in shown}
         if self._exact.keys() == {each.header.site for each in counts}:
             tables = {name: torch.stack([tables[name] for tables in self._exact.values()]).sum(0) for name in found.tables}
-            result["exact"] = evaluation_result(Pooled(tables, dict.fromkeys(tables, 0.0)), classes)
+            result["exact"] = evaluation_result(PooledCounts(tables, dict.fromkeys(tables, 0.0)), classes)
         return result

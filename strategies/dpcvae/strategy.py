@@ -13,12 +13,11 @@ from common.errors import RunError, SurrogateError
 from common.models.classifiers import Classifier
 from common.models.generators import COUNTS, Generator, labels_evenly
 from common.models.head_training import Batch
-from common.models.parameters import Parameters, check_update
+from common.models.parameters import Parameters
 from common.randomness import stream
 from common.wire.generator_files import pack_generator
 from common.wire.model_proto import pack_parameters, unpack_parameters
 from common.wire.records import to_record
-from common.wire.validation import Expectation, check_header
 from strategies.base.rounds import Rounds
 from strategies.base.training import Training
 from strategies.dpcvae.generating import check_opening, expected_shapes, head_of, take_in
@@ -51,17 +50,20 @@ class DPCVAE(Rounds[Parameters]):
             raise RunError("the first round of this run failed, but is charged; start a new run, without resume")
         return training
 
-    def read(self, payload: bytes, training: Training) -> Parameters:
-        """Parse and check one site's class sums, or its decoder update. Raises SurrogateError."""
-        shapes = expected_shapes(training)
-        reply = unpack_parameters(payload, most=sum(map(math.prod, shapes.values())))
-        check_header(reply.header, Expectation.of(self.config, training.classes, training.fingerprint))
+    def shapes(self, training: Training) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the class sums in the first round, and of the decoder's parameters in the others."""
+        return expected_shapes(training)
+
+    def parse(self, payload: bytes, training: Training) -> Parameters:
+        """Parse one site's class sums, or its decoder update. Raises SurrogateError."""
+        return unpack_parameters(payload, most=sum(map(math.prod, self.shapes(training).values())))
+
+    def check(self, reply: Parameters, training: Training) -> None:
+        """Check the classes, and that some embeddings can have these sums. Raises SurrogateError."""
         if reply.header.classes != training.classes:
             raise SurrogateError(f"its {len(reply.header.classes)} classes are not the run's in the run's order")
-        check_update(reply, shapes, training.round + 1, bool(self.config.epsilon))
         if training.round == 0:
             check_opening(reply, self.config)
-        return reply
 
     def records(self, reply: Parameters) -> int:
         """Sum of the class sizes, which the first round reports; noisy under privacy."""

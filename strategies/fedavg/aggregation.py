@@ -35,7 +35,7 @@ def aggregate(
     if rule in POOLED:
         moved, weights = [robust_tensors(moved, rule)], [1]
     new, kept = _flower(config, model, moved, weights, memory)
-    if config.method == "scaffold":
+    if all(CONTROL + name in memory for name in model):
         for name in model:
             each = torch.stack([control[name].double() for _, control in split])
             total = robust_mean(each, torch.ones(len(each)), rule) * len(each) if rule in POOLED else each.sum(0)
@@ -45,7 +45,7 @@ def aggregate(
 
 def fresh_memory(config: RunConfig, model: Tensors) -> Memory:
     """The aggregator's memory before the first round."""
-    if config.method != "scaffold":
+    if not any(field.prefix == CONTROL for field in config.spec.sends(config)):
         return {}
     return {CONTROL + name: torch.zeros_like(tensor) for name, tensor in model.items()}
 
@@ -78,7 +78,7 @@ def _strategy(config: RunConfig) -> FedAvg:
     if config.method == "fedyogi":
         rate = config.fedavg.server_learning_rate
         return FedYogi(eta=rate, beta_1=YOGI_MOMENTUM, beta_2=YOGI_DECAY, tau=YOGI_TAU)
-    return FedProx(proximal_mu=config.fedavg.mu) if config.method == "fedprox" else FedAvg()
+    return FedProx(proximal_mu=config.fedavg.mu) if config.spec.proximal else FedAvg()
 
 
 def _numpy(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

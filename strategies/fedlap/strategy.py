@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from common.errors import SurrogateError
 from common.surrogates.synthetic import Synthetic, check_synthetic
 from common.wire.model_proto import unpack_synthetic
-from common.wire.validation import Expectation, check_header
 from strategies.base.rounds import Rounds
 from strategies.base.training import Training
 from strategies.fedlap.landscapes import has_finite_gradient, heeded, optimise
@@ -20,16 +19,16 @@ SHEETS = ("first", "middle", "last")
 class FedLAP(Rounds[Synthetic]):
     """Training in `fedlap.rounds` rounds."""
 
-    def read(self, payload: bytes, training: Training) -> Synthetic:
-        """Parse and check one site's synthetic records. Raises SurrogateError."""
-        config, synthetic = self.config, unpack_synthetic(payload)
-        check_header(synthetic.header, Expectation.of(config, training.classes, training.fingerprint))
-        check_synthetic(
-            synthetic, config.fedlap, training.classes, training.inputs, training.round + 1, bool(config.epsilon)
-        )
-        if not has_finite_gradient(training.model, training.inputs, training.classes, synthetic, config.fedlap):
+    def parse(self, payload: bytes, training: Training) -> Synthetic:
+        """Parse one site's synthetic records. Raises SurrogateError."""
+        return unpack_synthetic(payload)
+
+    def check(self, reply: Synthetic, training: Training) -> None:
+        """Check values, radius and records, and that training on them stays finite. Raises SurrogateError."""
+        config = self.config
+        check_synthetic(reply, config.fedlap, training.classes, training.inputs, training.round + 1, bool(config.epsilon))
+        if not has_finite_gradient(training.model, training.inputs, training.classes, reply, config.fedlap):
             raise SurrogateError("synthetic records whose gradient is not finite")
-        return synthetic
 
     def absorb(self, training: Training, replies: Sequence[Synthetic]) -> dict[str, object]:
         """Train the model on the sites' synthetic records, inside the common radius."""

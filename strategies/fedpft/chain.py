@@ -10,6 +10,7 @@ from common.errors import SurrogateError
 from common.models.classifiers import Head
 from common.models.parameters import check_numbers
 from common.privacy.claims import check_claim
+from common.surrogates.surrogates import AnySurrogate
 from common.wire.model_proto import unpack_classifier, unpack_relay
 from common.wire.records import Info, to_record, unpack_surrogate
 from common.wire.validation import Expectation, check_header, check_surrogate
@@ -24,8 +25,8 @@ GIVE_HEAD = f"{MessageType.QUERY}.head"
 class FedPFTChain(Chain):
     """A relay contains surrogates: one for the union of all sites so far, or under privacy one for each of them."""
 
-    def last_site(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> str:
-        """Check `payload`, an unsealed relay that follows `relay`; return the site that made it. Raises SurrogateError."""
+    def last_reply(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> AnySurrogate:
+        """Parse and check a relay; return the last site's surrogate. Raises SurrogateError."""
         config = self.config
         parts = unpack_relay(payload)
         before = unpack_relay(relay) if relay and config.epsilon else []
@@ -37,7 +38,7 @@ class FedPFTChain(Chain):
         for surrogate in surrogates:
             check_surrogate(surrogate, place)
             check_claim(surrogate.claim, config)
-        return surrogates[-1].header.site
+        return surrogates[-1]
 
     def learn_from(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
         """Learn a head from the last site's unsealed relay."""

@@ -23,12 +23,14 @@ from strategies.robustness.defence import Defended, defend_surrogates
 class FedPFT(OneShot[AnySurrogate]):
     """One-shot parametric feature transfer (Beitollahi et al. 2024, algorithm 1)."""
 
-    def unpack(self, payload: bytes) -> AnySurrogate:
-        """Parse and check a surrogate and its privacy claim. Raises SurrogateError."""
-        surrogate = unpack_surrogate(payload)
-        check_surrogate(surrogate, self.expectation())
-        check_claim(surrogate.claim, self.config, centre_digest(self._centre))
-        return surrogate
+    def parse(self, payload: bytes) -> AnySurrogate:
+        """Parse a surrogate. Raises SurrogateError."""
+        return unpack_surrogate(payload)
+
+    def check(self, sent: AnySurrogate) -> None:
+        """Check the numbers of a surrogate, and its privacy claim. Raises SurrogateError."""
+        check_surrogate(sent, self.expectation())
+        check_claim(sent.claim, self.config, centre_digest(self._centre))
 
     def dimension(self, sent: AnySurrogate) -> int:
         """Dimension of the means."""

@@ -1,13 +1,31 @@
-"""What a failed worker process of Flower's simulation means. Ray reports it as the text of an exception."""
+"""Why a site did not reply, from Flower's error code and, in a simulation, the text of Ray's exception."""
 
 from __future__ import annotations
 
+# Meaning of the error codes that Flower sends instead of a site's reply.
+MEANINGS = {
+    1: "the site's app could not be loaded",
+    2: "the site's app failed",
+    3: "the site's connection was lost before its reply was complete",
+    4: "the site's reply no longer exists",
+    5: "the site's SuperNode was stopped, or its connection was lost",
+    8: "the site's app was ended, or did not respond for a minute",
+}
 # Ray ends a worker before memory runs out (OutOfMemoryError), or Linux does (the others).
 KILLED = ("OutOfMemoryError", "ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError")
 REMEDY = (
     "simulate fewer sites at the same time, such as `coordinator simulate --parallel 1`, or one by one with --engine local"
 )
 LONGEST = 500
+
+
+def no_reply(code: int, reason: str | None) -> str:
+    """The reason why a site did not reply. reason: the text of a simulated site's exception; None for a real site.
+
+    A real site's text may contain a path, so that only the code is kept.
+    """
+    why = f"{MEANINGS.get(code, 'the site did not answer')} (Flower error code {code})"
+    return why if reason is None else worker_failure(why, reason)
 
 
 def worker_failure(why: str, reason: str | None) -> str:

@@ -30,9 +30,9 @@ ROUNDING = 1e-3
 class Analytic(Heads):
     """Least squares on the records of all sites together, whatever their partition (AFL, He et al. 2025)."""
 
-    def unpack(self, payload: bytes) -> Parameters:
-        """Parse and check the sums of a site. Raises SurrogateError."""
-        sent = super().unpack(payload)
+    def check(self, sent: Parameters) -> None:
+        """Check that some records can have these sums. Raises SurrogateError."""
+        super().check(sent)
         d = self.dimension(sent)
         check_size(sent, d, "classes")
         if sent.tensors["sums"][sent.tensors["counts"] == 0].any():
@@ -42,7 +42,6 @@ class Analytic(Heads):
         squares.diagonal().add_(ROUNDING * trace + 1e-30)
         if trace < 0 or torch.linalg.cholesky_ex(squares)[1]:
             raise SurrogateError("second moments that no records have: the matrix has a negative eigenvalue")
-        return sent
 
     def most_numbers(self, payload: bytes) -> int:
         """Most second moments of images with a black border are zero and left out, at one bit each."""

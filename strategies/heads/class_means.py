@@ -22,13 +22,12 @@ from strategies.robustness.defence import Defended
 class ClassMeans(Heads):
     """A head from class means alone (FedCOF, Goswami et al. 2025, algorithm 1)."""
 
-    def unpack(self, payload: bytes) -> Parameters:
-        """Parse and check the class means of a site. Raises SurrogateError."""
-        sent = super().unpack(payload)
+    def check(self, sent: Parameters) -> None:
+        """Check the records of the groups, and that groups without records have no mean. Raises SurrogateError."""
+        super().check(sent)
         check_size(sent, self.dimension(sent), "groups")
         if sent.tensors["means"][sent.tensors["counts"] == 0].any():
             raise SurrogateError("the mean of a group without records is not zero")
-        return sent
 
     def most_numbers(self, payload: bytes) -> int:
         """Most groups of a site with few records are missing; zeros take one bit each."""

@@ -31,14 +31,13 @@ ABSENT = -1e4
 class GaussianHeads(Analytic):
     """A head of the GH-OFL family (Turazza et al. 2026)."""
 
-    def unpack(self, payload: bytes) -> Parameters:
-        """Parse and check the statistics of a site. Raises SurrogateError."""
-        sent = super().unpack(payload)
+    def check(self, sent: Parameters) -> None:
+        """Check that some records can have these statistics. Raises SurrogateError."""
+        super().check(sent)
         counts, variances = (sent.tensors[name].double() for name in ("counts", "variances"))
         own = diagonal(sent)
         if ((counts @ variances - own).abs() > 0.01 * own + ROUNDING * own.sum() / len(own) + 1e-30).any():
             raise SurrogateError("variances of the classes that do not sum to the second moments")
-        return sent
 
     def head(self, found: Pooled) -> Classifier:
         """The head that the settings name. Raises RunError."""

@@ -6,7 +6,7 @@ from flwr.serverapp import Grid
 
 from common.errors import SurrogateError
 from common.models.classifiers import Head
-from common.models.parameters import check_update
+from common.models.parameters import Parameters, check_update
 from common.wire.model_proto import unpack_parameters
 from common.wire.validation import Expectation, check_header
 from strategies.base.chain import Chain, Walk
@@ -16,8 +16,8 @@ from strategies.base.introductions import Group
 class HeadChain(Chain):
     """A relay is one head; the last site's head is the run's model."""
 
-    def last_site(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> str:
-        """Check a head; return the site that made it. Raises SurrogateError."""
+    def last_reply(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> Parameters:
+        """Parse and check a head. Raises SurrogateError."""
         head = unpack_parameters(payload, most=len(group.classes) * (group.dimension + 1))
         check_header(head.header, place)
         if head.header.classes != group.classes:
@@ -25,7 +25,7 @@ class HeadChain(Chain):
         sizes = self.config.spec.sizes(self.config, len(group.classes), group.dimension, head.records)
         shapes = {field.name: field.sizes(sizes) for field in self.config.spec.sends(self.config)}
         check_update(head, shapes, 1, private=False)
-        return head.header.site
+        return head
 
     def learn_from(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
         """Use the last site's head as the model."""

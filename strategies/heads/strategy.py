@@ -8,10 +8,8 @@ from dataclasses import replace
 import torch
 
 from common.models.parameters import Parameters, check_update
-from common.rules.spec import check_fields
 from common.surrogates.surrogates import class_order
 from common.wire.model_proto import unpack_parameters
-from common.wire.validation import check_header
 from strategies.base.one_shot import Learned, OneShot
 from strategies.heads.combining import combine
 from strategies.robustness.defence import Defended, defend_updates
@@ -20,16 +18,13 @@ from strategies.robustness.defence import Defended, defend_updates
 class Heads(OneShot[Parameters]):
     """One round in which every site sends one head."""
 
-    def unpack(self, payload: bytes) -> Parameters:
-        """Parse and check a head. Raises SurrogateError."""
-        head = unpack_parameters(payload, most=self.most_numbers(payload))
-        check_header(head.header, self.expectation())
-        spec, count = self.config.spec, len(head.header.classes)
-        found = check_fields(spec.sends(self.config), head.tensors, {"C": count})
-        # Now that the dimension is known: sizes that follow from it.
-        check_fields(spec.sends(self.config), head.tensors, spec.sizes(self.config, count, found["d"], head.records))
-        check_update(head, {name: tuple(tensor.shape) for name, tensor in head.tensors.items()}, 1, private=False)
-        return head
+    def parse(self, payload: bytes) -> Parameters:
+        """Parse a head. Raises SurrogateError."""
+        return unpack_parameters(payload, most=self.most_numbers(payload))
+
+    def check(self, sent: Parameters) -> None:
+        """Check size of the numbers, round and records. Raises SurrogateError."""
+        check_update(sent, {name: tuple(tensor.shape) for name, tensor in sent.tensors.items()}, 1, private=False)
 
     def most_numbers(self, payload: bytes) -> int:
         """Limit on the numbers in a message, zeros that are left out included."""

@@ -8,14 +8,13 @@ from collections.abc import Iterable
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from common.errors import RunError, SurrogateError
+from common.errors import RunError
 from common.privacy.claims import private_rounds, spent_after
 from common.rules.spec import load
 from common.secure_sum.words import Words
 from common.wire.records import Info
 from strategies.base.collection import Collection
 from strategies.base.introductions import Group
-from strategies.base.reported import share_in
 from strategies.base.training import Training
 from strategies.flower.records import arrays_of, metrics_of, tensors_like
 from strategies.secure_sum.strategy import SecureSum
@@ -87,16 +86,6 @@ class SecureRounds(SecureSum):
             raise RunError(f"the sites have another backbone ({group.fingerprint[:16]}) than in the first round")
         return training.question(), group.dimension
 
-    def _accuracy(self) -> float | None:
-        """Accuracy of the current model on all test data; None outside simulations or without a reply."""
-        if not self._simulated():
-            return None
-        try:
-            return share_in(self._judged(self._grid, self.deadline, {"brief": True}), "accuracy.model")
-        except SurrogateError as error:
-            self.recorder.event("comparison-failed", reason=str(error))
-            return None
-
     def _learn(self, summed: list[str], numbers: Words) -> None:
         training = self._training
         assert training is not None
@@ -104,7 +93,7 @@ class SecureRounds(SecureSum):
         load(self.config.spec.from_sums)(total, training, summed)
         self.outcome.model, self.outcome.learning = training.classifier(), facts
         sent = sum(site.bytes_up for site in self.outcome.sites.values())
-        found: dict[str, object] = {"round": training.round, "accuracy": self._accuracy(), "bytes_up": sent}
+        found: dict[str, object] = {"round": training.round, "accuracy": self._accuracy(self._grid), "bytes_up": sent}
         found["used"] = len(summed)
         if self.config.epsilon:
             found["epsilon"] = spent_after(self.config, training.round)

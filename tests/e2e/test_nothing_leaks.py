@@ -25,12 +25,14 @@ from client_app.governance.ledger import dataset_id
 from client_app.node_config import parse_node_config
 from client_app.offline.bundle_writer import release_to
 from common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError
+from common.methods import METHODS
 from common.security.sealing import new_key, public_key
 from common.security.signed_requests import Request
 from common.wire.records import INFO, to_record
 from tests.e2e.processes import federation
 from tests.e2e.test_in_process import image_folder
 from tests.grid import FAST, InProcessGrid, NodeConfig, events_of, metrics_of, open_new, run_federation, run_folders
+from tests.registry import TINY, settings_of
 
 # One secret for every possible place; each begins with this.
 MARK = "geheim"
@@ -228,12 +230,13 @@ def a_library_that_does_not_load(h: Hospital) -> None:
 
 MOBILENET = "torchvision:mobilenet_v2"
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "image-size": 8}
-METHODS = {
+# Deep inside a method's work. Other methods fail where their work begins.
+INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "fedpft": ("client_app.methods.fedpft.surrogate.fit", {}),
     "sums": ("client_app.methods.fedpft.surrogate.noisy_sums", PRIVATE),
     "chain": ("client_app.methods.fedpft.chain.train_on_features", {"fedpft.topology": "chain"}),
-    "kd": ("client_app.methods.distillation.train_on_features", {"method": "kd"}),
-    "average": ("client_app.methods.local_head.train_on_features", {"method": "average"}),
+    "kd": ("client_app.methods.heads.distillation.train_on_features", {"method": "kd"}),
+    "average": ("client_app.methods.heads.local_head.train_on_features", {"method": "average"}),
     "fedavg": ("client_app.methods.fedavg.update.train", {"method": "fedavg", "fedavg.rounds": 1}),
     "dp-fedavg": ("client_app.methods.fedavg.update.train_privately", {"method": "dp-fedavg", "fedavg.rounds": 1} | PRIVATE),
     "fedlap": (
@@ -242,10 +245,16 @@ METHODS = {
     ),
     "dpcvae": ("client_app.methods.dpcvae.training.scaled", {"method": "dpcvae", "dpcvae.rounds": 2}),
 }
+OTHERS = {
+    name: (spec.site.replace(":", "."), settings_of(spec, TINY) | (PRIVATE if spec.needs_budget else {}))
+    for name, spec in METHODS.items()
+    # Where nothing but metrics leaves the sites, a failure is one of the evaluation.
+    if name not in INSIDE and spec.kind != "alone"
+}
 
 
 def within(method: str, error: BaseException) -> Break:
-    target, settings = METHODS[method]
+    target, settings = (INSIDE | OTHERS)[method]
 
     def change(h: Hospital) -> None:
         h.settings |= settings
@@ -306,8 +315,8 @@ FAILURES: dict[str, tuple[Break, str]] = {
     "a result that cannot be sent": (a_result_that_cannot_be_sent, "internal"),
     "settings that cannot be read": (raising("client_app.requests.parse_run_config", KeyError(BOOM)), "internal"),
     "another run's digest": (lambda h: h.replaced("client_app.requests.run_digest", lambda run: MARK), "surrogate"),
-    **{f"{method} fails": (within(method, ZeroDivisionError(BOOM)), "internal") for method in METHODS},
-    **{f"{method} is out of memory": (within(method, MemoryError(BOOM)), "internal") for method in METHODS},
+    **{f"{method} fails": (within(method, ZeroDivisionError(BOOM)), "internal") for method in INSIDE | OTHERS},
+    **{f"{method} is out of memory": (within(method, MemoryError(BOOM)), "internal") for method in ("fedpft", "fedavg")},
 }
 # Here the site does not know its name or folders, or cannot write there: only its console reports the failure.
 WITHOUT_LOG = {name for name in FAILURES if name.startswith("node-config")} | {

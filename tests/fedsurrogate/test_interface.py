@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from sklearn.datasets import load_digits
 
 import fedsurrogate as fs
-from common.errors import ConfigError, DataError, FedSurrogateError, SurrogateError
+from common.errors import ConfigError, DataError, FedSurrogateError, RunError, SurrogateError
 
 DIGITS = load_digits()
 X, Y = DIGITS.data / 16, DIGITS.target
@@ -138,3 +139,14 @@ def test_what_is_no_model_and_features_of_another_backbone_are_refused(tmp_path:
     (tmp_path / "model.fedsurrogate").write_bytes(file.read_bytes())
     with pytest.raises(SurrogateError, match="coordinator export"):
         fs.load(tmp_path / "model.fedsurrogate")
+
+
+def test_a_result_without_a_common_model_says_so(tmp_path: Path) -> None:
+    result = fs.simulate(PARTS, test=TEST, method="local", output_dir=tmp_path, **QUICK)
+    assert result.accuracy > 0.5
+    with pytest.raises(RunError, match="method = 'local': this run has no model for all sites"):
+        _ = result.model
+    unmeasured = replace(result, metrics=result.metrics | {"accuracy": {"per_site": {}}})
+    assert "Result(local, 3 sites, accuracy unknown" in repr(unmeasured)
+    with pytest.raises(RunError, match=r"did not measure the accuracy on all test records; see metrics\['accuracy'\]"):
+        _ = unmeasured.accuracy

@@ -11,7 +11,7 @@ from client_app.methods.dp.record_chunks import per_record
 from client_app.methods.dp.record_gradients import add_clipped, norms_of, poisson_sample, sums_like
 from common.config.sections import FedAvgConfig
 from common.privacy.claims import Claim
-from common.privacy.gaussian_mechanism import Statistic, release
+from common.privacy.gaussian_mechanism import BoundedSum, release
 
 
 def train_privately(
@@ -36,7 +36,7 @@ def train_privately(
         clipped, drawn = clipped + cut, drawn + len(rows)
         flat = torch.cat([gradient.flatten() for gradient in total])
         # All parameters are one statistic: one record changes all of them together by at most the clip.
-        (noisy,) = release([Statistic("gradients", flat, claim.clip, 1.0)], claim.noise_multiplier)
+        (noisy,) = release([BoundedSum("gradients", flat, claim.clip, 1.0)], claim.noise_multiplier)
         signal.append(float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5))
         parts = torch.split(noisy.value / settings.batch_size, [gradient.numel() for gradient in total])
         with torch.no_grad():

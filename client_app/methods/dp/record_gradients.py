@@ -13,7 +13,7 @@ from common.models.augmentation import Change
 from common.models.loss_landscape import LandscapeRecords
 from common.models.parameters import Tensors
 from common.privacy.exact_sums import ExactSum
-from common.privacy.gaussian_mechanism import Statistic, release, system_uniforms
+from common.privacy.gaussian_mechanism import BoundedSum, release, system_uniforms
 
 
 class PrivateGradient:
@@ -48,7 +48,7 @@ class PrivateGradient:
         self._clipped, self._drawn = self._clipped + cut, self._drawn + len(rows)
         flat = torch.cat([part.flatten() for part in total])
         # All parameters are one statistic: one record changes all of them together by at most the clip.
-        (noisy,) = release([Statistic("gradients", flat, self._clip, 1.0)], self._multiplier)
+        (noisy,) = release([BoundedSum("gradients", flat, self._clip, 1.0)], self._multiplier)
         self._signal.append(float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5))
         parts = torch.split(noisy.value / self._expected, [part.numel() for part in total])
         return {

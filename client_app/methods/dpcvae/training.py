@@ -19,7 +19,7 @@ from common.models.generators import COUNTS, SUMS, fresh_companion, fresh_genera
 from common.models.networks import parameters_of
 from common.models.parameters import Parameters, Tensors
 from common.privacy.claims import make_claim, opening_noise, opening_shares, released_in
-from common.privacy.gaussian_mechanism import Statistic, clip, release
+from common.privacy.gaussian_mechanism import BoundedSum, clip, release
 from common.randomness import stream
 from common.surrogates.class_sums import class_sums
 from common.wire.model_proto import pack_parameters
@@ -70,7 +70,7 @@ def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Ten
     facts: dict[str, float] = {}
     if noise is not None:
         shares = opening_shares(run)
-        noisy = release([Statistic(name, sums[name], 1.0, shares[name]) for name in sorted(chosen)], noise)
+        noisy = release([BoundedSum(name, sums[name], 1.0, shares[name]) for name in sorted(chosen)], noise)
         facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
         sums |= {each.name: each.value for each in noisy}
     shared = {name: sums[name].float() for name in chosen}

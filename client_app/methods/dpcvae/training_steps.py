@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from client_app.methods.dp.linear_clipping import clipped_sums
 from common.models.generators import AnyGenerator, Decoder, Encoder, GanGenerator, elbo
-from common.privacy.gaussian_mechanism import Statistic, release, system_normals
+from common.privacy.gaussian_mechanism import BoundedSum, release, system_normals
 
 if TYPE_CHECKING:
     from common.config.sections import DPCVAEConfig
@@ -137,7 +137,7 @@ def private_gradient(
     inputs = embeddings, labels, trainer.noise(len(labels)).to(embeddings)
     total, cut = clipped_sums(trainer.modules, trainer.losses, inputs, clip)
     flat = torch.cat([part.flatten().cpu() for part in total.values()])
-    (noisy,) = release([Statistic("gradients", flat, clip, 1.0)], noise_multiplier)
+    (noisy,) = release([BoundedSum("gradients", flat, clip, 1.0)], noise_multiplier)
     parts = torch.split(noisy.value / expected, [part.numel() for part in total.values()])
     like = dict(trainer.modules.named_parameters())
     mean = {name: part.reshape(like[name].shape).to(like[name]) for name, part in zip(total, parts, strict=True)}

@@ -52,7 +52,7 @@ def _trained(task: Task, received: Parameters) -> Parameters:
     rate = step_length(kind, settings, features)
     own = scaffold.read_control(task.state, task.confirmed, start) if common else {}
     variant = Variant(
-        mu=settings.mu if run.method == "fedprox" else 0.0,
+        mu=settings.mu if run.spec.proximal else 0.0,
         correction={name: common[name] - own[name] for name in common} if common else None,
         single_step=run.method == "fedsgd",
     )
@@ -83,7 +83,7 @@ def _privately(task: Task, received: Parameters) -> tuple[Parameters, dict[str, 
     if kind == "linear":
         features = clip(features, 0.0)[0].float()
     module = network(kind, features.shape[1], len(received.header.classes), received.tensors)
-    mu = settings.mu if run.method == "dp-fedprox" else 0.0
+    mu = settings.mu if run.spec.proximal else 0.0
     facts = train_privately(module, features, labels, settings, claim, settings.rate(private=True), mu)
     moved = {name: parameter.detach() - received.tensors[name] for name, parameter in module.named_parameters()}
     return Parameters(task.header(received.header.classes), received.round, moved, 0, claim), facts

@@ -15,7 +15,7 @@ from client_app.methods.dp.record_chunks import per_record
 from common.errors import ConfigError
 from common.privacy.claims import EM_STEPS, Claim
 from common.privacy.exact_sums import ExactSum
-from common.privacy.gaussian_mechanism import Noisy, Statistic, budget_shares, release, system_normals, unit_weights
+from common.privacy.gaussian_mechanism import BoundedSum, Noisy, budget_shares, release, system_normals, unit_weights
 from common.surrogates.class_sums import Sums, statistics
 from common.surrogates.covariances import Diagonal, Full, Spherical
 from common.surrogates.mixtures import Mixtures
@@ -85,8 +85,8 @@ def dp_em(
         sizes_found, sums_found = _expected(data, means, sizes, variances)
         counts, sums = release(
             [
-                Statistic("counts", sizes_found, 1.0, shares["counts"]),
-                Statistic("sums", sums_found, 1.0, shares["sums"]),
+                BoundedSum("counts", sizes_found, 1.0, shares["counts"]),
+                BoundedSum("sums", sums_found, 1.0, shares["sums"]),
             ],
             multiplier,
         )

@@ -16,7 +16,7 @@ MARKS = {"sensitivity": "o", "specificity": "s", "auroc": "D"}
 
 
 @dataclass(frozen=True)
-class Range:
+class WithInterval:
     """A number with its 95 % interval."""
 
     value: float
@@ -24,7 +24,7 @@ class Range:
     high: float
 
 
-def draw_measures(classes: Mapping[str, Mapping[str, Range]]) -> str:
+def draw_measures(classes: Mapping[str, Mapping[str, WithInterval]]) -> str:
     """A row for each class, and in it the measures that the noise does not hide."""
 
     def draw(figure: Any) -> None:
@@ -41,7 +41,7 @@ def draw_measures(classes: Mapping[str, Mapping[str, Range]]) -> str:
     return render("evaluation", 1.2 + 0.42 * max(3, len(classes)), draw)
 
 
-def draw_records(classes: Mapping[str, Range]) -> str:
+def draw_records(classes: Mapping[str, WithInterval]) -> str:
     """A bar for each class: its records at all sites together."""
 
     def draw(figure: Any) -> None:
@@ -56,7 +56,7 @@ def draw_records(classes: Mapping[str, Range]) -> str:
     return render("survey", 0.9 + 0.34 * max(3, len(classes)), draw)
 
 
-def _marks(axes: Any, found: Sequence[Range], heights: Sequence[float], colour: str, mark: str, name: str) -> None:
+def _marks(axes: Any, found: Sequence[WithInterval], heights: Sequence[float], colour: str, mark: str, name: str) -> None:
     values = [each.value for each in found]
     # A number may lie outside its interval where its own range ends, such as a count below zero.
     errors = [[max(0.0, each.value - each.low) for each in found], [max(0.0, each.high - each.value) for each in found]]

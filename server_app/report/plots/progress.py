@@ -28,7 +28,7 @@ NAMED_STEPS = 8
 
 
 @dataclass(frozen=True)
-class Step:
+class AccuracyStep:
     """Accuracy in [0, 1] after one step, and the bytes sent up until then (None: unknown)."""
 
     name: str
@@ -36,7 +36,7 @@ class Step:
     bytes: float | None
 
 
-def steps(run: Run) -> tuple[str, list[Step]]:
+def steps(run: Run) -> tuple[str, list[AccuracyStep]]:
     """The name of a run's steps, and the steps with a known accuracy."""
     hops = [as_table(hop) for hop in as_list(run.metrics.get("hops"))]
     if hops:
@@ -44,21 +44,21 @@ def steps(run: Run) -> tuple[str, list[Step]]:
         for hop in hops:
             total += as_number(hop.get("bytes")) or 0.0
             if (accuracy := as_number(hop.get("accuracy"))) is not None:
-                found.append(Step(str(hop.get("site", "")), accuracy, total))
+                found.append(AccuracyStep(str(hop.get("site", "")), accuracy, total))
         return "site in the chain", found
     rounds = [as_table(entry) for entry in as_list(run.metrics.get("rounds"))]
     known = []
     for entry in rounds:
         accuracy, number = as_number(entry.get("accuracy")), as_number(entry.get("round"))
         if accuracy is not None and number is not None:
-            known.append(Step(f"{number:.0f}", accuracy, as_number(entry.get("bytes_up"))))
+            known.append(AccuracyStep(f"{number:.0f}", accuracy, as_number(entry.get("bytes_up"))))
     if len(rounds) == 1 and known and known[0].bytes is None:
         # A method that sends once: its only step has all bytes of the run.
         known = [replace(known[0], bytes=run.number("bytes", "up"))]
     return "round", known
 
 
-def curves(found: Mapping[str, Sequence[Step]]) -> tuple[str, str]:
+def curves(found: Mapping[str, Sequence[AccuracyStep]]) -> tuple[str, str]:
     """Draw the accuracy of several runs over rounds and over bytes sent up; the first run is this one.
 
     A run of one step is a diamond at its accuracy and bytes, with a thin line to compare the others with.
@@ -106,7 +106,7 @@ def curves(found: Mapping[str, Sequence[Step]]) -> tuple[str, str]:
     return render("curves-rounds", 2.8, draw_over("round")), render("curves-bytes", 2.8, draw_over("bytes"))
 
 
-def progress(what: str, found: Sequence[Step], reference: float | None) -> str:
+def progress(what: str, found: Sequence[AccuracyStep], reference: float | None) -> str:
     """Draw accuracy over steps. reference: the accuracy with pooled real features, drawn as a dashed line."""
 
     def draw(figure: Any) -> None:

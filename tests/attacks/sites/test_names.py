@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from common.errors import RunError
-from common.methods import method_named
+from common.methods import FEDPFT_CHAIN
 from server_app.report.build import write_report
 from server_app.runs.card import missing_line
 from server_app.runs.run_view import read_run
@@ -28,16 +28,12 @@ from tests.grid import (
     run_folders,
     sites,
 )
+from tests.registry import BY_STRATEGY, TINY, settings_of
 
 quick = partial(run_federation, **FAST)
 ROUNDS: dict[str, Any] = {"method": "fedavg", "fedavg.rounds": 3}
-METHODS: dict[str, dict[str, Any]] = {
-    "fedpft": {},
-    "average": {"method": "average"},
-    "fedavg": ROUNDS,
-    "chain": {"fedpft.topology": "chain", "fedpft.order": "south,north,west"},
-    "local": {"method": "local"},
-}
+# One method for each strategy.
+METHODS = {spec.name if spec is not FEDPFT_CHAIN else "chain": spec for spec in BY_STRATEGY.values()}
 NAMES = ("north", "south", "west")
 
 
@@ -81,8 +77,10 @@ def test_a_site_that_answers_first_in_the_name_of_another_does_not_take_it(
     # A hostile site would not run this check.
     monkeypatch.setattr("client_app.requests.check_addressee", lambda question, site: None, raising=False)
     kinds = {kind: Fault(pulls=3, kind=kind) for kind in ("train", "query.hello", "evaluate")}
-    grid = InProcessGrid(named("south", "south", "west"), {1: kinds["train" if method == "fedpft" else "query.hello"]})
-    folder = quick(tmp_path, grid, **METHODS[method])
+    spec = METHODS[method]
+    kind = "query.hello" if spec.introduces else "train"
+    grid = InProcessGrid(named("south", "south", "west"), {1: kinds[kind]})
+    folder = quick(tmp_path, grid, **settings_of(spec, TINY))
     card = metrics_of(folder)["card"]
     assert (card["used"], set(card["rejected"])) == (["south", "west"], {"north"})
     assert "reports the name 'south', but its key is registered as 'north'" in card["rejected"]["north"]
@@ -106,7 +104,7 @@ def test_a_site_of_another_name_refuses_before_it_is_charged(tmp_path: Path, tab
 def test_a_node_that_is_not_registered_is_asked_nothing(tmp_path: Path, table: Table, method: str) -> None:
     table.write({"north": FIRST_NODE, "west": FIRST_NODE + 2})
     grid = InProcessGrid(named(*NAMES))
-    folder = quick(tmp_path, grid, **METHODS[method])
+    folder = quick(tmp_path, grid, **settings_of(METHODS[method], TINY))
     assert FIRST_NODE + 1 not in {message.metadata.dst_node_id for message in grid.sent}
     assert metrics_of(folder)["card"]["used"] == ["north", "west"]
     refused = reasons(folder, "rejected")
@@ -121,11 +119,11 @@ def test_a_run_among_strangers_alone_fails_and_names_whom_it_waits_for(tmp_path:
     assert not grid.sent
 
 
-@pytest.mark.parametrize("method", ["fedpft", "average", "fedavg"])
+@pytest.mark.parametrize("method", ["fedpft", "ensemble", "fedavg"])
 def test_a_site_lost_before_it_answers_is_named_from_the_start(tmp_path: Path, table: Table, method: str) -> None:
-    kind = "query.hello" if method_named(method).introduces else "train"
+    kind = "query.hello" if METHODS[method].introduces else "train"
     grid = InProcessGrid(named(*NAMES), {1: Fault(offline=True, kind=kind)})
-    folder = quick(tmp_path, grid, **METHODS[method] | {"deadline": 0.5})
+    folder = quick(tmp_path, grid, **settings_of(METHODS[method], TINY) | {"deadline": 0.5})
     events, metrics = events_of(folder), metrics_of(folder)
     assert set(metrics["card"]["dropped"]) == {"south"}
     # Also while it still works.

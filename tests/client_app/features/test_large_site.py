@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from client_app.features.shards import SHARD, ShardWriter
 from client_app.features.site_features import load_site
-from client_app.methods.analytic import gaussians
 from client_app.methods.fedpft.private_surrogate import Clipped
+from client_app.methods.heads.analytic import gaussians
 from client_app.methods.moments import class_moments
 from client_app.methods.task import Task
 from client_app.node_config import parse_node_config

@@ -15,8 +15,8 @@ from common.errors import ConfigError
 from common.privacy.accounting import gaussian_noise_multiplier
 from common.privacy.gaussian_mechanism import (
     GRID,
+    BoundedSum,
     Noisy,
-    Statistic,
     budget_shares,
     clip,
     release,
@@ -48,14 +48,14 @@ def test_no_seed_repeats_the_noise() -> None:
 
 def test_releases_lie_on_a_grid_that_knows_nothing_of_the_data() -> None:
     for offset in (0.0, 1 / 3, 1e6 * math.pi):
-        (noisy,) = release([Statistic("a", torch.full((200,), offset), 1.0, 1.0)], 2.0)
+        (noisy,) = release([BoundedSum("a", torch.full((200,), offset), 1.0, 1.0)], 2.0)
         steps = noisy.value / (noisy.sigma * GRID)
         assert torch.equal(steps, steps.round())
         assert float((noisy.value - offset).std()) == pytest.approx(2.0, rel=0.3)
 
 
 def test_shares_divide_the_budget() -> None:
-    parts = [Statistic("a", torch.zeros(1), 2.0, 0.25), Statistic("b", torch.zeros(1), 1.0, 0.75)]
+    parts = [BoundedSum("a", torch.zeros(1), 2.0, 0.25), BoundedSum("b", torch.zeros(1), 1.0, 0.75)]
     a, b = release(parts, 3.0)
     assert (a.sigma, a.sensitivity) == (12.0, 2.0)
     assert (a.sensitivity / a.sigma) ** 2 + (b.sensitivity / b.sigma) ** 2 == pytest.approx(1 / 3.0**2)
@@ -81,7 +81,7 @@ def test_second_moments_get_half_of_a_large_budget_little_of_a_small_one_and_cou
 
 def test_signal_to_noise_is_estimated_from_the_release_alone() -> None:
     signal = torch.full((100_000,), 3.0)
-    (noisy,) = release([Statistic("a", signal, 1.0, 1.0)], 2.0)
+    (noisy,) = release([BoundedSum("a", signal, 1.0, 1.0)], 2.0)
     assert noisy.signal_to_noise() == pytest.approx(1.5, rel=0.02)
     assert Noisy("a", torch.zeros(5), 2.0, 1.0).signal_to_noise() == 0
     for sigma in (0.5, 3.0):

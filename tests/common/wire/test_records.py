@@ -18,7 +18,7 @@ from common.surrogates.covariances import Diagonal, Full, Spherical
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates.shared_covariances import LowRank
 from common.surrogates.surrogates import Header, Surrogate, without_classes
-from common.wire.model_proto import pack_head, unpack_head
+from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import (
     from_record,
     pack_surrogate,
@@ -220,7 +220,7 @@ def test_random_bytes_are_refused(payload: bytes, family: str) -> None:
     with pytest.raises(SurrogateError):
         receive(payload, expectation(family))
     with pytest.raises(SurrogateError):
-        unpack_head(payload)
+        unpack_classifier(payload)
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
@@ -430,9 +430,10 @@ def head(factor: float = 1.0) -> Head:
 @pytest.mark.parametrize("factor", [1e-6, 1.0, 1e6])
 def test_head_makes_the_round_trip(factor: float) -> None:
     sent = head(factor)
-    got = unpack_head(pack_head(sent))
+    got = unpack_classifier(pack_classifier(sent))
+    assert isinstance(got, Head)
     assert got.header == HEADER
-    assert pack_head(got) == pack_head(sent)
+    assert pack_classifier(got) == pack_classifier(sent)
     assert (got.weight - sent.weight).abs().max() < 1e-3 * sent.weight.abs().max()
     assert (got.bias - sent.bias).abs().max() < 1e-3 * sent.bias.abs().max()
     x = torch.randn(500, DIMENSION, generator=torch.Generator().manual_seed(1)) / factor
@@ -453,7 +454,7 @@ HEAD_REFUSALS: dict[str, tuple[Callable[[pb.Head], object], str]] = {
 @pytest.mark.parametrize("case", HEAD_REFUSALS)
 def test_broken_head_is_refused(case: str) -> None:
     edit, reason = HEAD_REFUSALS[case]
-    message = pb.Head.FromString(pack_head(head()))
-    edit(message)
+    message = pb.Classifier.FromString(pack_classifier(head()))
+    edit(message.head)
     with pytest.raises(SurrogateError, match=reason):
-        unpack_head(message.SerializeToString())
+        unpack_classifier(message.SerializeToString())

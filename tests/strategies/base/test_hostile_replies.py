@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 from safetensors.torch import load_file
 
@@ -90,6 +91,8 @@ class Writes:
 
 
 WRITES = Writes()
+# matplotlib makes these folders on first use, and the report of a hostile run may be the first.
+matplotlib.get_configdir(), matplotlib.get_cachedir()
 
 
 @pytest.fixture(autouse=True)

@@ -123,9 +123,9 @@ def other_family(message: pb.Surrogate) -> None:
 
 
 TAMPERED: dict[str, tuple[Fault, str]] = {
-    "nan": (edit(halves("means", np.nan)), "means hold a number that is not finite"),
-    "infinity": (edit(halves("means", np.inf)), "means hold a number that is not finite"),
-    "infinite variance": (edit(halves("spread", 6e4)), "variances hold a number that is not finite"),
+    "nan": (edit(halves("means", np.nan)), "means: a number that is not finite"),
+    "infinity": (edit(halves("means", np.inf)), "means: a number that is not finite"),
+    "infinite variance": (edit(halves("spread", 6e4)), "variances: a number that is not finite"),
     "scale": (edit(lambda m: setattr(m.mixtures.means, "scale", float("nan"))), "means with scale nan"),
     "overflow": (edit(lambda m: setattr(m.mixtures.means, "scale", 1e30)), "too large"),
     "dimension": (edit(narrow), "features of dimension 63; the other sites have 64"),
@@ -136,12 +136,12 @@ TAMPERED: dict[str, tuple[Fault, str]] = {
     "unknown class": (edit(classes("plague")), "unknown class 'plague'"),
     "class twice": (edit(classes("1")), "a class is named twice"),
     "nameless class": (edit(classes("")), "a class without a name"),
-    "heavy weights": (edit(scaled_weights), "sum to 2, not to one"),
-    "negative weight": (edit(negative_weight), "mixture weights"),
+    "heavy weights": (edit(scaled_weights), "weights: 2 is outside 0 to 1"),
+    "negative weight": (edit(negative_weight), "is outside 0 to 1"),
     "fingerprint": (edit(header(fingerprint="f" * 64)), "backbone fingerprint"),
     "run": (edit(header(run="0123456789abcdef")), "run '0123456789abcdef' is not this run's"),
     "method": (edit(header(method="fedlap")), "method 'fedlap' is not this run's 'fedpft'"),
-    "family": (edit(other_family), "covariance 'spherical', expected 'diag'"),
+    "family": (edit(other_family), "variances of shape (20,); expected (M, d)"),
     "schema": (edit(lambda m: setattr(m.header, "schema", 9)), "schema version 9"),
     "another site": (edit(header(site="0")), "names another site as its sender"),
     "no body": (edit(lambda m: m.ClearField("mixtures")), "0 counts"),

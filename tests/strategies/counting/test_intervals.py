@@ -14,7 +14,7 @@ from torch import Tensor
 from client_app.methods.counting import count_decisions
 from common.config.run_config import RunConfig, parse_run_config
 from common.privacy.accounting import gaussian_noise_multiplier
-from common.privacy.gaussian_mechanism import Statistic, release
+from common.privacy.gaussian_mechanism import BoundedSum, release
 from common.rules.counting import tables_of
 from strategies.counting.intervals import UNDEFINED, Z, auroc, rate, total
 from strategies.counting.results import Pooled, evaluation_result
@@ -56,7 +56,7 @@ def runs(apart: float, epsilon: float, count: int) -> tuple[list[dict[str, objec
         parts = [draw(generator, count, apart) for _ in range(SITES)]
         for scores, labels in parts:
             exact = count_decisions(scores, labels, torch.ones(count, dtype=torch.float64), run)
-            sums = [Statistic(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run, 2)]
+            sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run, 2)]
             for each in release(sums, multiplier):
                 tables[each.name] = tables.get(each.name, 0) + each.value.round()  # type: ignore[arg-type]
                 variances[each.name] = variances.get(each.name, 0.0) + each.sigma**2 + 1 / 12
@@ -100,7 +100,7 @@ def test_without_the_noise_in_the_interval_it_would_hold_the_truth_too_rarely() 
     kept = 0
     for _ in range(RUNS):
         exact = count_decisions(*(drawn := draw(generator, 50, 1.0)), torch.ones(50, dtype=torch.float64), run)
-        sums = [Statistic(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run, 2)]
+        sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run, 2)]
         table = next(each.value for each in release(sums, multiplier) if each.name == "decisions")
         truth = float((drawn[0].argmax(1) == drawn[1]).double().mean())
         interval = rate(table.diagonal(), table[~torch.eye(2, dtype=torch.bool)], 0.0)

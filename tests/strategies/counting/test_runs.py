@@ -14,7 +14,7 @@ from client_app.node_config import parse_node_config
 from common.errors import RunError
 from common.privacy.accounting import gaussian_noise_multiplier
 from common.signed_models.signed_model import read_signed_model
-from server_app.counting import Privacy, evaluation_settings
+from server_app.counting import CountingBudget, evaluation_settings
 from server_app.deployment.local_engine import simulate_here
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes
 from tests.grid import Fault, NodeConfig, events_of, metrics_of
@@ -173,7 +173,7 @@ def test_another_model_than_the_settings_name_is_not_sent(home: Path, hospitals:
 def test_a_simulated_evaluation_shows_the_exact_values_next_to_the_noisy_ones(tmp_path: Path) -> None:
     settings = {"output-dir": str(tmp_path), "device": "cpu", "classes": "0,1,2", "image-size": 8, "seed": 4}
     run = simulate_here(3, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False)
-    asked, sites = evaluation_settings(run, Privacy(8.0, 1e-5))
+    asked, sites = evaluation_settings(run, CountingBudget(8.0, 1e-5))
     folder = simulate_here(sites, asked | {"output-dir": str(tmp_path), "device": "cpu"}, lambda event: None, report=False)
     result = json.loads((folder / "evaluation.json").read_text())
     assert sites == 3

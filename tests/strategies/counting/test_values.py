@@ -14,7 +14,7 @@ from client_app.node_config import parse_node_config
 from common.errors import RunError
 from common.models.classifiers import Ensemble, Head
 from common.signed_models.signed_model import read_signed_model
-from server_app.counting import Privacy
+from server_app.counting import CountingBudget
 from server_app.export.source import run_config_of
 from server_app.site_values import model_of, noisy_values, stored, subsets_of, value_settings
 from strategies.counting.evaluated import bounded, read_model
@@ -51,7 +51,7 @@ def exact_shares(nodes: list[NodeConfig], run: Path) -> dict[frozenset[str], flo
 
 
 def asked(home: Path, nodes: list[NodeConfig], run: Path, epsilon: float) -> dict[str, Any]:
-    settings, _ = value_settings(run, Privacy(epsilon, 1e-5))
+    settings, _ = value_settings(run, CountingBudget(epsilon, 1e-5))
     folder = counted(home, nodes, settings)
     return noisy_values(run, SITES, json.loads((folder / "values.json").read_text()), len(CLASSES))
 

@@ -15,7 +15,7 @@ from common.privacy.gaussian_mechanism import clip
 from common.surrogates.class_sums import Sums, as_mixtures, fold
 from common.surrogates.shared_covariances import LowRank
 from common.surrogates.surrogates import SumsSurrogate, without_classes
-from common.wire.model_proto import pack_head, unpack_head
+from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import pack_surrogate, unpack_surrogate
 from strategies.fedpft.learn import learn
 from strategies.fedpft.private_head import (
@@ -381,7 +381,7 @@ def test_every_mechanism_learns_what_is_far_apart(settings: dict[str, object]) -
         )
         for i in range(2)
     ]
-    head = unpack_head(pack_head(learn(sent, run, "cpu").head))
+    head = unpack_classifier(pack_classifier(learn(sent, run, "cpu").head))
     assert head.clip == 0.0
     assert head.accuracy(features, CLASSES, labels)[0] > 5900
 
@@ -394,8 +394,8 @@ def test_a_public_centre_goes_round_and_is_part_of_the_head() -> None:
     plain = make_surrogate(SiteData(features, labels, CLASSES, "f", "s"), run).surrogate
     assert shifted.claim is not None
     assert len(shifted.claim.centre) == 16
-    head = unpack_head(pack_head(learn([shifted], run, "cpu", centre=centre).head))
-    other = unpack_head(pack_head(learn([plain], run, "cpu").head))
+    head = unpack_classifier(pack_classifier(learn([shifted], run, "cpu", centre=centre).head))
+    other = unpack_classifier(pack_classifier(learn([plain], run, "cpu").head))
     assert float((head.predict(features + 0.5) == other.predict(features)).float().mean()) > 0.99
 
 

@@ -14,7 +14,7 @@ from common.models.classifiers import Head
 from common.surrogates.covariances import Diagonal
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates.surrogates import Header, Surrogate, class_order
-from common.wire.model_proto import pack_head, unpack_head
+from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import pack_surrogate, unpack_surrogate
 from strategies.fedpft import sampling
 from strategies.fedpft.sampling import Share, learn, sample, stream
@@ -80,7 +80,7 @@ def test_sixteen_bits_on_both_ways_cost_no_accuracy(family: str) -> None:
     sites = three_sites(family, spread=1.0)
     x, y = records(4000, seed=77, spread=1.0)
     direct = learn(sites, QUICK, 0)
-    travelled = unpack_head(pack_head(learn([unpack_surrogate(pack_surrogate(s)) for s in sites], QUICK, 0)))
+    travelled = unpack_classifier(pack_classifier(learn([unpack_surrogate(pack_surrogate(s)) for s in sites], QUICK, 0)))
     assert abs(accuracy(travelled, x, y) - accuracy(direct, x, y)) < 0.005
 
 
@@ -96,7 +96,7 @@ def test_the_scale_of_features_costs_no_accuracy(family: str, factor: float) -> 
 def test_constant_features_survive_learning_and_the_way_down(family: str) -> None:
     x, y = records(300, seed=1)
     x = torch.cat([x, torch.full((300, 2), 0.1)], 1)
-    head = unpack_head(pack_head(learn([surrogate("0", x, y, family=family)], QUICK, 0)))
+    head = unpack_classifier(pack_classifier(learn([surrogate("0", x, y, family=family)], QUICK, 0)))
     x_test, y_test = records(1000, seed=77)
     assert accuracy(head, torch.cat([x_test, torch.full((1000, 2), 0.1)], 1), y_test) > 0.99
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.class_means import class_means
+from client_app.methods.heads.class_means import class_means
 from client_app.methods.task import SiteLimits, Task
 from client_app.node_config import NodeConfig
 from common.config.run_config import parse_run_config

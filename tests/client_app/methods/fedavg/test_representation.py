@@ -11,7 +11,7 @@ import torch
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
 from client_app.methods.fedavg.representation import own_head, own_network, update_body
-from client_app.methods.local_head import local_head
+from client_app.methods.heads.local_head import local_head
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig, parse_run_config

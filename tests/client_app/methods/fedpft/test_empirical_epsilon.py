@@ -20,7 +20,7 @@ from client_app.methods.fedpft import private_surrogate as fedpft_private
 from client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
 from common.config.run_config import parse_run_config
 from common.privacy.claims import Claim, make_claim
-from common.privacy.gaussian_mechanism import Noisy, Statistic
+from common.privacy.gaussian_mechanism import BoundedSum, Noisy
 from common.surrogates.class_sums import statistics
 
 EPSILON, DELTA = 3.0, 0.01
@@ -100,15 +100,15 @@ def test_no_attack_proves_more_than_the_claim_and_one_proves_over_half(family: s
 Real = Callable[..., list[Noisy]]
 
 
-def halved_noise(real: Real, parts: list[Statistic], noise_multiplier: float) -> list[Noisy]:
+def halved_noise(real: Real, parts: list[BoundedSum], noise_multiplier: float) -> list[Noisy]:
     return real(parts, noise_multiplier / 2)
 
 
-def halved_sensitivity(real: Real, parts: list[Statistic], noise_multiplier: float) -> list[Noisy]:
+def halved_sensitivity(real: Real, parts: list[BoundedSum], noise_multiplier: float) -> list[Noisy]:
     return real([replace(each, bound=each.bound / 2) if each.name == "sums" else each for each in parts], noise_multiplier)
 
 
-def exact_counts(real: Real, parts: list[Statistic], noise_multiplier: float) -> list[Noisy]:
+def exact_counts(real: Real, parts: list[BoundedSum], noise_multiplier: float) -> list[Noisy]:
     counts, *others = real(parts, noise_multiplier)
     return [replace(counts, value=parts[0].value), *others]
 

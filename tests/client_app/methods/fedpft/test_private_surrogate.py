@@ -16,7 +16,7 @@ from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError
 from common.privacy.accounting import GaussianEvent, epsilon_spent
 from common.privacy.claims import EM_STEPS, Claim, make_claim
-from common.privacy.gaussian_mechanism import Noisy, Statistic, budget_shares, clip
+from common.privacy.gaussian_mechanism import BoundedSum, Noisy, budget_shares, clip
 from common.surrogates.covariances import Diagonal, Full, Spherical
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 
@@ -99,7 +99,7 @@ class Recorder:
         self.generator = torch.Generator().manual_seed(seed)
         self.seen: list[dict[str, Tensor]] = []
 
-    def __call__(self, statistics: Sequence[Statistic], noise_multiplier: float) -> list[Noisy]:
+    def __call__(self, statistics: Sequence[BoundedSum], noise_multiplier: float) -> list[Noisy]:
         assert {each.bound for each in statistics} == {1.0}
         self.seen.append({each.name: each.value for each in statistics})
         answers = []
@@ -150,7 +150,7 @@ def test_what_a_site_releases_composes_to_its_claim_and_has_the_noise_that_the_c
     released: list[tuple[float, list[Noisy]]] = []
     real = fedpft_private.release
 
-    def spy(statistics: Sequence[Statistic], noise_multiplier: float) -> list[Noisy]:
+    def spy(statistics: Sequence[BoundedSum], noise_multiplier: float) -> list[Noisy]:
         released.append((noise_multiplier, real(statistics, noise_multiplier)))
         return released[-1][1]
 

@@ -13,22 +13,27 @@ from common.wire.model_proto import pack_parameters
 
 
 def own_head(task: Task) -> MethodOutput:
-    """The head that a site releases (ensemble, average), with the additions of FedBE and FedKT.
+    """The head that a site releases. FedBE, which labels features at the coordinator, also gets their moments."""
+    features, labels = task.training_data(task.classes)
+    return _released(task, features, labels)
 
-    Both label features at the coordinator, which has none. So the site adds mean and standard deviation of its features over
-    all classes together. FedKT (Li et al. 2021): `baseline.teachers` heads, trained on disjoint parts of the records, vote
-    on the labels; the released head is their student.
+
+def student_head(task: Task) -> MethodOutput:
+    """FedKT (Li et al. 2021): `baseline.teachers` heads, trained on disjoint parts of the records, vote on their labels; the
+    released head is the teachers' student.
     """
-    classes = task.classes
-    features, labels = task.training_data(classes)
-    settings, count = task.run, len(classes)
-    if task.run.method == "fedkt":
-        labels = _votes(task, features, labels, count)
-    weight, bias = train_on_features(features, labels, count, settings.head, settings.seed)
+    features, labels = task.training_data(task.classes)
+    return _released(task, features, _votes(task, features, labels, len(task.classes)))
+
+
+def _released(task: Task, features: Tensor, labels: Tensor) -> MethodOutput:
+    """A head trained on these labels, and what else the method sends: moments of the features of all classes together."""
+    settings = task.run
+    weight, bias = train_on_features(features, labels, len(task.classes), settings.head, settings.seed)
     tensors = {"weight": weight, "bias": bias}
-    if task.run.method in ("fedbe", "fedkt"):
+    if any(field.name == "deviation" for field in settings.spec.sends(settings)):
         tensors |= {"mean": features.mean(0), "deviation": features.std(0, correction=0)}
-    return MethodOutput(pack_parameters(Parameters(task.header(classes), 1, tensors, len(labels))))
+    return MethodOutput(pack_parameters(Parameters(task.header(task.classes), 1, tensors, len(labels))))
 
 
 def local_head(task: Task) -> Head:

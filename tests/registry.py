@@ -1,0 +1,40 @@
+"""All methods of the registry with small settings. Tests that iterate over them include a new method without new code."""
+
+from __future__ import annotations
+
+from common.config.flat_settings import Scalar
+from common.methods import FEDPFT_CHAIN, METHODS, MethodSpec
+
+CLASSES = ",".join(map(str, range(10)))
+SPECS: dict[str, MethodSpec] = {**METHODS, "fedpft chain": FEDPFT_CHAIN}
+# Small settings, for runs of seconds; other sections have their defaults.
+SMALL: dict[str, Scalar] = {
+    **{"fedavg.rounds": 2, "fedavg.local-epochs": 2},
+    **{"head.min-steps": 60, "head.epochs": 2, "head.max-samples": 2000, "alpha": 1.0},
+    **{"fedlap.rounds": 1, "fedlap.image-steps": 20, "fedlap.images-per-class": 2, "fedlap.model": "linear"},
+    "fedlap.trust-radius": 2.0,
+    **{"dpcvae.rounds": 3, "dpcvae.synthetic": 100},
+}
+# For runs of about a second, which learn little.
+TINY: dict[str, Scalar] = {
+    **SMALL,
+    **{"head.min-steps": 20, "head.epochs": 1, "fedavg.rounds": 1, "fedavg.local-epochs": 1, "fedlap.image-steps": 2},
+    "ghofl.head": "nb-diag",
+    **{"fedlap.server-steps": 3, "dpcvae.rounds": 2, "dpcvae.local-epochs": 1, "dpcvae.latent": 4, "dpcvae.synthetic": 10},
+}
+
+
+def settings_of(spec: MethodSpec, small: dict[str, Scalar] = SMALL) -> dict[str, Scalar]:
+    """Settings of a short run of a method, under privacy only if it needs that."""
+    found: dict[str, Scalar] = {"method": spec.name} | small
+    if spec is FEDPFT_CHAIN:
+        found["fedpft.topology"] = "chain"
+    if spec.needs_budget:
+        found |= {"epsilon": 8.0, "delta": 1e-5, "classes": CLASSES, "fedavg.sample-rate": 1.0, "dpcvae.sample-rate": 1.0}
+    return found
+
+
+# One method for each strategy, for tests of what a strategy class decides.
+BY_STRATEGY: dict[str, MethodSpec] = {
+    name: next(spec for spec in SPECS.values() if spec.strategy == name) for name in {s.strategy: 0 for s in SPECS.values()}
+}
