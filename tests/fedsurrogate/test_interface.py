@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,18 @@ def test_what_is_no_model_and_features_of_another_backbone_are_refused(tmp_path:
     (tmp_path / "model.fedsurrogate").write_bytes(file.read_bytes())
     with pytest.raises(SurrogateError, match="coordinator export"):
         fs.load(tmp_path / "model.fedsurrogate")
+
+
+def test_without_pandas_a_table_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tmp_path / "rows.json"
+    result = fs.Result(tmp_path, {"accuracy": {"per_site": {"a": 0.5}}, "bytes": {"up_per_site": {"a": 7}}})
+    assert result.to_frame().loc["a", "bytes"] == 7
+    assert list(fs.Sweep((), rows).to_frame()) == []
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for table in (result, fs.Sweep((), rows)):
+        with pytest.raises(ConfigError, match=r"pip install 'fedsurrogate\[pandas\]'"):
+            table.to_frame()
+
+
+def test_type_checkers_read_the_types_of_the_package() -> None:
+    assert (Path(fs.__file__).parent / "py.typed").is_file()
