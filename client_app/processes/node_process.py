@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
@@ -32,6 +33,7 @@ def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
     again = [sys.executable, *sys.orig_argv[1:]]
     sys.argv = ["flower-supernode", "--isolation", "process", "--clientappio-api-address", runtime, *arguments]
     logging.getLogger("flwr").addFilter(_in_one_line)
+    threading.excepthook = _without_closed_channels
     try:
         flower_supernode()
     except Exception as error:
@@ -55,3 +57,9 @@ def _in_one_line(record: logging.LogRecord) -> bool:
     if isinstance(error, Exception) and callable(code := getattr(error, "code", None)):
         record.msg, record.args = f"{getattr(code(), 'name', '')}: {error.details()}", ()  # type: ignore[attr-defined]
     return True
+
+
+def _without_closed_channels(error: threading.ExceptHookArgs) -> None:
+    """Report an error of a thread, but not that of gRPC's observer of a channel that was closed meanwhile."""
+    if not (error.exc_type is ValueError and "Channel closed" in str(error.exc_value)):
+        threading.__excepthook__(error)
