@@ -47,9 +47,11 @@ test: setup
 test-all: setup
 	OMP_NUM_THREADS=1 $(RUN) $(PYTEST) -m "not faults"
 
-# Processes are killed, lines cut and disks filled, as in a real deployment; they mostly wait, but for minutes each.
+# Processes are killed, lines cut and disks filled, as in a real deployment; they mostly wait, but for minutes each. And all
+# pairs of neighbours, of which `make test-all` examines a third.
 faults: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile -m faults tests/faults tests/e2e/test_upgrade.py
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile -m faults tests/faults tests/e2e/test_upgrade.py \
+		tests/attacks/privacy/test_uncharged_answers.py
 
 # Small faults are planted in the code that carries the promises; the tests must notice 95 of 100.
 mutants: setup
