@@ -20,6 +20,7 @@ from common.errors import ConfigError, DataError, RunError
 from common.surrogates.surrogates import in_class_order
 from common.wire.model_files import load_model
 from fedsurrogate._data import Images
+from fedsurrogate._frames import data_frame
 from fedsurrogate._images import NamedRecords, is_own, records_for
 from fedsurrogate._inputs import Array, flat_settings
 from fedsurrogate._model import Model
@@ -71,13 +72,11 @@ class Result:
         return Model(load_model(file))
 
     def to_frame(self) -> Any:
-        """A pandas data frame with one row for each site: accuracy there, and bytes sent."""
-        import pandas as pd
-
+        """A pandas data frame with one row for each site: accuracy there, and bytes sent. Raises ConfigError without pandas."""
         accuracy, sent = self.metrics["accuracy"]["per_site"], self.metrics["bytes"]["up_per_site"]
         names = sorted(accuracy.keys() | sent.keys())
         rows = [{"site": name, "accuracy": accuracy.get(name), "bytes": sent.get(name)} for name in names]
-        return pd.DataFrame(rows).set_index("site")
+        return data_frame(rows).set_index("site")
 
     def report(self) -> Path:
         """The page with figures and tables, an HTML file; drawn at the first call, because that takes seconds."""

@@ -13,6 +13,7 @@ from common.config.flat_settings import Scalar
 from common.config.run_config import parse_run_config
 from common.errors import ConfigError
 from fedsurrogate._data import Images
+from fedsurrogate._frames import data_frame
 from fedsurrogate._inputs import flat_settings
 from fedsurrogate._simulation import OF_BACKBONE, Pair, Simulation, gather
 from server_app.report.plots.sweep import draw_sweep
@@ -41,10 +42,8 @@ class Sweep:
         return summarise(self.trials)
 
     def to_frame(self) -> Any:
-        """A pandas data frame of `rows`."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows)
+        """A pandas data frame of `rows`. Raises ConfigError without pandas; `rows` needs none."""
+        return data_frame(self.rows)
 
     def plot(self, path: str | Path | None = None) -> Any:
         """A matplotlib figure of mean accuracy by setting, with one standard deviation; written to `path` if given."""

@@ -25,7 +25,7 @@ from common.config.sections import (
     Sections,
     kebab,
 )
-from common.config.sections.base import MiB, Pixels, Range, Records, Seconds
+from common.config.sections.base import MiB, Pixels, Range, Records, Seconds, Unit
 from common.rules.spec import MethodSpec
 from common.rules.training import network_for
 
@@ -76,7 +76,9 @@ class RunConfig(Sections):
     alpha: float = Field(
         0.5, gt=0, le=1e6, description="Evenness of the classes at a site with partition dirichlet; large is even."
     )
-    classes_per_site: int = Field(2, ge=1, description="Number of classes of a site with partition classes.")
+    classes_per_site: Annotated[int, Unit("classes")] = Field(
+        2, ge=1, description="Number of classes of a site with partition classes."
+    )
     site_column: str = Field("", description="Column of a table that names a record's site, with partition column.")
     test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of the records that test, if the data have no split.")
     backbone: BackboneName = Field(
@@ -90,7 +92,9 @@ class RunConfig(Sections):
         0, ge=0, le=4096, description="Side to which images are resized; 0 for the backbone's own, or unchanged pixels."
     )
     fingerprint: str = Field("", description="Backbone fingerprint that every site must have; empty for that of most sites.")
-    sites: int = Field(0, ge=0, description="Number of sites to wait for; 0 for those that are connected.")
+    sites: Annotated[int, Unit("sites")] = Field(
+        0, ge=0, description="Number of sites to wait for; 0 for those that are connected."
+    )
     quorum: float = Field(0.5, gt=0, le=1, description="Smallest share of the sites whose replies must be usable.")
     deadline: Seconds = Field(3600.0, gt=0, description="Time that sites have for one reply.")
     grace: Seconds = Field(
@@ -110,7 +114,7 @@ class RunConfig(Sections):
     secure_sum: bool = Field(
         False, description="Whether the coordinator sees only the sum over all sites, never what one site sends."
     )
-    secure_sum_threshold: int = Field(
+    secure_sum_threshold: Annotated[int, Unit("sites")] = Field(
         0, ge=0, le=1000, description="Sites that must reply to the end for the sum; 0 for the fewest that are safe."
     )
     secure_sum_records: Records = Field(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config.sections.base import Settings
+from common.config.sections.base import Settings, Unit
 
 
 class CountingConfig(Settings):
@@ -21,5 +21,9 @@ class CountingConfig(Settings):
     digest: str = Field(
         "", pattern=r"^([0-9a-f]{64})?$", description="SHA-256 of that model, so that all sites evaluate the same one."
     )
-    models: int = Field(0, ge=0, le=1000, description="Number of models that are compared for the values of sites.")
-    bins: int = Field(16, ge=4, le=256, description="Bins of each histogram of probabilities in an evaluation.")
+    models: Annotated[int, Unit("models")] = Field(
+        0, ge=0, le=1000, description="Number of models that are compared for the values of sites."
+    )
+    bins: Annotated[int, Unit("bins")] = Field(
+        16, ge=4, le=256, description="Bins of each histogram of probabilities in an evaluation."
+    )

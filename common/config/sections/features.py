@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from common.backbones.feature_power import LARGEST_POWER
-from common.config.sections.base import Only, Range, Settings
+from common.config.sections.base import Only, Range, Settings, Unit
 
 
 def _check_power(value: object) -> object:
@@ -33,6 +33,6 @@ class FeaturesConfig(Settings):
         description="File of a public matrix that projects features in a secure sum: a tensor projection, or the weight of "
         "the backbone's own classification head, whose leading directions are taken.",
     )
-    dimensions: Annotated[int, Only("fedpft", "afl")] = Field(
+    dimensions: Annotated[int, Only("fedpft", "afl"), Unit("dimensions")] = Field(
         512, ge=1, le=65536, description="Most dimensions after the projection."
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config.sections.base import Augmentations, GradientClip, Model, Only, Records, Rounds, Settings, Steps
+from common.config.sections.base import Augmentations, GradientClip, Model, Only, Records, Rounds, Settings, Steps, Unit
 
 
 class FedLAPConfig(Settings):
@@ -20,9 +20,13 @@ class FedLAPConfig(Settings):
             "backbone of pixels with an image-size above 8, otherwise mlp."
         ),
     )
-    width: int = Field(32, ge=1, le=1024, description="Units of the hidden layer, or channels of the ConvNet.")
+    width: Annotated[int, Unit("units or channels")] = Field(
+        32, ge=1, le=1024, description="Units of the hidden layer, or channels of the ConvNet."
+    )
     rounds: Rounds = Field(5, ge=1, le=100_000, description="Rounds of training.")
-    images_per_class: int = Field(10, ge=1, le=10_000, description="Synthetic images of each class that a site sends.")
+    images_per_class: Annotated[int, Unit("images")] = Field(
+        10, ge=1, le=10_000, description="Synthetic images of each class that a site sends."
+    )
     labels: Literal["auto", "present", "all"] = Field(
         "auto",
         description=(
@@ -33,11 +37,13 @@ class FedLAPConfig(Settings):
     start: Literal["noise", "last"] = Field(
         "last", description="Whether images start from noise in every round, or from those of the last round."
     )
-    trajectories: int = Field(
+    trajectories: Annotated[int, Unit("trajectories")] = Field(
         1, ge=1, le=1000, description="Trajectories of the model along which images are fitted; R_i in the paper."
     )
-    loops: int = Field(1, ge=1, le=1000, description="Most loops in a trajectory; five in the paper.")
-    batches: int = Field(1, ge=1, le=100_000, description="Batches of real records in a loop.")
+    loops: Annotated[int, Unit("loops")] = Field(
+        1, ge=1, le=1000, description="Most loops in a trajectory; five in the paper."
+    )
+    batches: Annotated[int, Unit("batches")] = Field(1, ge=1, le=100_000, description="Batches of real records in a loop.")
     batch_size: Records = Field(
         0,
         ge=0,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config.sections.base import Covariance, FeatureClip, Names, Records, Settings
+from common.config.sections.base import Covariance, FeatureClip, Names, Records, Settings, Unit
 
 
 class FedPFTConfig(Settings):
@@ -19,9 +19,15 @@ class FedPFTConfig(Settings):
             "one whole matrix for all classes."
         ),
     )
-    components: int = Field(1, ge=1, le=1000, description="Gaussians for each class; a class with few records gets fewer.")
-    rank: int = Field(16, ge=1, le=4096, description="Columns of the thin factor of a lowrank covariance.")
-    bits: Literal[16, 8, 4] = Field(16, description="Bits of an entry of that factor in a message; all else has 16.")
+    components: Annotated[int, Unit("Gaussians")] = Field(
+        1, ge=1, le=1000, description="Gaussians for each class; a class with few records gets fewer."
+    )
+    rank: Annotated[int, Unit("columns")] = Field(
+        16, ge=1, le=4096, description="Columns of the thin factor of a lowrank covariance."
+    )
+    bits: Annotated[Literal[16, 8, 4], Unit("bits")] = Field(
+        16, description="Bits of an entry of that factor in a message; all else has 16."
+    )
     samples_per_component: Records = Field(
         10, ge=1, description="Fewest records for each Gaussian, and for each column of a lowrank covariance."
     )

@@ -7,7 +7,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config.sections.base import Epochs, GradientClip, NoiseMultiplier, Only, Records, Rounds, SampleRate, Settings
+from common.config.sections.base import (
+    Epochs,
+    GradientClip,
+    NoiseMultiplier,
+    Only,
+    Records,
+    Rounds,
+    SampleRate,
+    Settings,
+    Unit,
+)
 
 
 class DPCVAEConfig(Settings):
@@ -27,8 +37,10 @@ class DPCVAEConfig(Settings):
         lt=1,
         description="Share of the budget for the first round; 0 for 4 / (4 + epsilon) with sums, 0.05 with counts.",
     )
-    latent: int = Field(0, ge=0, le=4096, description="Dimension of the latent vector z; 0 for 32, or 8 under privacy.")
-    hidden: Annotated[int, Only("dpcvae")] = Field(
+    latent: Annotated[int, Unit("dimensions")] = Field(
+        0, ge=0, le=4096, description="Dimension of the latent vector z; 0 for 32, or 8 under privacy."
+    )
+    hidden: Annotated[int, Only("dpcvae"), Unit("units")] = Field(
         0, ge=0, le=8192, description="Width of the three layers on each side; 0 for linear maps."
     )
     learned_variance: Annotated[bool, Only("dpcvae")] = Field(

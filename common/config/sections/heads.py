@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from common.config.sections.base import Epochs, Only, Range, Records, Settings, Steps
+from common.config.sections.base import Epochs, Only, Range, Records, Settings, Steps, Unit
 
 
 def _check_shrinkage(value: object) -> object:
@@ -57,12 +57,14 @@ class BaselineConfig(Settings):
     received: Annotated[float, Only("kd")] = Field(
         0.5, ge=0, le=1, description="Share of the received head's predictions in the distillation loss."
     )
-    samples: Annotated[int, Only("fedbe")] = Field(15, ge=1, description="Heads that the coordinator draws in FedBE.")
-    teachers: Annotated[int, Only("fedkt")] = Field(5, ge=1, description="Heads that a site of FedKT trains.")
+    samples: Annotated[int, Only("fedbe"), Unit("heads")] = Field(
+        15, ge=1, description="Heads that the coordinator draws in FedBE."
+    )
+    teachers: Annotated[int, Only("fedkt"), Unit("heads")] = Field(5, ge=1, description="Heads that a site of FedKT trains.")
     synthetic: Annotated[Records, Only("fedbe", "fedkt")] = Field(
         10_000, ge=1, description="Synthetic features that the coordinator labels with the sites' heads."
     )
-    neighbours: Annotated[int, Only("knn-per")] = Field(
+    neighbours: Annotated[int, Only("knn-per"), Unit("records")] = Field(
         10, ge=1, description="Nearest records whose labels are mixed with the model's prediction."
     )
     validation: Annotated[float, Only("fedlambda", "knn-per", "dpcvae", "dpcgan")] = Field(
@@ -101,7 +103,7 @@ class GHOFLConfig(Settings):
 class FedCOFConfig(Settings):
     """Settings of FedCOF: covariances from class means (section `fedcof.`)."""
 
-    groups: int = Field(
+    groups: Annotated[int, Unit("groups")] = Field(
         1, ge=1, le=1000, description="Random groups of a class's records at a site, each with a mean of its own."
     )
     samples_per_group: Records = Field(10, ge=2, description="Fewest records of such a group; a smaller class is one group.")

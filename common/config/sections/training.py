@@ -17,6 +17,7 @@ from common.config.sections.base import (
     Rounds,
     SampleRate,
     Settings,
+    Unit,
 )
 
 
@@ -30,7 +31,9 @@ class FedAvgConfig(Settings):
             "for a method that shares only what lies below the head."
         ),
     )
-    width: int = Field(128, ge=1, le=1024, description="Units of the hidden layer, or channels of the ConvNet.")
+    width: Annotated[int, Unit("units or channels")] = Field(
+        128, ge=1, le=1024, description="Units of the hidden layer, or channels of the ConvNet."
+    )
     rounds: Rounds = Field(10, ge=1, le=100_000, description="Rounds of training.")
     local_epochs: Epochs = Field(5, ge=1, le=10_000, description="Passes over a site's records in a round.")
     batch_size: Records = Field(

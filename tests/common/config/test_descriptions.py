@@ -32,6 +32,11 @@ def test_every_key_has_a_sentence_a_kind_a_range_and_a_method(row: Description) 
     assert set(row.methods) <= METHODS.keys() | COUNTS.keys()
 
 
+def test_every_count_has_a_unit() -> None:
+    whole = [row for row in ROWS if isinstance(row.default, int) and not isinstance(row.default, bool)]
+    assert {row.key for row in whole if not row.unit} == {"seed"}
+
+
 def test_keys_of_time_size_and_images_have_a_unit() -> None:
     units = {row.key: row.unit for row in ROWS}
     assert units["deadline"] == units["grace"] == "seconds"

@@ -27,7 +27,7 @@ from server_app.relearn import relearn
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))
-GRAM: dict[str, Any] = {"fedpft.covariance": "gram", "classes": CLASSES}
+GRAM: dict[str, Any] = {"fedpft.covariance": "gram", "classes": CLASSES, "head.max-samples": 20_000}
 SECURE = GRAM | {"secure-sum": True, "colluding": 0.0, "dropouts": 0.2}
 PRIVATE = SECURE | {"epsilon": 8.0, "delta": 1e-5}
 Vectors = dict[str, np.ndarray]
