@@ -39,7 +39,7 @@ def chosen(statistics: Statistics) -> float:
     wide, judged = classes > d, counts.topk(min(classes, MOST_JUDGED)).indices.sort().values
     # In single precision, which halves the time: errors are far below the smallest shrinkage that is compared.
     trace = float(statistics.covariance.diagonal().sum())
-    reduced = Tridiagonal.of(statistics.covariance, statistics.means.T, whole=wide)
+    reduced = Tridiagonal.of(statistics.covariance, statistics.means.T, whole=wide, projected=True)
     values, means = reduced.values, reduced.columns.T
     mean_variance = trace / d
     normals = torch.randn(draws, min(classes, d), generator=stream(0, "", "shrinkage"), dtype=torch.float64).to(means)

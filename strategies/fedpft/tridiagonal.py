@@ -19,7 +19,7 @@ NEGLIGIBLE = 5e-5
 
 
 # Random vectors for the sums over all eigenvalues, and products with each vector, for the projection onto a Krylov space.
-# With these, all of 18 shrinkages of real features are those of all eigenvectors; with 8 products, two were not.
+# With these, all of 18 shrinkages of real features are those of all eigenvectors; with 8 products, four were not.
 PROBES, STEPS = 10, 12
 # Largest share of the dimensions that this space may have to be worth it.
 MOST_PROJECTED = 0.5
@@ -40,15 +40,15 @@ class Tridiagonal:
     weights: Tensor
 
     @classmethod
-    def of(cls, matrix: Tensor | Factored, columns: Tensor, whole: bool = False) -> Tridiagonal:
-        """Reduce a covariance (d, d) in single precision: projected onto a Krylov space where it is large, else exactly.
+    def of(cls, matrix: Tensor | Factored, columns: Tensor, whole: bool = False, projected: bool = False) -> Tridiagonal:
+        """Reduce a covariance (d, d) in single precision.
 
-        whole: exactly to a diagonal, which takes thrice the time; always for small ones on a GPU, and where SciPy is
-        missing (`benchmarks.gpu` needs PyTorch alone). Source of the exact reduction: Householder, LAPACK's sytrd, ormqr
-        and sterf.
+        whole: to a diagonal, which takes thrice the time; always on a GPU, and where SciPy is missing (`benchmarks.gpu`
+        needs PyTorch alone). projected: a large one onto a Krylov space, which takes half the time or less, and gives sums
+        over eigenvalues to a percent. Source: Householder's reduction, LAPACK's sytrd, ormqr and sterf.
         """
         scale, d = float(matrix.diagonal().abs().max()) or 1.0, len(columns)
-        if not whole and (columns.shape[1] + PROBES) * STEPS <= MOST_PROJECTED * d:
+        if projected and not whole and (columns.shape[1] + PROBES) * STEPS <= MOST_PROJECTED * d:
             return _projected(_product(matrix, scale), columns, float(matrix.diagonal().sum()), scale)
         scaled = (dense(matrix) / scale).float()
         if not (whole or scaled.is_cuda or d < FEWEST) and (found := _reduced(scaled, columns, scale)) is not None:

@@ -111,7 +111,7 @@ def add_square(matrix: Tensor, factor: Tensor, weight: float) -> None:
     """Add weight F F^T for a factor (d, r) to the upper triangle of a matrix (d, d), in half the time of a product."""
     from scipy.linalg.blas import dsyrk
 
-    if factor.shape[1]:
+    if factor.numel():
         # The transpose has the order of columns that BLAS has, so its lower triangle is the upper one here.
         dsyrk(weight, factor.numpy(), beta=1.0, c=matrix.numpy().T, lower=1, overwrite_c=1)
 
