@@ -1,4 +1,4 @@
-"""Statistics and mixtures through the command that users call: `coordinator sweep`, CIFAR-10 features, 10 sites, three seeds.
+"""Statistics and mixtures through the command that users call: `coordinator sweep`, CIFAR-10 features, 10 sites, 3 seeds.
 
 Every row is a whole run: messages, checks, the default screen and limits on weights, evaluation at the sites.
 """
