@@ -5,10 +5,13 @@ features, 10 sites, Dirichlet 0.1, delta 1e-5, three seeds. Two rows use the noi
 from them differently: by training on samples, and by pooling all sites' sums with equal weights. The public centre is the
 mean of the features of other images, PACS photos.
 
+The file of results is written after every seed; `--from-seed` continues it after a break.
+
     python benchmarks/private_surrogates.py --name mine --sites 5 -c 'data="safetensors" data-dir="/data" dataset="x"'
 """
 
 import argparse
+import json
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from _report import draw, report, shared
+from _report import RESULTS, draw, report, shared
 from accuracy_against_bytes import Data, judge, load
 from rich.progress import track
 
@@ -104,6 +107,7 @@ def main() -> None:
     parser.add_argument("--name", default="private-cifar10", help="of the files in benchmarks/results")
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--from-seed", type=int, default=0, help="take earlier seeds from the file of results")
     parser.add_argument("--power", type=float, default=1.0, help="of the default features")
     parser.add_argument("--public", default="", help="features of public images, for the row with a public centre")
     parser.add_argument("-c", "--run-config", action="append", default=[], metavar="'key=value ...'")
@@ -118,7 +122,13 @@ def main() -> None:
     public = read_centre(options.public, parse_run_config(settings).power)
     accuracy: dict[tuple[str, str], list[float]] = defaultdict(list)
     size: dict[str, list[int]] = defaultdict(list)
-    for seed in range(options.seeds):
+    if options.from_seed:
+        last = json.loads((RESULTS / f"{options.name}.json").read_text())
+        for key, values in last["accuracy"].items():
+            name, _, column = key.rpartition(" @ ")
+            accuracy[name, column] = values[: options.from_seed]
+        size |= {name: values[: options.from_seed * len(EPSILONS)] for name, values in last["bytes"].items()}
+    for seed in range(options.from_seed, options.seeds):
         base = settings | {"seed": seed}
         data = load(parse_run_config(base), options.sites)
         for family, rank in OPEN.items():
@@ -134,6 +144,17 @@ def main() -> None:
             accuracy[name, f"{epsilon:g}"].append(100 * judge(head, run, options.sites)["accuracy.model"])
             size[name].append(count)
             print(f"seed {seed}, {name}, epsilon {epsilon:g}: {accuracy[name, f'{epsilon:g}'][-1]:.2f} %", flush=True)
+        write(options, settings, seed + 1, accuracy, size)
+
+
+def write(
+    options: argparse.Namespace,
+    settings: dict[str, Any],
+    seeds: int,
+    accuracy: dict[tuple[str, str], list[float]],
+    size: dict[str, list[int]],
+) -> None:
+    """Write and draw the table of the seeds so far."""
     columns = [f"{epsilon:g}" for epsilon in EPSILONS]
     rows = []
     for name, row in ROWS.items():
@@ -151,11 +172,11 @@ def main() -> None:
                 round(statistics.mean(size[name]) / 1e6, 3),
             )
         )
-    title = f"{options.name}: {options.sites} sites, {options.seeds} seeds, delta {DELTA:g}, accuracy % at epsilon"
+    title = f"{options.name}: {options.sites} sites, {seeds} seeds, delta {DELTA:g}, accuracy % at epsilon"
     kept = {key: value for key, value in settings.items() if key not in ("data-dir", "weights-path")}
     every = {f"{name} @ {epsilon}": values for (name, epsilon), values in accuracy.items()}
     heads = ("released", *columns, "same family, no privacy", "mean sd", "uplink MB, all sites")
-    report(options.name, title, heads, rows, settings=kept, accuracy=every)
+    report(options.name, title, heads, rows, settings=kept, accuracy=every, bytes=size)
     plot(rows, title, options.name)
 
 

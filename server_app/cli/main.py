@@ -136,43 +136,30 @@ def plan(
     """Show the costs of a run for each site before it starts: bytes, rounds, messages, privacy; and alternatives."""
     from dataclasses import asdict
 
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from common.config.flat_settings import parse_overrides
     from common.config.run_config import parse_run_config
     from common.number_format import human_bytes
-    from server_app.runs.plan import find_dimension, noise_share, who_sees_what
+    from server_app.runs.plan import find_dimension, in_words
     from server_app.runs.plan import plan as costs
     from server_app.runs.presets import preset_settings
 
     config = parse_run_config(preset_settings(preset) | parse_overrides(run_config or []))
-    rows = costs(config, dimension or find_dimension(config), classes, records, rounds)
+    found = dimension or find_dimension(config)
+    rows = costs(config, found, classes, records, rounds)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
     private = rows[0].epsilon is not None
-    columns = ("epsilon", "delta", "noise on a class mean") if private else ()
-    table = Table("a site", "up", "down", "rounds", "messages", *columns)
+    table = Table(Column("a site", overflow="fold"), "up", "down", "rounds", "messages", *(["epsilon", "delta"] * private))
     for row in rows:
         budget = [f"{number:g}" if number else "none" for number in (row.epsilon, row.delta)]
-        noise = f"{row.noise:.2g} of its norm-1 features" if row.noise else "none"
         cells = (row.name, human_bytes(row.up), human_bytes(row.down), str(row.rounds), str(row.messages))
-        table.add_row(*cells, *((*budget, noise) if private else ()))
+        table.add_row(*cells, *(budget * private))
     console.print(table)
-    if head := config.spec.head(config):
-        console.print(f"head {head}")
-    if rows[0].noise is not None:
-        size = max(1, records // classes)
-        console.print(
-            f"noise: on the mean of a class of {size} records at one site; with S such sites it is {noise_share(config)} of "
-            "that"
-        )
-    elif private:
-        console.print("epsilon and delta are those of all rounds together, for one record")
-    else:
-        console.print("privacy none")
-    for sentence in who_sees_what(config):
-        console.print(sentence)
+    for line in in_words(config, rows[0], found, classes, records):
+        console.print(line)
 
 
 app.command(name="preset")(show_preset)

@@ -11,7 +11,9 @@ from common.config.run_config import RunConfig
 from common.costs import Cost, costs
 from common.errors import ConfigError
 from common.privacy.claims import make_claim
+from common.rules.fedpft import family, solver
 from common.rules.secure_sum import MECHANISM
+from common.rules.spec import count
 from server_app.runs.privacy_card import mean_noise
 
 KNOWN_DIMENSIONS = {"torchvision:mobilenet_v2": 1280, "torchvision:resnet50": 2048, "torchvision:resnet18": 512}
@@ -21,6 +23,42 @@ def plan(config: RunConfig, dimension: int, classes: int, records: int, fedavg_r
     """Costs per site of this run with its noise, of FedAvg with the same linear head, and of raw features; see `costs`."""
     own, *others = costs(config, dimension, classes, records, fedavg_rounds)
     return [replace(own, noise=noise_on_mean(config, dimension, classes, records)), *others]
+
+
+def in_words(config: RunConfig, own: Cost, dimension: int, classes: int, records: int) -> list[str]:
+    """What a site releases, how the head is found, and the noise: lines below the table of costs. own: the run's row."""
+    fields = config.spec.sends(config)
+    sizes = config.spec.sizes(config, classes, dimension, records)
+    parts = [f"{field.name} {count([field], sizes):,}{f' at {field.bits} bits' * (field.bits < 16)}" for field in fields]
+    lines = [f"released, in numbers: {', '.join(parts)}"] if parts else []
+    if head := config.spec.head(config):
+        lines.append(f"head {head}{_shrinkage(config)}")
+    if own.noise is not None:
+        size = max(1, records // classes)
+        lines.append(
+            f"noise {own.noise:.2g} of its norm-1 features on the mean of a class of {size} records at one site; with S "
+            f"such sites it is {noise_share(config)} of that"
+        )
+    elif own.epsilon is not None:
+        lines.append("epsilon and delta are those of all rounds together, for one record")
+    else:
+        lines.append("privacy none")
+    return [*lines, *who_sees_what(config)]
+
+
+def _shrinkage(config: RunConfig) -> str:
+    """How the covariance is shrunk, for heads that need it: as the setting says, or from the statistics themselves."""
+    if config.method != "fedpft" or solver(config) in ("noisy sums", "sampled"):
+        return ""
+    if config.head.shrinkage != "auto":
+        return f"; shrinkage {config.head.shrinkage:g}, as set"
+    restricted = family(config) in ("diag", "spherical") or solver(config) == "naive-bayes"
+    if restricted and solver(config) != "ridge":
+        return "; shrinkage 0.01"  # RESTRICTED in strategies.fedpft.closed_form, whose import takes seconds
+    how = {"ridge": "by generalised cross-validation", "qda": "by oracle approximation, for each class"}
+    return (
+        f"; shrinkage chosen from the released numbers alone, {how.get(solver(config), 'for the highest expected accuracy')}"
+    )
 
 
 def noise_on_mean(config: RunConfig, dimension: int, classes: int, records: int) -> float | None:

@@ -14,6 +14,7 @@ from common.models.classifiers import Quadratic
 from common.surrogates.surrogates import Header
 from strategies.fedpft.shrinkage import chosen, cross_validated, oracle_approximating
 from strategies.fedpft.statistics import Statistics
+from strategies.pooling.factored import Factored, dense, sum_of_squares
 from strategies.pooling.solving import factor_of, solved
 
 # For a diagonal or a single variance, which few numbers determine.
@@ -46,10 +47,18 @@ def lda(statistics: Statistics, shrinkage: float | None = None) -> Solution:
         return Solution(torch.zeros_like(means), statistics.priors.clamp_min(1e-300).log(), 1.0)
     if shrinkage is None:
         shrinkage = chosen(statistics) if statistics.sampled else RESTRICTED
-    shrunk = (1 - shrinkage) * covariance
-    shrunk.diagonal().add_(shrinkage * mean_variance)
-    weight = solved(shrunk, means.T).T
+    weight = _shrunk_solved(covariance, shrinkage, mean_variance, means.T).T
     return Solution(weight, statistics.priors.clamp_min(1e-300).log() - (weight * means).sum(1) / 2, shrinkage)
+
+
+def _shrunk_solved(covariance: Tensor | Factored, shrinkage: float, mean_variance: float, right: Tensor) -> Tensor:
+    if isinstance(covariance, Factored):
+        found = covariance.solved(1 - shrinkage, shrinkage * mean_variance, right)
+        if found is not None:
+            return found
+    shrunk = (1 - shrinkage) * dense(covariance)
+    shrunk.diagonal().add_(shrinkage * mean_variance)
+    return solved(shrunk, right)
 
 
 def naive_bayes(statistics: Statistics, shrinkage: float | None = None) -> Solution:
@@ -73,7 +82,7 @@ def ridge(statistics: Statistics, shrinkage: float | None = None) -> Solution:
         raise RunError("head.solver = 'ridge' needs two classes, and the sites have one; use head.solver = 'lda'")
     mean = priors @ means
     apart = means - mean
-    total = statistics.covariance + (apart * priors[:, None]).T @ apart
+    total = statistics.matrix + (apart * priors[:, None]).T @ apart
     cross = (apart * priors[:, None]).T
     mean_variance = float(total.diagonal().mean()) or 1.0
     if shrinkage is None:
@@ -99,7 +108,7 @@ def qda(statistics: Iterable[Statistics], header: Header, shrinkage: float | Non
                 f"dimensions needs {fewest}; use head.solver = 'lda', or leave the class out with classes"
             )
         used.append(_given_or_oracle(each, records, shrinkage))
-        shrunk = (1 - used[-1]) * each.covariance
+        shrunk = (1 - used[-1]) * each.matrix
         shrunk.diagonal().add_(used[-1] * float(each.covariance.diagonal().mean()) + 1e-30)
         if each.sampled:
             factor = factor_of(shrunk)
@@ -125,5 +134,5 @@ def _given_or_oracle(statistics: Statistics, records: float, shrinkage: float | 
         return shrinkage
     if not statistics.sampled:
         return RESTRICTED
-    values = torch.linalg.eigvalsh(statistics.covariance).clamp_min(0)
-    return oracle_approximating(values, records, len(values))
+    trace, squares = float(statistics.covariance.diagonal().sum()), sum_of_squares(statistics.covariance)
+    return oracle_approximating(trace, squares, records, statistics.means.shape[1])

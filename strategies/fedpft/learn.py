@@ -19,7 +19,7 @@ from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate,
 from common.wire.validation import check_class_number
 from strategies.fedpft import private_head, sampling
 from strategies.fedpft.closed_form import fewest_records, lda, naive_bayes, qda, ridge
-from strategies.fedpft.statistics import Statistics, pooled, pooled_by_class
+from strategies.fedpft.statistics import Statistics, pooled_by_class, summed
 from strategies.pooling.robust_centres import POOLED
 from strategies.robustness.defence import Defended, defend_surrogates
 from strategies.robustness.robust_mixtures import pooled_mixture
@@ -87,7 +87,7 @@ def _in_closed_form(
     if how == "qda":
         quadratic, used = qda(pooled_by_class(mixtures, classes), header, given)
         return LearnedHead(quadratic, mixtures, defended, how, used)
-    statistics = pooled(mixtures, classes)
+    statistics = summed(mixtures, classes)
     found = SOLVERS[how](statistics, given)
     if isinstance(mixtures[0].mixtures.covariance, Gram):
         # For figures: the covariances of the sites are not in memory.
@@ -113,4 +113,4 @@ def one_gaussian_a_class(statistics: Statistics) -> Mixtures:
     """The pooled statistics as one component a class."""
     counts = statistics.counts.round().long().clamp_min(1)
     labels, means = torch.arange(len(counts)), statistics.means.float()
-    return Mixtures(counts, labels, torch.ones(len(counts)), means, Gram(statistics.covariance.float()))
+    return Mixtures(counts, labels, torch.ones(len(counts)), means, Gram(statistics.matrix.float()))

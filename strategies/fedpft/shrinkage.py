@@ -8,6 +8,7 @@ from torch import Tensor
 from common.randomness import stream
 from strategies.fedpft.statistics import Statistics
 from strategies.fedpft.tridiagonal import Tridiagonal
+from strategies.pooling.factored import sum_of_squares
 from strategies.pooling.solving import factor_of
 
 # Shrinkages that are compared. The smallest one whose estimate is within TOLERANCE of the best one's is taken.
@@ -37,13 +38,14 @@ def chosen(statistics: Statistics) -> float:
     # the cube of their number.
     wide, judged = classes > d, counts.topk(min(classes, MOST_JUDGED)).indices.sort().values
     # In single precision, which halves the time: errors are far below the smallest shrinkage that is compared.
-    reduced = Tridiagonal.of(statistics.covariance, statistics.means.T, whole=wide)
+    trace = float(statistics.covariance.diagonal().sum())
+    reduced = Tridiagonal.of(statistics.covariance, statistics.means.T, whole=wide, projected=True)
     values, means = reduced.values, reduced.columns.T
-    mean_variance = float(values.mean())
+    mean_variance = trace / d
     normals = torch.randn(draws, min(classes, d), generator=stream(0, "", "shrinkage"), dtype=torch.float64).to(means)
     accuracies = []
     for shrinkage in SHRINKAGES:
-        share = float((values / ((1 - shrinkage) * values + shrinkage * mean_variance)).sum()) / records
+        share = reduced.sum_of(values / ((1 - shrinkage) * values + shrinkage * mean_variance)) / records
         if share >= 1:
             accuracies.append(0.0)
             continue
@@ -58,9 +60,12 @@ def chosen(statistics: Statistics) -> float:
             noise = normals @ factor_of(spread).T + bias
         scores = means[judged] @ solution
         scores[torch.arange(len(judged)), judged] -= optimism * records / counts[judged]
-        accuracies.append(float(priors[judged] @ _right(noise, scores, judged)))
+        accuracies.append(float(priors[judged] @ _right(noise.float(), scores.float(), judged).double()))
     enough = next(s for s, accuracy in zip(SHRINKAGES, accuracies, strict=True) if accuracy >= max(accuracies) - TOLERANCE)
-    return max(enough, oracle_approximating(values, records, d))
+    # The sum of the squares of the values is at most that of all eigenvalues, and may settle which is larger.
+    if oracle_approximating(trace, float(values.square().sum()), records, d) <= enough:
+        return enough
+    return max(enough, oracle_approximating(trace, sum_of_squares(statistics.covariance), records, d))
 
 
 def _right(noise: Tensor, scores: Tensor, classes: Tensor) -> Tensor:
@@ -72,9 +77,9 @@ def _right(noise: Tensor, scores: Tensor, classes: Tensor) -> Tensor:
     return found
 
 
-def oracle_approximating(values: Tensor, records: float, d: int) -> float:
-    """The shrinkage of Chen et al. 2010, equation 23, from the eigenvalues (d,)."""
-    squares, square = float(values.square().sum()), float(values.sum()) ** 2
+def oracle_approximating(trace: float, squares: float, records: float, d: int) -> float:
+    """The shrinkage of Chen et al. 2010, equation 23, from the trace and the sum of the squared eigenvalues."""
+    square = trace**2
     below = (records + 1 - 2 / d) * (squares - square / d)
     return 1.0 if below <= 0 else min(1.0, ((1 - 2 / d) * squares + square) / below)
 
@@ -93,6 +98,6 @@ def cross_validated(total: Tensor, cross: Tensor, statistics: Statistics, mean_v
         solution = reduced.solved(1.0, shrinkage * mean_variance)
         explained = 2 * (reduced.columns * solution).sum() - (solution * reduced.times(solution)).sum()
         residual = variance - float(explained)
-        freedom = (1 + float((values / (values + shrinkage * mean_variance)).sum())) / records
+        freedom = (1 + reduced.sum_of(values / (values + shrinkage * mean_variance))) / records
         errors.append(residual / (1 - freedom) ** 2 if freedom < 1 else float("inf"))
     return SHRINKAGES[errors.index(min(errors))]

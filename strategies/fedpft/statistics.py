@@ -7,7 +7,7 @@ the scatter of its class means around the pooled ones. Both follow from what sit
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,18 +16,19 @@ from common.models.classifiers import class_indices
 from common.surrogates.covariances import Diagonal, Full, Spherical
 from common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank
 from common.surrogates.surrogates import Surrogate, without_classes
+from strategies.pooling.factored import CovarianceSum, Factored, dense
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """counts (C,), means (C, d) and covariance (d, d) within classes, all float64.
+    """counts (C,), means (C, d) and covariance (d, d) within classes, whole or in factors, all float64.
 
     sampled: whether the covariance is an empirical one, not restricted to a diagonal or one variance.
     """
 
     counts: Tensor
     means: Tensor
-    covariance: Tensor
+    covariance: Tensor | Factored
     sampled: bool = True
 
     @property
@@ -35,37 +36,52 @@ class Statistics:
         """Shares of the classes (C,)."""
         return self.counts / self.counts.sum()
 
+    @property
+    def matrix(self) -> Tensor:
+        """The covariance as a matrix (d, d)."""
+        return dense(self.covariance)
+
+    def whole(self) -> Statistics:
+        """The same with the covariance as a matrix."""
+        return replace(self, covariance=self.matrix)
+
 
 def pooled(surrogates: Iterable[Surrogate], classes: Sequence[str]) -> Statistics:
-    """The statistics of all sites together. Memory is O(d^2) for any number of sites, which come one at a time.
+    """The statistics of all sites together, with a whole covariance. Memory is O(d^2) for any number of sites, which come
+    one at a time.
+    """
+    return summed(surrogates, classes).whole()
+
+
+def summed(surrogates: Iterable[Surrogate], classes: Sequence[str]) -> Statistics:
+    """As `pooled`, with the covariance in factors where few sites sent some.
 
     Components of a class count as its parts, so mixtures of several components are pooled exactly as well.
     """
     totals: list[Tensor] = []
+    spread = CovarianceSum(0)
     sampled = True
     for surrogate in surrogates:
         table = surrogate.mixtures
         d = table.means.shape[1]
         if not totals:
-            totals = [torch.zeros(shape, dtype=torch.float64) for shape in ((len(classes),), (len(classes), d), (d, d))]
+            totals = [torch.zeros(shape, dtype=torch.float64) for shape in ((len(classes),), (len(classes), d))]
+            spread = CovarianceSum(d)
         rows = class_indices(classes, surrogate.header.classes)[table.labels]
         sizes = table.weights.double() * table.counts.double()[table.labels]
         counts = torch.zeros_like(totals[0]).index_add_(0, rows, sizes)
         means = torch.zeros_like(totals[1]).index_add_(0, rows, sizes[:, None] * table.means.double())
         means.div_(counts.clamp_min(1e-300)[:, None])
-        _add(totals[2], table.covariance, sizes)
+        _add(spread, table.covariance, sizes)
         if len(rows) > len(surrogate.header.classes):
-            _add_scatter(totals[2], table.means.double() - means[rows], sizes)
-        _join(totals[0], totals[1], totals[2], counts, means)
+            _add_scatter(spread, table.means.double() - means[rows], sizes)
+        _join(totals[0], totals[1], spread, counts, means)
         sampled &= not isinstance(table.covariance, Diagonal | Spherical)
-    counts, means, scatter = totals
-    scatter.div_(counts.sum())
-    # Of covariances of low rank, only the upper triangle is computed.
-    upper = scatter.triu_()
-    return Statistics(counts, means, upper + upper.triu(1).T, sampled)
+    counts, means = totals
+    return Statistics(counts, means, spread.divided(float(counts.sum())), sampled)
 
 
-def _join(counts: Tensor, means: Tensor, scatter: Tensor, more: Tensor, centres: Tensor) -> None:
+def _join(counts: Tensor, means: Tensor, spread: CovarianceSum, more: Tensor, centres: Tensor) -> None:
     """Add a site's records `more` (C,) with class means `centres` (C, d) to the totals (Chan, Golub & LeVeque 1983).
 
     Nothing is subtracted from sums of squares: one site's huge mean would leave only rounding of the others' covariance.
@@ -73,22 +89,12 @@ def _join(counts: Tensor, means: Tensor, scatter: Tensor, more: Tensor, centres:
     both, apart = (counts > 0) & (more > 0), centres - means
     counts.add_(more)
     share = more / counts.clamp_min(1e-300)
-    _add_scatter(scatter, apart[both], (more * (1 - share))[both])
+    _add_scatter(spread, apart[both], (more * (1 - share))[both])
     means.add_(apart * share[:, None])
 
 
-def _add_scatter(scatter: Tensor, apart: Tensor, sizes: Tensor) -> None:
-    spread = apart * sizes.sqrt()[:, None]
-    _add_square(scatter, spread.T, 1.0)
-
-
-def _add_square(moments: Tensor, factor: Tensor, weight: float) -> None:
-    """Add weight F F^T for a factor (d, r) to the upper triangle of the moments (d, d), in half the time of a product."""
-    from scipy.linalg.blas import dsyrk
-
-    if factor.shape[1]:
-        # The transpose has the order of columns that BLAS has, so its lower triangle is the upper one here.
-        dsyrk(weight, factor.numpy(), beta=1.0, c=moments.numpy().T, lower=1, overwrite_c=1)
+def _add_scatter(spread: CovarianceSum, apart: Tensor, sizes: Tensor) -> None:
+    spread.add_factor((apart * sizes.sqrt()[:, None]).T)
 
 
 def pooled_by_class(surrogates: Sequence[Surrogate], classes: Sequence[str]) -> Iterator[Statistics]:
@@ -127,17 +133,17 @@ def _diagonal_by_class(surrogates: Sequence[Surrogate], classes: Sequence[str]) 
         yield Statistics(count[None], mean[None], variances.diag(), sampled=False)
 
 
-def _add(moments: Tensor, covariance: AnyCovariance, sizes: Tensor) -> None:
+def _add(spread: CovarianceSum, covariance: AnyCovariance, sizes: Tensor) -> None:
     """Add the covariances of components with `sizes` (M,) records each."""
     total = float(sizes.sum())
     match covariance:
         case Gram():
-            moments.add_(covariance.matrix.double(), alpha=total)
+            spread.add_matrix(covariance.matrix.double(), total)
         case LowRank():
-            _add_square(moments, covariance.factor.double(), total)
-            moments.diagonal().add_(covariance.variances.double(), alpha=total)
+            spread.add_factor(covariance.factor.double(), total)
+            spread.add_variances(covariance.variances.double() * total)
         case Spherical() | Diagonal():
-            moments.diagonal().add_((sizes[:, None] * covariance.variances_per_dimension().double()).sum(0))
+            spread.add_variances((sizes[:, None] * covariance.variances_per_dimension().double()).sum(0))
         case Full():
             for size, factor in zip(sizes.tolist(), covariance.cholesky, strict=True):
-                moments.addmm_(factor.double(), factor.double().T, alpha=size)
+                spread.add_factor(factor.double(), size)

@@ -142,7 +142,6 @@ def test_what_is_no_model_and_features_of_another_backbone_are_refused(tmp_path:
         fs.load(tmp_path / "model.fedsurrogate")
 
 
-<<<<<<< HEAD
 def test_a_result_without_a_common_model_says_so(tmp_path: Path) -> None:
     result = fs.simulate(PARTS, test=TEST, method="local", output_dir=tmp_path, **QUICK)
     assert result.accuracy > 0.5
@@ -152,7 +151,8 @@ def test_a_result_without_a_common_model_says_so(tmp_path: Path) -> None:
     assert "Result(local, 3 sites, accuracy unknown" in repr(unmeasured)
     with pytest.raises(RunError, match=r"did not measure the accuracy on all test records; see metrics\['accuracy'\]"):
         _ = unmeasured.accuracy
-=======
+
+
 def test_without_pandas_a_table_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = tmp_path / "rows.json"
     result = fs.Result(tmp_path, {"accuracy": {"per_site": {"a": 0.5}}, "bytes": {"up_per_site": {"a": 7}}})
@@ -166,4 +166,3 @@ def test_without_pandas_a_table_names_the_extra(tmp_path: Path, monkeypatch: pyt
 
 def test_type_checkers_read_the_types_of_the_package() -> None:
     assert (Path(fs.__file__).parent / "py.typed").is_file()
->>>>>>> first

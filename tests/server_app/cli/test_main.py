@@ -1,5 +1,7 @@
 import io
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 from common.config.descriptions import descriptions
 from server_app.cli import main as cli
+from strategies.fedpft.closed_form import RESTRICTED
 from tests.commands import coordinator
 from tests.grid import run_federation, sites
 
@@ -100,11 +103,10 @@ def test_a_plan_is_readable_by_people(monkeypatch: pytest.MonkeyPatch, capsys: C
 
 
 def test_a_plan_shows_budget_and_noise_beside_the_cost(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    monkeypatch.setattr(cli.console, "_width", 160)
     assert coordinator(monkeypatch, "plan", "-c", "epsilon=4.0 delta=1e-5", "--records", 1000) == 0
     out = capsys.readouterr().out
-    for word in ("epsilon", "1e-05", "0.12 of its norm-1 features", "a class of 100", "1/sqrt(S)"):
-        assert word in out
+    for word in ("epsilon", "1e-05", "noise 0.12 of its norm-1 features", "a class of 100", "1/sqrt(S)"):
+        assert word in " ".join(out.split())
     assert coordinator(monkeypatch, "plan", "-c", "seed=1") == 0
     assert "privacy none" in capsys.readouterr().out
 
@@ -128,6 +130,32 @@ def test_a_plan_of_a_secure_sum_says_who_sees_what(
     out = capsys.readouterr().out
     for word in words:
         assert word in out
+
+
+def test_a_plan_in_80_columns_cuts_no_word(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(cli.console, "_width", 80)
+    readme = (Path(cli.__file__).parents[2] / "README.md").read_text()
+    (command,) = re.findall(r"^coordinator plan (.*)$", readme, re.MULTILINE)
+    assert coordinator(monkeypatch, "plan", *shlex.split(command)) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out
+    for word in ("spherical,", "sums", "epsilon", "messages", "released, in numbers: counts 2, sums 2,560"):
+        assert word in out
+
+
+def test_a_plan_says_what_is_released_and_how_the_shrinkage_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def told(settings: str) -> str:
+        assert coordinator(monkeypatch, "plan", "--dimension", 100, "--classes", 2, "-c", settings) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "means 200, variances 100, loadings 1,600 at 8 bits, scales 16" in (out := told("fedpft.bits=8"))
+    assert "linear discriminant analysis, in closed form; shrinkage chosen from the released numbers alone" in out
+    assert "in closed form; shrinkage 0.3, as set" in told('fedpft.covariance="gram" head.shrinkage=0.3')
+    assert "by generalised cross-validation" in told('head.solver="ridge"')
+    assert f"shrinkage {RESTRICTED:g}" in told('fedpft.covariance="diag" head.solver="lda"')
+    assert "shrinkage" not in told('fedpft.covariance="diag"')
 
 
 def test_a_plan_that_needs_a_dimension_asks_for_it(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

@@ -1,4 +1,4 @@
-"""The shrinkage from a tridiagonal reduction is that from all eigenvectors, at a fraction of the work."""
+"""The shrinkage from a reduced covariance is that from all eigenvectors, at a fraction of the work."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ CASES = [
     (4000, 12, 30, 0.5),
     (90, 8, 2, 0.0),
 ]
+# Large enough for the projection onto a Krylov space; the last but one has less records than dimensions.
+LARGE = [(4000, 400, 4, 0.5), (4000, 400, 4, 2.0), (1200, 480, 8, 1.0), (300, 400, 4, 1.0), (20_000, 400, 4, 3.0)]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -44,6 +46,34 @@ def test_the_chosen_values_are_those_of_all_eigenvectors(case, monkeypatch: pyte
     for ours, exact in zip(fast, slow, strict=True):
         assert ours.shrinkage == pytest.approx(exact.shrinkage, abs=1e-6)
         torch.testing.assert_close(ours.weight, exact.weight, rtol=1e-5, atol=1e-5 * float(exact.weight.abs().max()))
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_the_values_chosen_in_a_krylov_space_are_those_of_all_eigenvectors(case, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    found = statistics(*case)
+    fast = chosen(found)
+    monkeypatch.setattr("strategies.fedpft.tridiagonal.MOST_PROJECTED", 0)
+    assert fast == pytest.approx(chosen(found), abs=1e-6)
+
+
+def test_sums_over_all_eigenvalues_are_kept_by_a_projection() -> None:
+    found = statistics(4000, 400, 4)
+    reduced, values = Tridiagonal.of(found.matrix, found.means.T, projected=True), torch.linalg.eigvalsh(found.matrix)
+    assert len(reduced.values) < 400
+    assert float(reduced.weights.sum()) == pytest.approx(400)
+    assert reduced.sum_of(reduced.values) == pytest.approx(float(values.sum()), rel=1e-6)
+    share = [float(v) for v in (reduced.sum_of(reduced.values / (reduced.values + 0.05)), (values / (values + 0.05)).sum())]
+    assert share[0] == pytest.approx(share[1], rel=0.02)
+    solution = torch.linalg.solve(0.9 * found.matrix + 0.1 * torch.eye(400, dtype=torch.float64), found.means.T)
+    close(reduced.solved(0.9, 0.1).T @ reduced.columns, solution.T @ found.means.T)
+
+
+def test_columns_that_span_few_directions_are_projected_as_well() -> None:
+    found = statistics(4000, 400, 4)
+    columns = found.means[:1].T.expand(-1, 4)
+    reduced = Tridiagonal.of(found.matrix, columns, projected=True)
+    solution = torch.linalg.solve(0.9 * found.matrix + 0.1 * torch.eye(400, dtype=torch.float64), columns)
+    close(reduced.solved(0.9, 0.1).T @ reduced.columns, solution.T @ columns)
 
 
 @pytest.mark.parametrize("d", [3, 8, 9, 60])

@@ -1,0 +1,122 @@
+"""A covariance as few factors and a diagonal: systems with it take the time of its factors, not of its dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Most columns of the factors, as a share of the dimensions, for which the factors save time.
+MOST_COLUMNS = 2 / 3
+# Smallest shifted variance, as a share of the mean one, for which the inverse is precise to half of double precision.
+LEAST_DIAGONAL = 1e-8
+
+
+@dataclass(frozen=True)
+class Factored:
+    """F F^T + diag(v): factor F (d, m) and variances v (d,), both float64."""
+
+    factor: Tensor
+    variances: Tensor
+
+    def diagonal(self) -> Tensor:
+        """The variance of each dimension (d,)."""
+        return self.variances + self.factor.square().sum(1)
+
+    def dense(self) -> Tensor:
+        """The matrix (d, d)."""
+        matrix = torch.zeros(len(self.factor), len(self.factor), dtype=torch.float64)
+        add_square(matrix, self.factor, 1.0)
+        matrix.diagonal().add_(self.variances)
+        return from_upper(matrix)
+
+    def solved(self, factor: float, shift: float, right: Tensor) -> Tensor | None:
+        """(factor (F F^T + diag(v)) + shift I)^-1 right for columns (d, C); None where rounding would spoil it.
+
+        Source: the matrix inversion lemma (Woodbury 1950), with a system of m unknowns.
+        """
+        base = factor * self.variances + shift
+        if float(base.min()) < LEAST_DIAGONAL * float(factor * self.diagonal().mean() + shift):
+            return None
+        scaled = self.factor * (factor / base).sqrt()[:, None]
+        inner = torch.eye(self.factor.shape[1], dtype=torch.float64)
+        add_square(inner, scaled.T, 1.0)
+        root = (1 / base).sqrt()[:, None]
+        whitened = right * root
+        inside = torch.cholesky_solve(scaled.T @ whitened, torch.linalg.cholesky(inner, upper=True), upper=True)
+        return (whitened - scaled @ inside) * root
+
+
+class CovarianceSum:
+    """A sum of covariances in d dimensions, kept as factors while they are few, and as a matrix from then on."""
+
+    def __init__(self, d: int) -> None:
+        self._d, self._columns = d, 0
+        self._factors: list[Tensor] = []
+        self._variances = torch.zeros(d, dtype=torch.float64)
+        self._matrix: Tensor | None = None
+
+    def add_factor(self, factor: Tensor, weight: float = 1.0) -> None:
+        """Add weight F F^T for a factor (d, r)."""
+        self._columns += factor.shape[1]
+        if self._matrix is None and self._columns > MOST_COLUMNS * self._d:
+            self._to_matrix()
+        if self._matrix is None:
+            self._factors.append(factor * weight**0.5)
+        else:
+            add_square(self._matrix, factor, weight)
+
+    def add_variances(self, variances: Tensor) -> None:
+        """Add a diagonal matrix, given as (d,)."""
+        self._variances += variances
+
+    def add_matrix(self, matrix: Tensor, weight: float) -> None:
+        """Add weight times a symmetric matrix (d, d)."""
+        self._to_matrix().add_(matrix, alpha=weight)
+
+    def divided(self, by: float) -> Tensor | Factored:
+        """The sum over `by`."""
+        if self._matrix is None:
+            factor = torch.cat(self._factors or [torch.zeros(self._d, 0, dtype=torch.float64)], 1)
+            return Factored(factor / by**0.5, self._variances / by)
+        self._matrix.diagonal().add_(self._variances)
+        return from_upper(self._matrix.div_(by))
+
+    def _to_matrix(self) -> Tensor:
+        if self._matrix is None:
+            self._matrix = torch.zeros(self._d, self._d, dtype=torch.float64)
+            if self._factors:
+                add_square(self._matrix, torch.cat(self._factors, 1), 1.0)
+            self._factors = []
+        return self._matrix
+
+
+def dense(covariance: Tensor | Factored) -> Tensor:
+    """The covariance as a matrix (d, d)."""
+    return covariance.dense() if isinstance(covariance, Factored) else covariance
+
+
+def sum_of_squares(covariance: Tensor | Factored) -> float:
+    """The sum of the squared entries of a covariance, which is that of its squared eigenvalues."""
+    if isinstance(covariance, Tensor):
+        return float(covariance.norm()) ** 2
+    inner = torch.zeros(2 * (covariance.factor.shape[1],), dtype=torch.float64)
+    add_square(inner, covariance.factor.T, 1.0)
+    crossed = float((covariance.factor.square().sum(1) * covariance.variances).sum())
+    return float(from_upper(inner).norm()) ** 2 + 2 * crossed + float(covariance.variances.square().sum())
+
+
+def add_square(matrix: Tensor, factor: Tensor, weight: float) -> None:
+    """Add weight F F^T for a factor (d, r) to the upper triangle of a matrix (d, d), in half the time of a product."""
+    from scipy.linalg.blas import dsyrk
+
+    if factor.numel():
+        # The transpose has the order of columns that BLAS has, so its lower triangle is the upper one here.
+        dsyrk(weight, factor.numpy(), beta=1.0, c=matrix.numpy().T, lower=1, overwrite_c=1)
+
+
+def from_upper(matrix: Tensor) -> Tensor:
+    """The symmetric matrix with the upper triangle of a matrix, which is changed."""
+    upper = matrix.triu_()
+    return upper + upper.triu(1).T

@@ -1,0 +1,58 @@
+"""A covariance in factors gives what its matrix gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from strategies.pooling.factored import CovarianceSum, Factored, sum_of_squares
+
+
+def covariance(d: int = 40, columns: int = 9, smallest: float = 0.1) -> Factored:
+    generator = torch.Generator().manual_seed(0)
+    factor = torch.randn(d, columns, generator=generator, dtype=torch.float64)
+    return Factored(factor, smallest + torch.rand(d, generator=generator, dtype=torch.float64))
+
+
+def test_the_matrix_its_diagonal_and_its_squares() -> None:
+    found = covariance()
+    matrix = found.factor @ found.factor.T + found.variances.diag()
+    torch.testing.assert_close(found.dense(), matrix)
+    torch.testing.assert_close(found.diagonal(), matrix.diagonal())
+    assert sum_of_squares(found) == pytest.approx(float(matrix.square().sum()))
+    assert sum_of_squares(matrix) == pytest.approx(float(matrix.square().sum()))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("columns", [0, 9, 40])
+def test_systems_are_those_of_the_matrix(share: float, columns: int) -> None:
+    found = covariance(columns=columns)
+    right = torch.randn(40, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    solution = found.solved(1 - share, share, right)
+    shrunk = (1 - share) * found.dense() + share * torch.eye(40, dtype=torch.float64)
+    torch.testing.assert_close(solution, torch.linalg.solve(shrunk, right))
+
+
+def test_a_dimension_without_variance_is_left_to_the_matrix() -> None:
+    found = covariance(smallest=0.0)
+    found.variances[3] = 0
+    right = torch.ones(40, 1, dtype=torch.float64)
+    assert found.solved(1.0, 0.0, right) is None
+    assert found.solved(0.9, 0.1, right) is not None
+
+
+@pytest.mark.parametrize("parts", [1, 5])
+def test_sums_are_the_same_with_few_factors_and_with_many(parts: int) -> None:
+    total, exact = CovarianceSum(40), torch.zeros(40, 40, dtype=torch.float64)
+    for _ in range(parts):
+        part = covariance()
+        total.add_factor(part.factor, 2.0)
+        total.add_variances(part.variances)
+        exact += 2 * part.factor @ part.factor.T + part.variances.diag()
+    found = total.divided(4.0)
+    assert isinstance(found, Factored) == (parts == 1)
+    torch.testing.assert_close(found.dense() if isinstance(found, Factored) else found, exact / 4)
+    total = CovarianceSum(40)
+    total.add_factor(covariance().factor)
+    total.add_matrix(exact, 0.5)
+    torch.testing.assert_close(total.divided(1.0), exact / 2 + covariance().factor @ covariance().factor.T)
