@@ -7,10 +7,12 @@ box) on generators, as DP-CVAE's paper attacks them. "allowed" is the largest AU
 "excess" is the largest TPR - (e^epsilon FPR + delta) over thresholds, in both directions, with an interval of 99 %: a
 broken claim has an interval above 0, and then this script ends with exit code 1.
 
-    python benchmarks/membership.py            # writes results/membership.json and results/membership.png
+    python benchmarks/membership.py                    # writes results/membership.json and results/membership.png
+    python benchmarks/membership.py --only DP-CGAN     # measures these rows anew, and keeps the others
 """
 
 import argparse
+import json
 import math
 import sys
 import tempfile
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _report import draw, report, shared
+from _report import RESULTS, draw, report, shared
 from safetensors.torch import load_file, save_file
 
 from client_app.audit.output import claim_broken
@@ -59,9 +61,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=1000, help="of the hospital; each release has about half of them")
     parser.add_argument("--releases", type=int, default=64, help="of a row; DP-CVAE has half, DP-CGAN a quarter of them")
+    parser.add_argument("--only", default="", help="releases whose name contains this text; other rows are kept")
     options = parser.parse_args()
-    rows: list[tuple[Any, ...]] = []
-    curves: list[tuple[str, Any]] = []
+    rows, curves = kept(options.only)
     broken: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         given = load_file(shared("features/cifar10-train.safetensors"))
@@ -70,7 +72,7 @@ def main() -> None:
         node = parse_node_config({"data": "safetensors", "data-dir": folder})
         for name, epsilon in product(RELEASES, EPSILONS):
             settings = settings_of(name, epsilon)
-            if settings is None:
+            if settings is None or options.only not in name:
                 continue
             run = parse_run_config(settings)
             count = options.releases // {"DP-CVAE": 2, "DP-CGAN": 4}.get(name, 1)
@@ -85,16 +87,27 @@ def main() -> None:
                 beyond = (excess.excess, f"{excess.low:.3f} to {excess.high:.3f}") if excess else (None, "")
                 rows.append((name, claim, attack, found.releases, each.auc, interval, *rates, found.allowed, *beyond))
             if epsilon in (0.0, 1.0):
-                curves.append((f"{name}, epsilon {claim}", found.attack.curve))
+                curves[f"{name}, epsilon {claim}"] = [[round(rate, 5) for rate in point] for point in found.attack.curve]
             # After each row: generators take long, and an interrupted run keeps what it has.
             title = f"Membership inference, {options.records} CIFAR-10 features at one hospital, delta = 1e-05"
-            report("membership", title, COLUMNS, rows, paper=PAPER)
+            rows.sort(key=lambda row: list(RELEASES).index(row[0]))
+            report("membership", title, COLUMNS, rows, paper=PAPER, curves=json.dumps(curves))
             plot(curves)
     print("\n".join(broken))
     sys.exit(bool(broken))
 
 
-def plot(curves: list[tuple[str, Any]]) -> None:
+def kept(only: str) -> tuple[list[Any], dict[str, Any]]:
+    """Rows and curves of the last run that are not measured anew."""
+    file = RESULTS / "membership.json"
+    if not only or not file.is_file():
+        return [], {}
+    last = json.loads(file.read_text())
+    curves = {name: curve for name, curve in json.loads(last["curves"]).items() if only not in name}
+    return [row for row in last["rows"] if only not in row[0]], curves
+
+
+def plot(curves: dict[str, Any]) -> None:
     """ROC curves with logarithmic axes: what matters is the left end."""
     import matplotlib
 
@@ -102,7 +115,7 @@ def plot(curves: list[tuple[str, Any]]) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(9.5, 5), layout="constrained")
-    for name, curve in curves:
+    for name, curve in sorted(curves.items(), key=lambda item: list(RELEASES).index(item[0].split(", eps")[0])):
         x, y = torch.tensor(curve).T
         line = "-" if name.endswith("none") else ":"
         axes.loglog(

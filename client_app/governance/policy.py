@@ -76,7 +76,11 @@ class Policy(WorkLimits):
     )
 
     largest_attack_auc: float = Field(
-        1.0, ge=0.5, le=1, description="largest AUC of a membership attack on a release without privacy; 1 for no limit"
+        1.0,
+        ge=0.5,
+        le=1,
+        description="largest AUC of membership attacks on a release without privacy, at the upper end of its interval; "
+        "1 for no limit",
     )
     smallest_nearest_ratio: float = Field(
         0.0,
