@@ -15,6 +15,8 @@ from common.models.parameters import Tensors
 
 # Number of records whose gradients are computed at a time.
 TOGETHER = 1024
+# A row of a gradient below this share of the whole gradient's norm is rounding error of 32-bit arithmetic.
+ROUNDING = 1e-6
 
 
 def _unchanged(values: Tensor) -> Tensor:
@@ -86,19 +88,29 @@ def mismatch(synthetic: Sequence[Tensor], real: Sequence[Tensor], mse_weight: fl
     sums them, so a layer's weight would grow with its number of outputs. If every entry of the real gradient has noise of
     standard deviation `noise`, a row's weight is the share of its energy that is signal, 1 - entries noise^2 / |row|^2.
     Otherwise the images would learn the noise. This costs no privacy, because the noise level is public.
+
+    A row whose gradient is rounding error does not count: the bias of a convolution before GroupNorm has the gradient zero,
+    but its cosine, and above all the derivative of that, would be those of the rounding errors.
     """
-    total = torch.zeros((), dtype=real[0].dtype, device=real[0].device)
-    for mine, theirs in zip(synthetic, real, strict=True):
-        a, b = (tensor.flatten(1) if tensor.dim() > 1 else tensor[None] for tensor in (mine, theirs))
-        # A small constant under the root, because the derivative of a norm at zero is undefined.
-        norms = ((a.square().sum(1) + 1e-16) * (b.square().sum(1) + 1e-16)).sqrt()
-        unlike = 1 - (a * b).sum(1) / norms
-        if noise:
-            unlike = unlike * (1 - b.shape[1] * noise**2 / b.square().sum(1).clamp_min(1e-30)).clamp_min(0)
-        total = total + unlike.mean()
-        if mse_weight:
-            total = total + mse_weight * (a - b).square().sum()
-    return total
+    heights = [len(tensor) if tensor.dim() > 1 else 1 for tensor in real]
+    lengths = [tensor.numel() // rows for tensor, rows in zip(real, heights, strict=True) for _ in range(rows)]
+    # All rows of all tensors in one vector: a call for each of many small tensors takes longer than the sums.
+    a, b = (torch.cat([tensor.flatten() for tensor in each]) for each in (synthetic, real))
+    entries = torch.tensor(lengths, device=a.device)
+    share = torch.tensor([1 / rows for rows in heights for _ in range(rows)], dtype=a.dtype, device=a.device)
+
+    def sums(values: Tensor) -> Tensor:
+        return torch.segment_reduce(values, "sum", lengths=entries)
+
+    own, their = sums(a * a), sums(b * b)
+    # A small constant under the root, because the derivative of a norm at zero is undefined.
+    unlike = 1 - sums(a * b) / ((own + 1e-16) * (their + 1e-16)).sqrt()
+    for squares in (own.detach(), their):
+        unlike = unlike * (squares > ROUNDING**2 * squares.sum())
+    if noise:
+        unlike = unlike * (1 - entries * noise**2 / their.clamp_min(1e-30)).clamp_min(0)
+    total = (share * unlike).sum()
+    return total + mse_weight * (a - b).square().sum() if mse_weight else total
 
 
 def distance(parameters: Tensors, start: Tensors) -> float:

@@ -86,10 +86,12 @@ def synthesise(
                 story.seconds["real-gradients"] += time.perf_counter() - began
                 began = time.perf_counter()
                 for _ in range(settings.image_steps):
-                    synthetic = LandscapeRecords(change(values), begin.labels, begin.weights)
-                    story.last = _mismatch_to(body, here, synthetic, values, target, matching, real.noise)
+                    now = LandscapeRecords(values, begin.labels, begin.weights)
+                    story.last, values.grad = matching.statistic.slope(
+                        body, here, now, change, target, matching.mse_weight, real.noise
+                    )
                     # A step that is not finite would destroy the result of all earlier steps.
-                    if values.grad is not None and values.grad.isfinite().all():
+                    if values.grad.isfinite().all():
                         optimiser.step()
                     story.first = story.last if story.first != story.first else story.first
                 story.seconds["image-steps"] += time.perf_counter() - began
@@ -99,19 +101,3 @@ def synthesise(
                     slope = gradient(body, here, now, next(changes))
                     here = {name: here[name] - matching.rate * slope[name] for name in here}
     return LandscapeRecords(values.detach(), begin.labels, begin.weights), story
-
-
-def _mismatch_to(
-    body: nn.Module,
-    here: Tensors,
-    synthetic: LandscapeRecords,
-    values: Tensor,
-    target: list[Tensor],
-    matching: Matching,
-    noise: float,
-) -> float:
-    """Mismatch between the statistic of a synthetic set and the target; its derivative is stored in `values.grad`."""
-    mine = matching.statistic.synthetic(body, here, synthetic)
-    wrong = matching.statistic.difference(mine, target, matching.mse_weight, noise)
-    (values.grad,) = torch.autograd.grad(wrong, [values])
-    return float(wrong.detach())

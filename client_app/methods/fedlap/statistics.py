@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from client_app.methods.fedlap.gradient_matching import matching_slope
 from common.models.augmentation import Change
-from common.models.loss_landscape import TOGETHER, LandscapeRecords, gradient, loss, mismatch
+from common.models.loss_landscape import TOGETHER, LandscapeRecords, gradient, mismatch
 from common.models.networks import HEAD, embed
 from common.models.parameters import Tensors
 
@@ -19,33 +20,74 @@ SCALE = 0.1
 
 @dataclass(frozen=True)
 class Statistic:
-    """What is matched. real: of a site's records, by name. synthetic: the same of synthetic records, differentiable, in the
-    same order. difference: of the two; takes both, the weight of the squared error, and the noise in `real`.
+    """What is matched. real: of a site's records, by name. slope: its mismatch with the same of synthetic records, and the
+    derivative of the mismatch by their values; takes the network, its parameters, the synthetic records and their change,
+    the real statistic, the weight of the squared error, and the noise in the real statistic.
 
     by_class: whether a batch has `batch-size` records of each class, not of all classes together.
     """
 
     real: Callable[[nn.Module, Tensors, LandscapeRecords, Change], dict[str, Tensor]]
-    synthetic: Callable[[nn.Module, Tensors, LandscapeRecords], list[Tensor]]
-    difference: Callable[[Sequence[Tensor], Sequence[Tensor], float, float], Tensor]
+    slope: Callable[[nn.Module, Tensors, LandscapeRecords, Change, Sequence[Tensor], float, float], tuple[float, Tensor]]
     by_class: bool = False
 
 
-def loss_gradient(body: nn.Module, parameters: Tensors, records: LandscapeRecords) -> list[Tensor]:
-    """Gradient of the loss by parameter, differentiable in the records' values."""
-    asked = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
-    return list(torch.autograd.grad(loss(body, asked, records), list(asked.values()), create_graph=True))
+def gradient_slope(
+    body: nn.Module,
+    parameters: Tensors,
+    records: LandscapeRecords,
+    change: Change,
+    real: Sequence[Tensor],
+    mse_weight: float,
+    noise: float,
+) -> tuple[float, Tensor]:
+    """`Statistic.slope` of the gradient of the loss."""
+    return matching_slope(body, parameters, [records], change, lambda mine: mismatch(mine, real, mse_weight, noise))
+
+
+def class_gradient_slope(
+    body: nn.Module,
+    parameters: Tensors,
+    records: LandscapeRecords,
+    change: Change,
+    real: Sequence[Tensor],
+    mse_weight: float,
+    noise: float,
+) -> tuple[float, Tensor]:
+    """`Statistic.slope` of the gradients of each class. Source: Zhao et al. 2021, algorithm 1, which matches by class.
+
+    The mismatch is divided by the number of tensors. Without that, the steps of the images would grow with the classes.
+    """
+    sets = [own for _, own in classes_of(records)]
+    found, slope = matching_slope(
+        body, parameters, sets, change, lambda mine: mismatch(mine, real, mse_weight, noise) / len(mine)
+    )
+    return found, slope[records.labels.argsort(stable=True).argsort()]
+
+
+def class_mean_slope(
+    body: nn.Module,
+    parameters: Tensors,
+    records: LandscapeRecords,
+    change: Change,
+    real: Sequence[Tensor],
+    mse_weight: float,
+    noise: float,
+) -> tuple[float, Tensor]:
+    """`Statistic.slope` of the means of each class: the mean squared distance over the means, times `SCALE`.
+
+    Source: Xiong et al. 2023, equation 4, which sums over the classes.
+    """
+    values = records.values.detach().requires_grad_()
+    mine = class_means(body, parameters, LandscapeRecords(change(values), records.labels, records.weights))
+    wrong = SCALE * torch.stack([(a - b).square().sum() for a, b in zip(mine, real, strict=True)]).mean()
+    return float(wrong.detach()), torch.autograd.grad(wrong, [values])[0]
 
 
 def classes_of(records: LandscapeRecords) -> Iterator[tuple[int, LandscapeRecords]]:
     """The records of each class in rising order, with equal weights."""
     for label in torch.unique(records.labels).tolist():
         yield label, records.take((records.labels == label).nonzero().squeeze(1))
-
-
-def class_gradients(body: nn.Module, parameters: Tensors, records: LandscapeRecords) -> list[Tensor]:
-    """`loss_gradient` of each class. Source: Zhao et al. 2021, algorithm 1, which matches class by class."""
-    return [part for _, own in classes_of(records) for part in loss_gradient(body, parameters, own)]
 
 
 def real_class_gradients(
@@ -79,31 +121,15 @@ def real_class_means(body: nn.Module, parameters: Tensors, records: LandscapeRec
     return found
 
 
-def squared_distance(mine: Sequence[Tensor], theirs: Sequence[Tensor], mse_weight: float, noise: float) -> Tensor:
-    """Mean squared distance of two statistics over their tensors (means of classes), times `SCALE`.
-
-    Source: Xiong et al. 2023, equation 4, which sums over the classes.
-    """
-    return SCALE * torch.stack([(a - b).square().sum() for a, b in zip(mine, theirs, strict=True)]).mean()
-
-
-def mean_mismatch(mine: Sequence[Tensor], theirs: Sequence[Tensor], mse_weight: float, noise: float) -> Tensor:
-    """`mismatch`, divided by the number of tensors.
-
-    Without that, the steps of the images would grow with the number of classes.
-    """
-    return mismatch(mine, theirs, mse_weight, noise) / len(mine)
-
-
 def _outputs(body: nn.Module, parameters: Tensors, values: Tensor) -> tuple[Tensor, Tensor]:
     inputs = embed(body, parameters, values)
     prefix = HEAD if isinstance(body, nn.Sequential) else ""
     return inputs, torch.nn.functional.linear(inputs, parameters[prefix + "weight"], parameters[prefix + "bias"])
 
 
-GRADIENT = Statistic(gradient, loss_gradient, mismatch)
-CLASS_GRADIENTS = Statistic(real_class_gradients, class_gradients, mean_mismatch, by_class=True)
-CLASS_MEANS = Statistic(real_class_means, class_means, squared_distance, by_class=True)
+GRADIENT = Statistic(gradient, gradient_slope)
+CLASS_GRADIENTS = Statistic(real_class_gradients, class_gradient_slope, by_class=True)
+CLASS_MEANS = Statistic(real_class_means, class_mean_slope, by_class=True)
 
 
 class Batches:

@@ -16,8 +16,8 @@ from common.models.parameters import Tensors
 SHARE = 0.07
 # Real records in an evaluation; number of evaluations without a smaller loss after which the search stops.
 SUBSET, PATIENCE = 128, 4
-# Costs of one step in forward passes of its records. Image step: forward, backward, and backward through both.
-IMAGE_STEP, MODEL_STEP = 9, 3
+# Costs of one step in forward passes of its records. Image step: forward and backward, twice (benchmarks/fedlap_cost.py).
+IMAGE_STEP, MODEL_STEP = 7, 3
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class FedLAPConfig(Settings):
         description="Records in a batch; 0 for all at once; under privacy the public number that a sum is divided by.",
     )
     image_steps: Steps = Field(
-        100, ge=1, le=100_000, description="Steps of the images to match the gradient of a batch; R_b in the paper."
+        40, ge=1, le=100_000, description="Steps of the images to match the gradient of a batch; R_b in the paper."
     )
     model_steps: Steps = Field(
         0, ge=0, le=100_000, description="Steps of the model on the images at the end of a loop; R_l in the paper."
@@ -64,8 +64,8 @@ class FedLAPConfig(Settings):
         -1.0,
         le=1e6,
         description=(
-            "Weight of the squared error next to the cosine in the distance of gradients; negative for 0.1, or 0 under "
-            "privacy."
+            "Weight of the squared error next to the cosine in the distance of gradients; negative for 1 with a ConvNet, 0.1 "
+            "with another network, and 0 under privacy; 0.1 in the paper."
         ),
     )
     learning_rate: float = Field(
@@ -97,7 +97,9 @@ class FedLAPConfig(Settings):
 
     def mse(self, private: bool) -> float:
         """The weight of the squared error in the matching loss."""
-        return self.mse_weight if self.mse_weight >= 0 else 0.0 if private else 0.1
+        if self.mse_weight >= 0 or private:
+            return max(self.mse_weight, 0.0)
+        return 1.0 if self.kind == "convnet" else 0.1
 
     def rate(self, round: int) -> float:
         """The model's learning rate in a round, counted from one."""

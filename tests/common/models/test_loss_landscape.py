@@ -74,6 +74,25 @@ def test_the_derivative_through_the_network_is_right() -> None:
     assert right >= 18
 
 
+def test_rounding_errors_of_a_gradient_that_is_zero_move_no_image() -> None:
+    """GroupNorm cancels the bias of a convolution. In 32 bits its gradient is about 1e-8 of nothing but rounding."""
+    module = convnet(256, 10, 16, 0)
+    single, _ = split_input(module, torch.zeros(1, 256))
+    generator = torch.Generator().manual_seed(4)
+    labels = torch.arange(12) % 2
+    real, mine = (torch.randn(12, 1, 16, 16, generator=generator) for _ in range(2))
+    slopes = []
+    for dtype in (torch.float32, torch.float64):
+        body = single.to(dtype)
+        at = {name: tensor.to(dtype).requires_grad_() for name, tensor in parameters_of(module).items()}
+        target = list(gradient(body, at, LandscapeRecords.evenly(real.to(dtype), labels)).values())
+        values = mine.to(dtype).requires_grad_()
+        found = loss(body, at, LandscapeRecords.evenly(values, labels))
+        wrong = mismatch(torch.autograd.grad(found, list(at.values()), create_graph=True), target, 0.1)
+        slopes.append(torch.autograd.grad(wrong, [values])[0].double().flatten())
+    assert float(torch.cosine_similarity(*slopes, dim=0)) > 0.999
+
+
 def test_rows_of_noise_weigh_by_the_signal_left_in_them() -> None:
     generator = torch.Generator().manual_seed(3)
     signal = torch.zeros(200, 1000)
