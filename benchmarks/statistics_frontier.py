@@ -7,9 +7,11 @@ published. Also in this run: seconds of learning, in closed form and on samples;
 
     python benchmarks/statistics_frontier.py
     python benchmarks/statistics_frontier.py --only seconds   # processor seconds of learning, in closed form and on samples
+    python benchmarks/statistics_frontier.py --only basis     # experiments: a shared basis, entropy coding
 """
 
 import argparse
+import json
 import statistics
 import sys
 from collections import defaultdict
@@ -20,7 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
 from _harness import Federation, Measured, centralised, federate, load
-from _report import draw, paired, report, shared
+from _report import RESULTS, draw, paired, report, shared
+from _shared_basis import entropy_coded, measured_points
 from rich.progress import track
 
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
@@ -30,6 +33,7 @@ from common.wire.records import pack_surrogate, unpack_surrogate
 from strategies.fedpft.learn import learn
 
 Settings = dict[str, Any]
+Line = tuple[str, float, float, float, float]
 RAW, GOAL = "raw features, trained head", 71.0
 RANKS, BITS, GROUPS = (16, 32, 64, 128), (16, 8, 4), (1, 4, 20)
 COLUMNS = ("released", "accuracy %", "sd", "against raw features", "uplink MB, all sites")
@@ -150,7 +154,40 @@ def exact(base: Settings, seeds: int) -> dict[str, list[float]]:
     return dict(found)
 
 
-Line = tuple[str, float, float, float, float]
+def basis(base: Settings, sites: int, seeds: int) -> tuple[list[Line], list[tuple[Any, ...]]]:
+    """Accuracy and bytes with a basis that all sites share; and the bytes of low rank r=64 after entropy coding."""
+    found: dict[str, list[Measured]] = defaultdict(list)
+    coded: list[tuple[Any, ...]] = []
+    for seed in range(seeds):
+        own = base | {"features.power": 0.5, "seed": seed}
+        run = parse_run_config(own | {"fedpft.covariance": "gram"})
+        fits = Fits(load(run, sites))
+        whole = fits.of(run)
+
+        def low(rank: int, fits: Fits = fits, own: Settings = own) -> list[AnySurrogate]:
+            return fits.of(parse_run_config(own | {"fedpft.covariance": "lowrank", "fedpft.rank": rank}))
+
+        weights = shared("weights/mobilenet_v2-imagenet.safetensors")
+        for name, accuracy, sent in measured_points(whole, low, run, fits.data.classes, fits.data.judge, weights):
+            found[name].append(Measured(accuracy, sent))
+            print(f"seed {seed}, {name}: {accuracy:.2f} % with {sent / 1e6:.3f} MB", flush=True)
+        if seed == 0:
+            coded = [
+                (f"lowrank r=64, {bits} bits", *(round(n / 1e6, 3) for n in entropy_coded(low(64), bits))) for bits in BITS
+            ]
+    known = json.loads((RESULTS / "statistics-frontier.json").read_text())["rows"]
+    oracle = next(row[1] for row in known if row[0] == RAW)
+    rows = [
+        (
+            name,
+            round(statistics.mean(m.accuracy for m in measured), 2),
+            round(statistics.pstdev(m.accuracy for m in measured), 2),
+            round(statistics.mean(m.accuracy for m in measured) - oracle, 2),
+            round(statistics.mean(m.bytes for m in measured) / 1e6, 3),
+        )
+        for name, measured in found.items()
+    ]
+    return rows, coded
 
 
 def table(found: dict[str, list[Measured]]) -> list[Line]:
@@ -173,7 +210,9 @@ def main() -> None:
     parser.add_argument("--name", default="statistics-frontier", help="of the files in benchmarks/results")
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", default="", choices=("cifar10", "gram", "pacs", "seconds"), help="one of the tables")
+    parser.add_argument(
+        "--only", default="", choices=("cifar10", "gram", "pacs", "seconds", "basis"), help="one of the tables"
+    )
     options = parser.parse_args()
     folder: Settings = {"data": "safetensors", "data-dir": str(shared("features/cifar10-train.safetensors").parent)}
     cifar = {"dataset": "cifar10", "alpha": 0.1}
@@ -195,6 +234,15 @@ def main() -> None:
         same = exact(folder | cifar, options.seeds)
         rows_of_gram = [(name, round(statistics.mean(values), 2), values) for name, values in same.items()]
         report(f"{options.name}-gram", title, ("sites", "accuracy %", "each seed"), rows_of_gram)
+    if options.only in ("", "basis"):
+        title = (
+            f"A shared basis, experiments: CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds"
+        )
+        found_rows, coded = basis(folder | cifar, options.sites, options.seeds)
+        sizes = {"columns": ["released", "MB", "MB, zlib", "MB, lzma"], "rows": coded}
+        report(f"{options.name}-basis", title, COLUMNS, found_rows, entropy_coding=sizes)
+        last = json.loads((RESULTS / f"{options.name}.json").read_text())
+        plot([*map(tuple, last["rows"]), *found_rows], last["title"], options.name)
     if options.only in ("", "pacs"):
         pacs = {"dataset": "pacs-photo,pacs-sketch", "head.min-steps": 1000}
         found = measure_all(folder | pacs, 2, options.seeds)
@@ -214,9 +262,9 @@ def plot(rows: list[Line], title: str, name: str) -> None:
     axes = figure.subplots()
     lines: dict[str, list[Line]] = defaultdict(list)
     for row in rows:
-        lines[ROWS[row[0]].line].append(row)
+        lines[ROWS[row[0]].line if row[0] in ROWS else f"experiment: {row[0].split(',')[0]}"].append(row)
     for index, (line, points) in enumerate(lines.items()):
-        style = "D" if "raw" in line else "o-" if len(points) > 1 else "s"
+        style = "x" if "experiment" in line else "D" if "raw" in line else "o-" if len(points) > 1 else "s"
         megabytes, accuracy, deviation = ([point[column] for point in points] for column in (4, 1, 2))
         axes.errorbar(megabytes, accuracy, deviation, fmt=style, color=f"C{index % 10}", label=line, capsize=2)
     axes.axhline(GOAL, color="#888", linewidth=0.8, linestyle="--")

@@ -9,8 +9,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
 
 from _report import ROOT, report, shared
+
+from server_app.relearn import relearn
 
 # The options of each sweep, beyond those of the data: what varies, and what is fixed.
 SWEEPS = (
@@ -20,30 +26,63 @@ SWEEPS = (
 )
 
 
+# Kinds of statistics of which a site is taken out.
+LEFT = (("gram", {"fedpft.covariance": "gram"}), ("lowrank r=64, 8 bits", {"fedpft.rank": 64, "fedpft.bits": 8}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default="", choices=("sweep", "relearn"), help="one of the tables")
     options = parser.parse_args()
     folder = shared("features/cifar10-train.safetensors").parent
-    rows = []
+    data = {"data": "safetensors", "data-dir": str(folder), "dataset": "cifar10", "alpha": 0.1}
     with tempfile.TemporaryDirectory() as output:
-        fixed = f'data="safetensors" data-dir="{folder}" dataset="cifar10" alpha=0.1 output-dir="{output}"'
-        for varied, own in SWEEPS:
-            command = [sys.executable, "-m", "server_app.cli.main", "sweep", "--json", "--seeds", str(options.seeds)]
-            command += ["--sites", str(options.sites), "-g", varied, "-c", f"{fixed} {own}"]
-            done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-            found = json.loads(done.stdout)
-            key = varied.split("=")[0]
-            for value in dict.fromkeys(each[key] for each in found):
-                same = [each for each in found if each[key] == value]
-                accuracy = [100 * each["accuracy"] for each in same]
-                spread, sent = statistics.pstdev(accuracy), statistics.mean(each["bytes"] for each in same) / 1e6
-                name = f"{key}={value} {own}".strip()
-                rows.append((name, round(statistics.mean(accuracy), 2), round(spread, 2), round(sent, 3), len(same)))
-    columns = ("settings", "accuracy %", "sd", "uplink MB, all sites", "runs")
-    title = f"coordinator sweep: CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds"
-    report("statistics-runs", title, columns, rows)
+        fixed = data | {"output-dir": output}
+        if options.only in ("", "sweep"):
+            columns = ("settings", "accuracy %", "sd", "uplink MB, all sites", "runs")
+            title = f"coordinator sweep: CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds"
+            rows = [row for varied, own in SWEEPS for row in sweep(options.sites, options.seeds, varied, own, fixed)]
+            report("statistics-runs", title, columns, rows)
+        if options.only in ("", "relearn"):
+            columns = ("released", "s", "processor s")
+            title = f"coordinator relearn RUN --without 3, CIFAR-10 features, {options.sites} sites"
+            report("statistics-relearn", title, columns, leave(options.sites, fixed))
+
+
+def text(settings: Mapping[str, Any]) -> str:
+    """Settings as in `-c`."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+
+
+def sweep(sites: int, seeds: int, varied: str, own: str, fixed: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """A row of the table for every value that the sweep varies."""
+    command = [sys.executable, "-m", "server_app.cli.main", "sweep", "--json", "--seeds", str(seeds), "--sites", str(sites)]
+    command += ["-g", varied, "-c", f"{text(fixed)} {own}"]
+    found = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+    key, rows = varied.split("=")[0], []
+    for value in dict.fromkeys(each[key] for each in found):
+        same = [each for each in found if each[key] == value]
+        accuracy = [100 * each["accuracy"] for each in same]
+        spread, sent = statistics.pstdev(accuracy), statistics.mean(each["bytes"] for each in same) / 1e6
+        name = f"{key}={value} {own}".strip()
+        rows.append((name, round(statistics.mean(accuracy), 2), round(spread, 2), round(sent, 3), len(same)))
+    return rows
+
+
+def leave(sites: int, fixed: Mapping[str, Any]) -> list[tuple[str, float, float]]:
+    """Seconds to learn the head again without a site: files, checks and arithmetic, in a process that has learned before."""
+    rows = []
+    for name, own in LEFT:
+        command = [sys.executable, "-m", "server_app.cli.main", "simulate", "--json", "--engine", "local"]
+        command += ["--sites", str(sites), "-c", text({**fixed, "features.power": 0.5, **own})]
+        run = Path(json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)["folder"])
+        relearn(run)
+        began, used = perf_counter(), process_time()
+        relearn(run, without=["3"])
+        rows.append((name, round(perf_counter() - began, 3), round(process_time() - used, 3)))
+    return rows
 
 
 if __name__ == "__main__":

@@ -104,6 +104,18 @@ def test_a_late_site_can_be_learned_from_later(tmp_path: Path, run: Path, monkey
     assert same(relearn(late)[1], run)
 
 
+def test_a_site_that_joins_later_gives_a_sum_of_statistics_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    settings = {"partition": "iid", "fedpft.covariance": "gram"}
+    whole = run_federation(tmp_path / "whole", sites(3), report=False, **settings)
+    grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
+    late = run_federation(tmp_path / "late", grid, deadline=0.2, report=False, **settings)
+    assert not same(late, whole)
+    assert same(relearn(late)[1], whole)
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_late_site_with_fewer_bits_gives_the_head_of_a_run_in_time(
     bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,8 @@ from common.wire.records import pack_surrogate, unpack_surrogate
 from strategies.fedpft.closed_form import lda, naive_bayes, ridge
 from strategies.fedpft.learn import learn
 from strategies.fedpft.shrinkage import SHRINKAGES, chosen
-from strategies.fedpft.statistics import pooled
+from strategies.fedpft.statistics import pooled, summed
+from strategies.pooling.factored import Factored
 
 CLASSES = tuple("abcd")
 
@@ -113,6 +114,21 @@ def test_ridge_is_scikit_learns(shrinkage):
     theirs = Ridge(alpha).fit(wide, np.eye(4)[y.numpy()])
     np.testing.assert_allclose(ours.weight, theirs.coef_, rtol=1e-3, atol=1e-3 * np.abs(theirs.coef_).max())
     np.testing.assert_allclose(ours.bias, theirs.intercept_, rtol=1e-3, atol=1e-3)
+    fresh = records(4000, seed=0)[0].double()
+    same = (fresh @ ours.weight.T + ours.bias).argmax(1).numpy() == theirs.predict(fresh.numpy()).argmax(1)
+    assert same.mean() >= 0.999
+
+
+def test_a_head_from_factors_is_that_from_the_whole_matrix():
+    x, y = records()
+    parts = [surrogate(x[k::2], y[k::2], str(k), "lowrank", rank=4) for k in range(2)]
+    few = summed(parts, CLASSES)
+    assert isinstance(few.covariance, Factored)
+    for shrinkage in (None, 0.0, 0.2):
+        ours, exact = lda(few, shrinkage), lda(few.whole(), shrinkage)
+        assert ours.shrinkage == pytest.approx(exact.shrinkage)
+        torch.testing.assert_close(ours.weight, exact.weight, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(ours.bias, exact.bias, rtol=1e-8, atol=1e-8)
 
 
 def test_the_chosen_ridge_has_the_smallest_cross_validation_error():
