@@ -19,7 +19,7 @@ from common.models.generators import COUNTS, SUMS
 from common.models.loss_landscape import LandscapeRecords
 from common.models.networks import split_input
 from common.models.parameters import Tensors
-from common.privacy.claims import make_claim, opening_noise, opening_shares
+from common.privacy.claims import first_round_noise, first_round_shares, make_claim
 from common.rules.secure_sum import numbers_of
 from common.surrogates.class_sums import unfold
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
@@ -143,9 +143,9 @@ def by_decoder(canaries: Canaries, seen: Seen) -> Tensor:
 
 def _of_opening(canaries: Canaries, seen: Seen) -> Tensor:
     """The likelihood ratio of the class sums that a generator's run releases first."""
-    sums, noise = unpack_parameters(seen.rounds[0][1]).tensors[SUMS], opening_noise(seen.run) or math.inf
+    sums, noise = unpack_parameters(seen.rounds[0][1]).tensors[SUMS], first_round_noise(seen.run) or math.inf
     along = (sums[canaries.y] * torch.nn.functional.normalize(canaries.x)).sum(1)
-    return (along - 0.5) * opening_shares(seen.run)["sums"] / noise**2
+    return (along - 0.5) * first_round_shares(seen.run)["sums"] / noise**2
 
 
 def by_opening(canaries: Canaries, seen: Seen) -> Tensor:

@@ -69,8 +69,8 @@ def _own(config: RunConfig, dimension: int, classes: int, records: int) -> Cost:
         downs = (max(1, config.sites) - 1) / 2
         ups = 1 + downs
     sent = round(ups * byte_count(spec.sends(config), sizes))
-    if spec.opening is not None:
-        sent += byte_count(spec.opening(config), sizes) - byte_count(spec.sends(config), sizes)
+    if spec.first_round is not None:
+        sent += byte_count(spec.first_round(config), sizes) - byte_count(spec.sends(config), sizes)
     received = round(downs * byte_count(spec.receives(config), sizes)) + byte_count(spec.result(config), sizes)
     payloads = rounds * bool(spec.receives(config)) + bool(spec.result(config))
     messages = rounds * bool(spec.sends(config)) + 1 + spec.introduces

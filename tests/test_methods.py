@@ -29,6 +29,22 @@ from tests.replies import mutations, refused, replies, spoiled
 NOT_IN_THE_DIGEST = {"fedpft": {"public", "order", "seal", "bits"}, "head": {"solver", "shrinkage"}, "fedcof": {"shrinkage"}}
 
 
+# Accuracy on the digits of methods that learn well in these short runs.
+LEAST = {
+    **{
+        "local": 0.4,
+        "ensemble": 0.7,
+        "average": 0.7,
+        "fedbe": 0.6,
+        "fedkt": 0.4,
+        "kd": 0.6,
+        "fedavg": 0.75,
+        "fedprox": 0.75,
+    },
+    **{"scaffold": 0.7, "dsfl": 0.7, "fedlambda": 0.75, "knn-per": 0.75, "fedrep": 0.6},
+}
+
+
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
@@ -97,7 +113,8 @@ def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(tmp_pat
     metrics = metrics_of(folder)
     assert metrics["status"] == "ok"
     assert metrics["sites"]["used"] == 3
-    assert metrics["accuracy"]["model"] > 0.2, "a guess is right one time in ten"
+    assert metrics["accuracy"]["model"] > LEAST.get(spec.name, 0.2), "a guess is right one time in ten"
+    assert set(metrics["accuracy"]["per_site"]) == {"0", "1", "2"}
     assert (metrics["privacy"] is None) == (not spec.needs_budget)
     config = parse_run_config(settings)
     sizes = spec.sizes(config, 10, 64, 479)

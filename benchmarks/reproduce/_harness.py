@@ -170,7 +170,7 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
         Training.begin(run, data.classes, data.sites[0].fingerprint, data.sites[0].train.features.shape[1])
     )
     sent, curve, seconds = 0, [], 0.0
-    generates = run.spec.opening is not None
+    generates = run.spec.first_round is not None
     while training.round < run.trained.rounds:
         reported: Info = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
         question = training.question()

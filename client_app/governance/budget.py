@@ -152,4 +152,4 @@ def _opens(entry: Entry) -> bool:
 
 
 def _has_opening(method: str) -> bool:
-    return method in METHODS and METHODS[method].opening is not None
+    return method in METHODS and METHODS[method].first_round is not None

@@ -78,8 +78,8 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
         if settings.noise_multiplier:
             epsilon = spent_after(config, private_rounds(config))
         sgd = {"gradients": (multiplier * settings.clip, settings.clip)}
-        if (opening := opening_noise(config)) is not None:
-            sgd |= {name: (opening / math.sqrt(share), 1.0) for name, share in opening_shares(config).items()}
+        if (first := first_round_noise(config)) is not None:
+            sgd |= {name: (first / math.sqrt(share), 1.0) for name, share in first_round_shares(config).items()}
         return Claim(mechanism, epsilon, delta, unit, multiplier, settings.clip, sgd, centre)
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     if mechanism == MECHANISM:
@@ -110,7 +110,7 @@ def private_rounds(config: RunConfig) -> int:
     settings = config.trained
     if not (config.epsilon and settings.noise_multiplier):
         return settings.rounds
-    least_rounds = 1 if opening_noise(config) is None else 2
+    least_rounds = 1 if first_round_noise(config) is None else 2
     if (least := spent_after(config, least_rounds)) > config.epsilon:
         raise ConfigError(
             f"noise-multiplier = {settings.noise_multiplier:g}: one round spends epsilon {least:.4g}, but the run has "
@@ -131,19 +131,19 @@ def plan_of(config: RunConfig) -> tuple[GaussianEvent, ...]:
     if claim.mechanism != "dp-sgd":
         return (GaussianEvent(claim.noise_multiplier),)
     rounds, rest = private_rounds(config), released_in(config, 2)
-    if opening_noise(config) is None:
+    if first_round_noise(config) is None:
         return (replace(rest, count=rest.count * rounds),)
     return (released_in(config, 1), replace(rest, count=rest.count * (rounds - 1)))
 
 
 def released_in(config: RunConfig, round: int) -> GaussianEvent:
     """The release of a site in a round of private training, counted from one."""
-    if round == 1 and (opening := opening_noise(config)) is not None:
-        return GaussianEvent(opening)
+    if round == 1 and (first := first_round_noise(config)) is not None:
+        return GaussianEvent(first)
     return GaussianEvent(_noise_of_a_step(config), config.trained.sample_rate, config.trained.private_steps)
 
 
-def opening_noise(config: RunConfig) -> float | None:
+def first_round_noise(config: RunConfig) -> float | None:
     """Noise multiplier of a generative run's first round (class sizes and sums); None for other methods or no noise."""
     settings = config.trained
     if not (config.epsilon and isinstance(settings, DPCVAEConfig)):
@@ -151,35 +151,35 @@ def opening_noise(config: RunConfig) -> float | None:
     return gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(settings.share(config.epsilon))
 
 
-def opening_shares(config: RunConfig) -> dict[str, float]:
+def first_round_shares(config: RunConfig) -> dict[str, float]:
     """Shares of the first round's budget by statistic."""
     return budget_shares("spherical", 1.0) if config.dpcvae.opening == "sums" else {"counts": 1.0}
 
 
 def _noise_of_a_step(config: RunConfig) -> float:
-    settings, opening = config.trained, opening_noise(config)
+    settings, first = config.trained, first_round_noise(config)
     if settings.noise_multiplier:
         return settings.noise_multiplier
-    rounds = settings.rounds - (opening is not None)
-    return _calibrated(config.epsilon, config.delta, settings.sample_rate, rounds * settings.private_steps, opening)
+    rounds = settings.rounds - (first is not None)
+    return _calibrated(config.epsilon, config.delta, settings.sample_rate, rounds * settings.private_steps, first)
 
 
 def spent_after(config: RunConfig, rounds: int) -> float:
     """Epsilon of `rounds` rounds of a private run, at its delta."""
-    opening = opening_noise(config)
-    steps = (rounds - (opening is not None)) * config.trained.private_steps
-    return _composed(_noise_of_a_step(config), config.delta, config.trained.sample_rate, steps, opening)
+    first = first_round_noise(config)
+    steps = (rounds - (first is not None)) * config.trained.private_steps
+    return _composed(_noise_of_a_step(config), config.delta, config.trained.sample_rate, steps, first)
 
 
 @cache
-def _composed(noise_multiplier: float, delta: float, sample_rate: float, steps: int, opening: float | None) -> float:
-    before = [GaussianEvent(opening)] if opening is not None else []
+def _composed(noise_multiplier: float, delta: float, sample_rate: float, steps: int, first: float | None) -> float:
+    before = [GaussianEvent(first)] if first is not None else []
     return epsilon_spent([*before, *([GaussianEvent(noise_multiplier, sample_rate, steps)] if steps else [])], delta)
 
 
 @cache
-def _calibrated(epsilon: float, delta: float, sample_rate: float, steps: int, opening: float | None) -> float:
-    return calibrate(epsilon, delta, sample_rate, steps, [GaussianEvent(opening)] if opening is not None else [])
+def _calibrated(epsilon: float, delta: float, sample_rate: float, steps: int, first: float | None) -> float:
+    return calibrate(epsilon, delta, sample_rate, steps, [GaussianEvent(first)] if first is not None else [])
 
 
 def check_claim(claim: Claim | None, config: RunConfig, centre: str = "") -> None:

@@ -37,7 +37,7 @@ def symbols(config: RunConfig, classes: int, dimension: int, records: int) -> Si
     return {"A": named, "P": inputs * dimension + layers + more, "G": (inputs + 1) * 512 + 513 * 1024 + 1025 * dimension}
 
 
-def opening(config: RunConfig) -> tuple[Field, ...]:
+def first_round(config: RunConfig) -> tuple[Field, ...]:
     """The first message of a site: the size of every class, and the sum of its embeddings if requested."""
     # Noise may make a count negative.
     sizes = Field("counts", "A", -LARGEST_COUNT if config.epsilon else 0, LARGEST_COUNT)
@@ -75,7 +75,7 @@ DPCVAE = MethodSpec(
     sends=lambda config: DECODER,
     receives=lambda config: (*DECODER, *CLASSES),
     result=lambda config: (*DECODER, *CLASSES),
-    opening=opening,
+    first_round=first_round,
     symbols=symbols,
     work=work,
     defences=lambda config: ALL_DEFENCES,

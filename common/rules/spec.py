@@ -102,10 +102,10 @@ class MethodSpec:
     site, evaluate: "module:function" at the site, which makes the message, and evaluates the final model. strategy:
     "module:class" at the coordinator. personal: "module:function" at the site, which makes the classifier of its own that is
     evaluated; empty where all sites have the received model. network: the network of fedavg.model = "auto".
-    sends, receives, result: a site's message in a round, the payload of the request, and the payload at the end. opening:
-    a site's message in the first round, if different. parsed: the tensors of a parsed message, if they differ from what is
-    sent. symbols: sizes of the symbols in these besides C, d and n; takes (settings, C, d, n); a symbol that is not here
-    may have any size. introduces: whether sites first report backbone and classes.
+    sends, receives, result: a site's message in a round, the payload of the request, and the payload at the end.
+    first_round: a site's message in the first round, if different. parsed: the tensors of a parsed message, if they differ
+    from what is sent. symbols: sizes of the symbols in these besides C, d and n; takes (settings, C, d, n); a symbol that
+    is not here may have any size. introduces: whether sites first report backbone and classes.
     work: takes (settings, C, d). variant: text after the name in tables.
     mechanisms: mechanisms of differential privacy, empty if there are none. mechanism: the one that the settings select.
     needs_budget: whether the method runs only under privacy. refusal: why the method does not support the settings, or "".
@@ -156,7 +156,7 @@ class MethodSpec:
     stored: bool = False
     makes_surrogates: bool = False
     introduces: bool = True
-    opening: Fields | None = None
+    first_round: Fields | None = None
     parsed: Fields | None = None
     unit_features: bool = False
     adversarial: bool = False
@@ -177,8 +177,8 @@ class MethodSpec:
 
     def schema(self, config: RunConfig, first: bool = False) -> tuple[Field, ...]:
         """The tensors of a parsed message of a site; first: in the first round."""
-        if first and self.opening is not None:
-            return self.opening(config)
+        if first and self.first_round is not None:
+            return self.first_round(config)
         return (self.parsed or self.sends)(config)
 
     @property

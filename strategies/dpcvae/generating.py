@@ -15,7 +15,7 @@ from common.models.classifiers import Head
 from common.models.generators import COUNTS, MEANS, SUMS, Generator, labels_evenly
 from common.models.head_training import train_on_features
 from common.models.parameters import Parameters, average
-from common.privacy.claims import opening_noise, opening_shares
+from common.privacy.claims import first_round_noise, first_round_shares
 from common.randomness import stream
 from common.surrogates.class_sums import Sums
 from common.surrogates.surrogates import SumsSurrogate
@@ -37,14 +37,14 @@ def expected_shapes(training: Training) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in training.model.items() if name not in (MEANS, COUNTS)}
 
 
-def check_opening(reply: Parameters, run: RunConfig) -> None:
+def check_first_round(reply: Parameters, run: RunConfig) -> None:
     """Raise SurrogateError for impossible class sizes, or sums longer than that number of embeddings of norm one.
 
     Otherwise one site's invalid values would spoil the class means of all sites. Privacy noise may add to both.
     """
     counts, sums = reply.tensors[COUNTS].double(), reply.tensors.get(SUMS)
-    noise = opening_noise(run)
-    slack = {name: SIGMAS * noise / math.sqrt(share) if noise else 0.0 for name, share in opening_shares(run).items()}
+    noise = first_round_noise(run)
+    slack = {name: SIGMAS * noise / math.sqrt(share) if noise else 0.0 for name, share in first_round_shares(run).items()}
     if bool((counts < -slack[COUNTS]).any() or (counts > LARGEST_COUNT).any()):
         raise SurrogateError(f"class sizes of {float(counts.min()):g} to {float(counts.max()):g} records are out of range")
     if sums is None:
@@ -89,12 +89,12 @@ def class_means(replies: Sequence[Parameters], run: RunConfig) -> Tensor:
     """
     tensors, names = [reply.tensors for reply in replies], replies[0].header.classes
     scale = math.sqrt(tensors[0][SUMS].shape[1])
-    if (noise := opening_noise(run)) is None:
+    if (noise := first_round_noise(run)) is None:
         counts, sums = (torch.stack([each[name].double() for each in tensors]).sum(0) for name in (COUNTS, SUMS))
         middle = sums.sum(0) / counts.sum().clamp_min(1)
         found = torch.where(counts[:, None] > 0.5, sums / counts.clamp_min(1)[:, None], middle)
         return (found * scale).float()
-    sigmas = {name: noise / math.sqrt(share) for name, share in opening_shares(run).items()}
+    sigmas = {name: noise / math.sqrt(share) for name, share in first_round_shares(run).items()}
     noisy = [
         (reply.header, Sums(reply.tensors[COUNTS], reply.tensors[SUMS], None, sigmas), reply.claim) for reply in replies
     ]

@@ -20,7 +20,7 @@ from common.wire.model_proto import pack_parameters, unpack_parameters
 from common.wire.records import to_record
 from strategies.base.rounds import Rounds
 from strategies.base.training import Training
-from strategies.dpcvae.generating import check_opening, expected_shapes, head_of, take_in
+from strategies.dpcvae.generating import check_first_round, expected_shapes, head_of, take_in
 from strategies.robustness.defence import cap_sums, defend_updates
 
 FILE = "generator.safetensors"
@@ -63,7 +63,7 @@ class DPCVAE(Rounds[Parameters]):
         if reply.header.classes != training.classes:
             raise SurrogateError(f"its {len(reply.header.classes)} classes are not the run's in the run's order")
         if training.round == 0:
-            check_opening(reply, self.config)
+            check_first_round(reply, self.config)
 
     def records(self, reply: Parameters) -> int:
         """Sum of the class sizes, which the first round reports; noisy under privacy."""

@@ -18,7 +18,7 @@ from common.errors import StateError
 from common.models.generators import COUNTS, SUMS, fresh_companion, fresh_generator, load_into, scaled
 from common.models.networks import parameters_of
 from common.models.parameters import Parameters, Tensors
-from common.privacy.claims import make_claim, opening_noise, opening_shares, released_in
+from common.privacy.claims import first_round_noise, first_round_shares, make_claim, released_in
 from common.privacy.gaussian_mechanism import BoundedSum, clip, release
 from common.randomness import stream
 from common.surrogates.class_sums import class_sums
@@ -66,10 +66,10 @@ def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Ten
     unit = clip(features.double(), 0.0)[0]
     sums = dict(zip((COUNTS, SUMS), class_sums(unit, labels, torch.ones(len(labels)), count), strict=True))
     chosen = {COUNTS, SUMS} if run.dpcvae.opening == "sums" else {COUNTS}
-    claim, noise = make_claim(run, "record"), opening_noise(run)
+    claim, noise = make_claim(run, "record"), first_round_noise(run)
     facts: dict[str, float] = {}
     if noise is not None:
-        shares = opening_shares(run)
+        shares = first_round_shares(run)
         noisy = release([BoundedSum(name, sums[name], 1.0, shares[name]) for name in sorted(chosen)], noise)
         facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
         sums |= {each.name: each.value for each in noisy}

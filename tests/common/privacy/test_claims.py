@@ -11,8 +11,8 @@ from common.privacy.accounting import GaussianEvent, epsilon_spent
 from common.privacy.claims import (
     EM_STEPS,
     check_claim,
+    first_round_shares,
     make_claim,
-    opening_shares,
     plan_of,
     private_rounds,
     released_in,
@@ -99,7 +99,9 @@ def test_the_noise_that_a_claim_names_is_that_of_the_releases(settings: dict[str
     if config.method not in ("dpcvae", "dpcgan"):
         assert not opening
         return
-    assert set(opening) == set(opening_shares(config)) == ({"counts", "sums"} if config.method == "dpcvae" else {"counts"})
+    assert (
+        set(opening) == set(first_round_shares(config)) == ({"counts", "sums"} if config.method == "dpcvae" else {"counts"})
+    )
     together = epsilon_spent([GaussianEvent(sigma / sensitivity) for sigma, sensitivity in opening.values()], 1e-5)
     assert together == pytest.approx(epsilon_spent([released_in(config, 1)], 1e-5), rel=1e-6)
 

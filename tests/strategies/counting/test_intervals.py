@@ -17,7 +17,7 @@ from common.privacy.accounting import gaussian_noise_multiplier
 from common.privacy.gaussian_mechanism import BoundedSum, release
 from common.rules.counting import tables_of
 from strategies.counting.intervals import UNDEFINED, Z, auroc, rate, total
-from strategies.counting.results import Pooled, evaluation_result
+from strategies.counting.results import PooledCounts, evaluation_result
 
 RUNS, SITES = 500, 2
 # Of 500 runs at 95 %, fewer than this many hold the truth in one of ten thousand tests.
@@ -63,7 +63,7 @@ def runs(apart: float, epsilon: float, count: int) -> tuple[list[dict[str, objec
         scores, labels = (torch.cat(column) for column in zip(*parts, strict=True))
         areas.append(exact_area(scores[:, 1] - scores[:, 0], labels))
         accuracies.append(float((scores.argmax(1) == labels).double().mean()))
-        found.append(evaluation_result(Pooled(tables, variances), run.classes))
+        found.append(evaluation_result(PooledCounts(tables, variances), run.classes))
     return found, areas, accuracies
 
 

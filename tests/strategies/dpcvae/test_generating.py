@@ -11,7 +11,7 @@ from common.config.run_config import RunConfig, parse_run_config
 from common.errors import RunError
 from common.models.generators import COUNTS, MEANS, SUMS
 from common.models.parameters import Parameters
-from common.privacy.claims import make_claim, opening_noise
+from common.privacy.claims import first_round_noise, make_claim
 from common.surrogates.surrogates import Header
 from strategies.base.training import Training
 from strategies.dpcvae.generating import SIZES, class_means, expected_shapes, head_of, take_in
@@ -77,7 +77,7 @@ def test_a_site_that_came_too_late_to_tell_its_size_weighs_as_the_median_one() -
 
 def test_means_lost_in_noise_are_drawn_to_the_mean_of_all() -> None:
     config = run(**PRIVATE)
-    noise = opening_noise(config)
+    noise = first_round_noise(config)
     assert noise is not None
     random = torch.Generator().manual_seed(0)
     d, sigma = 400, noise / 0.93**0.5

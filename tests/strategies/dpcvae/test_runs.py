@@ -187,8 +187,8 @@ def test_a_site_without_its_state_is_refused_by_name_and_the_others_go_on(tmp_pa
     ("change", "message"),
     [
         (lambda p: replace(p, tensors={**p.tensors, "counts": torch.full((10,), float("nan"))}), "scale nan"),
-        (lambda p: replace(p, tensors={**p.tensors, "counts": torch.full((10,), -1.0)}), "of -1 to -1 records"),
-        (lambda p: replace(p, tensors={**p.tensors, "counts": torch.full((10,), 1e9)}), "of 1e+09 to 1e+09 records"),
+        (lambda p: replace(p, tensors={**p.tensors, "counts": torch.full((10,), -1.0)}), "counts: -1 is outside 0 to 1e+08"),
+        (lambda p: replace(p, tensors={**p.tensors, "counts": torch.full((10,), 1e9)}), "counts: 1e+09 is outside"),
         (lambda p: replace(p, tensors={**p.tensors, "sums": torch.full((10, 64), 1e3)}), "embeddings of norm one is"),
         (lambda p: replace(p, tensors={"counts": torch.ones(10)}), "sums"),
         (lambda p: replace(p, tensors={**p.tensors, "sums": torch.zeros(10, 3)}), "sums"),

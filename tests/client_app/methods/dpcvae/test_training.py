@@ -22,7 +22,7 @@ from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, StateError, SurrogateError
 from common.models.generators import COUNTS, MEANS, SUMS, fresh_companion, fresh_generator
 from common.privacy.accounting import GaussianEvent, calibrate, epsilon_spent, gaussian_noise_multiplier
-from common.privacy.claims import make_claim, opening_noise, private_rounds, released_in, spent_after
+from common.privacy.claims import first_round_noise, make_claim, private_rounds, released_in, spent_after
 from common.wire.model_proto import unpack_parameters
 from strategies.base.training import Training
 from strategies.dpcvae.generating import take_in
@@ -220,7 +220,7 @@ def test_under_privacy_the_first_round_is_noisy_tells_no_number_and_names_all_cl
     assert reported.header.classes == CLASSES
     assert reported.claim == claim
     assert claim is not None
-    multiplier = opening_noise(config)
+    multiplier = first_round_noise(config)
     assert multiplier is not None
     assert claim.noise["counts"] == (pytest.approx(multiplier / 0.07**0.5), 1.0)
     assert claim.noise["sums"] == (pytest.approx(multiplier / 0.93**0.5), 1.0)
