@@ -1,19 +1,24 @@
 """Largest difference of a probability between exported graphs, in their own runtimes, and the product, on 200 photographs.
 
+    python benchmarks/exported_graphs.py [WHICH]
+
 Claim: at most 1e-4. MobileNetV2 trained on ImageNet, with a head learned from PACS photographs; a residual network of timm
 and a vision transformer of open_clip, with random weights and random heads. It runs tests/server_app/export/test_graphs.py,
-where everything is checked, and needs the packages of the extra `onnx`.
+where everything is checked, and needs the packages of the extra `onnx`. WHICH selects tests as the option -k of pytest does,
+such as "timm and onnx"; the results of the others are kept.
 """
 
 import importlib.metadata
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from _report import ROOT, report, shared
+from _report import RESULTS, ROOT, report, shared
 
+NAME = "exported-graphs"
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 
 
@@ -37,12 +42,16 @@ def main() -> None:
         return
     found = Collected()
     test = Path("tests") / "server_app" / "export" / "test_graphs.py"
-    code = pytest.main(["-q", "-m", "slow", "--rootdir", str(ROOT), str(ROOT / test)], plugins=[found])
+    some = ["-k", sys.argv[1]] if len(sys.argv) > 1 else []
+    code = pytest.main(["-q", "-m", "slow", *some, "--rootdir", str(ROOT), str(ROOT / test)], plugins=[found])
     if code:
         sys.exit(int(code))
+    rows = {row[:2]: row for row in found.rows}
+    if some and (file := RESULTS / f"{NAME}.json").is_file():
+        rows = {tuple(row[:2]): tuple(row) for row in json.loads(file.read_text())["rows"]} | rows
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     columns = ("backbone", "graph", "largest difference", "standard deviation of the probabilities")
-    report("exported-graphs", "exported graphs against the product, 200 photographs", columns, found.rows, packages=versions)
+    report(NAME, "exported graphs against the product, 200 photographs", columns, sorted(rows.values()), packages=versions)
 
 
 if __name__ == "__main__":

@@ -58,12 +58,10 @@ def make_signed_model(
     digest, now = digest_of(tensors), datetime.now(UTC)
     # Epsilon, delta and mechanism are the same for both units.
     claim = make_claim(config, "record")
-    privacy = claim and Privacy(
-        epsilon=claim.epsilon,
-        delta=claim.delta,
-        mechanism=claim.mechanism,
-        relation=relation_of(claim.mechanism, frozenset(units)),
-    )
+    privacy = None
+    if claim is not None:
+        relation = relation_of(claim.mechanism, frozenset(units))
+        privacy = Privacy(epsilon=claim.epsilon, delta=claim.delta, mechanism=claim.mechanism, relation=relation)
     manifest = Manifest(
         name=f"{now:%Y%m%d}-{config.method}-{digest[:8]}",
         created=f"{now:%Y-%m-%d}",

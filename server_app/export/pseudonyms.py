@@ -53,8 +53,8 @@ def pseudonyms(metrics: Mapping[str, object], events: list[dict[str, object]]) -
     tables += [at(metrics, *keys) for keys in (("bytes", "up_per_site"), ("privacy", "per_site"), ("accuracy", "per_site"))]
     for table in tables:
         found |= dict.fromkeys(as_table(table))
-    names = (name for name in found if name and not name.isdecimal())
-    return {name: f"site-{number}" for number, name in enumerate(names, 1)}
+    hidden = (name for name in found if name and not name.isdecimal())
+    return {name: f"site-{number}" for number, name in enumerate(hidden, 1)}
 
 
 class _Hider:

@@ -38,8 +38,9 @@ def site_map_of(run: Run, folder: Path) -> SiteMap | None:
 
 
 def words_of(found: SiteMap) -> list[str]:
-    """What the map shows, one sentence each."""
-    sentences = [f"The surrogates of {_site(name)} are far from those of the other sites." for name in found.odd]
+    """What the map shows, in sentences."""
+    far = " and ".join(filter(None, (", ".join(map(_site, found.odd[:-1])), *map(_site, found.odd[-1:]))))
+    sentences = [f"The surrogates of {far} are far from those of the other sites."] if far else []
     pairs = [(each.site, each.name, each.other) for each in found.resemblances]
     for site in dict.fromkeys(site for site, _, _ in pairs):
         own = [f"{name} looks like {other} of the others" for each, name, other in pairs if each == site]

@@ -85,8 +85,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_png(home / "new-png", new, truth)
     write_dicom(home / "new-dicom", new, truth)
     with federation(home / "flower", [node(home, name, kind) for name, kind in NODES.items()]) as running:
-        status = running.run(f'{SETTINGS} output-dir="{home}/out"', cwd=home)
-        assert status == "finished:completed", (home / "flower" / "flwr-run.log").read_text()
+        done = coordinator("run", *running.control, "-c", SETTINGS, cwd=home)
+        assert done.returncode == 0, done.stdout + done.stderr
+        # While the coordinator's processes run, so that whatever reached them would be in their files.
+        for name, kind in NODES.items():
+            own, new = node(home, name, kind), home / ("new-png" if kind == "imagefolder" else "new-dicom")
+            done = site_command("predict", "--data-dir", str(new), "--out", f"{home}/{name}.csv", "--node-config", own)
+            assert done.returncode == 0, done.stderr
+            out = str(home / f"evaluation-{name}")
+            done = site_command("evaluate", "--data-dir", str(new), "--out", out, "--node-config", own)
+            assert done.returncode == 0, done.stderr
         for command, (words, epsilon) in COUNTS.items():
             given = [word.format(run=run_folder(home)) for word in words]
             more = ["--epsilon", str(epsilon), *running.control, "--json"]
@@ -98,8 +106,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_folder(home: Path) -> Path:
     """The folder of the run that learned the model."""
-    (folder,) = (file.parent for file in (home / "out").glob("*/manifest.json"))
+    (folder,) = (home / "runs").glob("*-fedpft-*")
     return folder
+
+
+def of_the_coordinator(home: Path) -> list[Path]:
+    """All files that the coordinator's processes have written: run folders, keys, database and logs."""
+    own = [home / "flower" / name for name in ("superlink.log", "superexec.log")]
+    database = list((home / "flower").glob("state.db*"))
+    return own + database + [each for each in (home / "runs").rglob("*") if each.is_file()]
 
 
 def rows(file: Path) -> list[dict[str, str]]:
@@ -118,16 +133,12 @@ def test_every_hospital_keeps_the_model_that_the_coordinator_signed(home: Path) 
         assert (model["name"], model["in_use"], model["state"]) == (signed.manifest.name, True, "intact")
 
 
-@pytest.mark.parametrize(("name", "new"), [("png-a", "new-png"), ("dicom", "new-dicom")])
-def test_new_images_are_classified_and_judged(home: Path, name: str, new: str) -> None:
-    own, out, evaluation = node(home, name, NODES[name]), home / f"{name}.csv", home / f"evaluation-{name}"
-    done = site_command("predict", "--data-dir", str(home / new), "--out", str(out), "--node-config", own)
-    assert done.returncode == 0, done.stderr
-    found = rows(out)
+@pytest.mark.parametrize("name", NODES)
+def test_new_images_are_classified_and_judged_at_every_hospital(home: Path, name: str) -> None:
+    found, evaluation = rows(home / f"{name}.csv"), home / f"evaluation-{name}"
     assert len(found) == 200
+    assert not any(row["problem"] for row in found)
     assert ("StudyInstanceUID" in found[0]) == (name == "dicom")
-    done = site_command("evaluate", "--data-dir", str(home / new), "--out", str(evaluation), "--node-config", own)
-    assert done.returncode == 0, done.stderr
     facts = json.loads((evaluation / "evaluation.json").read_text())
     assert facts["report"]["records"] == 200
     assert facts["report"]["units"] == (100 if name == "dicom" else 0)
@@ -142,9 +153,17 @@ def test_the_coordinator_has_no_prediction_and_no_exact_count(home: Path) -> Non
     for event in (json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()):
         assert not {"correct", "tested"} & set(event)
         assert event["event"] not in ("evaluated", "model-not-signed")
-    for name in NODES:
-        for path in (each for each in (home / "out").rglob("*") if each.is_file()):
-            assert f"{home}/{name}".encode() not in path.read_bytes()
+    predicted = rows(home / "dicom.csv")
+    # Columns of predictions, a row of them, images, studies, folders of hospitals, and the page of an evaluation.
+    secrets = ["mahalanobis", "p_yes", "decision,", "stays at this site", "0000.png", "new-png", "new-dicom"]
+    secrets += [predicted[0]["SOPInstanceUID"], predicted[0]["StudyInstanceUID"], predicted[0]["p_yes"], "PatientID"]
+    secrets += [f"{home}/{name}" for name in NODES] + [f"{home}/held-{name}" for name in NODES]
+    files = of_the_coordinator(home)
+    assert {"metrics.json", "evaluation.json", "model.fedsurrogate", "state.db", "superlink.log"} <= {f.name for f in files}
+    for file in files:
+        content = file.read_bytes()
+        for secret in secrets:
+            assert secret.encode() not in content, f"{secret} in {file}"
 
 
 def test_hospitals_are_charged_for_every_count(home: Path) -> None:
