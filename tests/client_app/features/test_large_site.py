@@ -1,6 +1,7 @@
 """A large site: work that a kill interrupts continues at the last shard, and features in a file give what memory gives."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,14 +15,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from client_app.features.on_disk import written
 from client_app.features.shards import SHARD, ShardWriter
 from client_app.features.site_features import load_site
-from client_app.methods.fedpft.private_surrogate import Clipped
+from client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
 from client_app.methods.heads.analytic import gaussians
 from client_app.methods.moments import class_moments
 from client_app.methods.task import Task
 from client_app.node_config import parse_node_config
 from common.config.run_config import RunConfig, parse_run_config
+from common.privacy.claims import make_claim
 from common.surrogates.class_sums import statistics
 
 ROOT = Path(__file__).parents[3]
@@ -155,3 +158,28 @@ def test_private_sums_of_features_in_a_file_are_those_in_memory_bit_for_bit(data
         found.append(statistics(clipped.features, clipped.labels, clipped.weights, 3, family, 1.0))
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours.value, theirs.value)
+
+
+def resident(folder: Path) -> int:
+    """Bytes in memory of the files in a folder that are mapped and have no name."""
+    total, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            ours = str(folder) in line
+        elif ours and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("family", ["spherical", "diag", "lowrank"])
+def test_noisy_sums_leave_no_mapped_features_in_memory(family: str, tmp_path: Path) -> None:
+    rows, dimension = 20_000, 128
+    features = written(iter([torch.randn(rows, dimension)]), dimension, tmp_path)
+    labels = torch.randint(3, (rows,))
+    run = parse_run_config({"epsilon": 1.0, "delta": 1e-5, "classes": "a,b,c", "fedpft.covariance": family})
+    claim = make_claim(run, "record", "")
+    assert claim is not None
+    data = Clipped.of(features, labels, norm=1.0, folder=tmp_path)
+    noisy_sums(data, 3, family, claim)
+    assert resident(tmp_path) < 0.1 * data.features.nbytes
