@@ -1,13 +1,13 @@
 """Every test draws the same random numbers each time, whatever ran before it. Slow files are marked here.
 
-Noise of privacy comes from the operating system. In the process of the tests its keys follow from the test that asks, so that
-a bound of a few standard deviations holds always or never. `pytest --noise 1` gives other noise, which finds bounds that are
-close; a test with the fixture `system_noise` has the noise of the operating system, and so have other processes.
+Noise of privacy comes from the operating system. In the process of the tests its keys follow from the test that asks, so
+that a bound of a few standard deviations holds always or never. `pytest --noise 1` gives other noise, which finds bounds
+that are close. A test with the fixture `system_noise` has the noise of the operating system, and so have other processes.
 """
 
 import hashlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,7 +94,6 @@ def pytest_fixture_setup(
 
 
 @pytest.fixture
-def system_noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def system_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise of privacy with keys of the operating system, as outside of tests."""
     monkeypatch.setattr(gaussian_mechanism, "os", os)
-    yield

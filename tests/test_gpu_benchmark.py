@@ -25,7 +25,13 @@ sys.meta_path = [Bare if finder is PathFinder else finder for finder in sys.meta
 runpy.run_module("benchmarks.gpu", run_name="__main__")
 """
 PARITY = ("features of", "mixture, diag", "second moment", "head in closed form, lda", "FedLAP, radius", "DP-CVAE, clipped")
-SPEED = ("extraction, ", "head in closed form, d=", "FedLAP, a site's round", "DP-SGD step without noise, DP-CVAE")
+SPEED = (
+    "extraction, r",
+    "extraction, decoded on the device, ",
+    "head in closed form, d=",
+    "FedLAP, a site's round",
+    "DP-SGD step without noise, DP-CVAE",
+)
 
 
 def dry_run(tmp_path: Path, *command: str) -> tuple[subprocess.CompletedProcess[str], dict[str, object]]:

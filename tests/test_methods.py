@@ -27,7 +27,8 @@ SPECS = [*METHODS.values(), FEDPFT_CHAIN]
 NAMES = [*METHODS, "fedpft chain"]
 # Small settings, for runs of seconds; other sections have their defaults.
 SMALL: dict[str, Scalar] = {
-    **{"head.min-steps": 60, "head.epochs": 2, "head.max-samples": 2000, "alpha": 1.0, "fedavg.rounds": 2, "fedavg.local-epochs": 2},
+    **{"head.min-steps": 60, "head.epochs": 2, "head.max-samples": 2000, "alpha": 1.0},
+    **{"fedavg.rounds": 2, "fedavg.local-epochs": 2},
     **{"fedlap.rounds": 1, "fedlap.image-steps": 20, "fedlap.images-per-class": 2, "fedlap.model": "linear"},
     "fedlap.trust-radius": 2.0,
     **{"dpcvae.rounds": 3, "dpcvae.synthetic": 100},
