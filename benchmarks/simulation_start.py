@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 import psutil
 from _report import ROOT, report
@@ -56,12 +55,13 @@ def measured(words: list[str], variables: dict[str, str]) -> tuple[float, float,
         watcher.start()
         started = time.perf_counter()
         try:
-            subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+            done = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
         finally:
             took = time.perf_counter() - started
             ended.set()
             watcher.join()
-        assert next(Path(folder).glob("runs/*/metrics.json"), None) is not None
+        if done.returncode:
+            sys.exit(done.stderr)
     return took, sum(spent.values()), len(spent)
 
 

@@ -37,7 +37,7 @@ SPEED = (
 def dry_run(tmp_path: Path, *command: str) -> tuple[subprocess.CompletedProcess[str], dict[str, object]]:
     out = tmp_path / "gpu.json"
     arguments = [sys.executable, *command, "--device", "cpu", "--out", str(out)]
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900)
     return done, json.loads(out.read_text()) if out.exists() else {}
 
 
