@@ -25,15 +25,32 @@ MARK = "FEDSURROGATE_MEASURED"
 WITHOUT_PRESTART = {"RAY_prestart_worker_first_driver": "0"}
 VARIANTS: dict[str, tuple[list[str], dict[str, str]]] = {
     "local engine": (["--engine", "local"], {}),
-    "Flower's engine, Ray starts idle workers": (["--engine", "flower"], {"RAY_prestart_worker_first_driver": "1"}),
-    "Flower's engine, without idle workers": (["--engine", "flower"], WITHOUT_PRESTART),
+    "Flower's engine": (["--engine", "flower"], {}),
+    "Flower's engine, Ray starts no idle workers": (["--engine", "flower"], WITHOUT_PRESTART),
+    "Flower's engine, one process for all sites": (["--engine", "flower", "--parallel", "1"], {}),
 }
+# Names of processes in their command lines; of several, the first.
+NAMES = (
+    *(
+        "ray::",
+        "default_worker",
+        "dashboard/agent",
+        "runtime_env/agent",
+        "log_monitor",
+        "monitor.py",
+        "gcs_server",
+        "raylet",
+    ),
+    *("flower-superlink", "flwr-simulation", "flwr", "server_app.cli"),
+)
+Seconds = dict[str, float]
 
 
-def measured(words: list[str], variables: dict[str, str]) -> tuple[float, float, int]:
-    """Seconds, seconds of processor time, and number of processes of a run."""
+def measured(words: list[str], variables: dict[str, str]) -> tuple[float, Seconds, int]:
+    """Seconds, seconds of processor time by kind of process, and number of processes of a run."""
     mark = f"{os.getpid()}-{time.time_ns()}"
     spent: dict[tuple[int, float], float] = {}
+    names: dict[tuple[int, float], str] = {}
     ended = threading.Event()
 
     def watch() -> None:
@@ -42,7 +59,9 @@ def measured(words: list[str], variables: dict[str, str]) -> tuple[float, float,
                 try:
                     if process.environ().get(MARK) == mark:
                         used = process.cpu_times()
-                        spent[process.pid, process.create_time()] = used.user + used.system
+                        key, line = (process.pid, process.create_time()), " ".join(process.cmdline())
+                        spent[key] = used.user + used.system
+                        names[key] = next((name for name in NAMES if name in line), names.get(key, "other"))
                 except psutil.Error:
                     continue
             if ended.wait(0.1):
@@ -62,25 +81,35 @@ def measured(words: list[str], variables: dict[str, str]) -> tuple[float, float,
             watcher.join()
         if done.returncode:
             sys.exit(done.stderr)
-    return took, sum(spent.values()), len(spent)
+    kinds: Seconds = {}
+    for key, used in spent.items():
+        kinds[names[key]] = round(kinds.get(names[key], 0.0) + used, 2)
+    return took, kinds, len(spent)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats
-    found: dict[str, list[tuple[float, float, int]]] = {name: [] for name in VARIANTS}
+    found: dict[str, list[tuple[float, Seconds, int]]] = {name: [] for name in VARIANTS}
     for _ in range(repeats):
         for name, variant in VARIANTS.items():
             found[name].append(measured(*variant))
             print(name, found[name][-1], flush=True)
     rows = [
-        [name, *(round(statistics.median(each), 1) for each in list(zip(*runs, strict=True))[1::-1]), runs[0][2], len(runs)]
+        [
+            name,
+            round(statistics.median(sum(kinds.values()) for _, kinds, _ in runs), 1),
+            round(statistics.median(took for took, _, _ in runs), 1),
+            runs[0][2],
+            len(runs),
+        ]
         for name, runs in found.items()
     ]
+    kinds = {name: runs[0][1] for name, runs in found.items()}
     columns = ["what", "processor s", "s", "processes", "runs"]
     load = round(os.getloadavg()[0], 1)
-    report("simulation-start", f"{SITES} sites on the digits", columns, rows, settings=SETTINGS, load=load)
+    report("simulation-start", f"{SITES} sites on the digits", columns, rows, settings=SETTINGS, load=load, processes=kinds)
 
 
 if __name__ == "__main__":
