@@ -60,6 +60,10 @@ class Jpegs:
     def __len__(self) -> int:
         return self._count
 
+    def encoded(self, index: int) -> Tensor:
+        """The bytes of a row's file (n,), as uint8."""
+        return torch.frombuffer(bytearray(self._files[index % len(self._files)]), dtype=torch.uint8)
+
     def open_image(self, index: int, size: int = 0) -> Image.Image:
         """The image of a row; the decoder may shrink it to at least `size`."""
         image = Image.open(io.BytesIO(self._files[index % len(self._files)]))
@@ -94,6 +98,35 @@ def extraction(device: str, sizes: Sizes, compiled: bool = False) -> Iterator[Ro
             rates.append(done / (time.perf_counter() - started))
         assert done == sizes.images, "an image was not read"
         yield reached(f"extraction, {name}", sorted(rates)[len(rates) // 2], "images/s", "bare forward", bare, OF_BARE)
+        try:
+            took = seconds(lambda b=backbone: decoded_there(jpegs, b, sizes.batch), device, sizes.repeats)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            print(f"not compared: JPEG decoded on the device; torchvision is built without it ({reason})")
+            continue
+        yield reached(
+            f"extraction, decoded on the device, {name}", sizes.images / took, "images/s", "bare forward", bare, OF_BARE
+        )
+
+
+def decoded_there(jpegs: Jpegs, backbone: Backbone, together: int) -> None:
+    """Features of all JPEG images, which the device itself decodes (nvJPEG on a GPU), resizes and normalises.
+
+    Its features differ in the last digits from those of the product, whose decoder and resampling are Pillow's.
+    """
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    chosen, device = backbone.preprocess, backbone.device
+    assert isinstance(chosen, Preprocessing)
+    mean, std = (torch.tensor(each, device=device)[:, None, None] for each in (chosen.mean, chosen.std))
+    for start in range(0, len(jpegs), together):
+        rows = range(start, min(start + together, len(jpegs)))
+        images = decode_jpeg([jpegs.encoded(row) for row in rows], mode=ImageReadMode.RGB, device=device)
+        square = [
+            torch.nn.functional.interpolate(image[None].float(), (chosen.crop, chosen.crop), mode="bilinear", antialias=True)
+            for image in images
+        ]
+        backbone.forward((torch.cat(square) / 255 - mean) / std).to("cpu", torch.float16)
 
 
 def mixtures(device: str, sizes: Sizes) -> Iterator[Row]:

@@ -1,18 +1,20 @@
 """Every test draws the same random numbers each time, whatever ran before it. Slow files are marked here.
 
-Noise of privacy comes from the operating system. In the process of the tests its keys follow from the test that asks, so that
-a bound of a few standard deviations holds always or never. `pytest --noise 1` gives other noise, which finds bounds that are
-close; a test with the fixture `system_noise` has the noise of the operating system, and so have other processes.
+Noise of privacy comes from the operating system. In the process of the tests its keys follow from the test that asks, so
+that a bound of a few standard deviations holds always or never. `pytest --noise 1` gives other noise, which finds bounds
+that are close. A test with the fixture `system_noise` has the noise of the operating system, and so have other processes.
+Hypothesis tries the same examples each time.
 """
 
 import hashlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import settings
 
 from common.privacy import gaussian_mechanism
 
@@ -68,6 +70,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Replace the operating system's random bytes where privacy noise is drawn, and only there."""
+    settings.register_profile("the same", derandomize=True)
+    settings.load_profile("the same")
     KEYS.salt = config.getoption("--noise")
     gaussian_mechanism.os = SimpleNamespace(urandom=KEYS.urandom)  # type: ignore[attr-defined]
 
@@ -94,7 +98,6 @@ def pytest_fixture_setup(
 
 
 @pytest.fixture
-def system_noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def system_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise of privacy with keys of the operating system, as outside of tests."""
     monkeypatch.setattr(gaussian_mechanism, "os", os)
-    yield

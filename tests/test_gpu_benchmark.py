@@ -25,13 +25,19 @@ sys.meta_path = [Bare if finder is PathFinder else finder for finder in sys.meta
 runpy.run_module("benchmarks.gpu", run_name="__main__")
 """
 PARITY = ("features of", "mixture, diag", "second moment", "head in closed form, lda", "FedLAP, radius", "DP-CVAE, clipped")
-SPEED = ("extraction, ", "head in closed form, d=", "FedLAP, a site's round", "DP-SGD step without noise, DP-CVAE")
+SPEED = (
+    "extraction, r",
+    "extraction, decoded on the device, ",
+    "head in closed form, d=",
+    "FedLAP, a site's round",
+    "DP-SGD step without noise, DP-CVAE",
+)
 
 
 def dry_run(tmp_path: Path, *command: str) -> tuple[subprocess.CompletedProcess[str], dict[str, object]]:
     out = tmp_path / "gpu.json"
     arguments = [sys.executable, *command, "--device", "cpu", "--out", str(out)]
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900)
     return done, json.loads(out.read_text()) if out.exists() else {}
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from client_app.features.cache import PARTIAL, digest_of, make_room, read_entry
 from client_app.features.progress import progress
 from client_app.features.shards import SHARDS, ShardWriter
+from client_app.features.transfers import CudaTransfers, overlapped
 from common.backbones.backbones import Backbone
 from common.errors import BackboneError, DataError
 
@@ -183,7 +184,13 @@ def in_parts(dataset: Dataset, backbone: Backbone, batch_size: int, begin: int =
     """Yield the records from `begin` in order, with features; on a CPU each core decodes and forwards its own images."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if backbone.device.type != "cpu":
-        for part in _batches(dataset, backbone, batch_size, min(16, cores), begin):
+        parts = _batches(dataset, backbone, batch_size, min(16, cores), begin)
+        if backbone.device.type == "cuda":
+            batches = ((part, part.images) for part in parts)
+            for part, features in overlapped(batches, backbone.forward, CudaTransfers(backbone.device)):
+                yield replace(part, features=features)
+            return
+        for part in parts:
             yield _forward(part, backbone, len(part.rows))
         return
 

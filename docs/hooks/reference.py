@@ -6,6 +6,7 @@ import inspect
 import re
 import types
 import typing
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
+from common.config.descriptions import Description
 from common.config.sections import kebab
 
 ROOT = Path(__file__).parents[2]
 BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
+# Commands that take the address of a SuperLink.
+OF_A_DEPLOYMENT = "*Of a deployment: it talks to a SuperLink, to which hospitals are connected.*"
 WORDS = {str: "text", int: "integer", float: "number", bool: "true or false"}
 
 
@@ -75,6 +79,8 @@ def default_of(value: object) -> str:
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
         return f'`"{",".join(value)}"`'
+    if isinstance(value, float):
+        return f"`{value if len(repr(value)) < 9 else round(value, 6)}`"
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
 
 
@@ -103,22 +109,46 @@ def table(model: type[BaseModel]) -> str:
 def settings_page() -> str:
     """Settings of a run, by section."""
     from common.config.descriptions import descriptions
-    from common.methods import METHODS
 
     text = """# Settings of a run
 
 A run takes these settings as `-c 'key=value key=value'`; texts stand in double quotes: `-c 'method="fedpft" epsilon=1.0'`.
 An unknown key, a wrong type or a value out of range is refused in one line before anything starts. The same list, with
 defaults, is in `pyproject.toml` under `[tool.flwr.app.config]`. This page is written from the models in `common/config/`.
+Counts, times and sizes name their unit; shares, rates, norms and multiples have none.
 """
     for section, group in groupby(descriptions(), lambda row: row.section):
+        rows = list(group)
+        whole = {name for row in rows for name in row.methods}
         text += f"\n## {f'Section `{section}.`' if section else 'All methods'}\n\n"
-        text += "| key | values | default | meaning | methods |\n|---|---|---|---|---|\n"
-        for row in group:
-            values = f"{row.range}, {row.unit}" if row.unit else row.range
-            names = "all" if len(row.methods) == len(METHODS) else ", ".join(f"`{name}`" for name in row.methods)
-            text += f"| `{row.key}` | {cell(values)} | {default_of(row.default)} | {cell(row.text)} | {names} |\n"
+        text += f"For {_names(whole)}.\n\n" if section else ""
+        text += settings_table(rows, whole)
     return text
+
+
+def settings_table(rows: Iterable[Description], methods: set[str]) -> str:
+    """A table of settings, narrow enough for a phone. methods: those that need no mention."""
+    lines = [f"| `{row.key}` | {default_of(row.default)} | {cell(_meaning(row, methods))} |" for row in rows]
+    head = '<div class="settings" markdown>\n\n| key | default | meaning and values |\n|---|---|---|\n'
+    return head + "\n".join(lines) + "\n\n</div>\n"
+
+
+def _meaning(row: Description, whole: set[str]) -> str:
+    """What a setting means, its values, and the methods of its section that it is for, if not all are."""
+    given, left = set(row.methods), whole - set(row.methods)
+    values = "one of the [methods](../methods/index.md)" if row.key == "method" else row.range
+    text = f"{row.text} ({values}{', ' if row.unit else ''}{row.unit})"
+    if not left:
+        return text
+    return f"{text} Not for {_names(left)}." if len(left) < len(given) else f"{text} Only for {_names(given)}."
+
+
+def _names(methods: Iterable[str]) -> str:
+    """Names of methods in the order of the registry; all of them as two words."""
+    from common.methods import METHODS
+
+    found = set(methods)
+    return "all methods" if found >= METHODS.keys() else ", ".join(f"`{name}`" for name in METHODS if name in found)
 
 
 def node_page() -> str:
@@ -126,11 +156,8 @@ def node_page() -> str:
     from client_app.node_config import NodeConfig
     from common.config.descriptions import model_descriptions
 
-    rows = ["| key | values | default | meaning |", "|---|---|---|---|"]
-    for row in model_descriptions(NodeConfig, "", "site settings"):
-        values = f"{row.range}, {row.unit}" if row.unit else row.range
-        rows.append(f"| `{row.key}` | {cell(values)} | {default_of(row.default)} | {cell(row.text)} |")
-    settings = "\n".join(rows)
+    rows = model_descriptions(NodeConfig, "", "site settings")
+    settings = settings_table(rows, {name for row in rows for name in row.methods})
     return f"""# Settings of a site
 
 A hospital gives these settings as `--node-config 'key=value ...'` to every `site` command, or in the variable
@@ -186,6 +213,8 @@ def _command(path: str, command: click.Command) -> str:
     context = click.Context(command, info_name=path)
     lead, _, example = inspect.cleandoc(command.help or "").partition("Example: ")
     text = f"\n### {path}\n\n{lead}\n"
+    if {"--control", "--superlink"} & {name for each in command.params for name in each.opts}:
+        text += f"\n{OF_A_DEPLOYMENT}\n"
     if example:
         text += f"\n```sh\n{example.strip()}\n```\n"
     rows = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import tempfile
@@ -31,6 +32,7 @@ from server_app.lifecycle.interruption import Interrupted
 
 START_SECONDS = 90.0
 RAY_ATTEMPTS = 3
+CONTAINER_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 SITE_LOG = "log of the simulated sites: ~/.local/state/fedsurrogate/site.log"
 
 
@@ -45,12 +47,12 @@ class Machine:
     parallel: int = 0
     gpus: float = 0.0
 
-    @property
-    def resources(self) -> str:
-        """As Flower's `--federation-config`."""
-        # Each site takes one of the cores that Ray believes to have.
-        cores = f" init-args-num-cpus={self.parallel}" if self.parallel else ""
-        return f"client-resources-num-cpus=1 client-resources-num-gpus={self.gpus}{cores}"
+    def resources(self, sites: int) -> str:
+        """As Flower's `--federation-config`, for this number of sites."""
+        # Each site takes one of the cores that Ray believes to have. Flower starts a process a core, and each loads all
+        # libraries; more of them than sites would wait for nothing.
+        cores = min(self.parallel or usable_cores(), sites)
+        return f"client-resources-num-cpus=1 client-resources-num-gpus={self.gpus} init-args-num-cpus={cores}"
 
 
 def simulate(sites: int, overrides: Mapping[str, Scalar], machine: Machine, on_event: OnEvent) -> Path:
@@ -77,7 +79,7 @@ def _simulate(sites: int, settings: Mapping[str, Scalar], machine: Machine, on_e
     with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
         environment = flower_environment(Path(home))
         log = Path(home) / "flower.log"
-        resources, output = f"num-supernodes={sites} {machine.resources}", Path(str(settings["output-dir"]))
+        resources, output = f"num-supernodes={sites} {machine.resources(sites)}", Path(str(settings["output-dir"]))
         try:
             with superlink(Path(home), environment) as name:
                 folder, status = submit(name, settings, output, environment, log, on_event, resources)
@@ -93,6 +95,17 @@ def _simulate(sites: int, settings: Mapping[str, Scalar], machine: Machine, on_e
             (folder / "flower.log").write_text(plain(log))
             raise RunError(f"the run ended as {status}: {failure(folder)}\nrun folder: {folder}\n{SITE_LOG}")
         return folder
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: those it is bound to, at most the quota of its container."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = CONTAINER_QUOTA.read_text().split()
+        return max(1, min(bound, int(quota) // int(period)))
+    except (OSError, ValueError):
+        # No container, or "max": no quota.
+        return bound
 
 
 @contextmanager

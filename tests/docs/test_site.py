@@ -87,6 +87,11 @@ def test_the_reference_of_commands_has_every_command_and_option(site: Path) -> N
             assert f"{name} {command.name}" in shown
             options = [] if isinstance(command, Group) else [opt for each in command.params for opt in each.opts]
             assert not [each for each in options if each.startswith("--") and each != "--help" and each not in shown]
+            own = shown.partition(f"{name} {command.name}")[2].partition("optiondefaultmeaning")[0]
+            if {"--control", "--superlink"} & set(options):
+                assert "it talks to a SuperLink" in own, (
+                    f"{name} {command.name} needs hospitals, and the page does not say so"
+                )
 
 
 def test_the_reference_of_presets_has_every_preset(site: Path) -> None:

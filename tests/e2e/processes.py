@@ -21,6 +21,8 @@ from strategies.base.registered import VARIABLE
 
 BIN = Path(sys.executable).parent
 Environment = Mapping[str, str]
+# Seconds after which a test gives up. It passes in a fraction; on a machine that ten others share it may take this long.
+PATIENCE = 600.0
 
 
 def free_ports(count: int) -> list[int]:
@@ -41,14 +43,14 @@ def coordinator(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the coordinator command as a user would, from `cwd`."""
     command = [sys.executable, "-m", "server_app.cli.main", *arguments]
     settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
-    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def site_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the site command as a hospital would."""
     command = [sys.executable, "-m", "client_app.cli.main", *arguments]
     settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
-    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 class Federation:
@@ -161,7 +163,7 @@ class Federation:
         """Submit the app and return the run's id."""
         return submit(self.home, "local-test", app, cwd, "--run-config", run_config)
 
-    def wait(self, run_id: str, seconds: float = 400) -> str:
+    def wait(self, run_id: str, seconds: float = PATIENCE) -> str:
         """Wait until Flower says the run has finished."""
         return wait(self.home, "local-test", run_id, seconds)
 
@@ -201,14 +203,14 @@ def federation(home: Path, node_configs: Sequence[str], *options: Any, **named: 
 def submit(home: Path, superlink: str, app: Path, cwd: Path, *flags: str) -> str:
     """Submit an app to a SuperLink that the configuration in `home` names; return the run's id."""
     command, env = [str(BIN / "flwr"), "run", str(app), superlink, *flags], environment(home)
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
     (home / "flwr-run.log").write_text(done.stdout + done.stderr)
     run_id = re.search(r"Successfully started run (\d+)", done.stdout)
     assert run_id, done.stdout + done.stderr
     return run_id.group(1)
 
 
-def wait(home: Path, superlink: str, run_id: str, seconds: float = 400) -> str:
+def wait(home: Path, superlink: str, run_id: str, seconds: float = PATIENCE) -> str:
     """Wait until Flower says the run has finished; its status."""
     command = [str(BIN / "flwr"), "list", superlink, "--run-id", run_id, "--format", "json"]
     end, status = time.monotonic() + seconds, ""
@@ -240,7 +242,7 @@ def newest(output: Path) -> tuple[Path, dict[str, Any]]:
     return folder, json.loads((folder / "metrics.json").read_text())
 
 
-def until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
+def until(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Wait until a condition is true. Raises TimeoutError."""
     end = time.monotonic() + seconds
     while not holds():
@@ -249,7 +251,7 @@ def until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
         time.sleep(0.2)
 
 
-def _wait_for_port(port: int, seconds: float = 90.0) -> None:
+def _wait_for_port(port: int, seconds: float = PATIENCE) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:

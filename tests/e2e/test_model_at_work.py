@@ -22,7 +22,7 @@ SAMPLE = Path(__file__).parents[3] / "shared" / "data" / "pneumonia" / "pneumoni
 CLASSES = ("no", "yes")
 SETTINGS = (
     'classes="no,yes" epsilon=2.0 delta=1e-5 fedpft.covariance="spherical" backbone="pixels" image-size=14 sites=3 '
-    "quorum=1.0 deadline=120.0"
+    "quorum=1.0 deadline=600.0"
 )
 pytestmark = pytest.mark.skipif(not SAMPLE.exists(), reason="no sample of X-rays")
 

@@ -445,7 +445,7 @@ def test_a_real_site_whose_libraries_do_not_load_answers_with_a_code(tmp_path: P
     home, output = tmp_path / "flower", tmp_path / "runs"
     config = f'site="clinic" data="digits" state-dir="{tmp_path}/{MARK}-state"'
     with federation(home, [config], at_nodes={"PYTHONPATH": str(library.parents[1])}) as running:
-        status = running.run(f'sites=1 deadline=60.0 output-dir="{output}"', cwd=tmp_path)
+        status = running.run(f'sites=1 deadline=600.0 output-dir="{output}"', cwd=tmp_path)
     assert status == "finished:failed"
     (folder,) = output.iterdir()
     (rejected,) = (event for event in events_of(folder) if event["event"] == "rejected")

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.hospitals import CLASSES, write_features
 from tests.e2e.processes import federation, site_command
 
-SETTINGS = f'classes="{CLASSES}" epsilon=1.0 delta=1e-5 fedpft.covariance="spherical" sites=4 quorum=0.5 deadline=120.0'
+SETTINGS = f'classes="{CLASSES}" epsilon=1.0 delta=1e-5 fedpft.covariance="spherical" sites=4 quorum=0.5 deadline=600.0'
 SECRET = "secret-ward-7"
 POLICIES = {
     "healthy": "",

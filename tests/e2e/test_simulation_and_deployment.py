@@ -35,7 +35,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert site_command("ledger", "--open", "--node-config", secret).returncode == 0
     output = home / "out"
     with federation(home / "flower", [*nodes, secret]) as running:
-        status = running.run(f'{SETTINGS} compare=true sites=4 deadline=120.0 output-dir="{output}"', cwd=home)
+        status = running.run(f'{SETTINGS} compare=true sites=4 deadline=600.0 output-dir="{output}"', cwd=home)
     assert status == "finished:completed", (home / "flower" / "flwr-run.log").read_text()
     (folder,) = run_folders(output)
     return folder

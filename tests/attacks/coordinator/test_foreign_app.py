@@ -22,7 +22,7 @@ from client_app.diagnostics.node_checks import check_isolation
 from server_app.deployment.submit import APP_FOLDER, stop_process
 from tests import documents
 from tests.documents import BETWEEN_MACHINES, ONE_MACHINE
-from tests.e2e.processes import BIN, environment, free_ports, heed_signals, newest, submit, until
+from tests.e2e.processes import BIN, PATIENCE, environment, free_ports, heed_signals, newest, submit, until
 
 SUPERLINK, HOSPITAL, RUN = "coordinator superlink", ("site join", "flower-supernode"), ("coordinator run", "flwr ")
 PATIENTS = "Keller,Anna,C50.9"
@@ -76,7 +76,7 @@ def main(grid, context):
         time.sleep(0.5)
     asked = [*((node, "query") for node in nodes), (nodes[0], "train")]
     content = lambda: RecordDict({{"info": ConfigRecord({{"a": 1}})}})
-    replies = grid.send_and_receive([Message(content(), dst_node_id=n, message_type=kind) for n, kind in asked], timeout=200)
+    replies = grid.send_and_receive([Message(content(), dst_node_id=n, message_type=kind) for n, kind in asked], timeout=600)
     found = [str(reply.error) if reply.has_error() else repr(dict(reply.content)) for reply in replies]
     Path({answers!r}).write_text(json.dumps({{"asked": len(asked), "replies": found}}))
 """
@@ -124,7 +124,7 @@ class Deployment:
                     preexec_fn=heed_signals,
                 )
             if line.startswith(SUPERLINK):
-                until(lambda: _listens(self.replace["9093"]) and _listens(self.replace["9092"]), 120)
+                until(lambda: _listens(self.replace["9093"]) and _listens(self.replace["9092"]))
         else:
             done = self.shell(line, 200, cwd)
             # The doctor may find the SuperNode of another test.
@@ -152,7 +152,7 @@ class Deployment:
         assert len(below) >= 2 * len(self.hospitals)
         for each in self.hospitals:
             each.send_signal(signal.SIGINT)
-        assert [each.wait(120) for each in self.hospitals] == [0] * len(self.hospitals), self.logs()
+        assert [each.wait(PATIENCE) for each in self.hospitals] == [0] * len(self.hospitals), self.logs()
         assert not [process for process in below if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
     def logs(self) -> str:
@@ -222,7 +222,7 @@ class Theft:
 
     def result(self) -> dict[str, Any]:
         """The requests that the coordinator sent, and the replies."""
-        until(self.answers.exists, 300)
+        until(self.answers.exists)
         return dict(json.loads(self.answers.read_text()))
 
 
@@ -303,9 +303,9 @@ def test_over_tls_no_foreign_code_is_started_and_the_sites_own_code_finishes_the
         assert len(running.hospitals) == 1
         theft = Theft.disguise(tmp_path / "theft", home)
         settings = 'epsilon=1.0 delta=1e-5 classes="no,yes" image-size=8 fedpft.covariance="spherical"'
-        settings += f' sites=1 deadline=300.0 output-dir="{home}/runs"'
+        settings += f' sites=1 deadline=600.0 output-dir="{home}/runs"'
         running.attack(theft, "--run-config", settings)
-        until(lambda: finished(home / "runs"), 400)
+        until(lambda: finished(home / "runs"))
         assert not theft.trace.exists(), f"foreign code was started: {list(theft.trace.iterdir())}"
         metrics = newest(home / "runs")[1]
         assert (metrics["status"], metrics["sites"]["used"]) == ("ok", 1), running.logs()

@@ -10,6 +10,7 @@ import pytest
 
 from client_app.cli.doctor import settings_in
 from tests.commands import site
+from tests.e2e.processes import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "client_app.cli.main", "doctor"]
@@ -38,7 +39,7 @@ def test_on_a_terminal_it_asks_and_examines_the_answers(tmp_path: Path) -> None:
         COMMAND, env=environment(tmp_path), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         os.write(ours, f"{file}\n\n".encode())
-        shown, _ = process.communicate(timeout=120)
+        shown, _ = process.communicate(timeout=PATIENCE)
     os.close(ours)
     os.close(theirs)
     assert "What shall be examined" in shown

@@ -160,7 +160,7 @@ def test_processes_compute_an_entry_once(tmp_path: Path) -> None:
     workers = [context.Process(target=_extract_in_process, args=(tmp_path, queue)) for _ in range(3)]
     for worker in workers:
         worker.start()
-    assert sorted(queue.get(timeout=50) for _ in workers) == [False, True, True]
+    assert sorted(queue.get(timeout=600) for _ in workers) == [False, True, True]
     for worker in workers:
         worker.join()
 

@@ -20,7 +20,7 @@ from client_app.processes.supervisor import site_commands
 from common.config.flat_settings import parse_overrides
 from common.errors import ConfigError, FedSurrogateError
 from server_app.deployment.submit import APP_FOLDER
-from tests.e2e.processes import heed_signals, until
+from tests.e2e.processes import PATIENCE, heed_signals, until
 
 # The SuperNode: logs as Flower's does, and sends a reply when the app has given it. The app has its own process
 # below it, as a task has, and gives its reply when it is ended.
@@ -103,7 +103,7 @@ class Site:
         return self._log.read_text()
 
     def await_text(self, text: str, times: int = 1) -> None:
-        until(lambda: self.written.count(text) >= times or self.process.poll() is not None, 200)
+        until(lambda: self.written.count(text) >= times or self.process.poll() is not None)
         assert self.written.count(text) >= times, self.written
 
     def below(self) -> list[psutil.Process]:
@@ -136,7 +136,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for site in sites:
         site.process.terminate()
     for site in sites:
-        site.process.wait(200)
+        site.process.wait(PATIENCE)
 
 
 def test_a_supernode_is_never_started_without_process_isolation(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_signal_ends_the_app_then_the_supernode_and_leaves_nothing(start: Star
     started = site.below()
     assert len(started) == 3
     site.process.send_signal(number)
-    assert site.process.wait(200) == 0, site.written
+    assert site.process.wait(PATIENCE) == 0, site.written
     events = ("task answered", "Sent successfully", "node ended")
     assert [line.split(": ")[1] for line in site.written.splitlines() if line.endswith(events)] == list(events)
     assert not any(map(alive, started))
@@ -192,7 +192,7 @@ def test_a_task_whose_starter_died_is_ended_too(start: Start) -> None:
     site.await_text("task begun", 2)
     assert alive(orphan), "it may finish its work"
     site.process.terminate()
-    assert site.process.wait(200) == 0
+    assert site.process.wait(PATIENCE) == 0
     assert site.written.count("task answered") == 2
     assert not alive(orphan)
 
@@ -204,14 +204,14 @@ def test_a_killed_supervisor_leaves_no_supernode_and_no_app(start: Start) -> Non
     direct = [site.started(NODE), site.started(APP)]
     task = site.started(TASK)
     site.process.kill()
-    until(lambda: not any(map(alive, direct)), 200)
+    until(lambda: not any(map(alive, direct)))
     task.terminate()
 
 
 def test_a_site_that_is_refused_is_not_started_and_the_remedy_is_named(start: Start) -> None:
     refused = ["key", "FAIL", "the coordinator does not know this site's key", "ask for `coordinator register`"]
     site = start(CONNECTS, [[*WELL, refused]])
-    assert site.process.wait(200) == 1
+    assert site.process.wait(PATIENCE) == 1
     assert f"error: this site cannot join: key: {refused[2]}; {refused[3]}" in site.written
     assert "SuperNode ID" not in site.written
 
@@ -226,7 +226,7 @@ def test_a_coordinator_that_is_not_there_yet_is_waited_for(start: Start) -> None
 def test_a_supernode_that_cannot_start_ends_it_with_what_it_wrote(start: Start) -> None:
     doubt = ["key", "WARN", "no key of this site is given", "give --auth-supernode-private-key"]
     site = start(["Starting Runtime API", "some reason", "exit"], [[doubt]])
-    assert site.process.wait(200) == 1
+    assert site.process.wait(PATIENCE) == 1
     _, _, error = site.written.partition("error: ")
     assert "some reason" in error
     assert "key: no key of this site is given; give --auth-supernode-private-key" in error
@@ -236,17 +236,17 @@ def test_a_supernode_that_cannot_start_ends_it_with_what_it_wrote(start: Start) 
 def test_a_chosen_port_that_is_in_use_is_named_and_a_free_one_is_taken_otherwise(start: Start) -> None:
     words = ["Port in server address 127.0.0.1:4321 is already in use.", "exit"]
     site = start(words, port=4321)
-    assert site.process.wait(200) == 1
+    assert site.process.wait(PATIENCE) == 1
     assert "port 4321 is in use on this machine; omit --runtime-port" in site.written
     site = start(words)
-    assert site.process.wait(200) == 1
+    assert site.process.wait(PATIENCE) == 1
     assert "omit --runtime-port" not in site.written
 
 
 def test_what_a_process_writes_cannot_steer_the_terminal() -> None:
     child = Child("x")
     child.start([sys.executable, "-c", r"print('\x1b[31mred\x1b[0m \x1b]0;title\x07 a\rb\n\ncaf\xe9')"], os.environ)
-    until(lambda: child.ended() is not None, 200)
+    until(lambda: child.ended() is not None)
     time.sleep(0.1)
     assert child.lines() == ["red ]0;title ab", "café"]
 

@@ -213,3 +213,24 @@ def test_a_wrong_output_folder_ends_the_coordinators_app_before_any_message(tmp_
         run_federation(tmp_path, sites(2), output_dir=str(tmp_path / "file"), **FAST)
     check_output(str(tmp_path / "a" / "b"))
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("sites", "parallel", "started"), [(2, 0, 2), (50, 0, 8), (50, 3, 3), (2, 3, 2)], ids=["few", "many", "some", "all"]
+)
+def test_flower_starts_no_more_processes_than_there_are_sites(
+    sites: int, parallel: int, started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower_engine, "usable_cores", lambda: 8)
+    assert f"init-args-num-cpus={started}" in flower_engine.Machine(parallel).resources(sites).split()
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("150000 100000", 1), ("400000 100000", 4), ("max 100000", 16), (None, 16)])
+def test_the_quota_of_a_container_limits_the_cores(
+    quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    monkeypatch.setattr(flower_engine, "CONTAINER_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)))
+    assert flower_engine.usable_cores() == cores

@@ -15,7 +15,7 @@ from server_app.deployment.submit import APP_FOLDER
 from server_app.lifecycle.ending import mark_interrupted
 from server_app.lifecycle.interruption import Interrupted, interruptible
 from tests.commands import coordinator
-from tests.e2e.processes import until
+from tests.e2e.processes import PATIENCE, until
 from tests.grid import events_of, metrics_of, run_folders
 
 ROUNDS = 60
@@ -36,7 +36,7 @@ def interrupted(tmp_path: Path, engine: str, number: signal.Signals) -> tuple[in
     ) as process:
         until(lambda: '"round": 2' in "".join(f.read_text() for f in tmp_path.glob("runs/*/events.jsonl")))
         os.killpg(process.pid, number)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=PATIENCE)
     return process.returncode, errors
 
 

@@ -20,7 +20,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 def scrape(url: str) -> Samples:
     """All samples of a page, as Prometheus would read it, by name and labels."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         text = answer.read().decode()
     found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     samples = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in found}

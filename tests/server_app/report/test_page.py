@@ -261,10 +261,10 @@ def test_the_duration_is_what_the_command_took(tmp_path: Path, monkeypatch: pyte
     folder.event("invited", sites=0)
     folder.finish(Outcome(), "ok")
     seconds = json.loads((folder.path / "metrics.json").read_text())["seconds"]
-    assert 100 <= seconds["command"] < 130
-    assert seconds["total"] < 30
+    assert seconds["command"] >= 100
+    assert seconds["total"] < seconds["command"] - 90
     _, page = report(folder.path)
-    assert re.search(r"Duration1 min (4|5)\d? ?s?", flat(page.text))
+    assert re.search(rf"Duration{int(seconds['command']) // 60} min \d", flat(page.text))
     monkeypatch.delenv(COMMAND_BEGAN)
     other = RunFolder(parse_run_config({"output-dir": str(tmp_path)}), 8)
     other.finish(Outcome(), "ok")

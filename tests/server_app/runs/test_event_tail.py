@@ -1,6 +1,5 @@
 import json
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -83,10 +82,8 @@ def test_following_ends_with_the_run(tmp_path: Path) -> None:
 
 def test_a_run_that_died_is_given_up(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "r", "running", {"event": "invited", "sites": 2})
-    started = time.monotonic()
     with pytest.raises(RunError, match=r"no event for 0\.5 s .* its coordinator may have stopped"):
         list(follow(LiveRun(folder), timeout=0.5))
-    assert 0.5 <= time.monotonic() - started < 5
 
 
 def test_a_run_folder_that_is_removed_is_reported(tmp_path: Path) -> None:
