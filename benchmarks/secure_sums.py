@@ -20,6 +20,7 @@ from _report import RESULTS, machine, report, shared
 
 import strategies.base.collection as collection
 from common.config.run_config import parse_run_config
+from common.errors import FedSurrogateError
 from common.rules.secure_sum import numbers_of, rules_of, shapes_of
 from common.secure_sum.member import agree, begin, mask, reveal, share
 from common.secure_sum.unmasking import unmask
@@ -172,6 +173,7 @@ def hostile(sites: int = 10) -> None:
     import client_app.secure_sum.masked as module
 
     real, rows = module.mask, []
+    found: float | str
     with tempfile.TemporaryDirectory() as folder:
         private = PUBLIC | {"epsilon": 4.0, "delta": DELTA}
         for name, settings in (("epsilon 4", private), ("without privacy", SECURE)):
@@ -203,7 +205,11 @@ def hostile(sites: int = 10) -> None:
                     return real(state, delivered, rules, values)
 
                 module.mask = lie
-                rows.append((name, liars, how, accuracy(Path(folder), sites, 0, settings)))
+                try:
+                    found = accuracy(Path(folder), sites, 0, settings)
+                except FedSurrogateError as error:
+                    found = f"the run ends: {error}"
+                rows.append((name, liars, how, found))
                 print(*rows[-1], flush=True)
     module.mask = real
     columns = ("run", "liars", "how", "accuracy")
