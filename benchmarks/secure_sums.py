@@ -164,15 +164,20 @@ def protocol(sites: int, count: int) -> tuple[float, ...]:
     return sharing + masking + revealing, unmasking, vector / 1e6, up / 1e3, down / 1e3, vector / (2 * count)
 
 
-def hostile(sites: int = 10) -> None:
-    """One and two of ten sites add false numbers: what the head loses, by how large these are.
+def hostile(sites: int = 10, again: bool = False) -> None:
+    """One and two of ten sites add false numbers: what the head loses, by how large these are. Written after every run.
+
+    again: continue with the rows that the file of an earlier call lacks; the file lists all calls.
 
     end: the end of the range in every sum of one class. flipped: their own class sums of the next class, which no range
     and no clip can tell from honest ones.
     """
     import client_app.secure_sum.masked as module
 
-    real, rows = module.mask, []
+    before = json.loads((RESULTS / "secure-sums-hostile.json").read_text()) if again else {}
+    real, rows = module.mask, [tuple(row) for row in before.get("rows", [])]
+    calls = before.get("calls", [before["machine"]] if before else [])
+    columns = ("run", "liars", "how", "accuracy")
     found: float | str
     with tempfile.TemporaryDirectory() as folder:
         private = PUBLIC | {"epsilon": 4.0, "delta": DELTA}
@@ -182,6 +187,8 @@ def hostile(sites: int = 10) -> None:
             shapes = shapes_of(config, config.spec, CLASSES.split(","), dimension)
             largest = numbers_of(config, config.spec, sites)["sums"].largest
             for liars, how in ((0, "-"), (1, "end"), (2, "end"), (1, "flipped"), (2, "flipped")):
+                if (name, liars, how) in [row[:3] for row in rows]:
+                    continue
 
                 def lie(
                     state: Any,
@@ -210,10 +217,9 @@ def hostile(sites: int = 10) -> None:
                 except FedSurrogateError as error:
                     found = f"the run ends: {error}"
                 rows.append((name, liars, how, found))
-                print(*rows[-1], flush=True)
+                title = "sites of ten that add false numbers to a secure sum; one run each"
+                report("secure-sums-hostile", title, columns, rows, calls=[*calls, machine()])
     module.mask = real
-    columns = ("run", "liars", "how", "accuracy")
-    report("secure-sums-hostile", "sites of ten that add false numbers to a secure sum", columns, rows)
 
 
 def main() -> None:
@@ -222,14 +228,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sites", type=int, nargs="+", default=[10, 50])
     parser.add_argument("--minutes", type=float, default=60.0, help="of CPU, after which the table is as it is")
-    parser.add_argument("--continue", dest="again", action="store_true", help="with what the table's file lacks")
+    parser.add_argument(
+        "--continue", dest="again", action="store_true", help="with what the files of table and hostile lack"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     collection.POLL_SECONDS = 0.05
     if "cost" in options.parts:
         cost()
     if "hostile" in options.parts:
-        hostile(options.sites[0])
+        hostile(options.sites[0], options.again)
     if "table" in options.parts:
         table(options.seeds, options.sites, options.minutes, options.again)
 
