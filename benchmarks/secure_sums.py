@@ -167,10 +167,8 @@ def protocol(sites: int, count: int) -> tuple[float, ...]:
 def hostile(sites: int = 10, again: bool = False) -> None:
     """One and two of ten sites add false numbers: what the head loses, by how large these are. Written after every run.
 
-    again: continue with the rows that the file of an earlier call lacks; the file lists all calls.
-
     end: the end of the range in every sum of one class. flipped: their own class sums of the next class, which no range
-    and no clip can tell from honest ones.
+    and no clip can tell from honest ones. again: continue with the rows that the file of an earlier call lacks.
     """
     import client_app.secure_sum.masked as module
 
