@@ -20,6 +20,7 @@ from _report import RESULTS, machine, report, shared
 
 import strategies.base.collection as collection
 from common.config.run_config import parse_run_config
+from common.errors import FedSurrogateError
 from common.rules.secure_sum import numbers_of, rules_of, shapes_of
 from common.secure_sum.member import agree, begin, mask, reveal, share
 from common.secure_sum.unmasking import unmask
@@ -163,15 +164,19 @@ def protocol(sites: int, count: int) -> tuple[float, ...]:
     return sharing + masking + revealing, unmasking, vector / 1e6, up / 1e3, down / 1e3, vector / (2 * count)
 
 
-def hostile(sites: int = 10) -> None:
-    """One and two of ten sites add false numbers: what the head loses, by how large these are.
+def hostile(sites: int = 10, again: bool = False) -> None:
+    """One and two of ten sites add false numbers: what the head loses, by how large these are. Written after every run.
 
     end: the end of the range in every sum of one class. flipped: their own class sums of the next class, which no range
-    and no clip can tell from honest ones.
+    and no clip can tell from honest ones. again: continue with the rows that the file of an earlier call lacks.
     """
     import client_app.secure_sum.masked as module
 
-    real, rows = module.mask, []
+    before = json.loads((RESULTS / "secure-sums-hostile.json").read_text()) if again else {}
+    real, rows = module.mask, [tuple(row) for row in before.get("rows", [])]
+    calls = before.get("calls", [before["machine"]] if before else [])
+    columns = ("run", "liars", "how", "accuracy")
+    found: float | str
     with tempfile.TemporaryDirectory() as folder:
         private = PUBLIC | {"epsilon": 4.0, "delta": DELTA}
         for name, settings in (("epsilon 4", private), ("without privacy", SECURE)):
@@ -180,6 +185,8 @@ def hostile(sites: int = 10) -> None:
             shapes = shapes_of(config, config.spec, CLASSES.split(","), dimension)
             largest = numbers_of(config, config.spec, sites)["sums"].largest
             for liars, how in ((0, "-"), (1, "end"), (2, "end"), (1, "flipped"), (2, "flipped")):
+                if (name, liars, how) in [row[:3] for row in rows]:
+                    continue
 
                 def lie(
                     state: Any,
@@ -203,11 +210,14 @@ def hostile(sites: int = 10) -> None:
                     return real(state, delivered, rules, values)
 
                 module.mask = lie
-                rows.append((name, liars, how, accuracy(Path(folder), sites, 0, settings)))
-                print(*rows[-1], flush=True)
+                try:
+                    found = accuracy(Path(folder), sites, 0, settings)
+                except FedSurrogateError as error:
+                    found = f"the run ends: {error}"
+                rows.append((name, liars, how, found))
+                title = "sites of ten that add false numbers to a secure sum; one run each"
+                report("secure-sums-hostile", title, columns, rows, calls=[*calls, machine()])
     module.mask = real
-    columns = ("run", "liars", "how", "accuracy")
-    report("secure-sums-hostile", "sites of ten that add false numbers to a secure sum", columns, rows)
 
 
 def main() -> None:
@@ -216,14 +226,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sites", type=int, nargs="+", default=[10, 50])
     parser.add_argument("--minutes", type=float, default=60.0, help="of CPU, after which the table is as it is")
-    parser.add_argument("--continue", dest="again", action="store_true", help="with what the table's file lacks")
+    parser.add_argument(
+        "--continue", dest="again", action="store_true", help="with what the files of table and hostile lack"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     collection.POLL_SECONDS = 0.05
     if "cost" in options.parts:
         cost()
     if "hostile" in options.parts:
-        hostile(options.sites[0])
+        hostile(options.sites[0], options.again)
     if "table" in options.parts:
         table(options.seeds, options.sites, options.minutes, options.again)
 

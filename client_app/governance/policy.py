@@ -66,7 +66,7 @@ class Policy(WorkLimits):
         1 / 3,
         ge=0,
         lt=1,
-        description="smallest share of the sites that a secure sum must be safe against if they tell the coordinator theirs",
+        description="smallest share of colluding sites against which a secure sum must be safe",
     )
     local_epsilon: float = Field(
         0.0,

@@ -53,8 +53,8 @@ def masked_sum(task: Task) -> MethodOutput:
     after, masked = mask(state, delivered, rules, vector)
     if same_sites.applies(run, task.node):
         members = state.by_name
-        data = "" if run.epsilon else f"{task.found.key} {task.node.label_column}"
-        same_sites.fix(task.node, name, [members[site].public for site in after.shares], data)
+        records = "" if run.epsilon else same_sites.records_in(task.found, task.node)
+        same_sites.fix(task.node, name, [members[site].public for site in after.shares], records)
     payload = pack_masked(task.header(run.classes), masked, claim)
     events = (GaussianEvent(claim.noise_multiplier) if joint else released_in(run, task.round),) if claim else ()
     keep = (store.file_of(task.node, name, task.site), pack_state(after))

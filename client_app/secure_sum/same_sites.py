@@ -8,7 +8,7 @@ combination of sums is about fewer sites than one of the sets. docs/privacy/secu
 A refused signature is too late: `threshold` others complete the sum. So the set is fixed before the masked vector leaves.
 It is that of the sites whose shares were delivered. It becomes smaller only once, to the sites in this same sum, when the
 signatures of `threshold` sites prove which these are. Sums over the same sites before and after a change of this site's
-data show the change, so these are refused as well.
+records, by new files or another split, show the change, so these are refused as well.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from client_app.durable_files import put_file
+from client_app.features.site_features import SiteFeatures
 from client_app.governance.ledger import dataset_id
 from client_app.governance.policy import PUBLIC_KINDS
 from client_app.node_config import NodeConfig
@@ -37,14 +38,15 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Fixed:
-    """The only sites with which this site sums. sites: digests of their lasting keys. data: key of the records, if known.
+    """The only sites with which this site sums, by digests of their lasting keys.
 
-    sum: name of the sum that fixed it, while the sites of that sum are not proven; otherwise empty.
+    sum: name of the sum that fixed them, while the sites of that sum are not proven; otherwise empty. records: digest of the
+    records in a sum without any noise; empty if there was none.
     """
 
     sites: tuple[str, ...]
     sum: str
-    data: str
+    records: str
 
 
 def applies(run: RunConfig, node: NodeConfig) -> bool:
@@ -52,25 +54,31 @@ def applies(run: RunConfig, node: NodeConfig) -> bool:
     return run.mechanism != MECHANISM and node.data not in PUBLIC_KINDS
 
 
-def fix(node: NodeConfig, name: str, sites: Collection[bytes], data: str) -> None:
-    """Record, before a masked vector leaves, the sites (lasting keys) that may be in the sum `name`.
+def records_in(found: SiteFeatures, node: NodeConfig) -> str:
+    """Digest of the records that a site adds to a sum: its files, and which of their records are for training."""
+    rows = b"" if found.train.rows is None else found.train.rows.numpy().tobytes()
+    return hashlib.sha256(f"{found.key} {node.label_column} ".encode() + rows).hexdigest()
 
-    data: key of this site's records; empty where the vector has noise. Raises PolicyError if an earlier sum was over other
-    sites, or other data.
+
+def fix(node: NodeConfig, name: str, sites: Collection[bytes], records: str) -> None:
+    """Store, before a masked vector leaves, the sites (lasting keys) that may be in the sum `name`.
+
+    records: see `records_in`; empty where the vector has noise. Raises PolicyError if an earlier sum was over other sites,
+    or other records.
     """
     now = _digests(sites)
     with _locked(node) as file:
         before = _read(file)
         if before is None:
-            _write(file, Fixed(now, name, data))
+            _write(file, Fixed(now, name, records))
             return
         _check(before, now)
-        if data and before.data and data != before.data:
+        if records and before.records and records != before.records:
             raise PolicyError(
-                "this site's data have changed since an earlier sum without noise, and the difference of both would show "
-                f"the change; {REMEDY}"
+                "this site's data have changed since an earlier sum without noise, or the run splits them otherwise (seed, "
+                f"test-fraction, classes), and the difference of both sums would show the change; {REMEDY}"
             )
-        _write(file, Fixed(now, "", before.data or data))
+        _write(file, Fixed(now, "", before.records or records))
 
 
 def check_summed(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
@@ -80,13 +88,13 @@ def check_summed(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
 
 
 def settle(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
-    """Record the sites of the sum `name`, proven by signatures, before it is opened. Raises PolicyError for other sites."""
+    """Store the sites of the sum `name`, proven by signatures, before it is opened. Raises PolicyError for other sites."""
     now = _digests(sites)
     with _locked(node) as file:
         before = _read(file)
         _check_list(before, name, now)
         assert before is not None
-        _write(file, Fixed(now, "", before.data))
+        _write(file, Fixed(now, "", before.records))
 
 
 def forget(node: NodeConfig) -> Path | None:
@@ -128,7 +136,7 @@ def _read(file: Path) -> Fixed | None:
         return None
     try:
         found = json.loads(file.read_text())
-        return Fixed(tuple(map(str, found["sites"])), str(found["sum"]), str(found["data"]))
+        return Fixed(tuple(map(str, found["sites"])), str(found["sum"]), str(found["records"]))
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(
             f"{file}, which names the sites of earlier sums, is damaged ({type(error).__name__}); {REMEDY}"

@@ -14,6 +14,8 @@ from typing import ClassVar, Protocol, Self, cast
 import torch
 from torch import Tensor
 
+from common.errors import SurrogateError
+
 LOG_2PI = math.log(2 * math.pi)
 
 
@@ -219,10 +221,14 @@ class Full:
 
 
 def cholesky(scatter: Tensor, floor: float) -> Tensor:
-    """Cholesky factor of scatter + floor I. The floor grows tenfold until rounding no longer makes the sum indefinite."""
-    while True:
+    """Cholesky factor of scatter + floor I. The floor grows tenfold until rounding no longer makes the sum indefinite.
+
+    floor: positive. Raises SurrogateError for a matrix that is not finite.
+    """
+    while math.isfinite(floor) and floor > 0:
         ridge = floor * torch.eye(len(scatter), dtype=scatter.dtype, device=scatter.device)
         factor, failed = torch.linalg.cholesky_ex(scatter + ridge)
         if not failed:
             return cast(Tensor, factor)
         floor *= 10
+    raise SurrogateError(f"no Cholesky factor of a covariance with the floor {floor:g}: it has a number that is not finite")

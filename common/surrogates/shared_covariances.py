@@ -139,7 +139,7 @@ class Gram:
         return normals @ self._cholesky().T.to(normals)
 
     def _cholesky(self) -> Tensor:
-        mean = float(self.matrix.diagonal().mean()) or 1.0
+        mean = abs(float(self.matrix.diagonal().mean())) or 1.0
         return cholesky(self.matrix.double(), RELATIVE_RIDGE * mean)
 
     def variances_per_dimension(self) -> Tensor:

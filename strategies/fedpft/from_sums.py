@@ -19,6 +19,9 @@ from strategies.fedpft.statistics import Statistics
 from strategies.pooling.total import Total
 from strategies.robustness.defence import Defended
 
+# Of the second moment's trace: far above what fixed-point numbers round.
+ROUNDING = 0.01
+
 
 def learn_from_total(total: Total, config: RunConfig) -> Learned:
     """A head from the sum over all sites. Raises RunError when no class has a record, or none stands out from the noise."""
@@ -47,13 +50,22 @@ def _exact(total: Total, config: RunConfig) -> tuple[Head, Surrogate]:
 
 
 def pooled_statistics(total: Total) -> tuple[Statistics, list[int]]:
-    """The statistics of all records, and the indices of the classes that have any. Raises RunError when none has."""
+    """The statistics of all records, and the indices of the classes that have any.
+
+    Raises RunError when none has, or when no records have these sums.
+    """
     counts, sums = total.tensors["counts"].round(), total.tensors["sums"]
     kept = counts > 0
     if not kept.any():
         raise RunError("the secure sum has no record of any class of the run")
     counts, sums = counts[kept], sums[kept]
     means = sums / counts[:, None]
-    scatter = unfold(total.tensors["squares"], sums.shape[1]) - (means * counts[:, None]).T @ means
+    squares = unfold(total.tensors["squares"], sums.shape[1])
+    scatter = squares - (means * counts[:, None]).T @ means
+    if float(scatter.trace()) < -ROUNDING * abs(float(squares.trace())):
+        raise RunError(
+            "the class sums are longer than the second moment allows, so some site has added false numbers; nothing shows "
+            "which one: run again with other sites, or with a defence instead of secure-sum"
+        )
     indices: list[int] = torch.nonzero(kept).flatten().tolist()
     return Statistics(counts, means, (scatter + scatter.T) / (2 * counts.sum())), indices

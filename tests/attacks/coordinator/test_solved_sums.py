@@ -176,6 +176,26 @@ def test_a_change_of_one_sites_data_is_not_shown_by_the_difference(seven: Hospit
     assert "data have changed" in seven.log("4")
 
 
+def test_another_split_does_not_show_a_record(seven: Hospitals) -> None:
+    """A slightly larger share of test records moves one record of each class, at the largest of these sites only."""
+    for site in "1234":
+        folder = seven.folder / site
+        (folder / "f-train.safetensors").rename(folder / "f.safetensors")
+        (folder / "f-test.safetensors").unlink()
+    found = []
+    for fraction in (0.2083, 0.2084):
+        seven.settings |= {"test-fraction": fraction}
+        found.append(total(seven, "1234"))
+    first, second = found
+    assert first is not None
+    if second is not None:
+        pytest.fail(f"the difference shows the sums of {(first - second)[:2]} records")
+    assert "data have changed" in seven.log("4")
+    assert total(seven, "1234") is None
+    seven.settings |= {"test-fraction": 0.2083}
+    assert total(seven, "1234") is not None
+
+
 def test_rounds_of_training_are_over_the_same_sites(seven: Hospitals) -> None:
     seven.settings |= {"method": "fedavg", "fedavg.rounds": 2}
     model = Training.begin(parse_run_config(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6).question()

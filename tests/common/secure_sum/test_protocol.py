@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -320,3 +321,60 @@ def test_shares_give_the_secret_and_one_fewer_does_not(threshold: int, count: in
                 assert combine(fewer) != secret
             except SurrogateError:
                 continue
+
+
+def test_numbers_fill_nine_tenths_of_the_modulus_and_counts_are_whole() -> None:
+    import torch
+
+    assert FixedPoint.of(1.0, 1, 1).largest == math.floor(0.9 * 2**31)
+    assert FixedPoint.of(0.5, 1000, 10, whole=True).step == 1.0
+    fixed, value = FixedPoint(2.0**-40, 2**62), torch.tensor([1.1])
+    assert fixed.encode(value).tolist() == [round(float(value) * 2**40)], "not rounded in single precision"
+
+
+def test_a_sum_of_one_site_is_refused_by_default_and_one_as_small_as_allowed_is_not() -> None:
+    with pytest.raises(PolicyError, match="smallest-sum = 2"):
+        SumRules(3, 0, 2, 1).check()
+    rules_of(3, dropouts=0.0).check(3)
+
+
+@pytest.mark.parametrize("wrong", ["twice", "stranger", "without its own"])
+def test_shares_that_are_not_those_of_the_sites_each_once_are_refused(wrong: str) -> None:
+    sites, rules = parties(4), rules_of(4)
+    members = [party.member for party in sites.values()]
+    dealt = [party.share(members, rules) for party in sites.values()]
+    delivered = {
+        "twice": [*dealt, dealt[3]],
+        "stranger": [*dealt, replace(dealt[3], site="stranger")],
+        "without its own": dealt[1:],
+    }[wrong]
+    with pytest.raises(SealError, match="each once, and its own"):
+        sites["site-0"].mask(delivered, rules, np.arange(3))
+
+
+def test_a_share_without_the_digest_that_its_sender_published_is_refused() -> None:
+    """Otherwise the sender could later call an honest share a forged one."""
+    sites, rules = parties(4), rules_of(4)
+    members = [party.member for party in sites.values()]
+    dealt = {name: party.share(members, rules) for name, party in sites.items()}
+    dealt["site-1"] = replace(dealt["site-1"], digests={**dealt["site-1"].digests, "site-0": {"blind": b"", "masking": b""}})
+    with pytest.raises(SealError, match="do not have the digests"):
+        sites["site-0"].mask(dealt.values(), rules, np.arange(3))
+
+
+def test_the_signature_of_a_list_does_not_depend_on_its_order() -> None:
+    sites, rules = parties(9), rules_of(9)
+    members = [party.member for party in sites.values()]
+    dealt = {name: party.share(members, rules) for name, party in sites.items()}
+    for party in sites.values():
+        party.mask(dealt.values(), rules, np.arange(3))
+    signatures = {
+        name: party.agree(list(sites)[:: -1 if index % 2 else 1], rules) for index, (name, party) in enumerate(sites.items())
+    }
+    assert all(party.state.summed == tuple(sorted(sites)) for party in sites.values())
+    assert sites["site-0"].reveal(signatures, rules)["blind"].keys() == sites.keys()
+
+
+@pytest.mark.parametrize(("threshold", "count"), [(1, 3), (4, 7)])
+def test_every_site_has_the_share_of_its_own_number(threshold: int, count: int) -> None:
+    assert list(split(bytes(16), threshold, count)) == list(range(1, count + 1))

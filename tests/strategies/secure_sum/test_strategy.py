@@ -184,6 +184,21 @@ def test_a_flipped_bit_is_noise_in_one_number(tmp_path: Path, vectors: Vectors) 
     assert np.flatnonzero(off).tolist() == [flipped]
 
 
+def test_sums_that_no_records_have_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A false vector made the covariance negative, and its factorisation never ended."""
+    real = masked.mask
+
+    def false(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
+        if state.site == "2":
+            values = values.copy()
+            values[10:74] = 2**28
+        return real(state, delivered, rules, values)
+
+    monkeypatch.setattr(masked, "mask", false)
+    with pytest.raises(RunError, match="some site has added false numbers"):
+        run_federation(tmp_path, sites(5), **SECURE)
+
+
 def test_two_sites_of_one_key_count_once(tmp_path: Path) -> None:
     keys: list[str] = []
 
