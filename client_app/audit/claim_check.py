@@ -22,8 +22,8 @@ FALSE_ALARM = 1e-3
 class Excess:
     """By how much an attack finds more than a claim allows; negative where it finds less. low, high: its interval.
 
-    true_rate, false_rate: of records with the named status, and of others, the share that is named. They are those of the
-    set of names with the largest lower end `low`. The claim is broken if it is above 0.
+    It is that of the threshold with the largest `low`; the claim is broken if this is above 0. The attacker names records
+    as members, or as others: true_rate is the share of those that are what it names, false_rate that of those that are not.
     """
 
     excess: float

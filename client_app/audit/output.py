@@ -18,6 +18,8 @@ from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError, PolicyError
 
+SECRET_BYTES = 32
+
 
 def write_audit(found: ReleaseAudit, folder: Path, pictures: Sequence[bytes] = ()) -> tuple[Path, Path]:
     """Write audit.json and audit.html into a folder; only their owner may read them, for they name records.
@@ -73,7 +75,8 @@ def limit_broken(found: ReleaseAudit, policy: Policy) -> str:
         if max(each.high, 1 - each.low) > policy.largest_attack_auc:
             limit = f"largest-attack-auc = {policy.largest_attack_auc:g}"
             return f"{name} reaches an AUC of {each.auc:.3f} ({each.low:.3f} to {each.high:.3f}); the policy has {limit}"
-    if policy.smallest_nearest_ratio:
+    # A private release without means is bounded by its claim.
+    if policy.smallest_nearest_ratio and (found.nearest is not None or not found.epsilon):
         limit = f"smallest-nearest-ratio = {policy.smallest_nearest_ratio:g} in the policy"
         if found.nearest is None:
             return f"method = {found.method!r} sends no means, so their distance from records is unknown; {limit}"
@@ -109,6 +112,9 @@ def _seed(node: NodeConfig) -> int:
     """
     file = node.state / "audit.key"
     try:
-        return int.from_bytes(kept_secret(file, 32))
+        secret = kept_secret(file, SECRET_BYTES)
     except OSError as error:
         raise PolicyError(f"{str(file)!r} cannot be used ({error}), and limits on attacks need it; see state-dir") from None
+    if len(secret) != SECRET_BYTES:
+        raise PolicyError(f"{str(file)!r} is damaged, and limits on attacks need it; remove it")
+    return int.from_bytes(secret)

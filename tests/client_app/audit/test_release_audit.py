@@ -87,7 +87,7 @@ def test_no_attack_beats_epsilon_one(tmp_path: Path, settings: dict[str, Any]) -
     found = attacked(hospital(tmp_path, [60, 60, 1]), **private)
     assert found.proven <= 1.0
     assert found.attack.low <= found.allowed
-    assert not limit_broken(found, Policy(largest_attack_auc=0.99))
+    assert not limit_broken(found, Policy(largest_attack_auc=0.99, smallest_nearest_ratio=0.01))
 
 
 def test_a_release_with_too_little_noise_is_named_an_error_of_the_software(
@@ -178,6 +178,9 @@ def test_repeating_a_request_or_changing_its_seed_does_not_change_the_answer(tmp
     with pytest.raises(PolicyError) as refused:
         check_attacks(run, node, Policy(largest_attack_auc=0.5))
     assert str(refused.value) not in seen, "halves that anybody can compute"
+    key.write_bytes(b"")
+    with pytest.raises(PolicyError, match=r"audit\.key' is damaged"):
+        check_attacks(run, node, Policy(largest_attack_auc=0.5))
 
 
 def test_the_upper_end_of_every_attack_is_compared_with_the_limit(tmp_path: Path) -> None:
