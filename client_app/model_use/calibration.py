@@ -123,9 +123,9 @@ def abstain_limit(scores: Tensor, share: float) -> float:
     """
     if not 0 < share < 1:
         raise ConfigError(f"abstain = {share:g}: must be above 0 and below 1")
-    place = math.ceil((len(scores) + 1) * (1 - share))
+    place = math.ceil((len(scores) + 1) * (1 - share) - 1e-9)
     if place > len(scores):
-        least = math.ceil(1 / share) - 1
+        least = math.ceil(1 / share - 1e-9) - 1
         raise ConfigError(
             f"abstain = {share:g}: needs {least} records to choose the limit, not {len(scores)}; set a larger share"
         )

@@ -20,6 +20,8 @@ PATH_SETTINGS = frozenset(
 )
 # A class can have the name of a site.
 OF_CLASSES = frozenset({"classes", "counts", "dropped_classes"})
+# In quotes, a path may have spaces.
+QUOTED = re.compile(r"(['\"])(?:~|[A-Za-z]:)?[\\/][^'\"]*\1")
 # An absolute path of Linux, macOS or Windows, or one below a home folder; not the end of a URL, nor "and/or".
 ABSOLUTE = re.compile(r"(?<![\w/:.~])(?:~|[A-Za-z]:(?=[\\/]))?(?:[\\/][^\s\\/'\"<>,;:()]+)+[\\/]?")
 REMOVED = "(path)"
@@ -76,7 +78,7 @@ class _Hider:
         return self._text(content) if isinstance(content, str) and key not in OF_CLASSES else content
 
     def _text(self, text: str) -> str:
-        text = ABSOLUTE.sub(REMOVED, text)
+        text = ABSOLUTE.sub(REMOVED, QUOTED.sub(rf"\1{REMOVED}\1", text))
         return text if self._pattern is None else self._pattern.sub(lambda found: self._names[found[0]], text)
 
 

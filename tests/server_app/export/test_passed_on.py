@@ -109,7 +109,9 @@ def test_names_and_paths_in_sentences_and_settings_are_hidden_and_nothing_else(t
     (run / "manifest.json").write_text(json.dumps({"config": config, "classes": ["north", "yes"]}))
     card = {"used": ["north", "7"], "rejected": {"north-east": "north-east: cannot read /data/scans/a.png (3/4 and/or)"}}
     (run / "metrics.json").write_text(json.dumps({"status": "ok", "card": card}))
-    reason = "node 4711 (north-east.) reported C:\\Scans\\x.dcm and ~/b.csv, see https://example.org/north-sea/a"
+    reason = (
+        "node 4711 (north-east.) reported C:\\Scans\\x.dcm, '/my scans/x' and ~/b.csv, see https://example.org/north-sea/a"
+    )
     events = [
         {"event": "replied", "site": "north", "counts": {"north": 3, "yes": 4}},
         {"event": "rejected", "site": "north-east", "before": "node 4711", "reason": reason},
@@ -125,7 +127,7 @@ def test_names_and_paths_in_sentences_and_settings_are_hidden_and_nothing_else(t
     first, second = map(json.loads, (copy / "events.jsonl").read_text().splitlines())
     assert first == {"event": "replied", "site": "site-1", "counts": {"north": 3, "yes": 4}}
     assert second["before"] == "site-3"
-    assert second["reason"] == "site-3 (site-2.) reported (path) and (path), see https://example.org/north-sea/a"
+    assert second["reason"] == "site-3 (site-2.) reported (path), '(path)' and (path), see https://example.org/north-sea/a"
 
 
 def patients(home: Path, name: str, first: int) -> NodeConfig:
