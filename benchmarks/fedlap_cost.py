@@ -7,6 +7,7 @@ pass through a backward pass, with the settings of that time. Wrong: the length 
 the synthetic and of all real records, as a share of the latter's; and one minus the cosine of the two.
 """
 
+import argparse
 import contextlib
 import sys
 import tempfile
@@ -70,35 +71,43 @@ def wrong(made: MethodOutput, training: Training, data: Federation, records: int
     return float((mine - real).norm() / real.norm()), float(1 - torch.cosine_similarity(mine, real, dim=0))
 
 
+# Settings of data, of FedLAP, and of FedLAP now where they differ; FedAvg's batch and epochs; records used.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int, int, int]] = {
+    "digits": (DIGITS, {}, {}, 64, 5, 10_000),
+    "paper": (CIFAR, PAPER | {"fedlap.image-steps": 5}, {"fedlap.image-steps": 3}, 256, 1, 5 * 256),
+}
+
+
+def measure(name: str) -> None:
+    """FedLAP's round in one case, before and now, with FedAvg's before and after each."""
+    base, own, fewer, batch, epochs, records = CASES[name]
+    if base is CIFAR:
+        base = CIFAR | {"data-dir": str(shared("data/cifar10/train.parquet").parent)}
+    data = load(parse_run_config(base), 5)
+    average = {"method": "fedavg", "fedavg.model": "convnet", "fedavg.width": own.get("fedlap.width", 32)}
+    average |= {"fedavg.batch-size": batch, "fedavg.local-epochs": epochs}
+    work(base | average, data, records)  # the first call of a process includes lazy loading
+    peers = [work(base | average, data, records)[1]]
+    rows: list[list[Any]] = []
+    for variant, settings in (("before", SETTINGS | own), ("exact steps", SETTINGS | own), ("now", own | fewer)):
+        with before() if variant == "before" else contextlib.nullcontext():
+            made, seconds, training = work(base | {"method": "fedlap"} | settings, data, records)
+        peers.append(work(base | average, data, records)[1])
+        parts = [float(made.answer[f"{part}-seconds"]) for part in PARTS]
+        shares = [f"{100 * part / sum(parts):.0f} %" for part in parts]
+        rows.append([variant, seconds, *shares, *wrong(made, training, data, records)])
+    peer = sum(peers) / len(peers)
+    rows = [[*row, peer, row[1] / peer] for row in rows]
+    columns = ("FedLAP", "s", "real gradients", "image steps", "radius search", "wrong", "1 - cosine", "FedAvg, s", "ratio")
+    report(f"fedlap-cost-{name}", f"{name}: a site's round, seconds of one processor", columns, rows)
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    cases = (
-        ("digits", DIGITS, {}, {}, 64, 5, 10_000),
-        ("paper's width", CIFAR, PAPER | {"fedlap.image-steps": 5}, {"fedlap.image-steps": 3}, 256, 1, 5 * 256),
-    )
-    rows = []
-    for name, base, own, fewer, batch, epochs, records in cases:
-        if base is CIFAR:
-            base = CIFAR | {"data-dir": str(shared("data/cifar10/train.parquet").parent)}
-        data = load(parse_run_config(base), 5)
-        average = {"method": "fedavg", "fedavg.model": "convnet", "fedavg.width": own.get("fedlap.width", 32)}
-        average |= {"fedavg.batch-size": batch, "fedavg.local-epochs": epochs}
-        work(base | average, data, records)  # the first call of a process includes lazy loading
-        peers = [work(base | average, data, records)[1]]
-        variants = (("before", SETTINGS | own), ("exact steps", SETTINGS | own), ("now", own | fewer))
-        for variant, settings in variants:
-            with before() if variant == "before" else contextlib.nullcontext():
-                made, seconds, training = work(base | {"method": "fedlap"} | settings, data, records)
-            peers.append(work(base | average, data, records)[1])
-            parts = [float(made.answer[f"{part}-seconds"]) for part in PARTS]
-            shares = [f"{100 * part / sum(parts):.0f} %" for part in parts]
-            rows.append([f"{name}, {variant}", seconds, *shares, *wrong(made, training, data, records)])
-        # In turn, so that the state of the machine affects both.
-        peer = sum(peers) / len(peers)
-        for row in rows[-len(variants) :]:
-            row += [peer, row[1] / peer]
-    columns = ["setting", "FedLAP, s", "real gradients", "image steps", "radius search", "wrong", "1 - cosine"]
-    report("fedlap-cost", "A site's round, seconds of one processor", [*columns, "FedAvg, s", "ratio"], rows)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", nargs="*", choices=[*CASES, []], default=[])
+    for name in parser.parse_args().case or CASES:
+        measure(name)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from common.config.sections import (
 )
 from common.config.sections.base import MiB, Pixels, Range, Records, Seconds, Unit
 from common.rules.spec import MethodSpec
-from common.rules.training import network_for
+from common.rules.training import image_steps_for, network_for
 
 # Kinds of data with images of any size.
 OF_IMAGES = ("imagefolder", "dicom", "parquet")
@@ -139,6 +139,9 @@ class RunConfig(Sections):
         if self.spec.trained == "fedlap" and self.fedlap.model == "auto":
             model = network_for(self.backbone in OF_IMAGE_SIZE, self.image_size)
             object.__setattr__(self, "fedlap", self.fedlap.model_copy(update={"model": model}))
+        if self.spec.trained == "fedlap" and not self.fedlap.image_steps:
+            steps = image_steps_for(self.fedlap.kind, bool(self.epsilon))
+            object.__setattr__(self, "fedlap", self.fedlap.model_copy(update={"image_steps": steps}))
         if self.spec.configured == "fedavg" and self.fedavg.model == "auto":
             object.__setattr__(self, "fedavg", self.fedavg.model_copy(update={"model": self.spec.network}))
         return self

@@ -45,6 +45,13 @@ def network_for(pixels: bool, image_size: int) -> Model:
     return "convnet" if pixels and image_size > TOO_SMALL else "mlp"
 
 
+def image_steps_for(model: Model, private: bool) -> int:
+    """Steps of FedLAP's images for fedlap.image-steps = 0. A ConvNet's exact gradients need few (benchmarks/fedlap_cost.py);
+    noisy ones, and those of other networks, go on to gain from more.
+    """
+    return 40 if model == "convnet" and not private else 100
+
+
 def model_numbers(settings: FedAvgConfig | FedLAPConfig, classes: int, dimension: int) -> int:
     """Number of parameters of the trained model."""
     return _parameters(settings.kind, settings.width, classes, dimension)

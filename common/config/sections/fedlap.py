@@ -50,7 +50,13 @@ class FedLAPConfig(Settings):
         description="Records in a batch; 0 for all at once; under privacy the public number that a sum is divided by.",
     )
     image_steps: Steps = Field(
-        40, ge=1, le=100_000, description="Steps of the images to match the gradient of a batch; R_b in the paper."
+        0,
+        ge=0,
+        le=100_000,
+        description=(
+            "Steps of the images to match the gradient of a batch, R_b in the paper; 0 for 40 with a ConvNet without "
+            "privacy, otherwise 100."
+        ),
     )
     model_steps: Steps = Field(
         0, ge=0, le=100_000, description="Steps of the model on the images at the end of a loop; R_l in the paper."
@@ -64,8 +70,8 @@ class FedLAPConfig(Settings):
         -1.0,
         le=1e6,
         description=(
-            "Weight of the squared error next to the cosine in the distance of gradients; negative for 1 with a ConvNet, 0.1 "
-            "with another network, and 0 under privacy; 0.1 in the paper."
+            "Weight of the squared error next to the cosine in the distance of gradients, 0.1 in the paper; negative for 1 "
+            "with a ConvNet, 0.1 with another network, and 0 under privacy."
         ),
     )
     learning_rate: float = Field(

@@ -1,0 +1,103 @@
+"""FedLAP, FedAvg, FedPFT, DSC, FedDM and PSG in one table: five sites with two classes each, without and with epsilon.
+
+    python benchmarks/fedlap_comparators.py digits
+    python benchmarks/fedlap_comparators.py cifar10            sample data next to the checkout, 2,000 records a site
+
+All but FedPFT train the same ConvNet of width 32; FedPFT takes the pixels as features, and sends once. PSG needs a budget,
+and DSC and FedDM refuse one. "Before" is FedLAP with its old image steps and their settings. The script continues: a method
+and seed whose settings are unchanged are read from the results; --again computes all.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
+from _fedlap_before import SETTINGS, before
+from _harness import federate, load, mean_and_deviation
+from _report import RESULTS, report, shared
+from fedlap_against_fedavg import CASES, SITES, fewer
+from rich.progress import track
+
+from common.config.run_config import parse_run_config
+
+BEFORE = "FedLAP, before"
+EPSILON: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5}
+AVERAGE: dict[str, Any] = {"fedavg.model": "convnet", "fedavg.width": 32, "fedavg.local-epochs": 5}
+FEDDM: dict[str, Any] = {"method": "feddm", "fedlap.trajectories": 5}
+
+
+def methods(rounds: int, records: int) -> dict[str, dict[str, Any]]:
+    """Settings of each row. records: at the smallest site; a step of DP-FedAvg takes all of them."""
+    lap, average = {"fedlap.rounds": rounds}, AVERAGE | {"fedavg.rounds": rounds}
+    private = EPSILON | {"fedlap.images-per-class": 3}
+    whole = {"fedavg.sample-rate": 1.0, "fedavg.batch-size": records, "fedavg.learning-rate": 0.5}
+    return {
+        "FedLAP": lap | {"method": "fedlap"},
+        BEFORE: lap | SETTINGS | {"method": "fedlap"},
+        "FedAvg": average | {"method": "fedavg"},
+        "DSC": lap | {"method": "dsc"},
+        "DSC, one shot": {"method": "dsc", "fedlap.rounds": 1},
+        "FedDM": lap | FEDDM,
+        "FedDM, one shot": FEDDM | {"fedlap.rounds": 1},
+        "FedPFT on pixels": {"method": "fedpft"},
+        "FedLAP-DP": lap | private | {"method": "fedlap"},
+        "DP-FedAvg": average | EPSILON | whole | {"method": "dp-fedavg"},
+        "PSG": {"method": "psg", "fedlap.rounds": 1, "fedlap.trajectories": 5} | private,
+        "FedPFT on pixels, epsilon": EPSILON | {"method": "fedpft"},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", action="append", default=[], help="a row, by its name")
+    parser.add_argument("--again", action="store_true")
+    options = parser.parse_args()
+    settings, most, rounds = CASES[options.case]
+    base: dict[str, Any] = settings | {"partition": "classes", "classes-per-site": 2}
+    if options.case == "cifar10":
+        base["data-dir"] = str(shared("data/cifar10/train.parquet").parent)
+    file = RESULTS / f"fedlap-comparators-{options.case}.json"
+    curves: dict[str, Any] = {}
+    if file.exists() and not options.again:
+        curves = json.loads(file.read_text())["curves"]
+    for seed in range(options.seeds):
+        data = fewer(load(parse_run_config(base | {"seed": seed}), SITES), most)
+        rows = methods(rounds, min(len(site.train.labels) for site in data.sites))
+        asked = {name: own for name, own in rows.items() if not options.only or name in options.only}
+        for name, own in track(asked.items(), description=f"seed {seed}"):
+            known = curves.setdefault(name, {})
+            if known.get(str(seed), {}).get("settings") == own:
+                continue
+            named = {"classes": ",".join(data.classes)} if "epsilon" in own else {}
+            with before() if name == BEFORE else contextlib.nullcontext():
+                measured = federate(parse_run_config(base | named | own | {"seed": seed}), data)
+            curve = measured.curve or [(measured.bytes, measured.accuracy)]
+            known[str(seed)] = {"settings": own, "curve": curve}
+            write(options.case, rounds, curves)
+
+
+def write(case: str, rounds: int, curves: dict[str, Any]) -> None:
+    """Print what is known so far as a table, and write it with every curve."""
+    table = []
+    for name in methods(rounds, 1):
+        found = [seed["curve"] for seed in curves.get(name, {}).values()]
+        if found:
+            first, last = ([curve[at][1] for curve in found] for at in (0, -1))
+            private = "8" if "epsilon" in next(iter(curves[name].values()))["settings"] else ""
+            sent = found[0][-1][0] / SITES / 1e3
+            table.append(
+                [name, private, len(found), len(found[0]), mean_and_deviation(first), mean_and_deviation(last), sent]
+            )
+    columns = ["method", "epsilon", "seeds", "rounds", "after round 1, %", "at the end, %", "kB up a site, all rounds"]
+    title = f"{case}, {SITES} sites of 2 classes, ConvNet of width 32; epsilon is that of all rounds, delta 1e-5"
+    report(f"fedlap-comparators-{case}", title, columns, table, curves=curves)
+
+
+if __name__ == "__main__":
+    main()
