@@ -102,7 +102,7 @@ def extraction(device: str, sizes: Sizes, compiled: bool = False) -> Iterator[Ro
             took = seconds(lambda b=backbone: decoded_there(jpegs, b, sizes.batch), device, sizes.repeats)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            print(f"not compared: JPEG decoded on the device; torchvision is built without it ({reason})")
+            print(f"not compared: JPEG decoded on the device, as where torchvision is built without nvJPEG: {reason}")
             continue
         yield reached(
             f"extraction, decoded on the device, {name}", sizes.images / took, "images/s", "bare forward", bare, OF_BARE

@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Replace the operating system's random bytes where privacy noise is drawn, and only there."""
     settings.register_profile("the same", derandomize=True)
     settings.load_profile("the same")
-    KEYS.salt = config.getoption("--noise")
+    KEYS.salt = config.getoption("--noise", 0)
     gaussian_mechanism.os = SimpleNamespace(urandom=KEYS.urandom)  # type: ignore[attr-defined]
 
 

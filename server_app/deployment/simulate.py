@@ -30,7 +30,7 @@ from server_app.lifecycle.before_start import check_records, check_simulation
 from server_app.lifecycle.ending import mark_interrupted
 from server_app.lifecycle.interruption import Interrupted
 
-START_SECONDS = 90.0
+START_SECONDS = 300.0
 RAY_ATTEMPTS = 3
 CONTAINER_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 SITE_LOG = "log of the simulated sites: ~/.local/state/fedsurrogate/site.log"
