@@ -1,9 +1,10 @@
-"""Experiments with fewer bytes: a basis that all sites share, so that a site sends r x r numbers in place of d x r; and
-entropy coding of packed loadings. Offline, from the statistics of `gram`; no setting of the product does this.
+"""Experiments with fewer bytes: a basis of few directions that all sites share, so that a site sends an r x r covariance in
+place of a d x r one; and entropy coding of packed loadings. Offline, from the statistics of `gram`; no setting does this.
 
-A site sends its class means, its covariance in the basis as a triangle of correlations, and the variances that are left.
-Two messages: the basis has the first eigenvectors of the covariance pooled from a first message of low rank, whose bytes
-count. One message: it has the first right singular vectors of the ImageNet head of the backbone, which are public.
+A site sends its class means and its covariance in the basis, as a triangle of correlations with variances; the head lies in
+the basis. Two messages: the basis has the first eigenvectors of all records' covariance, means included, pooled from a first
+message of low rank, whose bytes count. One message: it has the first right singular vectors of the ImageNet head of the
+backbone, which are public.
 """
 
 import lzma
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from common.config.run_config import RunConfig
+from common.models.classifiers import Head
 from common.surrogates.shared_covariances import Gram
 from common.surrogates.surrogates import AnySurrogate, Surrogate
 from common.wire.records import pack_surrogate, unpack_surrogate
@@ -25,8 +27,8 @@ from strategies.fedpft.statistics import pooled
 
 Point = tuple[str, float, int]
 # (rank, bits of the loadings) of the first message, or none for the public basis; directions; bits of a correlation.
-TWO_MESSAGES = [(first, r, bits) for first in ((16, 4), (32, 4)) for r, bits in ((64, 16), (128, 16), (256, 8), (256, 16))]
-PUBLIC = [(r, bits) for r, bits in ((128, 16), (256, 8), (256, 16), (384, 8))]
+TWO_MESSAGES = [(first, r, bits) for first in ((16, 4), (32, 4)) for r, bits in ((128, 16), (256, 8), (384, 8))]
+PUBLIC = [(r, bits) for r, bits in ((128, 16), (256, 8), (256, 16), (384, 8), (512, 8))]
 
 
 def measured_points(
@@ -42,21 +44,24 @@ def measured_points(
     whole: surrogates of `gram`. low: surrogates of low rank, by rank. weights: a file with the head of the backbone.
     """
     given = [each for each in whole if isinstance(each, Surrogate)]
-    means = sum(2 * each.mixtures.means.numel() + 4 * len(each.header.classes) + 150 for each in given)
+    rows = sum(len(each.mixtures.means) for each in given)
 
     def measure(basis: Tensor, bits: int) -> tuple[float, int]:
-        sent = [_in_basis(each, basis, bits) for each in given]
-        r, d = basis.shape[1], len(basis)
-        each_site = (r * (r - 1) // 2 * bits + 7) // 8 + 2 * r + 2 * d
-        return judge(learn(sent, run, "cpu", classes).head), means + len(sent) * each_site
+        r = basis.shape[1]
+        found = learn([_in_basis(each, basis, bits) for each in given], run, "cpu", classes).head
+        assert isinstance(found, Head)
+        covariances = len(given) * ((r * (r - 1) // 2 * bits + 7) // 8 + 2 * r)
+        return judge(replace(found, weight=found.weight @ basis.T.float())), 2 * rows * r + covariances + 200 * len(given)
 
     for (rank, loading_bits), r, bits in TWO_MESSAGES:
         payloads = [pack_surrogate(each, loading_bits) for each in low(rank)]
         received = [each for p in payloads if isinstance(each := unpack_surrogate(p), Surrogate)]
-        vectors = torch.linalg.eigh(pooled(received, classes).matrix).eigenvectors
+        known = pooled(received, classes)
+        apart = (known.means - known.priors @ known.means) * known.priors.sqrt()[:, None]
+        vectors = torch.linalg.eigh(known.matrix + apart.T @ apart).eigenvectors
         accuracy, sent = measure(vectors[:, -r:], bits)
         # The class means need not be sent twice.
-        sent += sum(map(len, payloads)) - means
+        sent += sum(map(len, payloads)) - 2 * rows * r
         yield f"two messages, r={rank} at {loading_bits} bits, then {r} x {r} at {bits} bits", accuracy, sent
     table = load_file(weights)["classifier.1.weight"].double()
     directions = torch.linalg.svd(table - table.mean(0), full_matrices=False).Vh.T
@@ -78,11 +83,9 @@ def _in_basis(surrogate: Surrogate, basis: Tensor, bits: int) -> Surrogate:
         correlations = (correlations * most).round() / most
     correlations.fill_diagonal_(1)
     values, vectors = torch.linalg.eigh(correlations * scale * scale[:, None])
-    part = basis @ (vectors * values.clamp_min(0).sqrt())
-    part = part @ part.T
-    rest = (matrix.diagonal() - part.diagonal()).clamp_min(1e-4 * float(matrix.diagonal().mean())).half().double()
-    rebuilt = Gram((part + rest.diag()).float())
-    return replace(surrogate, mixtures=replace(surrogate.mixtures, covariance=rebuilt))
+    rebuilt = Gram(((vectors * values.clamp_min(0)) @ vectors.T).float())
+    means = (surrogate.mixtures.means.double() @ basis).half().float()
+    return replace(surrogate, mixtures=replace(surrogate.mixtures, means=means, covariance=rebuilt))
 
 
 def entropy_coded(surrogates: Sequence[AnySurrogate], bits: int) -> tuple[int, int, int]:

@@ -19,6 +19,9 @@ from common.surrogates.shared_covariances import FAMILIES, AnyCovariance, Gram, 
 
 # Lower bound of variances, as a share of the mean variance, like scikit-learn's reg_covar for unit-scale data.
 RELATIVE_FLOOR = 1e-6
+# Starts of k-means, and the steps after which the best one is known. One start gives ten spherical components 2.5 nats less
+# likelihood than scikit-learn, these as much, for a third more time (features of CIFAR-10, 10 sites).
+STARTS, FIRST_STEPS = 3, 6
 
 
 @dataclass(frozen=True)
@@ -231,33 +234,52 @@ def _without_small(joint: Tensor, sizes: Tensor, smallest: float) -> Tensor:
 def k_means(points: Tensor, clusters: int, generator: torch.Generator, iterations: int = 20) -> Tensor:
     """Hard assignments (n, k) as 0/1, k <= clusters, from k-means++ seeds (Arthur & Vassilvitskii 2007) and Lloyd steps.
 
-    If points coincide, the result has fewer clusters, so that no cluster is empty.
+    The best of STARTS starts after FIRST_STEPS steps is continued. If points coincide, the result has fewer clusters, and
+    none is empty.
     """
     if clusters == 1:
         return points.new_ones(len(points), 1)
     norms = points.square().sum(1)
+    starts = [_lloyd(points, norms, _seeds(points, norms, clusters, generator), FIRST_STEPS) for _ in range(STARTS)]
+    _, one_hot = min(starts, key=lambda start: start[0])
+    return _lloyd(points, norms, _centres(points, one_hot), iterations)[1]
 
-    def distances(centres: Tensor) -> Tensor:
-        return (norms[:, None] - 2 * products(points, centres) + centres.square().sum(1)).clamp_min(0)
+
+def _seeds(points: Tensor, norms: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
+    """Centres (k, d), k <= clusters, by k-means++: each is the best of a few draws in proportion to the squared distance."""
 
     def pick(weights: Tensor, count: int = 1) -> Tensor:
         return torch.multinomial(weights.double().cpu(), count, replacement=True, generator=generator).to(points.device)
 
     chosen = pick(torch.ones(len(points)))
-    nearest = distances(points[chosen]).squeeze(1)
+    nearest = _squared_distances(points, norms, points[chosen]).squeeze(1)
     trials = 2 + int(torch.log(torch.tensor(float(clusters))))
     smallest = torch.finfo(points.dtype).eps * 100 * norms.mean()
     while len(chosen) < clusters and nearest.max() > smallest:
         candidates = pick(nearest, trials)
-        costs = torch.minimum(nearest[:, None], distances(points[candidates]))
+        costs = torch.minimum(nearest[:, None], _squared_distances(points, norms, points[candidates]))
         best = costs.sum(0).argmin()
         chosen, nearest = torch.cat([chosen, candidates[best : best + 1]]), costs[:, best]
-    centres, assignment = points[chosen], None
+    return points[chosen]
+
+
+def _lloyd(points: Tensor, norms: Tensor, centres: Tensor, iterations: int) -> tuple[float, Tensor]:
+    """Sum of squared distances to the centres of the last assignment, and that assignment (n, k) as 0/1."""
+    assignment = None
     for _ in range(iterations):
-        previous, assignment = assignment, distances(centres).argmin(1)
+        distances = _squared_distances(points, norms, centres)
+        previous, assignment = assignment, distances.argmin(1)
         one_hot = torch.nn.functional.one_hot(assignment, len(centres)).to(points)
         one_hot = one_hot[:, one_hot.sum(0) > 0]
-        centres = one_hot.T @ points / one_hot.sum(0)[:, None]
         if previous is not None and torch.equal(previous, assignment):
             break
-    return one_hot
+        centres = _centres(points, one_hot)
+    return float(distances.amin(1).sum()), one_hot
+
+
+def _centres(points: Tensor, one_hot: Tensor) -> Tensor:
+    return one_hot.T @ points / one_hot.sum(0)[:, None]
+
+
+def _squared_distances(points: Tensor, norms: Tensor, centres: Tensor) -> Tensor:
+    return (norms[:, None] - 2 * products(points, centres) + centres.square().sum(1)).clamp_min(0)
