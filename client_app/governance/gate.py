@@ -57,7 +57,7 @@ class Gate:
         if run.secure_sum and run.colluding < policy.smallest_colluding - ROUNDING:
             raise PolicyError(
                 f"smallest-colluding = {policy.smallest_colluding:.4g}: the run is safe only against colluding = "
-                f"{run.colluding:.4g} of the sites"
+                f"{run.colluding:.4g} of the sites; it needs at least that share"
             )
         check_work(run, policy)
         for key, allowed, asked in (

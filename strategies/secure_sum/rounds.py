@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from common.errors import RunError
 from common.privacy.claims import private_rounds, spent_after
 from common.rules.spec import load
+from common.secure_sum.keys import Member
 from common.secure_sum.words import Words
 from common.wire.records import Info
 from strategies.base.collection import Collection
@@ -21,9 +22,11 @@ from strategies.secure_sum.strategy import SecureSum
 
 
 class SecureRounds(SecureSum):
-    """Rounds of training. In each one, the sites that are connected then make keys and sum their updates."""
+    """Rounds of training. In each one, the sites of the first make new keys and sum their updates."""
 
     _training: Training | None = None
+    # The sites of the first sum. They refuse a sum with other sites, such as one that was lost and comes back.
+    _first: frozenset[str] = frozenset()
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run all rounds, and evaluate the model. Raises RunError when too few sites are left in any round."""
@@ -76,6 +79,9 @@ class SecureRounds(SecureSum):
     def _values(self) -> Info:
         return super()._values() | {"round": self._number}
 
+    def _key_list(self, keys: Mapping[str, str]) -> dict[str, Member]:
+        return super()._key_list({name: key for name, key in keys.items() if name in (self._first or keys)})
+
     def _told_to_all(self, group: Group) -> tuple[bytes, int]:
         """The round's model. With another one for a single site, the mean update would show that site's."""
         if self._training is None:
@@ -90,6 +96,7 @@ class SecureRounds(SecureSum):
         training = self._training
         assert training is not None
         total, facts = self._total(summed, numbers)
+        self._first = self._first or frozenset(summed)
         load(self.config.spec.from_sums)(total, training, summed)
         self.outcome.model, self.outcome.learning = training.classifier(), facts
         sent = sum(site.bytes_up for site in self.outcome.sites.values())

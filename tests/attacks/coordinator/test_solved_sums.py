@@ -21,7 +21,7 @@ from common.secure_sum.words import Words, unpack_words, words
 from common.wire import sum_proto
 from strategies.base.training import Training
 from tests.attacks.coordinator.test_secure_sums import CLASSES, PLAIN, POLICY, PRIVATE, Hospitals, open_hospitals
-from tests.grid import metrics_of, run_federation
+from tests.grid import Fault, InProcessGrid, metrics_of, run_federation
 
 SITES = tuple("1234567")
 # The sites in each sum; the weights of the sums, and their divisor, which give one site's vector; and that site.
@@ -212,6 +212,19 @@ def test_rounds_of_the_same_hospitals_are_completed(seven: Hospitals, tmp_path: 
     settings = seven.settings | {"method": "fedavg", "fedavg.rounds": 3}
     folder = run_federation(tmp_path / "run", list(seven.nodes.values()), **settings)
     assert [entry["used"] for entry in metrics_of(folder)["rounds"]] == [7, 7, 7]
+
+
+def test_a_site_that_comes_back_is_left_out_of_later_rounds(seven: Hospitals, tmp_path: Path) -> None:
+    """The others would refuse a sum with it, and the run would end."""
+    calls: list[int] = []
+
+    def first_broken(payload: bytes) -> bytes:
+        calls.append(len(payload))
+        return b"\x0a\x03abc" if len(calls) == 1 else payload
+
+    grid = InProcessGrid(list(seven.nodes.values()), {6: Fault(kind="query.sum_shares", payload=first_broken)})
+    folder = run_federation(tmp_path / "run", grid, **seven.settings | {"method": "fedavg", "fedavg.rounds": 3})
+    assert [entry["used"] for entry in metrics_of(folder)["rounds"]] == [6, 6, 6]
 
 
 def test_a_person_may_forget_earlier_sums(seven: Hospitals) -> None:

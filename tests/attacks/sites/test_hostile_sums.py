@@ -12,6 +12,7 @@ import torch
 from common.config.run_config import RunConfig, parse_run_config
 from common.errors import SurrogateError
 from common.surrogates.class_sums import PRESENT
+from common.surrogates.covariances import cholesky
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from common.wire.validation import Expectation, check_surrogate
 from strategies.fedpft.learn import learn
@@ -23,6 +24,12 @@ from tests.hostile_sites import digits_of, surrogate_of
 CLASSES = tuple(map(str, range(10)))
 SITES = 10
 Lie = Callable[[SumsSurrogate], SumsSurrogate]
+
+
+def test_a_covariance_that_is_not_finite_ends_its_factorisation() -> None:
+    for matrix, floor in ((torch.full((2, 2), torch.nan), 1e-3), (torch.eye(2), -1e-3)):
+        with pytest.raises(SurrogateError, match="no Cholesky factor"):
+            cholesky(matrix, floor)
 
 
 def settings(family: str, epsilon: float, **more: Any) -> RunConfig:

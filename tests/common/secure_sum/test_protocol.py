@@ -328,8 +328,8 @@ def test_numbers_fill_nine_tenths_of_the_modulus_and_counts_are_whole() -> None:
 
     assert FixedPoint.of(1.0, 1, 1).largest == math.floor(0.9 * 2**31)
     assert FixedPoint.of(0.5, 1000, 10, whole=True).step == 1.0
-    fixed, value = FixedPoint(2.0**-40, 2**62), torch.tensor([1.1])
-    assert fixed.encode(value).tolist() == [round(float(value) * 2**40)], "not rounded in single precision"
+    fixed, value = FixedPoint(3e-9, 2**31), torch.tensor([1.1])
+    assert fixed.encode(value).tolist() == [round(float(value) / 3e-9)], "not rounded in single precision"
 
 
 def test_a_sum_of_one_site_is_refused_by_default_and_one_as_small_as_allowed_is_not() -> None:
