@@ -37,10 +37,11 @@ def by_sums(canaries: Canaries, seen: Seen) -> Tensor:
     found = unpack_surrogate(seen.rounds[0][1])
     assert isinstance(found, SumsSurrogate)
     sums = found.sums
-    return _of_sums(canaries, {"counts": sums.counts, "sums": sums.sums, "squares": sums.squares}, sums.sigmas)
+    return of_sums(canaries, {"counts": sums.counts, "sums": sums.sums, "squares": sums.squares}, sums.sigmas)
 
 
-def _of_sums(canaries: Canaries, released: Mapping[str, Tensor | None], noise: Mapping[str, float]) -> Tensor:
+def of_sums(canaries: Canaries, released: Mapping[str, Tensor | None], noise: Mapping[str, float]) -> Tensor:
+    """The likelihood ratio of these released statistics with this noise; each canary is alone in its part of them."""
     x, y = torch.nn.functional.normalize(canaries.x), canaries.y
     counts, sums, squares = (released[name] for name in ("counts", "sums", "squares"))
     assert counts is not None
@@ -64,7 +65,7 @@ def by_total(canaries: Canaries, seen: Seen) -> Tensor:
     parts = {"counts": numbers[:c], "sums": numbers[c : c + c * d], "squares": numbers[c + c * d :]}
     released = {name: decoded[name].decode(part).float() for name, part in parts.items()}
     released["sums"] = released["sums"].reshape(c, d)
-    return _of_sums(canaries, released, {name: sigma for name, (sigma, _) in claim.noise.items()})
+    return of_sums(canaries, released, {name: sigma for name, (sigma, _) in claim.noise.items()})
 
 
 def by_mixtures(canaries: Canaries, seen: Seen) -> Tensor:

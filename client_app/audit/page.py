@@ -27,7 +27,7 @@ PAGE = (
 <p class="eyebrow">Audit of a release · {{ a.method }} · stays at this site</p>
 <h1>An attacker who knows every record separates used from unused ones with AUC {{ "%.3f" | format(a.attack.auc) }}.</h1>
 <p>0.5 is a guess, 1 is certainty. {{ a.releases }} releases were made from random halves of {{ a.records }} {% if a.records < a.of %}of {{ a.of }} {% endif %}training records, by the
-code and settings of this site. For each, the attacker knew all records and the other releases, and guessed which records were used. A real release has twice
+code and settings of this site. For each, the attacker knew all records and the releases of other halves, and guessed which records were used. A real release has twice
 the records, and shows less of each. Nothing has left, and nothing was charged.</p>
 </header>
 {% if broken %}<div class="banner" role="alert"><h2>More than the claim allows</h2>
