@@ -125,7 +125,10 @@ def stop(run: str, output: Path, address: str, authority: Path | None) -> Handle
     check_connection(address, authority)
     handle = find_handle(run, output)
     if handle.folder is not None and (status := settled(handle.folder).get("status")) not in (None, "running"):
-        raise RunError(f"{handle.folder} has ended as {status}; there is nothing to stop")
+        raise RunError(
+            f"{handle.folder} has ended as {status}; name a newer run that has no folder yet by its number in "
+            "`coordinator runs`, else there is nothing to stop"
+        )
     if not handle.id:
         raise RunError(f"{handle.folder} does not name Flower's number of the run; give it, `coordinator runs` lists it")
     if not stop_at_superlink(handle.id, address, authority):

@@ -192,7 +192,7 @@ def before(command: str, coordinator: Machine, hospital: Machine) -> None:
     """What a person does before a command of the guide."""
     if command == "coordinator stop latest":
         coordinator.compose("exec", "-T", "-d", "superlink", "coordinator", "run", "-c", ROUNDS)
-        until(lambda: "running" in coordinator.inside("superlink", "coordinator", "runs"), 120)
+        until(lambda: any((coordinator.folder / "runs").glob("*-dp-fedavg-*/events.jsonl")))
     elif command == "coordinator request papers":
         (coordinator.folder / "spring.json").unlink(missing_ok=True)
     elif command == "site release /state/spring.json":
