@@ -41,14 +41,14 @@ def coordinator(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the coordinator command as a user would, from `cwd`."""
     command = [sys.executable, "-m", "server_app.cli.main", *arguments]
     settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
-    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=900, check=False)
 
 
 def site_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the site command as a hospital would."""
     command = [sys.executable, "-m", "client_app.cli.main", *arguments]
     settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
-    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=600, check=False)
 
 
 class Federation:
