@@ -153,16 +153,22 @@ def test_the_coordinator_has_no_prediction_and_no_exact_count(home: Path) -> Non
     for event in (json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()):
         assert not {"correct", "tested"} & set(event)
         assert event["event"] not in ("evaluated", "model-not-signed")
-    predicted = rows(home / "dicom.csv")
-    # Columns of predictions, a row of them, images, studies, folders of hospitals, and the page of an evaluation.
-    secrets = ["mahalanobis", "p_yes", "decision,", "stays at this site", "0000.png", "new-png", "new-dicom"]
-    secrets += [predicted[0]["SOPInstanceUID"], predicted[0]["StudyInstanceUID"], predicted[0]["p_yes"], "PatientID"]
+    predicted = rows(home / "dicom.csv")[0]
+    # New images, studies, a probability of one of them, and folders of hospitals.
+    secrets = [
+        "0000.png",
+        "new-png",
+        "new-dicom",
+        *(predicted[key] for key in ("SOPInstanceUID", "StudyInstanceUID", "p_yes")),
+    ]
     secrets += [f"{home}/{name}" for name in NODES] + [f"{home}/held-{name}" for name in NODES]
+    # Columns of predictions and the page of an evaluation. The database holds the program itself, which has these words.
+    words = ["mahalanobis", "p_yes", "decision,", "stays at this site", "PatientID"]
     files = of_the_coordinator(home)
     assert {"metrics.json", "evaluation.json", "model.fedsurrogate", "state.db", "superlink.log"} <= {f.name for f in files}
     for file in files:
         content = file.read_bytes()
-        for secret in secrets:
+        for secret in secrets + (words if not file.name.startswith("state.db") else []):
             assert secret.encode() not in content, f"{secret} in {file}"
 
 
