@@ -1,4 +1,4 @@
-"""Runs in rounds: they survive a failing site, are recorded one by one, and resume. tests/test_methods.py runs all methods."""
+"""Runs in rounds: they survive a failing site, are recorded, and resume. tests/test_methods.py runs all methods."""
 
 from __future__ import annotations
 

@@ -112,9 +112,9 @@ def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(t
     [
         (lambda s: replace(s, radius=0.0), "a radius of 0"),
         (lambda s: replace(s, radius=float("nan")), "a radius of nan"),
-        (lambda s: replace(s, values=torch.zeros(len(s.labels), 81)), "dimension 81"),
+        (lambda s: replace(s, values=torch.zeros(len(s.labels), 81)), "images of shape (10, 81)"),
         (lambda s: replace(s, values=torch.cat([s.values, s.values[-1:]]), labels=torch.cat([s.labels, s.labels[-1:]])),
-         "3 synthetic records of a class"),
+         "images of shape (11, 256)"),
         (lambda s: replace(s, header=replace(s.header, classes=(*s.header.classes[:-1], "zebra"))), "unknown class 'zebra'"),
         (lambda s: replace(s, values=torch.full_like(s.values, 1e9)), "beyond 10000"),
         (lambda s: replace(s, header=replace(s.header, site="0")), "another site"),

@@ -149,7 +149,7 @@ def spoiled(**change: object) -> bytes:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"counts": torch.tensor([[-1.0], [100], [201]])}, "counts holds a number"),
+        ({"counts": torch.tensor([[-1.0], [100], [201]])}, "counts: -0.99.* is outside 0"),
         ({"counts": torch.tensor([[0.0], [100], [200]])}, "group without records"),
         ({"counts": torch.ones(3, 1)}, "3 records together, but 300"),
         ({"counts": torch.full((3, 2), 50.0)}, "of shape"),

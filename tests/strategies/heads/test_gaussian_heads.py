@@ -107,7 +107,7 @@ def test_a_class_that_no_site_has_is_never_predicted() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"variances": torch.full((3, D), -1.0)}, "variances holds a number"),
+        ({"variances": torch.full((3, D), -1.0)}, "variances: -1 is outside 0"),
         ({"variances": torch.full((3, D), 100.0)}, "do not sum to the second moments"),
         ({"variances": torch.zeros(3, D)}, "do not sum to the second moments"),
         ({"variances": torch.zeros(3, D + 1)}, "of shape"),
