@@ -203,26 +203,28 @@ def key(node_config: Node) -> None:
 
 @app.command()
 def release(
-    request: Annotated[Path, typer.Argument(help="A request file, written by `coordinator request`.")],
+    request: Annotated[Path, typer.Argument(help="A file of `coordinator request` or `coordinator exchange`.")],
     node_config: Node,
-    out: Annotated[Path, typer.Option(help="The bundle to write, for the coordinator.")],
+    out: Annotated[Path, typer.Option(help="The bundle or reply to write, for the coordinator.")],
     as_json: Json = False,
 ) -> None:
-    """Release this site's surrogate into a signed file, for a site without a network connection to the coordinator.
+    """Answer a request in a signed file, for a site without a network connection to the coordinator.
 
     The request must be signed with the coordinator's key in the node-config (coordinator-key), and is answered only once.
-    The release is charged to the ledger, and is byte for byte the same as over the network.
+    A release is charged to the ledger, and is byte for byte the same as over the network.
     """
     from client_app.offline.bundle_writer import release_to
+    from client_app.offline.replies import is_message, reply_to
     from common.number_format import human_bytes
 
-    made = release_to(out, request, node_of(node_config))
-    if as_json:
-        facts = {"file": str(out), "bytes": made.bytes, "sha256": made.sha256, "epsilon": made.epsilon, "delta": made.delta}
-        print(json.dumps(facts, indent=2))
-        return
-    budget = f"epsilon {made.epsilon:g}, delta {made.delta:g}" if made.events else "no differential privacy"
-    console.print(f"{out}: {human_bytes(made.bytes)}, {budget}; it is in the ledger", soft_wrap=True)
+    if is_message(request):
+        facts, line = {"file": str(out)}, reply_to(out, request, node_of(node_config))
+    else:
+        made = release_to(out, request, node_of(node_config))
+        facts = {"file": str(out), **{key: getattr(made, key) for key in ("bytes", "sha256", "epsilon", "delta")}}
+        budget = f"epsilon {made.epsilon:g}, delta {made.delta:g}" if made.events else "no differential privacy"
+        line = f"{out}: {human_bytes(made.bytes)}, {budget}; it is in the ledger"
+    console.print(json.dumps(facts, indent=2) if as_json else line, soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command("dry-run")

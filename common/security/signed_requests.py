@@ -77,13 +77,13 @@ class Request:
         config = parse_run_config(self.settings)
         if config.secure_sum:
             raise ConfigError(
-                "secure-sum = true: offline exchange has one reply of every site, but a secure sum needs five, each after "
-                "those of all sites to the step before; connect the sites over the network, or remove secure-sum"
+                "secure-sum = true: a request has one reply of every site, but a secure sum needs five, each after those of "
+                "all sites to the step before; use `coordinator exchange`, which carries every message as a file"
             )
         if not config.spec.answers_files:
             raise ConfigError(
-                f"method = {config.method!r}, fedpft.topology = {config.fedpft.topology!r}: offline exchange needs a run in "
-                "which every site replies once and alone; set method = 'fedpft' with topology = 'star'"
+                f"method = {config.method!r}, fedpft.topology = {config.fedpft.topology!r}: a request needs a run in which "
+                "every site replies once and alone; use `coordinator exchange`, which carries every message as a file"
             )
         return config
 

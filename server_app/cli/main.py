@@ -20,8 +20,8 @@ from server_app.cli.control import register, run, superlink, unregister
 from server_app.cli.kit import kit
 from server_app.cli.model import evaluate, export, survey, value
 from server_app.cli.monitoring import metrics, tensorboard, watch
+from server_app.cli.offline import exchange, learn, request
 from server_app.cli.offline import key as show_key
-from server_app.cli.offline import learn, request
 from server_app.cli.options import Preset, RunArgument, complete_runs
 from server_app.cli.runs import attach, runs, sites, stop
 from server_app.cli.settings import preset as show_preset
@@ -190,6 +190,7 @@ for command in (
     show_key,
     request,
     learn,
+    exchange,
 ):
     app.command()(command)
 app.command()(sweep)

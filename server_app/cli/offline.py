@@ -1,4 +1,4 @@
-"""The `coordinator key`, `request` and `learn` commands: for sites without a network connection."""
+"""The `coordinator key`, `request`, `learn` and `exchange` commands: for sites without a network connection."""
 
 from __future__ import annotations
 
@@ -83,3 +83,35 @@ def learn(
         console.print(f"{site.status:<10}{site.name}  {'; '.join(why for _, why in site.troubles)}".rstrip(), soft_wrap=True)
     console.print(f"privacy {privacy_line(run.metrics)}", soft_wrap=True)
     console.print(str(folder), soft_wrap=True)
+
+
+def exchange(
+    folder: Folder,
+    keys: Annotated[Path, typer.Option(help="File with the public keys of all sites, as `site key` prints them.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A new folder, for the files of all messages.")],
+    run_config: RunSettings = None,
+    days: Annotated[int, typer.Option(min=1, max=365, help="Days that sites have to answer one step.")] = 30,
+    as_json: MetricsAsJson = False,
+) -> None:
+    """Run a federation whose messages are carried as files: every method, also in rounds, and secure sums.
+
+    Each step writes one file a site, OUT/02-north.request. At the site, `site release 02-north.request --out
+    02-north.reply` answers it. The command waits for the replies in OUT, and keeps running until the end. An empty file
+    02-north.lost tells that no reply will come.
+    """
+    from common.config.flat_settings import parse_overrides
+    from server_app.cli.control import show_result
+    from server_app.exchange.run import run_by_files
+    from server_app.lifecycle.interruption import Interrupted, interruptible
+
+    def show(line: str) -> None:
+        console.print(line, soft_wrap=True)
+
+    overrides = parse_overrides(run_config or [])
+    try:
+        with interruptible():
+            made = run_by_files(overrides, folder, keys, out, days, show)
+    except Interrupted as stop:
+        show(f"interrupted by {stop}; a run in rounds continues with -c 'resume=\"RUN\"' and a new --out")
+        raise typer.Exit(stop.exit_code) from None
+    show_result(made, made.parent, as_json, True)

@@ -46,6 +46,7 @@ RUN_BY = {
     "coordinator key": "attacks/coordinator/test_offline_exchange.py",
     "coordinator request": "server_app/test_offline.py",
     "coordinator learn": "server_app/test_offline.py",
+    "coordinator exchange": "server_app/exchange/test_files.py",
     "coordinator watch": "server_app/monitoring/test_watch.py",
     "coordinator metrics": "server_app/monitoring/test_prometheus.py",
     "coordinator tensorboard": "server_app/monitoring/test_tensorboard.py",

@@ -1,0 +1,86 @@
+"""FedPFT, table 1: data sets and foundation models. Accuracy of the heads on each pair that you have, at 50 sites.
+
+The paper's table 1 lists the pairs without figures. This script prints it, and next to each pair the accuracy of one head on
+all real features, of FedPFT as published, and of our families, among the sites of one run (Dirichlet 0.1). A pair is named
+with its settings; `data-dir` and `weights-path` are files of yours:
+
+    python benchmarks/reproduce/fedpft_table1.py \\
+        --pair 'Oxford Pets' 'data="imagefolder" data-dir="/data/pets" backbone="open_clip:ViT-B-32/openai"' \\
+        --pair 'CIFAR100' 'data="parquet" data-dir="/data/cifar100" backbone="torchvision:resnet50"'
+
+Without a pair: features of MobileNetV2 of CIFAR-10 and PACS, on the sample features next to the checkout.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+from _harness import Measured, arguments, centralised, federate, load, mean_and_deviation, settings_of
+from _report import report
+from rich.progress import track
+
+from common.config.flat_settings import Scalar, parse_overrides
+from common.config.run_config import parse_run_config
+
+# Training images, classes, foundation model.
+PAPER: dict[str, tuple[int, int, str]] = {
+    "CIFAR10": (50_000, 10, "ResNet-50"),
+    "CIFAR100": (50_000, 100, "ResNet-50"),
+    "PACS (P)": (1_336, 7, "ViT-B/16"),
+    "PACS (S)": (3_144, 7, "ViT-B/16"),
+    "Office Home (C)": (3_492, 65, "ViT-B/16"),
+    "Office Home (P)": (3_551, 65, "ViT-B/16"),
+    "Caltech101": (6_084, 101, "CLIP, ViT-B/32"),
+    "Stanford Cars": (12_948, 196, "CLIP, ViT-B/32"),
+    "Oxford Pets": (3_680, 37, "CLIP, ViT-B/32"),
+    "Food101": (75_750, 101, "CLIP, ViT-B/32"),
+}
+ROWS: dict[str, dict[str, Any] | None] = {
+    "all real features": None,
+    "ensemble": {"method": "ensemble"},
+    "FedPFT diag K=10": {"fedpft.covariance": "diag", "fedpft.components": 10},
+    "FedPFT spherical K=1": {"fedpft.covariance": "spherical"},
+    "lowrank r=64 (ours)": {"fedpft.rank": 64},
+    "gram (ours)": {"fedpft.covariance": "gram"},
+}
+STAND_INS = {"CIFAR10": "cifar10", "PACS (P)": "pacs-photo", "PACS (S)": "pacs-sketch"}
+
+
+def main() -> None:
+    parser = arguments(__doc__, "reproduce-fedpft-table1")
+    parser.add_argument("--pair", nargs=2, action="append", default=[], metavar=("NAME", "'key=value ...'"))
+    parser.add_argument("--sites", type=int, default=50)
+    options = parser.parse_args()
+    pairs: dict[str, dict[str, Scalar]] = {name: parse_overrides([text]) for name, text in options.pair}
+    if not pairs:
+        pairs = {name: settings_of(options, {"dataset": file})[0] for name, file in STAND_INS.items()}
+    found: dict[tuple[str, str], list[Measured]] = defaultdict(list)
+    sizes: dict[str, tuple[int, int, int]] = {}
+    for name, settings in pairs.items():
+        for seed in range(options.seeds):
+            base = settings | {"seed": seed}
+            run = parse_run_config(base)
+            data = load(run, options.sites)
+            records = sum(len(site.train.labels) for site in data.sites)
+            sizes[name] = records, len(data.classes), data.test.features.shape[1]
+            for row, own in track(ROWS.items(), description=f"{name}, seed {seed}"):
+                measured = centralised(run, data) if own is None else federate(parse_run_config(base | own), data)
+                found[name, row].append(measured)
+    rows: list[tuple[Any, ...]] = []
+    for name in (*PAPER, *(each for each in pairs if each not in PAPER)):
+        paper = PAPER.get(name, ("", "", ""))
+        if name not in pairs:
+            rows.append((name, *paper, *[""] * (4 + len(ROWS))))
+            continue
+        each = {row: found[name, row] for row in ROWS}
+        backbone = pairs[name].get("backbone", "MobileNetV2")
+        accuracies = [mean_and_deviation([m.accuracy for m in measured]) for measured in each.values()]
+        rows.append((name, *paper, str(backbone), *sizes[name], *accuracies))
+    columns = ["data", *(f"paper: {what}" for what in ("images", "classes", "model"))]
+    columns += ["ours: model", "images", "classes", "dimensions", *ROWS]
+    megabytes = {f"{name}, {row}": measured[0].bytes / 1e6 for (name, row), measured in found.items()}
+    title = f"FedPFT table 1, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds, accuracy in %"
+    report(options.name, title, columns, rows, megabytes=megabytes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Answer one message of a run from a file, for a site without a network connection to the coordinator.
+
+The reply is what the site would send over the network, after the same checks and charges. It is kept in the state folder: a
+person who asks again gets the same file, and nothing is charged again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from filelock import FileLock
+
+from client_app.durable_files import put_file
+from client_app.features.site_features import site_name
+from client_app.node_config import NodeConfig
+from client_app.offline.keys import coordinator_key, private_key
+from client_app.requests import LARGEST_MODEL, WORK, answer
+from common.errors import ConfigError, StateError
+from common.exchange.message_files import (
+    LARGEST_FILE,
+    MessageReply,
+    MessageRequest,
+    digest,
+    pack_reply,
+    unpack_reply,
+    unpack_request,
+)
+from common.security.sealing import public_key
+from common.wire.records import from_record, to_record
+
+# Every file of another kind begins otherwise: the first field of a message file is its manifest.
+MAGIC = b"\x0a"
+KINDS = {"train": "surrogate", "evaluate": "evaluation", "query.hello": "introduction"}
+
+
+def is_message(file: Path) -> bool:
+    """Whether a file may be a request of `coordinator exchange`, not one of `coordinator request`. Raises ConfigError."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(1) == MAGIC
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read ({error.strerror})") from None
+
+
+def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
+    """Write the reply to a request file; return a line that says what was written. Raises FedSurrogateError.
+
+    Checked before any work: the request is signed with the coordinator's key in the node-config, is for this site, and has
+    not expired.
+    """
+    if not (node.site or node.num_partitions > 1):
+        raise ConfigError("the node-config names no site, and the coordinator knows keys by name; set site")
+    site = site_name(node, 0)
+    if file.exists():
+        raise ConfigError(f"{str(file)!r} exists, and a reply is never replaced; choose another file")
+    public = coordinator_key(node)
+    content = _read(request_file)
+    request = unpack_request(content, public)
+    if request.site != site:
+        raise ConfigError(f"{request_file} is for site {request.site!r}, and this is {site!r}")
+    key, kept = private_key(node, site), node.state / "replies" / request.id
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{kept}.lock"):
+        again = kept.exists()
+        if not again:
+            if request.expired():
+                raise ConfigError(f"{request_file} expired on {request.expires}; ask the coordinator to run again")
+            _put(kept, pack_reply(_answered(request, digest(content), node, site), key))
+        elif unpack_reply(kept.read_bytes(), public_key(key)).request != digest(content):
+            raise StateError(f"another request with the id of {request_file} was answered; ask the coordinator to run again")
+    _put(file, kept.read_bytes())
+    what = "the reply that was made before; nothing is charged again" if again else f"reply to step {request.kind!r}"
+    return f"{file}: {what}; `site ledger` shows what has been charged"
+
+
+def _answered(request: MessageRequest, asked: str, node: NodeConfig, site: str) -> MessageReply:
+    work = KINDS.get(request.kind, request.kind.removeprefix("query.").replace("_", "-"))
+    if work not in WORK or work == "comparison":
+        raise ConfigError(f"a request of kind {request.kind[:40]!r}, which this site does not answer")
+    record = to_record(request.payload, request.info)
+    answered = answer(work, record, request.settings, request.flower_run, node, site)
+    payload, info = from_record(answered, LARGEST_MODEL)
+    return MessageReply(request.id, asked, site, info, payload)
+
+
+def _read(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        content = stream.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise ConfigError(f"{file} is larger than the limit of {LARGEST_FILE} bytes")
+    return content
+
+
+def _put(file: Path, content: bytes) -> None:
+    try:
+        put_file(file, content)
+    except OSError as error:
+        raise StateError(
+            f"{str(file)!r} cannot be written ({error.strerror}); nothing is lost: repeat the command"
+        ) from None

@@ -1,0 +1,1 @@
+"""Messages of a run as signed files, which people carry."""

@@ -1,0 +1,131 @@
+"""Messages of a run as signed files, for sites without a network connection to the coordinator.
+
+A request file has one message to one site, signed with the coordinator's key; a reply file has what the site answers, signed
+with the site's key. A signature is checked before anything else is read. The values and the payload are those of the same
+message over the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, date, datetime
+from typing import Any
+
+from common.config.flat_settings import Scalar
+from common.errors import ConfigError, SealError, SurrogateError
+from common.safe_parsing import read_message
+from common.security.sealing import sign, verify
+from common.surrogate_pb2 import Bundle as SignedFile
+from common.wire.records import Info
+from common.wire.validation import SITE_NAME
+
+REQUEST, REPLY = b"message-request", b"message-reply"
+# In bytes. A manifest has the settings and the values next to a payload, as large as over the network.
+LARGEST_FILE, LARGEST_MANIFEST = 2**30, 2**24
+ID = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class MessageRequest:
+    """One message to one site.
+
+    id: of the message, 64 hexadecimal digits. flower_run: the run, as in ledgers. kind: the type of Flower's message.
+    settings: of the run, flat. expires: the last day, in UTC, on which the site replies (YYYY-MM-DD).
+    """
+
+    id: str
+    flower_run: str
+    site: str
+    kind: str
+    settings: Mapping[str, Scalar]
+    info: Info
+    expires: str
+    payload: bytes | None = None
+
+    def expired(self) -> bool:
+        """Whether the last day is over."""
+        return datetime.now(UTC).date() > date.fromisoformat(self.expires)
+
+
+@dataclass(frozen=True)
+class MessageReply:
+    """A site's answer to the request with this id and SHA-256."""
+
+    id: str
+    request: str
+    site: str
+    info: Info
+    payload: bytes | None = None
+
+
+def pack_request(request: MessageRequest, private: bytes) -> bytes:
+    """The content of a request file. private: the coordinator's key."""
+    return _pack(request, private, REQUEST)
+
+
+def unpack_request(content: bytes, public: bytes) -> MessageRequest:
+    """Check the signature of a request file and read it. Raises SealError, and ConfigError for a file of another kind."""
+    try:
+        found = MessageRequest(**_unpack(content, public, REQUEST, MessageRequest))
+        date.fromisoformat(found.expires)
+        if not (ID.fullmatch(found.id) and SITE_NAME.fullmatch(found.site) and isinstance(found.settings, dict)):
+            raise SurrogateError("its id, site or settings are not in form")
+    except (SurrogateError, TypeError, ValueError) as error:
+        raise ConfigError(f"no request of `coordinator exchange` ({str(error)[:120]})") from None
+    return found
+
+
+def pack_reply(reply: MessageReply, private: bytes) -> bytes:
+    """The content of a reply file. private: the site's key."""
+    return _pack(reply, private, REPLY)
+
+
+def unpack_reply(content: bytes, public: bytes) -> MessageReply:
+    """Check the signature of a reply file and read it. Raises SealError, and SurrogateError for a file of another kind."""
+    try:
+        return MessageReply(**_unpack(content, public, REPLY, MessageReply))
+    except TypeError as error:
+        raise SurrogateError(f"no reply of `site release` ({str(error)[:120]})") from None
+
+
+def digest(content: bytes) -> str:
+    """SHA-256 of a request file, hexadecimal: a reply names the very request that it answers."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def _pack(message: MessageRequest | MessageReply, private: bytes, purpose: bytes) -> bytes:
+    content = asdict(message)
+    payload = content.pop("payload")
+    manifest = json.dumps(content | {"has-payload": payload is not None}, sort_keys=True).encode()
+    signature = sign(_signed(manifest, payload or b""), private, purpose)
+    return SignedFile(manifest=manifest, payload=payload or b"", signature=signature).SerializeToString(deterministic=True)
+
+
+def _unpack(content: bytes, public: bytes, purpose: bytes, kind: type[Any]) -> dict[str, Any]:
+    message = SignedFile()
+    read_message(message, content, "message file")
+    if len(message.manifest) > LARGEST_MANIFEST:
+        raise SurrogateError(f"a manifest of more than {LARGEST_MANIFEST} bytes")
+    try:
+        verify(_signed(message.manifest, message.payload), message.signature, public, purpose)
+    except SealError:
+        raise SealError("the file was changed on its way, or somebody else made it: its signature does not fit") from None
+    try:
+        found: dict[str, Any] = json.loads(message.manifest)
+        has_payload = found.pop("has-payload")
+        texts = [each.name for each in fields(kind) if each.name not in ("settings", "info", "payload")]
+        if set(found) != {each.name for each in fields(kind)} - {"payload"} or not isinstance(found["info"], dict):
+            raise ValueError("its fields are not those of a message")
+        if not all(isinstance(found[name], str) for name in texts):
+            raise ValueError("a field that is no text")
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise SurrogateError(f"a manifest that cannot be read ({str(error)[:120]})") from None
+    return found | {"payload": message.payload if has_payload is True else None}
+
+
+def _signed(manifest: bytes, payload: bytes) -> bytes:
+    return len(manifest).to_bytes(8, "big") + manifest + payload

@@ -1,0 +1,1 @@
+"""Runs whose messages are carried as files, for sites without a network connection."""

@@ -1,0 +1,116 @@
+"""A Flower `Grid` of files: each message to a site is written as a signed file, and its reply is read from another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
+
+from common.config.flat_settings import Scalar
+from common.errors import SealError, SurrogateError
+from common.exchange.message_files import (
+    LARGEST_FILE,
+    MessageReply,
+    MessageRequest,
+    digest,
+    pack_request,
+    unpack_reply,
+)
+from common.wire.records import from_record, to_record
+from server_app.deployment.local_grid import FIRST_NODE, LocalGrid
+
+REQUEST, REPLY, REFUSED, LOST = ".request", ".reply", ".refused", ".lost"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What all messages of a run share. keys: public keys by site. settings: of the run, flat. private: the coordinator's
+    key. expires: the last day on which a site replies.
+    """
+
+    folder: Path
+    keys: Mapping[str, bytes]
+    settings: Mapping[str, Scalar]
+    private: bytes
+    expires: str
+    run_id: int
+
+    def nodes(self) -> dict[int, str]:
+        """Site names by node id."""
+        return {FIRST_NODE + index: name for index, name in enumerate(sorted(self.keys))}
+
+
+class FileGrid(LocalGrid):
+    """Sites that answer by files. `02-north.request` is the second message to north; its reply is `02-north.reply`.
+
+    A person carries both. An empty file `02-north.lost` in place of a reply tells that none will come. A reply that cannot
+    be used is renamed to `02-north.refused`, and another may replace it. show: prints a line for the person.
+    """
+
+    def __init__(self, exchange: Exchange, show: Callable[[str], None]) -> None:
+        super().__init__(_no_app, [{} for _ in exchange.keys], exchange.run_id)
+        self._exchange, self._show = exchange, show
+        self._step = 0
+        # By message: the message, the stem of its files, and the digest of the request file.
+        self._asked: dict[str, tuple[Message, str, str]] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Write messages as files."""
+        self._step += 1
+        written = super().push_messages(messages)
+        names = [f"{self._asked[each][1]}{REQUEST}" for each in written]
+        if names:
+            self._show(f"step {self._step}: carry to their sites, from {self._exchange.folder}: {', '.join(names)}")
+        return written
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies to these messages that lie in the folder."""
+        found = []
+        for name in list(message_ids):
+            if name in self._asked and (reply := self._reply(name)) is not None:
+                del self._asked[name]
+                found.append(reply)
+        return found
+
+    def _deliver(self, message: Message) -> None:
+        site = self._exchange.nodes()[message.metadata.dst_node_id]
+        payload, info = from_record(message.content, LARGEST_FILE)
+        name, kind = message.metadata.message_id, message.metadata.message_type
+        request = MessageRequest(
+            name, str(self._run.run_id), site, kind, self._exchange.settings, info, self._exchange.expires, payload
+        )
+        content, stem = pack_request(request, self._exchange.private), f"{self._step:02d}-{site}"
+        (self._exchange.folder / f"{stem}{REQUEST}").write_bytes(content)
+        self._asked[name] = message, stem, digest(content)
+
+    def _reply(self, name: str) -> Message | None:
+        message, stem, request = self._asked[name]
+        if (self._exchange.folder / f"{stem}{LOST}").exists():
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "a person has marked this site as lost"), reply_to=message)
+        file = self._exchange.folder / f"{stem}{REPLY}"
+        if not file.exists():
+            return None
+        site = self._exchange.nodes()[message.metadata.dst_node_id]
+        try:
+            reply = self._checked(file, site, name, request)
+            return Message(to_record(reply.payload, reply.info), reply_to=message)
+        except (SurrogateError, SealError, OSError, ValueError, TypeError) as error:
+            refused = file.with_suffix(REFUSED)
+            file.replace(refused)
+            self._show(f"{file.name} cannot be used ({error}); it is {refused.name} now, and this run waits for another")
+            return None
+
+    def _checked(self, file: Path, site: str, name: str, request: str) -> MessageReply:
+        if file.stat().st_size > LARGEST_FILE:
+            raise SurrogateError(f"larger than the limit of {LARGEST_FILE} bytes")
+        reply = unpack_reply(file.read_bytes(), self._exchange.keys[site])
+        if (reply.site, reply.id, reply.request) != (site, name, request):
+            raise SurrogateError(f"it answers another request, or is of site {reply.site[:64]!r}")
+        return reply
+
+
+def _no_app(message: Message, context: object) -> Message:
+    raise NotImplementedError("sites of this grid answer by files")

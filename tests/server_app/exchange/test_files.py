@@ -1,0 +1,279 @@
+"""Runs whose messages are carried as files, compared with the same runs over a network, and attacks on the files."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from client_app.governance.gate import open_gate, open_ledger
+from client_app.node_config import NodeConfig, parse_node_config
+from client_app.offline.keys import private_key
+from client_app.offline.replies import is_message, reply_to
+from common.config.run_config import RunConfig
+from common.errors import ConfigError, FedSurrogateError, RunError, SealError
+from common.exchange.message_files import MessageReply, digest, pack_reply, pack_request, unpack_request
+from common.security.sealing import new_key, public_key
+from server_app.deployment.request_key import make_request_key, read_request_key
+from server_app.exchange.run import run_by_files
+from server_app.offline import make_request
+from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
+from tests.commands import coordinator, site
+from tests.grid import CACHE, FAST, events_of, metrics_of, run_federation
+
+PLAIN: dict[str, Any] = {"fedpft.covariance": "spherical", **FAST}
+GRAM: dict[str, Any] = {"fedpft.covariance": "gram", "secure-sum": True, "classes": ",".join(map(str, range(10)))}
+IMAGES: dict[str, Any] = PLAIN | {"backbone": "pixels", "image-size": 8, "classes": ",".join(CLASSES)}
+Settings = dict[str, Any]
+Posted = Callable[[Path], None]
+
+
+class Post:
+    """A coordinator's folder, and three hospitals that answer every request that is carried to them."""
+
+    def __init__(self, home: Path, count: int = 3) -> None:
+        self.home, self.out, self.lines = home, home / "carried", list[str]()
+        make_request_key(home / "keys")
+        self.coordinator = read_request_key(home / "keys")
+        self.nodes = {f"site-{index}": self.node(index, count) for index in range(count)}
+        lines = [f'{name} = "{public_key(private_key(node, name)).hex()}"' for name, node in self.nodes.items()]
+        (home / "keys.toml").write_text("\n".join(lines))
+
+    def node(self, index: int, count: int) -> NodeConfig:
+        (self.home / "policy.toml").write_text("without-dp = true\nsmallest-class = 1\n")
+        return parse_node_config(
+            {
+                "site": f"site-{index}",
+                "data": "digits",
+                "partition-id": index,
+                "num-partitions": count,
+                "state-dir": str(self.home / f"state-{index}"),
+                "cache-dir": CACHE.name,
+                "coordinator-key": public_key(self.coordinator).hex(),
+                "policy": str(self.home / "policy.toml"),
+            }
+        )
+
+    def run(self, settings: Settings, carry: Posted | None = None) -> Path:
+        """A run; `carry` answers a request file, as `self.answer` does."""
+        chosen = {"output-dir": str(self.home / "runs")} | settings
+        with self.walking(carry or self.answer):
+            return run_by_files(chosen, self.home / "keys", self.home / "keys.toml", self.out, 30, self.lines.append)
+
+    @contextmanager
+    def walking(self, carry: Posted) -> Iterator[None]:
+        """Carry every new request to its site. What fails there is raised at the end."""
+        ended, failed = threading.Event(), list[BaseException]()
+
+        def walk() -> None:
+            done: set[Path] = set()
+            while not ended.is_set():
+                for file in sorted(set(self.out.glob("*.request")) - done):
+                    done.add(file)
+                    try:
+                        carry(file)
+                    except BaseException as error:
+                        failed.append(error)
+                        file.with_suffix(".lost").touch()
+                time.sleep(0.05)
+
+        walker = threading.Thread(target=walk)
+        walker.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            walker.join()
+        assert not failed, failed
+
+    def answer(self, file: Path, node: NodeConfig | None = None) -> None:
+        """What a hospital does with a request: written aside and renamed, as a file manager copies."""
+        site = file.stem.partition("-")[2]
+        aside = file.with_suffix(".carried")
+        reply_to(aside, file, node or self.nodes[site])
+        aside.replace(file.with_suffix(".reply"))
+
+    def spent(self, site: str) -> int:
+        """Number of releases in a site's ledger."""
+        entries = open_gate(self.nodes[site], RunConfig(), "").ledger.entries()
+        return sum(entry["kind"] == "release" for entry in entries)
+
+
+def over_the_network(home: Path, count: int, settings: Settings) -> Path:
+    nodes = [
+        {"site": f"site-{k}", "data": "digits", "partition-id": k, "num-partitions": count}
+        | {"state-dir": str(home / f"net-{k}"), "cache-dir": CACHE.name, "policy": str(home / "policy.toml")}
+        for k in range(count)
+    ]
+    return run_federation(home, nodes, **settings)
+
+
+@pytest.mark.parametrize("settings", [PLAIN, GRAM], ids=["fedpft", "secure-sum"])
+def test_the_model_is_that_of_the_same_run_over_the_network(tmp_path: Path, settings: Settings) -> None:
+    post = Post(tmp_path)
+    carried, direct = post.run(settings), over_the_network(tmp_path, 3, settings)
+    assert metrics_of(carried)["sites"] == metrics_of(direct)["sites"] | {"used": 3}
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (carried, direct))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert tensor.allclose(theirs[name], rtol=1e-5, atol=1e-6), name
+    assert metrics_of(carried)["card"]["names"] == "registered"
+    # Exact numbers of a site do not leave it in a secure sum.
+    reported = {event["site"] for event in events_of(carried) if event["event"] == "evaluated"}
+    assert reported == (set() if settings is GRAM else set(post.nodes))
+    assert "step 1: carry to their sites" in post.lines[0]
+
+
+def test_a_method_in_rounds_works_by_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    post = Post(tmp_path, 2)
+    settings = f'method="fedavg" fedavg.rounds=2 fedavg.local-epochs=1 output-dir="{tmp_path}/runs"'
+    words = ["exchange", tmp_path / "keys", "--keys", tmp_path / "keys.toml", "--out", post.out, "-c", settings]
+    with post.walking(post.answer):
+        assert coordinator(monkeypatch, *words) == 0
+    out = capsys.readouterr().out
+    assert "01-site-0.request, 01-site-1.request" in out
+    (folder,) = (tmp_path / "runs").glob("*fedavg*")
+    assert [each["round"] for each in metrics_of(folder)["rounds"]] == [1, 2]
+    assert metrics_of(folder)["sites"]["used"] == 2
+
+
+def test_a_site_that_a_person_marks_as_lost_is_dropped_and_the_others_finish(tmp_path: Path) -> None:
+    post = Post(tmp_path)
+
+    def carry(file: Path) -> None:
+        if file.name == "01-site-1.request":
+            file.with_suffix(".lost").touch()
+        else:
+            post.answer(file)
+
+    sites = metrics_of(post.run(PLAIN | {"quorum": 0.5}, carry))["sites"]
+    assert (sites["used"], sites["invited"]) == (2, 3)
+
+
+def test_a_reply_of_somebody_else_is_refused_and_another_takes_its_place(tmp_path: Path) -> None:
+    """Signed with another key; for another request; of another site; cut off. Then the honest reply counts."""
+    post = Post(tmp_path)
+    forged = list[bytes]()
+
+    def carry(file: Path) -> None:
+        if file.name != "01-site-0.request":
+            return post.answer(file)
+        content = file.read_bytes()
+        request = unpack_request(content, public_key(post.coordinator))
+        honest = MessageReply(request.id, digest(content), "site-0", {"status": "ok", "site": "site-0"})
+        own, other = (private_key(post.nodes[name], name) for name in ("site-0", "site-1"))
+        good = pack_reply(honest, own)
+        forged.extend(
+            [
+                pack_reply(honest, other),
+                pack_reply(replace(honest, request="0" * 64), own),
+                pack_reply(replace(honest, site="site-1"), own),
+                good[:-1],
+                b"",
+            ]
+        )
+        for each in forged:
+            aside = file.with_suffix(".carried")
+            aside.write_bytes(each)
+            before = sum("cannot be used" in line for line in post.lines)
+            aside.replace(file.with_suffix(".reply"))
+            end = time.monotonic() + 60
+            while sum("cannot be used" in line for line in post.lines) == before:
+                assert time.monotonic() < end
+                time.sleep(0.05)
+        return post.answer(file)
+
+    assert metrics_of(post.run(PLAIN, carry))["sites"]["used"] == 3
+    assert sum("cannot be used" in line for line in post.lines) == len(forged)
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> tuple[Post, Path]:
+    """A run that has asked for surrogates, and got none. The first site has images of its own, and so a ledger."""
+    post = Post(tmp_path)
+    images = write_images(tmp_path / "images", rows_of_classes()[:120])
+    post.nodes["site-0"] = post.nodes["site-0"].model_copy(update={"data": "imagefolder", "data_dir": str(images)})
+    open_ledger(post.nodes["site-0"])
+
+    with pytest.raises(RunError, match="quorum"):
+        post.run(IMAGES, lambda file: file.with_suffix(".lost").touch())
+    return post, post.out / "01-site-0.request"
+
+
+def test_a_request_is_answered_once_and_repeated_without_a_charge(
+    asked: tuple[Post, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post, file = asked
+    before = post.spent("site-0")
+    reply_to(tmp_path / "first", file, post.nodes["site-0"])
+    assert post.spent("site-0") == before + 1
+    assert "nothing is charged again" in reply_to(tmp_path / "again", file, post.nodes["site-0"])
+    assert post.spent("site-0") == before + 1
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "again").read_bytes()
+    with pytest.raises(ConfigError, match="never replaced"):
+        reply_to(tmp_path / "first", file, post.nodes["site-0"])
+    own = post.nodes["site-0"].model_dump(by_alias=True, exclude_defaults=True, mode="json")
+    text = " ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
+    assert site(monkeypatch, "release", file, "--out", tmp_path / "typed", "--node-config", text) == 0
+    assert (tmp_path / "typed").read_bytes() == (tmp_path / "first").read_bytes()
+
+
+def test_a_request_that_is_not_the_coordinators_own_for_this_site_is_refused_before_any_work(
+    asked: tuple[Post, Path], tmp_path: Path
+) -> None:
+    post, file = asked
+    content, node = file.read_bytes(), post.nodes["site-0"]
+    request = unpack_request(content, public_key(post.coordinator))
+    before = post.spent("site-0")
+    wrong: list[tuple[bytes, type[FedSurrogateError], str]] = [
+        (pack_request(request, new_key()), SealError, "signature does not fit"),
+        (content.replace(b"spherical", b"diagonals"), SealError, "signature does not fit"),
+        (pack_request(replace(request, site="site-1"), post.coordinator), ConfigError, "for site 'site-1'"),
+        (pack_request(replace(request, expires="2020-01-01"), post.coordinator), ConfigError, "expired"),
+        (pack_request(replace(request, expires="soon"), post.coordinator), ConfigError, "no request"),
+        (pack_request(replace(request, id="../../x"), post.coordinator), ConfigError, "no request"),
+        (pack_request(replace(request, kind="query.compare"), post.coordinator), ConfigError, "does not answer"),
+        (pack_request(replace(request, kind="query.open_log"), post.coordinator), ConfigError, "does not answer"),
+        (content[:-1], FedSurrogateError, ""),
+        (b"\x0a", FedSurrogateError, ""),
+    ]
+    for place, (each, kind, word) in enumerate(wrong):
+        changed = tmp_path / f"changed-{place}"
+        changed.write_bytes(each)
+        with pytest.raises(kind, match=word):
+            reply_to(tmp_path / "reply", changed, node)
+    assert post.spent("site-0") == before
+    assert not (tmp_path / "reply").exists()
+
+
+def test_a_reply_names_no_path_and_a_request_of_the_other_kind_is_told_apart(
+    asked: tuple[Post, Path], tmp_path: Path
+) -> None:
+    post, file = asked
+    reply_to(tmp_path / "reply", file, post.nodes["site-0"])
+    assert str(tmp_path).encode() not in (tmp_path / "reply").read_bytes()
+    assert str(tmp_path).encode() not in file.read_bytes()
+    assert is_message(file)
+    make_request(PLAIN, tmp_path / "request.json", post.coordinator)
+    assert not is_message(tmp_path / "request.json")
+
+
+def test_a_run_needs_a_folder_of_its_own_and_names_for_all_keys(tmp_path: Path) -> None:
+    post = Post(tmp_path)
+    post.out.mkdir()
+    (post.out / "x").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        post.run(PLAIN)
+    (tmp_path / "keys.toml").write_text(json.dumps({}))
+    with pytest.raises(ConfigError, match=r"keys\.toml"):
+        post.run(PLAIN)
