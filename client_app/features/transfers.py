@@ -28,7 +28,7 @@ class CudaTransfers:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._copies = torch.cuda.Stream(device)
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def send(self, images: Tensor) -> Tensor:
         """Images on the device; its current stream waits for them."""
@@ -44,7 +44,7 @@ class CudaTransfers:
         """Copy float16 features (n, d) into pinned memory; the returned function waits for them."""
         here = torch.empty(features.shape, dtype=torch.float16, pin_memory=True)
         here.copy_(features.half(), non_blocking=True)
-        done = torch.cuda.Event()
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record(torch.cuda.current_stream(self._device))
 
         def wait() -> Tensor:

@@ -33,7 +33,7 @@ def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
     again = [sys.executable, *sys.orig_argv[1:]]
     sys.argv = ["flower-supernode", "--isolation", "process", "--clientappio-api-address", runtime, *arguments]
     logging.getLogger("flwr").addFilter(_in_one_line)
-    threading.excepthook = _without_closed_channels
+    threading.excepthook = _of_a_thread
     try:
         flower_supernode()
     except Exception as error:
@@ -59,7 +59,7 @@ def _in_one_line(record: logging.LogRecord) -> bool:
     return True
 
 
-def _without_closed_channels(error: threading.ExceptHookArgs) -> None:
-    """Report an error of a thread, but not that of gRPC's observer of a channel that was closed meanwhile."""
-    if not (error.exc_type is ValueError and "Channel closed" in str(error.exc_value)):
+def _of_a_thread(error: threading.ExceptHookArgs) -> None:
+    """Print what ended a thread, but not that gRPC watched a channel that was closed: a race in gRPC, without effect."""
+    if not (isinstance(error.exc_value, ValueError) and "Channel closed" in str(error.exc_value)):
         threading.__excepthook__(error)
