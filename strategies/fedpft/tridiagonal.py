@@ -16,8 +16,6 @@ from strategies.pooling.factored import Factored, dense
 FEWEST = 8
 # A negative eigenvalue up to this share of the mean one is rounding that no shift in use turns into more than a percent.
 NEGLIGIBLE = 5e-5
-
-
 # Random vectors for the sums over all eigenvalues, and products with each vector, for the projection onto a Krylov space.
 # With these, all of 18 shrinkages of real features are those of all eigenvectors; with 8 products, four were not.
 PROBES, STEPS = 10, 12

@@ -42,9 +42,12 @@ class Factored:
         scaled = self.factor * (factor / base).sqrt()[:, None]
         inner = torch.eye(self.factor.shape[1], dtype=torch.float64)
         add_square(inner, scaled.T, 1.0)
+        triangle, failed = torch.linalg.cholesky_ex(inner, upper=True)
+        if failed or not triangle.diagonal().isfinite().all():
+            return None
         root = (1 / base).sqrt()[:, None]
         whitened = right * root
-        inside = torch.cholesky_solve(scaled.T @ whitened, torch.linalg.cholesky(inner, upper=True), upper=True)
+        inside = torch.cholesky_solve(scaled.T @ whitened, triangle, upper=True)
         return (whitened - scaled @ inside) * root
 
 

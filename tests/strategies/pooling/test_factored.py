@@ -39,6 +39,8 @@ def test_a_dimension_without_variance_is_left_to_the_matrix() -> None:
     right = torch.ones(40, 1, dtype=torch.float64)
     assert found.solved(1.0, 0.0, right) is None
     assert found.solved(0.9, 0.1, right) is not None
+    found.factor[0, 0] = torch.nan
+    assert found.solved(0.9, 0.1, right) is None
 
 
 @pytest.mark.parametrize("parts", [1, 5])
