@@ -5,7 +5,7 @@
 
 All but FedPFT train the same ConvNet of width 32; FedPFT takes the pixels as features, and sends once. PSG needs a budget,
 and DSC and FedDM refuse one. "Before" is FedLAP with its old image steps and their settings. The script continues: a method
-and seed whose settings are unchanged are read from the results; --again computes all.
+and seed whose settings are unchanged are read from the results; remove these to compute all anew.
 """
 
 import argparse
@@ -56,30 +56,33 @@ def main() -> None:
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", action="append", default=[], help="a row, by its name")
-    parser.add_argument("--again", action="store_true")
     options = parser.parse_args()
     settings, most, rounds = CASES[options.case]
     base: dict[str, Any] = settings | {"partition": "classes", "classes-per-site": 2}
     if options.case == "cifar10":
         base["data-dir"] = str(shared("data/cifar10/train.parquet").parent)
-    file = RESULTS / f"fedlap-comparators-{options.case}.json"
-    curves: dict[str, Any] = {}
-    if file.exists() and not options.again:
-        curves = json.loads(file.read_text())["curves"]
     for seed in range(options.seeds):
         data = fewer(load(parse_run_config(base | {"seed": seed}), SITES), most)
         rows = methods(rounds, min(len(site.train.labels) for site in data.sites))
         asked = {name: own for name, own in rows.items() if not options.only or name in options.only}
         for name, own in track(asked.items(), description=f"seed {seed}"):
-            known = curves.setdefault(name, {})
-            if known.get(str(seed), {}).get("settings") == own:
+            if known(options.case).get(name, {}).get(str(seed), {}).get("settings") == own:
                 continue
             named = {"classes": ",".join(data.classes)} if "epsilon" in own else {}
             with before() if name == BEFORE else contextlib.nullcontext():
                 measured = federate(parse_run_config(base | named | own | {"seed": seed}), data)
             curve = measured.curve or [(measured.bytes, measured.accuracy)]
-            known[str(seed)] = {"settings": own, "curve": curve}
+            # Read again, because another process may have added rows.
+            curves = known(options.case)
+            curves.setdefault(name, {})[str(seed)] = {"settings": own, "curve": curve}
             write(options.case, rounds, curves)
+
+
+def known(case: str) -> dict[str, Any]:
+    """The curves that are in the results: by row and seed, with their settings."""
+    file = RESULTS / f"fedlap-comparators-{case}.json"
+    found: dict[str, Any] = json.loads(file.read_text())["curves"] if file.exists() else {}
+    return found
 
 
 def write(case: str, rounds: int, curves: dict[str, Any]) -> None:
