@@ -110,8 +110,8 @@ def test_a_wished_sensitivity_is_reached_on_other_records_and_stored(home: Path,
 def test_a_limit_for_a_share_is_stored_and_predictions_abstain_beyond_it(home: Path, tmp_path: Path) -> None:
     found, out = evaluate(home, "--abstain", "0.1", "--score", "mahalanobis", "--store")
     assert found["report"]["records"] + found["calibrated_on"] == 280
-    # Of 140 other records, a share of 0.1 is 14; 31 are more than four standard deviations.
-    assert 0 < found["out_of_distribution"]["abstained"] < 31 / 140
+    # Of 140 other records, a share of 0.1 is 14, with a standard deviation of 5, as the limit is an estimate too.
+    assert 0 < found["out_of_distribution"]["abstained"] < 36 / 140
     assert "The model abstains where the mahalanobis score is above" in (out / "evaluation.html").read_text()
     node = parse_node_config(parse_overrides([(home / "node.txt").read_text()]))
     file = node.state / "models" / f"{read_index(node).in_use}.calibration.json"
@@ -121,9 +121,12 @@ def test_a_limit_for_a_share_is_stored_and_predictions_abstain_beyond_it(home: P
         words = ("--data-dir", str(home / "labelled"), "--node-config", (home / "node.txt").read_text())
         assert site("predict", *words, "--out", str(tmp_path / "p.csv")).code == 0
         rows = list(csv.DictReader((tmp_path / "p.csv").open()))
-        beyond = [float(row["mahalanobis"]) > stored["abstain_above"] for row in rows]
-        assert [row["decision"] == "abstain" for row in rows] == beyond
-        assert any(beyond)
+        # The score of one record is the limit, and the file has six digits of it.
+        limit = stored["abstain_above"]
+        clear = [row for row in rows if abs(float(row["mahalanobis"]) - limit) > 1e-4 * abs(limit)]
+        assert all((row["decision"] == "abstain") == (float(row["mahalanobis"]) > limit) for row in clear)
+        assert len(clear) > 270
+        assert any(row["decision"] == "abstain" for row in clear)
         done = site("predict", *words, "--out", str(tmp_path / "q.csv"), "--score", "relative")
         assert done.code == 1
         assert "the stored number of abstain-above is for 'mahalanobis'" in done.stderr
