@@ -51,13 +51,13 @@ def _replies(strategy: object, config: RunConfig, grid: InProcessGrid) -> Iterat
         payload = payload_of(grid.replies(0)[0].content)
         yield payload, MESSAGES[type(strategy.parse(payload))], strategy.unpack
     elif isinstance(strategy, Rounds):
-        training = strategy._begin(grid, 5.0)
+        training = strategy._begin(grid, 60.0)
         for number, reply in enumerate(grid.replies(0)[:2]):
             training.round, payload = number, payload_of(reply.content)
             kind = MESSAGES[type(strategy.parse(payload, training))]
             yield payload, kind, lambda changed: strategy.read(changed, training)
     elif isinstance(strategy, Chain):
-        first, group = grid.asked("train")[0], strategy.introduce(grid, 5.0)
+        first, group = grid.asked("train")[0], strategy.introduce(grid, 60.0)
         (name,) = (name for name, node in group.nodes.items() if node == FIRST_NODE + first)
         payload = payload_of(grid.replies(first)[0].content)
         relayed = config.method == "fedpft"
