@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 import pytest
 
 from common.signed_models.signed_model import read_signed_model
-from server_app.counting import Privacy
+from server_app.counting import CountingBudget
 from server_app.deployment.local_engine import simulate_here
 from server_app.export.measured import evaluated as measured
 from server_app.export.pseudonyms import write_pseudonymous
@@ -34,7 +34,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Nod
     _, result = evaluated(home, nodes, run, epsilon=8.0)
     # As `coordinator evaluate RUN` does.
     (run / "evaluation.json").write_text(json.dumps(result))
-    settings, _ = value_settings(run, Privacy(8.0, 1e-5))
+    settings, _ = value_settings(run, CountingBudget(8.0, 1e-5))
     counts = json.loads((counted(home, nodes, settings) / "values.json").read_text())
     noisy_values(run, NAMES, counts, 3)
     return home, nodes, run
@@ -177,7 +177,7 @@ def test_the_evaluation_of_a_simulated_run_is_on_its_card(tmp_path: Path) -> Non
 
     settings = {"output-dir": str(tmp_path), "device": "cpu", "classes": "0,1,2", "image-size": 8, "seed": 4}
     run = simulate_here(3, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False)
-    asked, sites = evaluation_settings(run, Privacy(8.0, 1e-5))
+    asked, sites = evaluation_settings(run, CountingBudget(8.0, 1e-5))
     folder = simulate_here(sites, asked | {"output-dir": str(tmp_path), "device": "cpu"}, lambda event: None, report=False)
     (run / "evaluation.json").write_bytes((folder / "evaluation.json").read_bytes())
     found = measured(signed_model_of(run), run)
