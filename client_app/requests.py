@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+
+from filelock import FileLock
 
 from client_app.audit.output import check_attacks
 from client_app.features.site_features import SiteFeatures, check_addressee, load_site, site_name
@@ -75,10 +78,19 @@ def answer(
     _, asked = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
     admit(run, node, policy, flower_run)
     before = check_receipts(node, asked.get("receipts", ""))
-    payload, reported = WORK[work](Asked(content, run, node, site, flower_run))
+    with _one_by_one(run, node, site):
+        payload, reported = WORK[work](Asked(content, run, node, site, flower_run))
     reported = in_clear(policy, work, reported)
     info: Info = {"status": "ok"} | reported | new_receipt(node, before) | {"site": site, "version": own_version()}
     return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
+
+
+def _one_by_one(run: RunConfig, node: NodeConfig, site: str) -> AbstractContextManager[object]:
+    """No two steps of secure sums at once: each reads this site's state before it signs or reveals anything."""
+    if not run.secure_sum:
+        return nullcontext()
+    (node.state / "sums").mkdir(parents=True, exist_ok=True)
+    return FileLock(node.state / "sums" / f"{site}.lock")
 
 
 @cache
@@ -175,7 +187,7 @@ def _evaluation(asked: Asked) -> Answer:
     gate = open_gate(node, run, asked.flower_run)
     gate.check_request(run)
     _keep(asked, gate)
-    if node.data and not gate.exact_numbers_may_leave(run):
+    if node.data and (gate.policy.limits_attacks or not gate.exact_numbers_may_leave(run)):
         # No result may leave, so none is computed. In a private run the model is checked, and a generator kept.
         if run.epsilon:
             _judge(asked, without_records(run, node) if is_protected(run, node) else load_site(run, node), gate)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
+from filelock import FileLock
+
 from client_app.audit.page import page_of
 from client_app.audit.release_audit import FEWEST, ReleaseAudit, audit_release
 from client_app.datasets.partition import share
-from client_app.durable_files import kept_secret
-from client_app.features.site_features import in_simulation
+from client_app.durable_files import kept_secret, put_file
+from client_app.features.site_features import SiteFeatures, in_simulation, load_site
+from client_app.governance.ledger import dataset_id
 from client_app.governance.policy import Policy
 from client_app.governance.release import keep_file
 from client_app.node_config import NodeConfig
@@ -98,11 +102,35 @@ def check_attacks(run: RunConfig, node: NodeConfig, policy: Policy) -> None:
     if not run.spec.releases_once:
         raise PolicyError(f"{unknown}cannot be attacked before it leaves")
     try:
+        _same_records(node, load_site(run, node))
         found = audit_release(run, node, most=FEWEST, seed=_seed(node))
     except (ConfigError, DataError) as error:
         raise PolicyError(f"{unknown}cannot be attacked: {error}") from None
     if broken := limit_broken(found, policy):
         raise PolicyError(broken)
+
+
+def _same_records(node: NodeConfig, found: SiteFeatures) -> None:
+    """Raise PolicyError where a run selects other records of the same files than the first run under limits.
+
+    With other records (seed, test-fraction, classes), the halves would be new, and two releases that pass show by their
+    difference the records of one alone.
+    """
+    rows = b"" if found.train.rows is None else found.train.rows.numpy().tobytes()
+    chosen = hashlib.sha256(node.label_column.encode() + b"\0" + rows).digest()
+    file = node.state / "audited" / f"{dataset_id(node.data, node.data_dir)}-{found.key[:32]}"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{file}.lock", timeout=60):
+            if not file.exists():
+                put_file(file, chosen)
+            elif file.read_bytes() != chosen:
+                raise PolicyError(
+                    "the run selects other records than an earlier one under limits on attacks (seed, test-fraction, "
+                    f"classes); the difference of both would show these; remove {str(file)!r} to allow it"
+                )
+    except OSError as error:
+        raise PolicyError(f"{str(file)!r} cannot be used ({error}), and limits on attacks need it; see state-dir") from None
 
 
 def _seed(node: NodeConfig) -> int:

@@ -12,6 +12,8 @@ from filelock import FileLock
 
 from client_app.durable_files import put_file
 from client_app.features.site_features import site_name
+from client_app.governance.gate import own_ledger
+from client_app.governance.release import keep_file
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import coordinator_key, private_key
 from client_app.requests import LARGEST_MODEL, WORK, answer
@@ -65,7 +67,14 @@ def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
         if not again:
             if request.expired():
                 raise ConfigError(f"{request_file} expired on {request.expires}; ask the coordinator to run again")
-            _put(kept, pack_reply(_answered(request, digest(content), node, site), key))
+            _begin(kept.with_suffix(".begun"), node, request)
+            reply = pack_reply(_answered(request, digest(content), node, site), key)
+            try:
+                put_file(kept, reply)
+            except OSError as error:
+                # Charged already: the reply must not be lost with its copy.
+                _put(file, reply)
+                raise StateError(f"{file} is written; its copy {str(kept)!r} is not ({error.strerror}): keep it") from None
         elif unpack_reply(kept.read_bytes(), public_key(key)).request != digest(content):
             raise StateError(f"another request with the id of {request_file} was answered; ask the coordinator to run again")
     _put(file, kept.read_bytes())
@@ -73,11 +82,26 @@ def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
     return f"{file}: {what}; `site ledger` shows what has been charged"
 
 
+def _begin(mark: Path, node: NodeConfig, request: MessageRequest) -> None:
+    """Record that an answer begins. Raises StateError where an earlier one was charged, and its reply was lost."""
+    ledger = own_ledger(node)
+    charged = 0 if ledger is None else sum(e.get("flower_run") == request.flower_run for e in ledger.entries())
+    if mark.exists() and charged > int(mark.read_bytes()):
+        raise StateError(
+            f"request {request.id[:12]} was answered and charged, and its reply is lost; a second answer would spend the "
+            "budget again. If no file has the reply, ask the coordinator to run again"
+        )
+    _put(mark, str(charged).encode())
+
+
 def _answered(request: MessageRequest, asked: str, node: NodeConfig, site: str) -> MessageReply:
     work = KINDS.get(request.kind, request.kind.removeprefix("query.").replace("_", "-"))
     if work not in WORK or work == "comparison":
         raise ConfigError(f"a request of kind {request.kind[:40]!r}, which this site does not answer")
-    record = to_record(request.payload, request.info)
+    try:
+        record = to_record(request.payload, request.info)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"values that no message over the network may have ({str(error)[:120]})") from None
     answered = answer(work, record, request.settings, request.flower_run, node, site)
     payload, info = from_record(answered, LARGEST_MODEL)
     return MessageReply(request.id, asked, site, info, payload)
@@ -93,7 +117,8 @@ def _read(file: Path) -> bytes:
 
 def _put(file: Path, content: bytes) -> None:
     try:
-        put_file(file, content)
+        # Under a name that nobody can foresee: a link on the stick must not lead the reply to another file.
+        keep_file(file, content)
     except OSError as error:
         raise StateError(
             f"{str(file)!r} cannot be written ({error.strerror}); nothing is lost: repeat the command"

@@ -61,6 +61,7 @@ def sum_shares(step: Step) -> tuple[bytes | None, Info]:
     state = store.read(step.run, step.node, step.name, step.site)
     members, public = unpack_members(step.payload or b"")
     rules = rules_of(step.run, len(members))
+    _check_colluding(policy, rules)
     _check_local(policy, step.run, rules)
     pinned = read_keys(Path(step.node.peers).expanduser()) if step.node.peers else None
     own = public_key(private_key(step.node, step.site))
@@ -91,6 +92,15 @@ def sum_open(step: Step) -> tuple[bytes | None, Info]:
         same_sites.settle(step.node, step.name, after.summed_keys)
     store.write(step.node, step.name, after)
     return pack_revealed(found), {}
+
+
+def _check_colluding(policy: Policy, rules: SumRules) -> None:
+    """The gate compares shares; what counts is the number of sites, for which a share is rounded down."""
+    if rules.colluding < (least := SumRules.of(rules.members, policy.smallest_colluding, 0.0).colluding):
+        raise PolicyError(
+            f"smallest-colluding = {policy.smallest_colluding:.4g}: the sum is safe only against {rules.colluding} of "
+            f"{rules.members} sites; it must be against {least}, so the run needs a larger colluding"
+        )
 
 
 def _check_local(policy: Policy, run: RunConfig, rules: SumRules) -> None:

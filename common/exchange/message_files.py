@@ -26,7 +26,7 @@ from common.wire.validation import SITE_NAME
 REQUEST, REPLY = b"message-request", b"message-reply"
 # In bytes. A manifest has the settings and the values next to a payload, as large as over the network.
 LARGEST_FILE, LARGEST_MANIFEST = 2**30, 2**24
-ID = re.compile(r"[0-9a-f]{64}")
+ID, RUN = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9]{1,20}")
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,10 @@ def unpack_request(content: bytes, public: bytes) -> MessageRequest:
     try:
         found = MessageRequest(**_unpack(content, public, REQUEST, MessageRequest))
         date.fromisoformat(found.expires)
-        if not (ID.fullmatch(found.id) and SITE_NAME.fullmatch(found.site) and isinstance(found.settings, dict)):
-            raise SurrogateError("its id, site or settings are not in form")
+        # The run becomes part of file names at the site.
+        named = ID.fullmatch(found.id) and RUN.fullmatch(found.flower_run) and SITE_NAME.fullmatch(found.site)
+        if not (named and isinstance(found.settings, dict)):
+            raise SurrogateError("its id, run, site or settings are not in form")
     except (SurrogateError, TypeError, ValueError) as error:
         raise ConfigError(f"no request of `coordinator exchange` ({str(error)[:120]})") from None
     return found
@@ -108,6 +110,9 @@ def _pack(message: MessageRequest | MessageReply, private: bytes, purpose: bytes
 def _unpack(content: bytes, public: bytes, purpose: bytes, kind: type[Any]) -> dict[str, Any]:
     message = SignedFile()
     read_message(message, content, "message file")
+    if message.SerializeToString(deterministic=True) != content:
+        # The digest of a request is of its bytes: others with the same signature must not be answered in its place.
+        raise SurrogateError("bytes in another order or form than those that were signed")
     if len(message.manifest) > LARGEST_MANIFEST:
         raise SurrogateError(f"a manifest of more than {LARGEST_MANIFEST} bytes")
     try:
@@ -122,9 +127,18 @@ def _unpack(content: bytes, public: bytes, purpose: bytes, kind: type[Any]) -> d
             raise ValueError("its fields are not those of a message")
         if not all(isinstance(found[name], str) for name in texts):
             raise ValueError("a field that is no text")
+        if not all(map(_sound, found["info"].values())):
+            raise ValueError("a value that no message over the network may have")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise SurrogateError(f"a manifest that cannot be read ({str(error)[:120]})") from None
     return found | {"payload": message.payload if has_payload is True else None}
+
+
+def _sound(value: object) -> bool:
+    """Whether a value may stand next to a payload: a text, or numbers of 64 bits, alone or as a list of one type."""
+    if isinstance(value, list):
+        return len(set(map(type, value))) == 1 and not isinstance(value[0], str | list) and all(map(_sound, value))
+    return isinstance(value, str | float) or (isinstance(value, int) and -(2**63) <= value < 2**63)
 
 
 def _signed(manifest: bytes, payload: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 MECHANISM = "secure-sums"
 # Keys, shares, signatures and revealed shares: measured in benchmarks/secure_sums.py.
 MEMBER_BYTES = (175, 430)
+# Settings that select which of its records a site adds. All sites must have the same.
+SELECTING = ("test_fraction", "partition", "alpha", "classes_per_site", "site_column")
+# Largest share of the records that test.
+MOST_TESTED = 0.5
 # Records of a site, and its change of all parameters times them.
 UPDATES = (Summed("records", "1", 0), Summed("update", "P", 1))
 # Class counts, class sums of features, and the second moment of all features, folded; T = d (d + 1) / 2.
@@ -66,6 +71,11 @@ def refusal(spec: MethodSpec, config: RunConfig) -> str:
         return f"resume = {config.resume!r}: a secure sum keeps nothing to continue from; remove resume, and start again"
     if not config.classes:
         return "secure-sum = true needs classes: which classes a site has must not be visible"
+    if config.test_fraction > MOST_TESTED:
+        return (
+            f"test-fraction = {config.test_fraction:g}: in a secure sum at most {MOST_TESTED:g}; with few training records, "
+            "only one site may have enough of a class, and the sum of that class would be its own"
+        )
     if config.max_share != type(config).model_fields["max_share"].default and config.max_share:
         return f"max-share = {config.max_share:g}: a secure sum shows no site's weight; remove max-share, or set 0"
     return ""
@@ -96,7 +106,10 @@ def context_of(config: RunConfig, name: str) -> bytes:
     """Digest that binds keys, shares and signatures to the settings of a run and to one sum."""
     from common.config.run_config import run_digest
 
-    return hashlib.sha256(f"{run_digest(config)}\0{name}".encode()).digest()
+    # Not in the digest, because simulations and deployments differ in them; but they select each site's records.
+    chosen = {key: getattr(config, key) for key in SELECTING}
+    told = json.dumps(chosen, sort_keys=True)
+    return hashlib.sha256(f"{run_digest(config)}\0{name}\0{told}".encode()).digest()
 
 
 def local_epsilon(config: RunConfig, rules: SumRules) -> float:

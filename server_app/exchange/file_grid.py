@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from flwr.app import Error, Message
@@ -22,21 +26,24 @@ from common.exchange.message_files import (
 from common.wire.records import from_record, to_record
 from server_app.deployment.local_grid import FIRST_NODE, LocalGrid
 
+# Seconds without a change after which a file is no longer being copied.
+SETTLED = 5.0
 REQUEST, REPLY, REFUSED, LOST = ".request", ".reply", ".refused", ".lost"
 
 
 @dataclass(frozen=True)
 class Exchange:
     """What all messages of a run share. keys: public keys by site. settings: of the run, flat. private: the coordinator's
-    key. expires: the last day on which a site replies.
+    key. days: how long sites may answer one step. largest: bytes of a reply file.
     """
 
     folder: Path
     keys: Mapping[str, bytes]
     settings: Mapping[str, Scalar]
     private: bytes
-    expires: str
+    days: int
     run_id: int
+    largest: int = LARGEST_FILE
 
     def nodes(self) -> dict[int, str]:
         """Site names by node id."""
@@ -79,11 +86,14 @@ class FileGrid(LocalGrid):
         site = self._exchange.nodes()[message.metadata.dst_node_id]
         payload, info = from_record(message.content, LARGEST_FILE)
         name, kind = message.metadata.message_id, message.metadata.message_type
-        request = MessageRequest(
-            name, str(self._run.run_id), site, kind, self._exchange.settings, info, self._exchange.expires, payload
-        )
+        expires = f"{datetime.now(UTC).date() + timedelta(self._exchange.days):%Y-%m-%d}"
+        request = MessageRequest(name, str(self._run.run_id), site, kind, self._exchange.settings, info, expires, payload)
         content, stem = pack_request(request, self._exchange.private), f"{self._step:02d}-{site}"
-        (self._exchange.folder / f"{stem}{REQUEST}").write_bytes(content)
+        file = self._exchange.folder / f"{stem}{REQUEST}"
+        aside = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(content)
+        aside.replace(file)
         self._asked[name] = message, stem, digest(content)
 
     def _reply(self, name: str) -> Message | None:
@@ -99,14 +109,23 @@ class FileGrid(LocalGrid):
             return Message(to_record(reply.payload, reply.info), reply_to=message)
         except (SurrogateError, SealError, OSError, ValueError, TypeError) as error:
             refused = file.with_suffix(REFUSED)
-            file.replace(refused)
+            try:
+                if abs(time.time() - file.lstat().st_mtime) < SETTLED:
+                    return None
+                if file.is_dir() and refused.exists():
+                    refused = refused.with_name(f"{refused.name}.{secrets.token_hex(4)}")
+                file.replace(refused)
+            except OSError:
+                return None
             self._show(f"{file.name} cannot be used ({error}); it is {refused.name} now, and this run waits for another")
             return None
 
     def _checked(self, file: Path, site: str, name: str, request: str) -> MessageReply:
-        if file.stat().st_size > LARGEST_FILE:
-            raise SurrogateError(f"larger than the limit of {LARGEST_FILE} bytes")
-        reply = unpack_reply(file.read_bytes(), self._exchange.keys[site])
+        if not file.is_file() or file.stat().st_size > self._exchange.largest:
+            raise SurrogateError(f"no file, or larger than the limit of {self._exchange.largest} bytes")
+        with file.open("rb") as stream:
+            content = stream.read(self._exchange.largest)
+        reply = unpack_reply(content, self._exchange.keys[site])
         if (reply.site, reply.id, reply.request) != (site, name, request):
             raise SurrogateError(f"it answers another request, or is of site {reply.site[:64]!r}")
         return reply

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from common.config.flat_settings import Scalar
 from common.config.run_config import parse_run_config
 from common.errors import ConfigError, RunError
+from common.exchange.message_files import LARGEST_MANIFEST
 from common.security.sealing import read_keys
 from common.wire.validation import SITE_NAME
 from server_app.deployment.request_key import VARIABLE, read_request_key
@@ -32,8 +33,9 @@ def run_by_files(
     name there. days: how long sites may answer one step. Raises ConfigError before anything is written, and RunError.
     """
     keys = read_keys(keys_file)
-    if not keys or not all(map(SITE_NAME.fullmatch, keys)):
-        raise ConfigError(f"{str(keys_file)!r} needs a line of `site key` for each site, with the site's name")
+    # Names become names of files, and some file systems do not tell capitals apart.
+    if not keys or not all(map(SITE_NAME.fullmatch, keys)) or len({name.casefold() for name in keys}) < len(keys):
+        raise ConfigError(f"{str(keys_file)!r} needs a line of `site key` for each site, with a name of its own")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{str(out)!r} is not empty; each run needs a folder of its own for its messages")
     config = parse_run_config({"deadline": days * DAY, "sites": len(keys), **settings})
@@ -41,12 +43,14 @@ def run_by_files(
     os.environ.setdefault(VARIABLE, str(signing.absolute()))
     run_id = secrets.randbits(62)
     asked = {key: value for key, value in settings.items() if key not in AT_HOME}
-    expires = f"{datetime.now(UTC).date() + timedelta(days):%Y-%m-%d}"
-    exchange = Exchange(out, keys, asked, private, expires, run_id)
+    largest = config.max_payload_mib * 2**20 + LARGEST_MANIFEST
+    exchange = Exchange(out, keys, asked, private, days, run_id, largest)
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     table = {name: Registration("", node) for node, name in exchange.nodes().items()}
-    write_table(out / TABLE, table)
-    federate(config, FileGrid(exchange, show), run_id, Registered(out / TABLE))
+    # Not in `out`, which others may write to.
+    with tempfile.TemporaryDirectory() as aside:
+        write_table(Path(aside) / TABLE, table)
+        federate(config, FileGrid(exchange, show), run_id, Registered(Path(aside) / TABLE))
     folder = find_folder(Path(config.output_dir).expanduser().absolute(), str(run_id))
     if folder is None:
         raise RunError(f"the run left no folder in {config.output_dir}")

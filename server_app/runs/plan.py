@@ -48,7 +48,7 @@ def in_words(config: RunConfig, own: Cost, dimension: int, classes: int, records
 
 def _shrinkage(config: RunConfig) -> str:
     """How the covariance is shrunk, for heads that need it: as the setting says, or from the statistics themselves."""
-    if config.method != "fedpft" or solver(config) in ("noisy sums", "sampled"):
+    if config.spec.configured != "fedpft" or solver(config) in ("noisy sums", "sampled"):
         return ""
     if config.head.shrinkage != "auto":
         return f"; shrinkage {config.head.shrinkage:g}, as set"

@@ -11,7 +11,7 @@ from client_app.node_config import parse_node_config
 from common.config.run_config import parse_run_config, run_digest
 from common.wire.records import INFO, to_record
 from tests.client_app.model_use.hospitals import hospital, rows_of_classes
-from tests.grid import FAST, FIRST_NODE, InProcessGrid
+from tests.grid import FAST, FIRST_NODE, InProcessGrid, events_of, run_federation
 
 RUN: dict[str, Any] = FAST | {"backbone": "pixels", "image-size": 8, "fedpft.covariance": "spherical"}
 CHAIN = {"fedpft.topology": "chain"}
@@ -55,3 +55,20 @@ def test_a_limit_on_distances_holds_for_methods_without_mixtures(site: Site) -> 
         assert site.ask("train", {"method": method}) == "ok"
         assert site.ask("train", {"method": method}, limit) == "policy"
     assert site.ask("train", {"method": "average"}, limit) == "policy"
+
+
+@pytest.mark.parametrize("other", [{"test-fraction": 0.3}, {"seed": 1}, {"classes": "1,2"}])
+def test_other_records_of_the_same_files_do_not_leave_where_attacks_are_limited(site: Site, other: dict[str, Any]) -> None:
+    """Two releases that pass would show, by their difference, the records that only one of them has."""
+    limit, run = "smallest-nearest-ratio = 0.01\n", {"method": "fedcgs"}
+    assert site.ask("train", run | other) == "ok"
+    assert site.ask("train", run, limit) == "ok"
+    assert site.ask("train", run, limit) == "ok"
+    assert site.ask("train", run | other, limit) == "policy"
+
+
+@pytest.mark.parametrize(("limit", "reported"), [("", 1), ("smallest-nearest-ratio = 0.01\n", 0)])
+def test_no_exact_result_of_an_evaluation_leaves_where_attacks_are_limited(site: Site, limit: str, reported: int) -> None:
+    (site.home / "policy.toml").write_text(POLICY + limit)
+    folder = run_federation(site.home, InProcessGrid([site.node]), **RUN)
+    assert sum(event["event"] == "evaluated" for event in events_of(folder)) == reported

@@ -374,14 +374,14 @@ def test_the_command_prints_lines_or_json_and_exits_with_one_when_anything_fails
     # Another test may run a SuperNode without isolation at the same time.
     monkeypatch.setattr(psutil, "process_iter", lambda *_: iter(()))
     assert doctor() == 0
-    assert "PASS  isolation" in capsys.readouterr().out
+    assert re.search(r"PASS +isolation", capsys.readouterr().out)
     assert doctor() == 0
-    assert "WARN  a run     no settings of a run are given" in capsys.readouterr().out
+    assert re.search(r"WARN +a run +no settings of a run are given", capsys.readouterr().out)
     assert doctor("-c", RUN) == 0
     shown = capsys.readouterr().out
     assert "no settings" not in shown
-    assert "PASS  data      40 training" in shown
-    assert "WARN  policy" in shown
+    assert re.search(r"PASS +data +40 training", shown)
+    assert re.search(r"WARN +policy", shown)
     assert doctor("--json", "--superlink", "nowhere.invalid:9092") == 1
     rows = json.loads(capsys.readouterr().out)
     assert rows[0]["what"] == "name"

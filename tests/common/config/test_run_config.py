@@ -249,10 +249,11 @@ def test_fedlap_takes_the_network_that_the_features_allow(images: dict[str, Scal
         assert parse_run_config(flat | {"fedlap.model": other}).fedlap.kind == other
 
 
-def test_runs_of_fedlap_that_name_their_network_keep_their_digest() -> None:
+def test_runs_of_fedlap_that_name_their_network_and_steps_keep_their_digest() -> None:
+    steps = {"fedlap.image-steps": 100}
     preset = {"method": "fedlap", "image-size": 16, "partition": "classes", "classes-per-site": 2}
-    assert run_digest(parse_run_config(preset)) == "b7dd2fcca2bceeb9"
-    assert run_digest(parse_run_config({"method": "fedlap", "fedlap.model": "convnet"})) == "f6a971312168750c"
+    assert run_digest(parse_run_config(preset | steps)) == "b7dd2fcca2bceeb9"
+    assert run_digest(parse_run_config({"method": "fedlap", "fedlap.model": "convnet"} | steps)) == "f6a971312168750c"
 
 
 def test_device_is_one_this_machine_has() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +17,11 @@ from safetensors.torch import load_file
 
 from client_app.governance.gate import open_gate, open_ledger
 from client_app.node_config import NodeConfig, parse_node_config
+from client_app.offline import replies
 from client_app.offline.keys import private_key
 from client_app.offline.replies import is_message, reply_to
 from common.config.run_config import RunConfig
-from common.errors import ConfigError, FedSurrogateError, RunError, SealError
+from common.errors import ConfigError, FedSurrogateError, RunError, SealError, StateError
 from common.exchange.message_files import MessageReply, digest, pack_reply, pack_request, unpack_request
 from common.security.sealing import new_key, public_key
 from server_app.deployment.request_key import make_request_key, read_request_key
@@ -185,6 +187,8 @@ def test_a_reply_of_somebody_else_is_refused_and_another_takes_its_place(tmp_pat
         for each in forged:
             aside = file.with_suffix(".carried")
             aside.write_bytes(each)
+            # As after a while: a file that has just changed may still be copied.
+            os.utime(aside, (0, 0))
             before = sum("cannot be used" in line for line in post.lines)
             aside.replace(file.with_suffix(".reply"))
             end = time.monotonic() + 60
@@ -228,6 +232,35 @@ def test_a_request_is_answered_once_and_repeated_without_a_charge(
     assert (tmp_path / "typed").read_bytes() == (tmp_path / "first").read_bytes()
 
 
+def test_a_reply_that_was_charged_and_lost_is_not_made_and_charged_again(
+    asked: tuple[Post, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post, file = asked
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(replies, "pack_reply", full)
+    before = post.spent("site-0")
+    with pytest.raises(OSError, match="No space"):
+        reply_to(tmp_path / "reply", file, post.nodes["site-0"])
+    monkeypatch.undo()
+    assert post.spent("site-0") == before + 1
+    with pytest.raises(StateError, match="was answered and charged, and its reply is lost"):
+        reply_to(tmp_path / "reply", file, post.nodes["site-0"])
+    assert post.spent("site-0") == before + 1
+
+
+def test_a_link_on_the_stick_leads_no_file_elsewhere(asked: tuple[Post, Path], tmp_path: Path) -> None:
+    """The name of a temporary file could be foreseen, and a link under it was followed."""
+    post, file = asked
+    own = tmp_path / "own-file"
+    own.write_text("mine")
+    (tmp_path / "reply.new").symlink_to(own)
+    reply_to(tmp_path / "reply", file, post.nodes["site-0"])
+    assert own.read_text() == "mine"
+
+
 def test_a_request_that_is_not_the_coordinators_own_for_this_site_is_refused_before_any_work(
     asked: tuple[Post, Path], tmp_path: Path
 ) -> None:
@@ -244,6 +277,9 @@ def test_a_request_that_is_not_the_coordinators_own_for_this_site_is_refused_bef
         (pack_request(replace(request, id="../../x"), post.coordinator), ConfigError, "no request"),
         (pack_request(replace(request, kind="query.compare"), post.coordinator), ConfigError, "does not answer"),
         (pack_request(replace(request, kind="query.open_log"), post.coordinator), ConfigError, "does not answer"),
+        (pack_request(replace(request, flower_run="../../x"), post.coordinator), ConfigError, "no request"),
+        (pack_request(replace(request, info={"run": None}), post.coordinator), ConfigError, "no request"),  # type: ignore[dict-item]
+        (content + content[content.rindex(b"\x1a@") :], ConfigError, "another order or form"),
         (content[:-1], FedSurrogateError, ""),
         (b"\x0a", FedSurrogateError, ""),
     ]

@@ -136,7 +136,7 @@ TAMPERED: dict[str, tuple[Fault, str]] = {
     "unknown class": (edit(classes("plague")), "unknown class 'plague'"),
     "class twice": (edit(classes("1")), "a class is named twice"),
     "nameless class": (edit(classes("")), "a class without a name"),
-    "heavy weights": (edit(scaled_weights), "weights: 2 is outside 0 to 1"),
+    "heavy weights": (edit(scaled_weights), "is outside 0 to 1"),
     "negative weight": (edit(negative_weight), "is outside 0 to 1"),
     "fingerprint": (edit(header(fingerprint="f" * 64)), "backbone fingerprint"),
     "run": (edit(header(run="0123456789abcdef")), "run '0123456789abcdef' is not this run's"),
