@@ -48,7 +48,7 @@ def test_the_audit_of_a_hospital_with_xrays_names_a_class_of_copies(tmp_path: Pa
     assert commands.site(monkeypatch, "audit", *arguments) == 0
     assert "a mean is nearly a record: class copies" in capsys.readouterr().out
     found = json.loads((tmp_path / "out" / "audit.json").read_text())
-    assert found["nearest"]["classes"] == ["copies"]
+    assert "copies" in found["nearest"]["classes"]
     # All copies train: without a list of splits, a fifth of the images of each class tests.
     assert found["per_class"]["copies"][1] < found["per_class"]["no"][1]
     page = (tmp_path / "out" / "audit.html").read_text()
