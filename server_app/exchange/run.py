@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from common.config.flat_settings import Scalar
@@ -40,18 +41,30 @@ def run_by_files(
         raise ConfigError(f"{str(out)!r} is not empty; each run needs a folder of its own for its messages")
     config = parse_run_config({"deadline": days * DAY, "sites": len(keys), **settings})
     private = read_request_key(signing)
-    os.environ.setdefault(VARIABLE, str(signing.absolute()))
     run_id = secrets.randbits(62)
     asked = {key: value for key, value in settings.items() if key not in AT_HOME}
     largest = config.max_payload_mib * 2**20 + LARGEST_MANIFEST
     exchange = Exchange(out, keys, asked, private, days, run_id, largest)
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     table = {name: Registration("", node) for node, name in exchange.nodes().items()}
-    # Not in `out`, which others may write to.
-    with tempfile.TemporaryDirectory() as aside:
+    # The table is not in `out`, which others may write to.
+    with tempfile.TemporaryDirectory() as aside, _signing(signing):
         write_table(Path(aside) / TABLE, table)
         federate(config, FileGrid(exchange, show), run_id, Registered(Path(aside) / TABLE))
     folder = find_folder(Path(config.output_dir).expanduser().absolute(), str(run_id))
     if folder is None:
         raise RunError(f"the run left no folder in {config.output_dir}")
     return folder
+
+
+@contextmanager
+def _signing(folder: Path) -> Iterator[None]:
+    """Sign the models of runs with the key in this folder, unless the environment names another."""
+    own = VARIABLE not in os.environ
+    if own:
+        os.environ[VARIABLE] = str(folder.absolute())
+    try:
+        yield
+    finally:
+        if own:
+            del os.environ[VARIABLE]

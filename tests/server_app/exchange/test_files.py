@@ -24,7 +24,8 @@ from common.config.run_config import RunConfig
 from common.errors import ConfigError, FedSurrogateError, RunError, SealError, StateError
 from common.exchange.message_files import MessageReply, digest, pack_reply, pack_request, unpack_request
 from common.security.sealing import new_key, public_key
-from server_app.deployment.request_key import make_request_key, read_request_key
+from common.signed_models.signed_model import read_signed_model
+from server_app.deployment.request_key import VARIABLE, make_request_key, read_request_key
 from server_app.exchange.run import run_by_files
 from server_app.offline import make_request
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
@@ -128,6 +129,9 @@ def test_the_model_is_that_of_the_same_run_over_the_network(tmp_path: Path, sett
     for name, tensor in ours.items():
         assert tensor.allclose(theirs[name], rtol=1e-5, atol=1e-6), name
     assert metrics_of(carried)["card"]["names"] == "registered"
+    # The sites keep a model that the pinned key has signed.
+    assert read_signed_model(carried / "model.fedsurrogate").key == public_key(post.coordinator)
+    assert VARIABLE not in os.environ
     # Exact numbers of a site do not leave it in a secure sum.
     reported = {event["site"] for event in events_of(carried) if event["event"] == "evaluated"}
     assert reported == (set() if settings is GRAM else set(post.nodes))
