@@ -18,7 +18,8 @@ from tests.commands import coordinator
 from tests.e2e.processes import PATIENCE, until
 from tests.grid import events_of, metrics_of, run_folders
 
-ROUNDS = 60
+# Enough that a busy machine sees the second round long before the last.
+ROUNDS = 240
 SETTINGS = f'method="fedavg" fedavg.rounds={ROUNDS} fedavg.local-epochs=1'
 
 
