@@ -117,9 +117,9 @@ def _read(file: Path) -> bytes:
 
 def _put(file: Path, content: bytes) -> None:
     try:
-        # Under a name that nobody can foresee: a link on the stick must not lead the reply to another file.
+        # Under an unpredictable name: a link on the stick must not lead the reply to another file.
         keep_file(file, content)
     except OSError as error:
         raise StateError(
-            f"{str(file)!r} cannot be written ({error.strerror}); nothing is lost: repeat the command"
+            f"{str(file)!r} cannot be written ({error.strerror}); free the disk, and repeat the command"
         ) from None

@@ -20,6 +20,7 @@ from common.errors import ConfigError, SealError, SurrogateError
 from common.safe_parsing import read_message
 from common.security.sealing import sign, verify
 from common.surrogate_pb2 import Bundle as SignedFile
+from common.wire.bundles import signed_part
 from common.wire.records import Info
 from common.wire.validation import SITE_NAME
 
@@ -103,7 +104,7 @@ def _pack(message: MessageRequest | MessageReply, private: bytes, purpose: bytes
     content = asdict(message)
     payload = content.pop("payload")
     manifest = json.dumps(content | {"has-payload": payload is not None}, sort_keys=True).encode()
-    signature = sign(_signed(manifest, payload or b""), private, purpose)
+    signature = sign(signed_part(manifest, payload or b""), private, purpose)
     return SignedFile(manifest=manifest, payload=payload or b"", signature=signature).SerializeToString(deterministic=True)
 
 
@@ -116,9 +117,9 @@ def _unpack(content: bytes, public: bytes, purpose: bytes, kind: type[Any]) -> d
     if len(message.manifest) > LARGEST_MANIFEST:
         raise SurrogateError(f"a manifest of more than {LARGEST_MANIFEST} bytes")
     try:
-        verify(_signed(message.manifest, message.payload), message.signature, public, purpose)
+        verify(signed_part(message.manifest, message.payload), message.signature, public, purpose)
     except SealError:
-        raise SealError("the file was changed on its way, or somebody else made it: its signature does not fit") from None
+        raise SealError("the file was changed on its way, or another key signed it: its signature does not fit") from None
     try:
         found: dict[str, Any] = json.loads(message.manifest)
         has_payload = found.pop("has-payload")
@@ -139,7 +140,3 @@ def _sound(value: object) -> bool:
     if isinstance(value, list):
         return len(set(map(type, value))) == 1 and not isinstance(value[0], str | list) and all(map(_sound, value))
     return isinstance(value, str | float) or (isinstance(value, int) and -(2**63) <= value < 2**63)
-
-
-def _signed(manifest: bytes, payload: bytes) -> bytes:
-    return len(manifest).to_bytes(8, "big") + manifest + payload

@@ -108,8 +108,8 @@ def context_of(config: RunConfig, name: str) -> bytes:
 
     # Not in the digest, because simulations and deployments differ in them; but they select each site's records.
     chosen = {key: getattr(config, key) for key in SELECTING}
-    told = json.dumps(chosen, sort_keys=True)
-    return hashlib.sha256(f"{run_digest(config)}\0{name}\0{told}".encode()).digest()
+    selected = json.dumps(chosen, sort_keys=True)
+    return hashlib.sha256(f"{run_digest(config)}\0{name}\0{selected}".encode()).digest()
 
 
 def local_epsilon(config: RunConfig, rules: SumRules) -> float:

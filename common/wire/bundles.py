@@ -51,7 +51,7 @@ def pack_bundle(request: Request, site: str, payload: bytes, ledger: Mapping[str
         "ledger": dict(ledger),
     }
     text = json.dumps(manifest, sort_keys=True).encode()
-    message = BundleMessage(manifest=text, payload=payload, signature=sign(_signed(text, payload), private, PURPOSE))
+    message = BundleMessage(manifest=text, payload=payload, signature=sign(signed_part(text, payload), private, PURPOSE))
     return message.SerializeToString(deterministic=True)
 
 
@@ -77,7 +77,7 @@ def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -
     if site not in keys:
         raise SurrogateError(f"a bundle of site {site!r}, whose key is unknown here; `site key` at the site prints it")
     try:
-        verify(_signed(message.manifest, message.payload), message.signature, keys[site], PURPOSE)
+        verify(signed_part(message.manifest, message.payload), message.signature, keys[site], PURPOSE)
     except SealError:
         raise SurrogateError(f"a bundle that was changed on its way, or that site {site!r} has not signed") from None
     if manifest.get("request") != request.id:
@@ -87,5 +87,6 @@ def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -
     return Bundle(manifest, message.payload)
 
 
-def _signed(manifest: bytes, payload: bytes) -> bytes:
+def signed_part(manifest: bytes, payload: bytes) -> bytes:
+    """What a signature of a manifest and its payload covers."""
     return len(manifest).to_bytes(8, "big") + manifest + payload
