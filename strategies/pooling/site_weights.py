@@ -10,21 +10,28 @@ from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 
 # Below this number no cap applies: with two sites, the smaller one would cut the weight of the larger one.
 FEWEST_SITES = 3
+# Sites with fewer records say nothing about the size of a usual site, if at least this many sites and this share have more.
+FEWEST_RECORDS, LARGER_SITES, SHARE_OF_SITES = 10, 10, 0.25
 
 
 def shares_kept(counts: Sequence[Sequence[float]], max_share: float, power: float = 1.0) -> list[float]:
     """The share of its records that each site keeps, in (0, 1]. counts: each site's records of each class.
 
-    power: later, n records have the weight n ** power. A site's weight is at most `max_share` times the median site's, for
+    power: later, n records have the weight n ** power. A site's weight is at most `max_share` times the usual site's, for
     all records together and for its largest class. Without the second cap, a site of usual size could dominate a class by
-    claiming that all its records are of this class. No cap for max_share = 0 or fewer than three sites.
+    claiming that all its records are of this class. The usual site is the median one, without sites of a few records: in
+    federations of many such sites, all data would be in sites that the cap silences. No cap for max_share = 0 or fewer than
+    three sites.
     """
     if not max_share or len(counts) < FEWEST_SITES:
         return [1.0] * len(counts)
     times = max_share ** (1 / power)
     totals, largest = [sum(row) for row in counts], [max(row, default=0.0) for row in counts]
-    most = times * max(1.0, statistics.median_low(totals))
-    most_of_class = times * max(1.0, statistics.median_low(largest))
+    usual = [index for index, total in enumerate(totals) if total >= FEWEST_RECORDS]
+    if len(usual) < max(LARGER_SITES, SHARE_OF_SITES * len(counts)):
+        usual = list(range(len(counts)))
+    most = times * max(1.0, statistics.median_low(totals[index] for index in usual))
+    most_of_class = times * max(1.0, statistics.median_low(largest[index] for index in usual))
     return [
         min(1.0, most / max(total, 1e-9), most_of_class / max(top, 1e-9)) for total, top in zip(totals, largest, strict=True)
     ]

@@ -73,6 +73,15 @@ def test_no_site_weighs_more_than_so_many_times_the_median_site(rows: list[list[
     assert max(weighed) <= share * max(1.0, middle) ** power * (1 + 1e-9)
 
 
+def test_sites_of_a_few_records_do_not_silence_those_that_hold_the_data() -> None:
+    data = [[900.0], [500.0], *[[200.0]] * 10, [90.0]]
+    assert shares_kept([*data, *[[2.0]] * 20], 3.0) == [600 / 900, *[1.0] * 32]
+    # Hostile sites that are alone in having many records do not set the limit for themselves.
+    for hostile, honest in ((1, 3), (3, 7), (9, 91), (24, 76)):
+        kept = shares_kept([*[[1e8]] * hostile, *[[5.0]] * honest], 3.0)
+        assert kept == pytest.approx([*[15 / 1e8] * hostile, *[1.0] * honest])
+
+
 def test_of_two_sites_the_smaller_does_not_silence_the_larger() -> None:
     assert shares_kept([[3.0, 2.0], [500.0, 500.0]], 3.0) == [1.0, 1.0]
     assert shares_kept([[3.0], [1000.0], [1000.0]], 3.0) == [1.0, 1.0, 1.0]
