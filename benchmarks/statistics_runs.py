@@ -1,6 +1,7 @@
 """Statistics and mixtures through the command that users call: `coordinator sweep`, CIFAR-10 features, 10 sites, 3 seeds.
 
-Every row is a whole run: messages, checks, the default screen and limits on weights, evaluation at the sites.
+Every row is a whole run: messages, checks, the default screen and limits on weights, evaluation at the sites. `--only pacs`
+starts from image files, PACS photos at one site and sketches at another, next to a head on all their real features.
 """
 
 import argparse
@@ -26,6 +27,7 @@ SWEEPS = (
 )
 
 
+PACS = ('fedpft.covariance=["gram", "lowrank", "spherical", "diag"]', "fedpft.rank=64 compare=true")
 # Kinds of statistics of which a site is taken out.
 LEFT = (("gram", {"fedpft.covariance": "gram"}), ("lowrank r=64, 8 bits", {"fedpft.rank": 64, "fedpft.bits": 8}))
 
@@ -34,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", default="", choices=("sweep", "relearn"), help="one of the tables")
+    parser.add_argument("--only", default="", choices=("sweep", "relearn", "pacs"), help="one of the tables")
     options = parser.parse_args()
     folder = shared("features/cifar10-train.safetensors").parent
     data = {"data": "safetensors", "data-dir": str(folder), "dataset": "cifar10", "alpha": 0.1}
@@ -49,6 +51,13 @@ def main() -> None:
             columns = ("released", "s", "processor s")
             title = f"coordinator relearn RUN --without 3, CIFAR-10 features, {options.sites} sites"
             report("statistics-relearn", title, columns, leave(options.sites, fixed))
+        if options.only in ("", "pacs"):
+            weights = str(shared("weights/mobilenet_v2-imagenet.safetensors"))
+            images = {"data": "parquet", "data-dir": str(shared("data/pacs")), "dataset": "photo,sketch"}
+            images |= {"backbone": "torchvision:mobilenet_v2", "weights-path": weights, "output-dir": output}
+            columns = ("settings", "accuracy %", "sd", "uplink MB, all sites", "runs", "head on all real features %")
+            title = f"coordinator sweep: PACS image files, photo and sketch, 2 sites, {options.seeds} seeds"
+            report("statistics-runs-pacs", title, columns, sweep(2, options.seeds, *PACS, images))
 
 
 def text(settings: Mapping[str, Any]) -> str:
@@ -67,7 +76,10 @@ def sweep(sites: int, seeds: int, varied: str, own: str, fixed: Mapping[str, Any
         accuracy = [100 * each["accuracy"] for each in same]
         spread, sent = statistics.pstdev(accuracy), statistics.mean(each["bytes"] for each in same) / 1e6
         name = f"{key}={value} {own}".strip()
-        rows.append((name, round(statistics.mean(accuracy), 2), round(spread, 2), round(sent, 3), len(same)))
+        row = (name, round(statistics.mean(accuracy), 2), round(spread, 2), round(sent, 3), len(same))
+        compared = [json.loads((Path(each["folder"]) / "metrics.json").read_text())["accuracy"] for each in same]
+        real = [100 * each["oracle"] for each in compared if "oracle" in each]
+        rows.append((*row, round(statistics.mean(real), 2)) if real else row)
     return rows
 
 
