@@ -16,7 +16,7 @@ from common.surrogates.surrogates import Surrogate
 
 # Minimum number of records for a meaningful class mean.
 FEWEST = 5
-# Allowed distance and width, as multiples of the median site's farthest and widest class; multiple of the chance variance.
+# Allowed distance and width, as multiples of the median site's farthest component and widest class; multiple of the chance variance.
 FARTHER, WIDER, CHANCE = 6.0, 6.0, 3.0
 # Lower bound of a dimension's variance, as a share of the mean variance: a pixel may be constant in some classes only.
 FLOOR = 0.3
@@ -26,7 +26,8 @@ FLOOR = 0.3
 class Moments:
     """Moments of one site by class: means (C, d), variances (C, d) around them, counts (C,), present (C,).
 
-    spread: whether the site has enough records besides its means to know variances. Where every class has one record, all
+    points: means (n, d) of the components with enough records, which lie farther out than those of their classes; of all
+    present classes if there are none. spread: whether the site has enough records besides its means to know variances. Where every class has one record, all
     variances are zero.
     """
 
@@ -34,6 +35,7 @@ class Moments:
     variances: Tensor
     counts: Tensor
     present: Tensor
+    points: Tensor
     spread: bool
 
     @classmethod
@@ -46,8 +48,11 @@ class Moments:
         inside = table.covariance.variances_per_dimension().double().expand_as(apart) + apart
         variances = torch.zeros(shape, dtype=torch.float64).index_add_(0, table.labels, weights * inside)
         freedom = (table.counts - table.components).clamp_min(0).sum()
+        present = table.components > 0
+        enough = table.counts[table.labels] * table.weights >= FEWEST
+        points = table.means if enough.all() else table.means[enough] if enough.any() else means[present]
         # Single precision: for ten thousand sites these tables are most of what the screen holds.
-        return cls(means.float(), variances.float(), table.counts, table.components > 0, bool(freedom >= FEWEST))
+        return cls(means.float(), variances.float(), table.counts, present, points.float(), bool(freedom >= FEWEST))
 
     def certain(self) -> Tensor:
         """Mask (C,) of the classes with enough records; if there are none, of all present classes."""
@@ -78,7 +83,7 @@ class Reach:
         variances = usual.double()
         scale = variances.clamp_min(FLOOR * float(variances.mean()) + 1e-30).sqrt()
         middle = torch.stack([each.means[each.certain()].mean(0) for each in moments]).median(0).values.double()
-        far = torch.stack([((m.means[m.certain()].double() - middle) / scale).square().sum(1).amax() for m in moments])
+        far = torch.stack([((m.points.double() - middle) / scale).square().sum(1).amax() for m in moments])
         wide = torch.stack([(m.variances[m.certain()] / scale.square()).sum(1).amax() for m in moments])
         known = torch.tensor([each.spread for each in moments])
         return cls(usual, middle, scale, _median_of_others(far), _median_of_others(wide.masked_fill(~known, torch.nan)))
