@@ -57,7 +57,9 @@ class Federation(FlowerStrategy):
         self.deadline = self.config.deadline
         self.outcome = Outcome()
         self.receipts = Receipts(self.config, self.recorder)
+        # Messages without a known id, which Flower gives them when it sends them; and the nodes of those with one.
         self._sent: list[Message] = []
+        self._receivers: dict[str, int] = {}
         # Connected nodes. No other site may take the name of one of them, unless that one was rejected.
         self._connected: set[int] = set()
 
@@ -181,9 +183,11 @@ class Federation(FlowerStrategy):
 
     def _node(self, reply: Message) -> int:
         """The node of a reply, found by its request: an error reply from the SuperLink has the SuperLink's node id."""
-        return next(
-            m.metadata.dst_node_id for m in self._sent if m.metadata.message_id == reply.metadata.reply_to_message_id
-        )
+        wanted = reply.metadata.reply_to_message_id
+        if wanted not in self._receivers:
+            self._receivers |= {m.metadata.message_id: m.metadata.dst_node_id for m in self._sent if m.metadata.message_id}
+            self._sent = [m for m in self._sent if not m.metadata.message_id]
+        return self._receivers[wanted]
 
     def _read(self, reply: Message, site: Site) -> tuple[bytes | None, Info]:
         """Payload and report of a reply. Raises SurrogateError when the site failed or the reply is too large."""

@@ -16,7 +16,8 @@ from common.surrogates.surrogates import Surrogate
 
 # Minimum number of records for a meaningful class mean.
 FEWEST = 5
-# Allowed distance and width, as multiples of the median site's farthest component and widest class; multiple of the chance variance.
+# Allowed distance and width, as multiples of the median site's farthest component and widest class; multiple of the chance
+# variance.
 FARTHER, WIDER, CHANCE = 6.0, 6.0, 3.0
 # Lower bound of a dimension's variance, as a share of the mean variance: a pixel may be constant in some classes only.
 FLOOR = 0.3
@@ -27,8 +28,8 @@ class Moments:
     """Moments of one site by class: means (C, d), variances (C, d) around them, counts (C,), present (C,).
 
     points: means (n, d) of the components with enough records, which lie farther out than those of their classes; of all
-    present classes if there are none. spread: whether the site has enough records besides its means to know variances. Where every class has one record, all
-    variances are zero.
+    present classes if there are none. spread: whether the site has enough records besides its means to know variances.
+    Where every class has one record, all variances are zero.
     """
 
     means: Tensor
