@@ -242,15 +242,16 @@ METHODS: dict[str, MethodSpec] = {
     )
 }
 
-# Methods whose combination is a sum, in runs with `secure-sum`.
+# Methods whose combination is a sum, and counts, in runs with `secure-sum`.
 SECURE_SUMS = {name: with_secure_sum(spec) for name, spec in METHODS.items() if spec.from_sums}
+SECURE_COUNTS = {name: with_secure_sum(spec) for name, spec in COUNTS.items()}
 
 
 def spec_of(config: RunConfig) -> MethodSpec:
     """The description of a run's method. Raises ConfigError for a name that is not in the registry."""
     spec = method_named(config.method)
     if config.counting.kind in COUNTS:
-        return COUNTS[config.counting.kind]
+        return (SECURE_COUNTS if config.secure_sum else COUNTS)[config.counting.kind]
     if config.secure_sum and spec.from_sums:
         return SECURE_SUMS[spec.name]
     return FEDPFT_CHAIN if spec is FEDPFT and config.fedpft.topology == "chain" else spec

@@ -68,8 +68,10 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
         dataset = datasets[0]
         parts = _train_parts(dataset, run, node.num_partitions)
         train, test = parts[node.partition_id], _test_parts(dataset, parts, run)[node.partition_id]
-    # As at a hospital, so that the digits give the results of a real deployment. A survey counts all records.
-    if node.data and dataset.drawn and (run.counting.kind == "survey" if run.spec.counts else run.epsilon):
+    # As at a hospital, so that the digits give the results of a real deployment. A survey counts all records, but in a
+    # secure sum without noise those that train: its difference from the sum of a training run would show the others.
+    surveyed = run.counting.kind == "survey" and (run.epsilon or not run.secure_sum)
+    if node.data and dataset.drawn and (surveyed if run.spec.counts else run.epsilon):
         train, test = torch.cat([train, test]).sort().values, test[:0]
     if not len(train):
         raise DataError(f"site {node.partition_id} of {node.num_partitions} has no training records; use fewer sites")

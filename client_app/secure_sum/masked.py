@@ -53,7 +53,7 @@ def masked_sum(task: Task) -> MethodOutput:
     after, masked = mask(state, delivered, rules, vector)
     if same_sites.applies(run, task.node):
         members = state.by_name
-        records = "" if run.epsilon else same_sites.records_in(task.found, task.node)
+        records = same_sites.records_in(task.found, task.node, run)
         same_sites.fix(task.node, name, [members[site].public for site in after.shares], records)
     payload = pack_masked(task.header(run.classes), masked, claim)
     events = (GaussianEvent(claim.noise_multiplier) if joint else released_in(run, task.round),) if claim else ()

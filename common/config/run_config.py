@@ -173,7 +173,7 @@ class RunConfig(Sections):
         return self
 
     def _secure_sum_agrees(self) -> None:
-        if self.secure_sum and not methods.method_named(self.method).from_sums:
+        if self.secure_sum and not (self.spec.counts or methods.method_named(self.method).from_sums):
             names = " or ".join(map(repr, methods.SECURE_SUMS))
             raise ValueError(f"secure-sum = true, but what method = {self.method!r} combines is not a sum; use {names}")
         if self.features.projection and not self.secure_sum:

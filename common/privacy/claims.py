@@ -19,7 +19,7 @@ from common.privacy.accounting import (
     gaussian_noise_multiplier,
 )
 from common.privacy.gaussian_mechanism import budget_shares
-from common.rules.counting import MECHANISM, tables_of
+from common.rules.counting import tables_of
 
 # Releases of DP-EM: one for the class means, then the steps of EM. More steps split the same budget into smaller parts.
 EM_STEPS = 4
@@ -82,7 +82,7 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
             sgd |= {name: (first / math.sqrt(share), 1.0) for name, share in first_round_shares(config).items()}
         return Claim(mechanism, epsilon, delta, unit, multiplier, settings.clip, sgd, centre)
     multiplier = gaussian_noise_multiplier(epsilon, delta)
-    if mechanism == MECHANISM:
+    if config.spec.counts:
         tables = tables_of(config, len(config.classes))
         counted = {each.name: (multiplier * each.bound / math.sqrt(each.share), each.bound) for each in tables}
         return Claim(mechanism, epsilon, delta, unit, multiplier, 0.0, counted)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from common.config.run_config import RunConfig
 
 MECHANISM = "secure-sums"
+# Strategies: one sum from which a model is learned, one in each round of training, and one of counts.
+ONCE, ROUNDS, COUNTING = "secure_sum.strategy:SecureSum", "secure_sum.rounds:SecureRounds", "counting.summed:SecureCounting"
 # Keys, shares, signatures and revealed shares: measured in benchmarks/secure_sums.py.
 MEMBER_BYTES = (175, 430)
 # Settings that select which of its records a site adds. All sites must have the same.
@@ -32,13 +34,13 @@ MOMENTS = (Summed("counts", "C", 0), Summed("sums", "C d", 1), Summed("squares",
 
 def with_secure_sum(spec: MethodSpec) -> MethodSpec:
     """The description of a method in runs with `secure-sum`. Everything generic follows from it."""
-    rounds, joint = spec.kind == "rounds", "sums" in spec.mechanisms
+    rounds, joint = spec.kind == "rounds", bool({"sums", "counts"} & set(spec.mechanisms))
     return replace(
         spec,
         site="client_app.secure_sum.masked:masked_sum",
-        strategy=f"strategies.secure_sum.{'rounds:SecureRounds' if rounds else 'strategy:SecureSum'}",
+        strategy="strategies." + (COUNTING if spec.counts else ROUNDS if rounds else ONCE),
         sends=lambda config: tuple(Field(each.name, each.shape, bits=BITS) for each in spec.summed(config)),
-        receives=spec.receives if rounds else lambda config: (),
+        receives=spec.receives if rounds or spec.counts else lambda config: (),
         symbols=lambda config, classes, d, records: {
             **spec.symbols(config, classes, d, records),
             "T": d * (d + 1) // 2,

@@ -119,7 +119,7 @@ class MethodSpec:
     member_bytes: what a site sends and receives for each site of a secure sum, apart from its vector; 0 for other methods.
     summed: the tensors of which the coordinator needs only the sum over all sites; empty where the combination is no sum.
     site_sums, from_sums: "module:function" at the site, which makes them and their claim, and at the coordinator, which
-    learns from the sum; for training in rounds, which finishes a round with it.
+    learns from the sum; for training in rounds, which finishes a round with it; for counts, which makes the result.
     all_classes: whether a site's message has every class that the run names, with or without records. signs: whether the
     coordinator signs the final model for the sites. samples: whether it can draw features from what it learned.
     counts: whether sites count records and nothing is learned.

@@ -20,6 +20,9 @@ COVERS = {
     "secure-sums": "the sum over all sites: noisy sizes, sums and second moments of all classes of the run, the only "
     "numbers that the coordinator learns; for as long as at most the stated number of sites tell it their noise "
     "(central privacy through secure summation)",
+    "summed-counts": "the sum over all sites of their counts: records of each class, or decisions and scores of a model on "
+    "held-out records; for as long as at most the stated number of sites tell the coordinator their noise (central privacy "
+    "through secure summation)",
     "counts": "every count of a site: records of each class, or decisions and scores of a model on held-out records",
     "sums": "every number of a surrogate: noisy sizes, sums and second moments of all classes of the run, "
     "so that the noise also hides which classes a site has",
@@ -72,7 +75,7 @@ def privacy_card(
         "epsilon": max(claim.epsilon for _, claim in claims.values()),
         "delta": config.delta,
         "relation": relation_of(config.mechanism, units),
-        "covers": COVERS[config.mechanism] + DERIVED,
+        "covers": COVERS["summed-counts" if config.spec.counts and config.secure_sum else config.mechanism] + DERIVED,
         "not_covered": open_ends,
         "per_site": {site: _site(surrogate, claim) for site, (surrogate, claim) in claims.items()},
         "dropped_classes": _dropped(surrogates, config, model),

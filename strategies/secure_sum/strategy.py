@@ -120,9 +120,9 @@ class SecureSum(Federation):
             site.fate, site.reason, site.claim = "used", "", self._claims[name]
             self.recorder.event("replied", site=name, bytes=site.bytes_up)
         self._learn(summed, numbers)
-        assert self.outcome.model is not None
         facts = {"bytes_up": sum(site.bytes_up for site in self.outcome.sites.values()), "used": len(summed)}
-        return classifier_arrays(self.outcome.model), metrics_of(facts)
+        model = self.outcome.model
+        return None if model is None else classifier_arrays(model), metrics_of(facts)
 
     def _told_to_all(self, group: Group) -> tuple[bytes, int]:
         """What all sites must receive alike before they compute their vectors, and the dimension of the features then."""
