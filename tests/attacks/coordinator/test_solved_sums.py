@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,17 @@ def test_a_change_of_one_sites_data_is_not_shown_by_the_difference(seven: Hospit
         dealt = seven.shares(seven.keys("1234"), "1234")
         assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == "policy"
     assert "data have changed" in seven.log("4")
+
+
+def test_a_change_since_a_sum_of_an_earlier_version_is_noticed(seven: Hospitals) -> None:
+    """Its record has one digest, of the training records."""
+    assert total(seven, "1234") is not None
+    (file,) = seven.folder.glob("4/state/sums/*.json")
+    record = json.loads(file.read_text())
+    for digest, expected in (("", "ok"), (record["records"]["training"], "ok"), ("0" * 64, "policy")):
+        file.write_text(json.dumps(record | {"records": digest}))
+        dealt = seven.shares(seven.keys("1234"), "1234")
+        assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == expected
 
 
 def test_another_split_does_not_show_a_record(seven: Hospitals) -> None:
