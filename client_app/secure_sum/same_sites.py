@@ -56,8 +56,7 @@ def applies(run: RunConfig, node: NodeConfig) -> bool:
 
 def records_in(found: SiteFeatures, node: NodeConfig) -> str:
     """Digest of the records that a site adds to a sum: its files, and which of their records are for training."""
-    rows = b"" if found.train.rows is None else found.train.rows.numpy().tobytes()
-    return hashlib.sha256(f"{found.key} {node.label_column} ".encode() + rows).hexdigest()
+    return hashlib.sha256(f"{found.key} {node.label_column} {found.selected}".encode()).hexdigest()
 
 
 def fix(node: NodeConfig, name: str, sites: Collection[bytes], records: str) -> None:
