@@ -115,9 +115,10 @@ def _surrogate(asked: Asked) -> Answer:
         # The duration of the work reveals the number of records, and in a private run no exact number may leave.
         reported |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
     if prepared.keep is None:
-        gate.let_out(prepared.release)
+        gate.let_out(prepared.release, prepared.last)
     else:
-        leave(gate, prepared.release, _staged(*prepared.keep, prepared.must_keep), prepared.keep[0])
+        file = prepared.keep[0]
+        leave(gate, prepared.release, _staged(*prepared.keep, prepared.must_keep), file, prepared.last)
     return prepared.payload, reported
 
 

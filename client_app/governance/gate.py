@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 from client_app.governance.budget import Budget, check_budget, runs_left, spent
@@ -111,18 +111,21 @@ class Gate:
             raise PolicyError("without-dp = false: the release has no differential privacy")
         return check_budget(self.ledger.entries(), release, self._budget())
 
-    def let_out(self, release: Release) -> float:
+    def let_out(self, release: Release, last: Callable[[], None] | None = None) -> float:
         """Record a release in the ledger, flushed; it may leave only after this returns. Returns epsilon spent so far.
 
-        Raises PolicyError, BudgetError or LedgerError, and then nothing may leave.
+        last: see `MethodOutput`. Raises PolicyError, BudgetError or LedgerError, and then nothing may leave.
         """
-        if release.mechanism not in ("dp-em", "dp-sgd"):
-            self.check(release)
-            return self.ledger.charge(release, self._budget())
-        # The size reveals how many components exceed the noise, or how many entries are not zero. So it is charged before
+        # The size reveals how many components exceed the noise, or how many entries are not zero. Then it is charged before
         # it decides anything.
+        size_first = release.mechanism not in ("dp-em", "dp-sgd")
+        if size_first:
+            self.check(release)
+        if last is not None:
+            last()
         spent = self.ledger.charge(release, self._budget())
-        self._check_size(release)
+        if not size_first:
+            self._check_size(release)
         return spent
 
     def _check_size(self, release: Release) -> None:

@@ -45,6 +45,7 @@ class Prepared:
     """A payload before its release, its entry for the ledger, numbers sent with it (`answer`), and the time it took.
 
     failure: why it was made without records in a private run; empty if it was made from records. It stays at the site.
+    last: see `MethodOutput`.
     """
 
     payload: bytes
@@ -56,6 +57,7 @@ class Prepared:
     keep: tuple[Path, bytes] | None = None
     must_keep: bool = False
     failure: str = ""
+    last: Callable[[], None] | None = None
 
 
 def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> Prepared:
@@ -85,7 +87,8 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
     release = replace(entry(run, request.flower_run, made, number), disclosure=disclosure_of(node, run_digest(run)))
     if gate.exact_counts(run):
         release = replace(release, mechanism=EXACT)
-    return Prepared(made.payload, release, made.claim, found, seconds, made.answer, made.keep, made.must_keep, failure)
+    kept = (made.keep, made.must_keep)
+    return Prepared(made.payload, release, made.claim, found, seconds, made.answer, *kept, failure, made.last)
 
 
 def entry(run: RunConfig, flower_run: str, made: MethodOutput, number: int = 1) -> Release:
@@ -156,10 +159,10 @@ def stage_file(file: Path, content: bytes) -> Path:
     return temporary
 
 
-def leave(gate: Gate, release: Release, staged: Path | None, file: Path) -> None:
+def leave(gate: Gate, release: Release, staged: Path | None, file: Path, last: Callable[[], None] | None = None) -> None:
     """Charge a release, then give its staged file the final name; delete that file if the release may not leave."""
     try:
-        gate.let_out(release)
+        gate.let_out(release, last)
     except BaseException:
         if staged is not None:
             staged.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,7 +152,8 @@ class MethodOutput:
 
     events: its noise, for the ledger. facts: measures of it, which stay at the site. answer: numbers sent with it. keep: a
     file and its content, written only once the release is charged, so later rounds may use it freely. must_keep: whether the
-    next round needs that file. sealed: whether only other sites can read the payload.
+    next round needs that file. sealed: whether only other sites can read the payload. last: called once nothing else refuses
+    the release, before it is charged; it may refuse it too.
     """
 
     payload: bytes
@@ -163,3 +164,4 @@ class MethodOutput:
     keep: tuple[Path, bytes] | None = None
     must_keep: bool = False
     sealed: bool = False
+    last: Callable[[], None] | None = None

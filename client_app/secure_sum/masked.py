@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -51,14 +52,14 @@ def masked_sum(task: Task) -> MethodOutput:
             whole[each] = whole[each] + drawn
     vector = np.concatenate([whole[each.name] for each in spec.summed(run)])
     after, masked = mask(state, delivered, rules, vector)
+    last = None
     if same_sites.applies(run, task.node):
-        members = state.by_name
         records = same_sites.records_in(task.found, task.node, run)
-        same_sites.fix(task.node, name, [members[site].public for site in after.shares], records)
+        last = partial(same_sites.fix, task.node, name, [after.by_name[site].public for site in after.shares], records)
     payload = pack_masked(task.header(run.classes), masked, claim)
     events = (GaussianEvent(claim.noise_multiplier) if joint else released_in(run, task.round),) if claim else ()
     keep = (store.file_of(task.node, name, task.site), pack_state(after))
-    return MethodOutput(payload, claim, events, facts, keep=keep, must_keep=True)
+    return MethodOutput(payload, claim, events, facts, keep=keep, must_keep=True, last=last)
 
 
 def _check_range(values: dict[str, Tensor], numbers: dict[str, FixedPoint]) -> None:

@@ -63,9 +63,8 @@ def records_in(found: SiteFeatures, node: NodeConfig, run: RunConfig) -> dict[st
     """
     if run.epsilon:
         return {}
-    kind, part = ("held-out", found.test) if run.counting.kind in JUDGING else ("training", found.train)
-    rows = b"" if part.rows is None else part.rows.numpy().tobytes()
-    return {kind: hashlib.sha256(f"{found.key} {node.label_column} ".encode() + rows).hexdigest()}
+    kind = "held-out" if run.counting.kind in JUDGING else "training"
+    return {kind: hashlib.sha256(f"{found.key} {node.label_column} {found.selected}".encode()).hexdigest()}
 
 
 def fix(node: NodeConfig, name: str, sites: Collection[bytes], records: Mapping[str, str]) -> None:

@@ -208,6 +208,27 @@ def test_another_split_does_not_show_a_record(seven: Hospitals) -> None:
     assert total(seven, "1234") is not None
 
 
+def test_other_classes_select_other_records_at_the_same_places(seven: Hospitals) -> None:
+    """Both classes have as many records, so the places within the selected class are equal."""
+    seven.settings |= {"classes": "benign"}
+    assert total(seven, "1234") is not None
+    seven.settings |= {"classes": "malign"}
+    dealt = seven.shares(seven.keys("1234"), "1234")
+    assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == "policy"
+    assert "data have changed" in seven.log("4")
+
+
+def test_a_release_that_attacks_refuse_fixes_no_set_of_sites(seven: Hospitals) -> None:
+    policy = seven.folder / "4" / "policy.toml"
+    policy.write_text(POLICY + "largest-attack-auc = 0.5\n")
+    dealt = seven.shares(seven.keys("1234"), "1234")
+    assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == "policy"
+    assert "the policy limits attacks" in seven.log("4")
+    assert not list(seven.folder.glob("4/state/sums/*.json"))
+    policy.write_text(POLICY)
+    assert total(seven, "2345") is not None
+
+
 def test_rounds_of_training_are_over_the_same_sites(seven: Hospitals) -> None:
     seven.settings |= {"method": "fedavg", "fedavg.rounds": 2}
     model = Training.begin(parse_run_config(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6).question()
