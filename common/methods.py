@@ -180,10 +180,19 @@ DP_FEDAVG = replace(
     title="DP-FedAvg",
     paper="Abadi et al. 2016, in rounds of FedAvg",
     mechanisms=("dp-sgd",),
+    mechanism=training.dp_fedavg_mechanism,
+    summed=training.dp_fedavg_summed,
     needs_budget=True,
     refusal=training.no_augmentation,
 )
-DP_FEDPROX = replace(DP_FEDAVG, name="dp-fedprox", title="DP-FedProx", proximal=True)
+DP_FEDPROX = replace(
+    DP_FEDAVG,
+    name="dp-fedprox",
+    title="DP-FedProx",
+    mechanism=lambda config: "dp-sgd",
+    summed=lambda config: UPDATES,
+    proximal=True,
+)
 # What follows combines more than a weighted sum of updates.
 UNSUMMED = replace(FEDAVG, summed=lambda config: (), site_sums="", from_sums="")
 SCAFFOLD = replace(

@@ -27,7 +27,7 @@ from common.config.sections import (
 )
 from common.config.sections.base import MiB, Pixels, Range, Records, Seconds, Unit
 from common.rules.spec import MethodSpec
-from common.rules.training import image_steps_for, network_for
+from common.rules.training import image_steps_for, network_for, rounds_for
 
 # Kinds of data with images of any size.
 OF_IMAGES = ("imagefolder", "dicom", "parquet")
@@ -144,6 +144,8 @@ class RunConfig(Sections):
             object.__setattr__(self, "fedlap", self.fedlap.model_copy(update={"image_steps": steps}))
         if self.spec.configured == "fedavg" and self.fedavg.model == "auto":
             object.__setattr__(self, "fedavg", self.fedavg.model_copy(update={"model": self.spec.network}))
+        if not self.fedavg.rounds:
+            object.__setattr__(self, "fedavg", self.fedavg.model_copy(update={"rounds": rounds_for(self)}))
         return self
 
     @model_validator(mode="after")

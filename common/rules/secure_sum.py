@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
+from common.privacy.accounting import gaussian_epsilon
 from common.rules.spec import Field, MethodSpec, Sizes, Summed
 from common.secure_sum.fixed_point import BITS, FixedPoint
 from common.secure_sum.rules import SumRules
@@ -115,7 +115,13 @@ def context_of(config: RunConfig, name: str) -> bytes:
 
 
 def local_epsilon(config: RunConfig, rules: SumRules) -> float:
-    """Epsilon, at the run's delta, of this site's own noise alone: if all other sites tell the coordinator theirs."""
+    """Epsilon, at the run's delta, of this site's own noise alone: if all other sites tell the coordinator theirs.
+
+    Of all rounds of the run together.
+    """
     if config.mechanism != MECHANISM:
         return config.epsilon
-    return gaussian_epsilon(gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(rules.honest), config.delta)
+    from common.privacy.claims import plan_of
+
+    (event,) = plan_of(config)
+    return gaussian_epsilon(event.noise_multiplier / math.sqrt(event.count * rules.honest), config.delta)

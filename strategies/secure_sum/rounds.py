@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from common.errors import RunError
 from common.privacy.claims import private_rounds, spent_after
+from common.rules.secure_sum import MECHANISM
 from common.rules.spec import load
 from common.secure_sum.keys import Member
 from common.secure_sum.words import Words
@@ -22,10 +23,10 @@ from strategies.secure_sum.strategy import SecureSum
 
 
 class SecureRounds(SecureSum):
-    """Rounds of training. In each one, the sites of the first make new keys and sum their updates."""
+    """Rounds of training. In each one, sites make new keys and sum their updates, or their gradients with joint noise."""
 
     _training: Training | None = None
-    # The sites of the first sum. They refuse a sum with other sites, such as one that was lost and comes back.
+    # The sites of the first sum. Without joint noise they refuse a sum with others, such as one that was lost and comes back.
     _first: frozenset[str] = frozenset()
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
@@ -96,7 +97,8 @@ class SecureRounds(SecureSum):
         training = self._training
         assert training is not None
         total, facts = self._total(summed, numbers)
-        self._first = self._first or frozenset(summed)
+        if self.config.mechanism != MECHANISM:
+            self._first = self._first or frozenset(summed)
         load(self.config.spec.from_sums)(total, training, summed)
         self.outcome.model, self.outcome.learning = training.classifier(), facts
         sent = sum(site.bytes_up for site in self.outcome.sites.values())
