@@ -54,7 +54,7 @@ class Prepared:
     found: SiteFeatures
     fit_seconds: float
     answer: Info
-    keep: tuple[Path, bytes] | None = None
+    keep: Mapping[Path, bytes] = field(default_factory=dict)
     must_keep: bool = False
     failure: str = ""
     last: Callable[[], None] | None = None
@@ -159,14 +159,17 @@ def stage_file(file: Path, content: bytes) -> Path:
     return temporary
 
 
-def leave(gate: Gate, release: Release, staged: Path | None, file: Path, last: Callable[[], None] | None = None) -> None:
-    """Charge a release, then give its staged file the final name; delete that file if the release may not leave."""
+def leave(gate: Gate, release: Release, staged: Mapping[Path, Path], last: Callable[[], None] | None = None) -> None:
+    """Charge a release, then give its staged files their final names; delete these if the release may not leave.
+
+    staged: the temporary file of each file.
+    """
     try:
         gate.let_out(release, last)
     except BaseException:
-        if staged is not None:
-            staged.unlink(missing_ok=True)
+        for temporary in staged.values():
+            temporary.unlink(missing_ok=True)
         raise
-    if staged is not None:
+    for file, temporary in staged.items():
         # Flushed before the release leaves: after a power failure, a site must not mask a second vector with the same masks.
-        put_in_place(staged, file)
+        put_in_place(temporary, file)

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from client_app.methods.task import MethodOutput, Task
+from client_app.methods.task import MethodOutput, SiteSums, Task
 from client_app.secure_sum import same_sites, store
 from common.errors import DataError, SealError
 from common.privacy.accounting import GaussianEvent
@@ -36,8 +36,8 @@ def masked_sum(task: Task) -> MethodOutput:
     delivered, packed = unpack_delivery(task.question)
     if map_digest(packed) != state.public:
         raise SealError("the model, projection or centre of this secure sum is not what all sites have agreed on")
-    values, claim = load(spec.site_sums)(replace(task, question=packed))
-    numbers = numbers_of(run, spec, max(1, sites))
+    values, claim, kept = SiteSums(*load(spec.site_sums)(replace(task, question=packed)))
+    numbers = numbers_of(run, spec, max(1, sites), task.round)
     whole = {each: numbers[each].encode(value) for each, value in values.items()}
     facts: dict[str, float] = {"members": sites, "colluding": rules.colluding, "fewest-in-the-sum": rules.least}
     # Without peers, the coordinator may have made up the other sites, and this site's own noise alone protects it.
@@ -50,7 +50,7 @@ def masked_sum(task: Task) -> MethodOutput:
         shapes = {each: tuple(value.shape) for each, value in values.items()}
         for each, drawn in noise_of_site(claim, numbers, shapes, rules).items():
             whole[each] = whole[each] + drawn
-    vector = np.concatenate([whole[each.name] for each in spec.summed(run)])
+    vector = np.concatenate([whole[each.name] for each in spec.sums(run, task.round)])
     after, masked = mask(state, delivered, rules, vector)
     last = None
     if same_sites.applies(run, task.node):
@@ -58,7 +58,7 @@ def masked_sum(task: Task) -> MethodOutput:
         last = partial(same_sites.fix, task.node, name, [after.by_name[site].public for site in after.shares], records)
     payload = pack_masked(task.header(run.classes), masked, claim)
     events = (GaussianEvent(claim.noise_multiplier) if joint else released_in(run, task.round),) if claim else ()
-    keep = (store.file_of(task.node, name, task.site), pack_state(after))
+    keep = {**kept, store.file_of(task.node, name, task.site): pack_state(after)}
     return MethodOutput(payload, claim, events, facts, keep=keep, must_keep=True, last=last)
 
 

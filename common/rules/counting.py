@@ -107,6 +107,7 @@ EVALUATION = MethodSpec(
     summed=lambda config: (Summed("decisions", "C C", 0), Summed("scores", "S 2 B", 0)),
     site_sums="client_app.methods.counting:summed_counts",
     from_sums="strategies.counting.results:summed_result",
+    sum_strategy="strategies.counting.summed:SecureCounting",
 )
 SURVEY = replace(
     EVALUATION,

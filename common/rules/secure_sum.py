@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from common.config.run_config import RunConfig
 
 MECHANISM = "secure-sums"
-# Strategies: one sum from which a model is learned, one in each round of training, and one of counts.
-ONCE, ROUNDS, COUNTING = "secure_sum.strategy:SecureSum", "secure_sum.rounds:SecureRounds", "counting.summed:SecureCounting"
+# Strategies: one sum from which a model is learned, and one in each round of training.
+ONCE, ROUNDS = "strategies.secure_sum.strategy:SecureSum", "strategies.secure_sum.rounds:SecureRounds"
 # Keys, shares, signatures and revealed shares: measured in benchmarks/secure_sums.py.
 MEMBER_BYTES = (175, 430)
 # Settings that select which of its records a site adds. All sites must have the same.
@@ -38,8 +38,9 @@ def with_secure_sum(spec: MethodSpec) -> MethodSpec:
     return replace(
         spec,
         site="client_app.secure_sum.masked:masked_sum",
-        strategy="strategies." + (COUNTING if spec.counts else ROUNDS if rounds else ONCE),
-        sends=lambda config: tuple(Field(each.name, each.shape, bits=BITS) for each in spec.summed(config)),
+        strategy=spec.sum_strategy or (ROUNDS if rounds else ONCE),
+        sends=lambda config: _fields(spec.summed(config)),
+        first_round=None if spec.first_summed is None else (lambda config: _fields(spec.sums(config, 1))),
         receives=spec.receives if rounds or spec.counts else lambda config: (),
         symbols=lambda config, classes, d, records: {
             **spec.symbols(config, classes, d, records),
@@ -57,6 +58,10 @@ def with_secure_sum(spec: MethodSpec) -> MethodSpec:
         introduces=True,
         member_bytes=MEMBER_BYTES,
     )
+
+
+def _fields(summed: tuple[Summed, ...]) -> tuple[Field, ...]:
+    return tuple(Field(each.name, each.shape, bits=BITS) for each in summed)
 
 
 def refusal(spec: MethodSpec, config: RunConfig) -> str:
@@ -88,20 +93,25 @@ def rules_of(config: RunConfig, members: int) -> SumRules:
     return SumRules.of(members, config.colluding, config.dropouts, config.secure_sum_threshold)
 
 
-def numbers_of(config: RunConfig, spec: MethodSpec, sites: int) -> dict[str, FixedPoint]:
-    """The fixed-point numbers of each statistic. Under joint noise, features have norm at most one. Raises ConfigError."""
+def numbers_of(config: RunConfig, spec: MethodSpec, sites: int, round: int = 1) -> dict[str, FixedPoint]:
+    """The fixed-point numbers of each statistic of a round. Under joint noise, features have norm at most one.
+
+    Raises ConfigError.
+    """
     found, joint = {}, config.mechanism == MECHANISM
-    for each in spec.summed(config):
+    for each in spec.sums(config, round):
         bound = 1.0 if joint else float(config.secure_sum_range) ** each.degree * math.sqrt(max(1, each.degree))
         whole = not each.degree and not joint
         found[each.name] = FixedPoint.of(bound, config.secure_sum_records, sites, whole)
     return found
 
 
-def shapes_of(config: RunConfig, spec: MethodSpec, classes: Sequence[str], dimension: int) -> dict[str, tuple[int, ...]]:
-    """The shape of each statistic."""
+def shapes_of(
+    config: RunConfig, spec: MethodSpec, classes: Sequence[str], dimension: int, round: int = 1
+) -> dict[str, tuple[int, ...]]:
+    """The shape of each statistic of a round."""
     sizes: Sizes = spec.sizes(config, len(classes), dimension, 1)
-    return {each.name: tuple(sizes[symbol] for symbol in each.shape.split()) for each in spec.summed(config)}
+    return {each.name: tuple(sizes[symbol] for symbol in each.shape.split()) for each in spec.sums(config, round)}
 
 
 def context_of(config: RunConfig, name: str) -> bytes:

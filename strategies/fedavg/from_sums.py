@@ -13,7 +13,7 @@ from common.models.parameters import Parameters
 from common.rules.secure_sum import MECHANISM
 from strategies.base.training import Training
 from strategies.fedavg.aggregation import aggregate
-from strategies.pooling.total import Total
+from strategies.pooling.total import Total, by_name
 
 # Of the steps with joint noise. A bias acts as a feature of value one, and features of records have norm one: at the full
 # rate the bias alone would double the largest curvature.
@@ -35,7 +35,7 @@ def _mean_update(total: Total, training: Training, sites: int) -> tuple[dict[str
     records = float(total.tensors["records"].sum().round())
     if records < 1:
         raise RunError("the sites of the secure sum have no record of the run's classes")
-    moved = {name: part.float() for name, part in _by_name(total.tensors["update"] / records, training).items()}
+    moved = {name: part.float() for name, part in by_name(total.tensors["update"] / records, training.shapes()).items()}
     mean = Parameters(training.header(), training.round + 1, moved, int(records))
     return aggregate(training.config, training.model, [mean], training.memory, sites)
 
@@ -51,17 +51,9 @@ def _step(total: Total, clip: float, training: Training) -> tuple[dict[str, Tens
     records = max(float(counted) / rounds, total.sigmas["records"] / math.sqrt(rounds), 1.0)
     rate = settings.joint_rate(len(training.classes))
     model, memory = {}, {RECORDS: counted}
-    for name, gradient in _by_name(total.tensors["gradients"] * (clip / records), training).items():
+    for name, gradient in by_name(total.tensors["gradients"] * (clip / records), training.shapes()).items():
         before = training.memory.get(VELOCITY + name, torch.zeros_like(training.model[name]))
         memory[VELOCITY + name] = velocity = MOMENTUM * before + gradient.float()
         slower = BIAS if settings.kind == "linear" and name == "bias" else 1.0
         model[name] = training.model[name] - slower * rate * velocity
     return model, memory
-
-
-def _by_name(flat: Tensor, training: Training) -> dict[str, Tensor]:
-    """The parts of a flat tensor (P,) by parameter, which are in the order of their names."""
-    shapes = training.shapes()
-    names = sorted(shapes)
-    parts = torch.split(flat, [math.prod(shapes[name]) for name in names])
-    return {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}

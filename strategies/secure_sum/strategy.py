@@ -78,14 +78,14 @@ class SecureSum(Federation):
         self._nodes, classes = dict(group.nodes), group.classes
         self._header = Header(self.config.method, run_digest(self.config), "coordinator", group.fingerprint, classes)
         self._public, dimension = self._told_to_all(group)
-        self._shapes = shapes_of(self.config, self.config.spec, classes, dimension)
+        self._shapes = shapes_of(self.config, self.config.spec, classes, dimension, self._number)
         self._members = self._key_list(group.keys)
         public = sum_proto.map_digest(self._public)
         self._digest = list_digest(list(self._members.values()), self._context + public)
         self._rules = rules_of(self.config, len(self._members))
         try:
             self._rules.check()
-            self._numbers = numbers_of(self.config, self.config.spec, len(self._members))
+            self._numbers = numbers_of(self.config, self.config.spec, len(self._members), self._number)
         except FedSurrogateError as error:
             raise RunError(str(error)) from None
         listed = sum_proto.pack_members(self._members.values(), public)
@@ -167,6 +167,11 @@ class SecureSum(Federation):
             **{f"noise-{name}": sigma for name, sigma in sigmas.items()},
         }
         return Total(self._header, tensors, sigmas, claim, self._map), facts
+
+    @property
+    def _number(self) -> int:
+        """The number of the current round, from one."""
+        return 1
 
     @property
     def _context(self) -> bytes:
