@@ -49,11 +49,12 @@ def generator_sums(task: Task) -> SiteSums:
     """For a secure sum, float64: in the first round this site's class sizes (C,) and sums (C, d); in the others its records
     (1,), which are its weight, and update (P,), the change of all parameters in the order of their names, times that weight.
 
-    Under privacy all of these have their noise already. Raises as `trained`, and SurrogateError for a model of another
-    round: the model is what all sites have agreed on, so they all send the same statistics.
+    Under privacy all of these have their noise already. Raises as `trained`, and SurrogateError for a request that does not
+    follow this site's last round, or a model of another round. The model is what all sites have agreed on, so they all send
+    the same statistics. A site that began anew would have hardly any weight, and the sum would show the others'.
     """
-    if (number := task.received_model().round) != task.round:
-        raise SurrogateError(f"the model of round {number} in a request for round {task.round}")
+    if (number := task.received_model().round) != task.round or task.confirmed != task.round - 1:
+        raise SurrogateError(f"a request for round {task.round} after {task.confirmed} rounds, with the model of {number}")
     made = trained(task)
     found = {name: tensor.double() for name, tensor in made.reply.tensors.items()}
     if task.round > 1:
