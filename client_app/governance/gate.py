@@ -16,7 +16,9 @@ from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig
 from common.errors import ConfigError, PolicyError
 from common.privacy.accounting import GaussianEvent, gaussian_noise_multiplier
+from common.privacy.claims import plan_of
 from common.rules.counting import EXACT, MECHANISM
+from common.rules.secure_sum import MECHANISM as JOINT_NOISE
 from common.security.receipts import parse_receipts
 from common.wire.records import Info
 
@@ -48,6 +50,21 @@ class Gate:
         """
         if release.events:
             check_budget(self.ledger.entries(), release, self._budget())
+
+    def check_sums(self, run: RunConfig, flower_run: str) -> None:
+        """Raise PolicyError for more secure sums with joint noise than the run's settings plan, where local-epsilon holds.
+
+        Called before the work of each sum: `local-epsilon` was compared with all planned rounds before the first one.
+        """
+        if not (self.policy.local_epsilon and run.mechanism == JOINT_NOISE):
+            return
+        planned = sum(event.count for event in plan_of(run))
+        charged = sum(entry["kind"] == "release" and entry["flower_run"] == flower_run for entry in self.ledger.entries())
+        if charged >= planned:
+            raise PolicyError(
+                f"local-epsilon = {self.policy.local_epsilon:g} holds for the {planned} secure sums that the run's settings "
+                f"plan, and {charged} have left; start another run"
+            )
 
     def _check_policy(self, run: RunConfig) -> None:
         policy = self.policy

@@ -35,7 +35,7 @@ class FedAvgConfig(Settings):
         128, ge=1, le=1024, description="Units of the hidden layer, or channels of the ConvNet."
     )
     rounds: Rounds = Field(
-        0, ge=0, le=100_000, description="Rounds of training; 0 for 10, or 20 to 30 with joint noise (`fedavg.noise`)."
+        0, ge=0, le=100_000, description="Rounds of training; 0 for 10, or 20 to 30 with joint noise (see fedavg.noise)."
     )
     local_epochs: Epochs = Field(5, ge=1, le=10_000, description="Passes over a site's records in a round.")
     batch_size: Records = Field(
