@@ -13,8 +13,8 @@ from common.rules.spec import byte_count, count
 PAYLOAD_UP, PAYLOAD_DOWN, REQUEST, EVALUATION, INTRODUCTION = 246, 135, 19, 65, 133
 CLASS_BYTES = 5
 CLAIM_BYTES = 65
-# Replies of a site to the further steps of a secure sum, apart from what grows with the number of sites; measured likewise.
-SUM_REPLIES = 600
+# What a site sends and receives in the further steps of a secure sum, apart from what grows with the number of sites.
+SUM_UP, SUM_DOWN = 600, 400
 # Manifest, signature and key of the model, which come with the final evaluation.
 SIGNED_MODEL = 960
 # Gaussians for out-of-distribution scores come with the model where privacy allows it: directions, and bytes of their names.
@@ -86,8 +86,9 @@ def _own(config: RunConfig, dimension: int, classes: int, records: int) -> Cost:
         down += SIGNED_MODEL
         # Privacy allows the Gaussians, see `release_gaussians`.
         down += _gaussians(released, dimension) if config.epsilon and spec.samples else 0
-    more_up, more_down = (each * max(1, config.sites) * rounds for each in spec.member_bytes)
-    up, down = up + more_up + SUM_REPLIES * summing * rounds, down + more_down
+    if summing:
+        more_up, more_down = (each * max(1, config.sites) for each in spec.member_bytes)
+        up, down = up + rounds * (SUM_UP + more_up), down + rounds * (SUM_DOWN + more_down)
     budget = (config.epsilon or None, config.delta or None)
     name = f"{config.method} {spec.variant(config)}".rstrip() + (f", {rounds} rounds" if rounds > 1 else "")
     return Cost(name, up, down, rounds, messages, *budget)
