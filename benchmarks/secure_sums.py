@@ -237,7 +237,7 @@ def main() -> None:
     torch.set_num_threads(1)
     collection.POLL_SECONDS = 0.05
     # A simulation reads its files for every message. Here all sites and rounds share what was read once.
-    setattr(partition, "load_all", lru_cache(2)(partition.load_all))
+    partition.load_all = lru_cache(2)(partition.load_all)
     if "cost" in options.parts:
         cost()
     if "hostile" in options.parts:

@@ -20,9 +20,9 @@ COVERS = {
     "secure-sums": "the sum over all sites: noisy sizes, sums and second moments of all classes of the run, the only "
     "numbers that the coordinator learns; for as long as at most the stated number of sites tell it their noise "
     "(central privacy through secure summation)",
-    "summed-gradients": "in every round the sum over all sites: their noisy number of records and sum of clipped gradients at "
-    "the common model, the only numbers that the coordinator learns; over all rounds together, for as long as at most the "
-    "stated number of sites tell it their noise (central privacy through secure summation)",
+    "summed-gradients": "in every round the sum over all sites: their noisy number of records and sum of clipped gradients "
+    "at the common model, the only numbers that the coordinator learns; for as long as at most the stated number of sites "
+    "tell it their noise (central privacy through secure summation), over all rounds together",
     "counts": "every count of a site: records of each class, or decisions and scores of a model on held-out records",
     "sums": "every number of a surrogate: noisy sizes, sums and second moments of all classes of the run, "
     "so that the noise also hides which classes a site has",

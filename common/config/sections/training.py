@@ -68,8 +68,8 @@ class FedAvgConfig(Settings):
     noise: Annotated[Literal["joint", "site"], Only("dp-fedavg")] = Field(
         "joint",
         description=(
-            "Noise in a secure sum: one for all sites, in one step a round over all their records; or that of DP-SGD at every "
-            "site."
+            "Noise in a secure sum: joint for all sites, in one step a round over all their records, or that of DP-SGD at "
+            "every site."
         ),
     )
     augment: Annotated[Augmentations, Only("fedavg", "fedprox", "fedyogi", "fedsgd", "scaffold")] = Field(
