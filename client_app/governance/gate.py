@@ -52,9 +52,10 @@ class Gate:
             check_budget(self.ledger.entries(), release, self._budget())
 
     def check_sums(self, run: RunConfig, flower_run: str) -> None:
-        """Raise PolicyError for more secure sums with joint noise than the run's settings plan, where local-epsilon holds.
+        """Raise PolicyError for more secure sums with joint noise than the run's settings plan, if local-epsilon is limited.
 
-        Called before the work of each sum: `local-epsilon` was compared with all planned rounds before the first one.
+        Called before the work of each sum. The limit was compared with all planned rounds before the first one, so a
+        coordinator that runs more of them would exceed it.
         """
         if not (self.policy.local_epsilon and run.mechanism == JOINT_NOISE):
             return
