@@ -184,3 +184,25 @@ def test_rounds_follow_the_noise_where_the_settings_name_none() -> None:
     assert found == [20, 30]
     assert parse_run_config(JOINT | usual | {"fedavg.noise": "site"}).fedavg.rounds == 10
     assert parse_run_config({"method": "fedavg"}).fedavg.rounds == 10
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize("common", [0.0, 3.0, 30.0])
+def test_the_usual_rate_does_not_diverge_however_alike_features_are(classes: int, common: float) -> None:
+    """The larger the part that all features share, the larger the curvature along it."""
+    names = tuple(map(str, range(classes)))
+    config = parse_run_config(JOINT | {"classes": ",".join(names), "fedavg.rounds": 30})
+    training, generator = Training.begin(config, names, "f", 20), torch.Generator().manual_seed(0)
+    labels = torch.arange(400) % classes
+    apart = torch.eye(classes, 20)[labels] + 0.3 * torch.randn(400, 20, generator=generator)
+    features = torch.nn.functional.normalize(apart + common)
+    losses = []
+    for _ in range(30):
+        given = {name: tensor.clone().requires_grad_() for name, tensor in training.model.items()}
+        loss = torch.nn.functional.cross_entropy(features @ given["weight"].T + given["bias"], labels, reduction="sum")
+        bias, weight = torch.autograd.grad(loss, [given["bias"], given["weight"]])
+        tensors = {"records": torch.tensor([400.0]), "gradients": torch.cat([bias, weight.flatten()]).double()}
+        absorb_total(Total(training.header(), tensors, {"records": 1.0}, make_claim(config, "record")), training, ["1", "2"])
+        losses.append(float(loss) / 400)
+    assert losses[-1] < losses[0]
+    assert max(losses) < 1.5 * losses[0]
