@@ -16,7 +16,9 @@ from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig
 from common.errors import ConfigError, PolicyError
 from common.privacy.accounting import GaussianEvent, gaussian_noise_multiplier
+from common.privacy.claims import plan_of
 from common.rules.counting import EXACT, MECHANISM
+from common.rules.secure_sum import MECHANISM as JOINT_NOISE
 from common.security.receipts import parse_receipts
 from common.wire.records import Info
 
@@ -48,6 +50,22 @@ class Gate:
         """
         if release.events:
             check_budget(self.ledger.entries(), release, self._budget())
+
+    def check_sums(self, run: RunConfig, flower_run: str) -> None:
+        """Raise PolicyError for more secure sums with joint noise than the run's settings plan, if local-epsilon is limited.
+
+        Called before the work of each sum. The limit was compared with all planned rounds before the first one, so a
+        coordinator that runs more of them would exceed it.
+        """
+        if not (self.policy.local_epsilon and run.mechanism == JOINT_NOISE):
+            return
+        planned = sum(event.count for event in plan_of(run))
+        charged = sum(entry["kind"] == "release" and entry["flower_run"] == flower_run for entry in self.ledger.entries())
+        if charged >= planned:
+            raise PolicyError(
+                f"local-epsilon = {self.policy.local_epsilon:g} holds for the {planned} secure sums that the run's settings "
+                f"plan, and {charged} have left; start another run"
+            )
 
     def _check_policy(self, run: RunConfig) -> None:
         policy = self.policy

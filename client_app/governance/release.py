@@ -67,6 +67,7 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
     """
     run, node = request.run, request.node
     gate.check_request(run)
+    gate.check_sums(run, request.flower_run)
     if affordable:
         gate.check_planned(planned(request))
     limits = gate.limits(run, node)

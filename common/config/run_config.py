@@ -144,7 +144,7 @@ class RunConfig(Sections):
             object.__setattr__(self, "fedlap", self.fedlap.model_copy(update={"image_steps": steps}))
         if self.spec.configured == "fedavg" and self.fedavg.model == "auto":
             object.__setattr__(self, "fedavg", self.fedavg.model_copy(update={"model": self.spec.network}))
-        if not self.fedavg.rounds:
+        if self.spec.configured == "fedavg" and not self.fedavg.rounds:
             object.__setattr__(self, "fedavg", self.fedavg.model_copy(update={"rounds": rounds_for(self)}))
         return self
 

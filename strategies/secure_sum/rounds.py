@@ -27,7 +27,7 @@ class SecureRounds(SecureSum):
     """Rounds of training. In each one, sites make new keys and sum their updates, or their gradients with joint noise."""
 
     _training: Training | None = None
-    # The sites of the first sum. Without joint noise they refuse a sum with others, such as one that was lost and comes back.
+    # The sites of the first sum. Without joint noise they refuse a sum with others, such as one that comes back.
     _first: frozenset[str] = frozenset()
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:

@@ -35,7 +35,7 @@ class FedAvgConfig(Settings):
         128, ge=1, le=1024, description="Units of the hidden layer, or channels of the ConvNet."
     )
     rounds: Rounds = Field(
-        0, ge=0, le=100_000, description="Rounds of training; 0 for 10, or 20 with one joint noise in a secure sum."
+        0, ge=0, le=100_000, description="Rounds of training; 0 for 10, or 20 to 30 with joint noise (see fedavg.noise)."
     )
     local_epochs: Epochs = Field(5, ge=1, le=10_000, description="Passes over a site's records in a round.")
     batch_size: Records = Field(
@@ -68,8 +68,8 @@ class FedAvgConfig(Settings):
     noise: Annotated[Literal["joint", "site"], Only("dp-fedavg")] = Field(
         "joint",
         description=(
-            "Noise in a secure sum: one for all sites, in one step a round over all their records; or that of DP-SGD at every "
-            "site."
+            "Noise in a secure sum: joint for all sites, in one step a round over all their records, or that of DP-SGD at "
+            "every site."
         ),
     )
     augment: Annotated[Augmentations, Only("fedavg", "fedprox", "fedyogi", "fedsgd", "scaffold")] = Field(
@@ -87,10 +87,10 @@ class FedAvgConfig(Settings):
         return self.learning_rate or usual
 
     def joint_rate(self, classes: int) -> float:
-        """The learning rate of a step with joint noise, by the number of classes.
+        """The learning rate of the coordinator's step with joint noise.
 
-        Softmax regression on records of norm one has a largest curvature of about 1 / classes. Half of the rate at which
-        steps with momentum 0.9 would diverge there is 2 a class at most; with the bias slowed down, 3 leaves some room.
+        The curvature of softmax regression on features of norm one is at most about 1.1 / classes (the 0.1 is of the bias).
+        Steps with momentum 0.9 diverge there at a rate of 3.5 a class.
         """
         return self.learning_rate or (3.0 * classes if self.kind == "linear" else 0.1)
 

@@ -228,6 +228,23 @@ def test_counts_sums_and_second_moment_together_cost_no_more_than_the_claim(
     assert (gaussian_epsilon(spent**-0.5, 1e-5) > config.epsilon * 1.0001) == bool(fault)
 
 
+@pytest.mark.parametrize("fault", ["", "a share missing", "rounding left out", "noise halved"])
+def test_all_rounds_of_training_together_cost_no_more_than_the_claim_and_planted_faults_do(fault: str) -> None:
+    """A record moves the sum of gradients by the clip and the rounding, and the number of records by one, in every round."""
+    settings = {"method": "dp-fedavg", "secure-sum": True, "classes": "a,b", "epsilon": 2.0, "delta": 1e-5}
+    # Coarse numbers, so that rounding is a large part of the sensitivity.
+    config = parse_run_config(settings | {"secure-sum-records": 10**6})
+    claim, rules = make_claim(config, "record"), SumRules.of(10, 1 / 3, 0.1)
+    assert claim is not None
+    numbers, shapes = numbers_of(config, config.spec, 10), {"records": (1,), "gradients": (2562,)}
+    variances = variances_with(fault, claim, numbers, shapes, rules)
+    spent = 0.0
+    for name, shape in shapes.items():
+        moved = 1 / numbers[name].step + math.sqrt(math.prod(shape))
+        spent += config.fedavg.rounds * moved**2 / (rules.honest * variances[name] - CONTINUOUS)
+    assert (gaussian_epsilon(spent**-0.5, 1e-5) > config.epsilon * 1.0001) == bool(fault)
+
+
 def run_config(epsilon: float, delta: float) -> RunConfig:
     return parse_run_config(
         {"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b", "epsilon": epsilon, "delta": delta}
