@@ -3,7 +3,8 @@
 Claim: about 95 %; and among many sites, one joint noise in a secure sum gives narrower ones than noise at every site. Scores
 of two classes are drawn from normal distributions `apart` standard deviations from each other, and 40 % of the records are
 positive. The noise is the product's. The truth of the records is the value without noise and bins; that of the population is
-the one behind the records. Secure sums have the default settings: a third of the sites may collude, a tenth may be lost.
+the one behind the records. Secure sums have the default settings: a third of the sites may collude, a tenth may be lost, and
+none is.
 """
 
 import math

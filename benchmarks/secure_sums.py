@@ -75,10 +75,11 @@ def accuracy(folder: Path, sites: int, seed: int, settings: dict[str, Any]) -> f
     return 100 * found
 
 
-def table(seeds: int, sizes: list[int], minutes: float, again: bool) -> None:
+def table(seeds: int, sizes: list[int], minutes: float, again: bool, forgotten: list[str]) -> None:
     """All rows by the same code, the joint ones among the fewest sites first, until `minutes` of CPU are used.
 
     Written after every run. again: continue with what the file of an earlier call lacks; the file lists all calls.
+    forgotten: rows, by their names, whose earlier cells are measured again; those of other sizes than `sizes` stay.
     """
     joint, first = ROWS[:2], sizes[0]
     work = [(row, first, seed) for seed in range(seeds) for row in joint]
@@ -87,6 +88,10 @@ def table(seeds: int, sizes: list[int], minutes: float, again: bool) -> None:
     work += [(row, size, seed) for seed in range(1, seeds) for size in sizes for row in ROWS]
     before = json.loads((RESULTS / "secure-sums.json").read_text()) if again else {}
     found, calls = dict(before.get("accuracy", {})), list(before.get("calls", []))
+    for row, size in ((row, size) for row in ROWS if row.name in forgotten for size in sizes):
+        for epsilon in EPSILONS:
+            found.pop(key(row, size, epsilon), None)
+    write(found, sizes, calls)
     with tempfile.TemporaryDirectory() as folder:
         for row, size, seed in dict.fromkeys(work):
             for epsilon in EPSILONS if row.private else (0.0,):
@@ -230,8 +235,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sites", type=int, nargs="+", default=[10, 50])
     parser.add_argument("--minutes", type=float, default=60.0, help="of CPU, after which the table is as it is")
+    parser.add_argument("--continue", dest="keep", action="store_true", help="with what the files of table and hostile lack")
     parser.add_argument(
-        "--continue", dest="again", action="store_true", help="with what the files of table and hostile lack"
+        "--again", nargs="+", default=[], choices=[row.name for row in ROWS], help="with --continue: rows measured anew"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -241,9 +247,9 @@ def main() -> None:
     if "cost" in options.parts:
         cost()
     if "hostile" in options.parts:
-        hostile(options.sites[0], options.again)
+        hostile(options.sites[0], options.keep)
     if "table" in options.parts:
-        table(options.seeds, options.sites, options.minutes, options.again)
+        table(options.seeds, options.sites, options.minutes, options.keep, options.again)
 
 
 if __name__ == "__main__":

@@ -78,8 +78,8 @@ def noise_share(config: RunConfig) -> str:
     """The noise on the mean over S equal sites, as a share of that on one site's: one joint noise does not grow with S."""
     if config.mechanism != MECHANISM:
         return "1/sqrt(S)"
-    # Sites add more noise than needed, because some may collude or be lost.
-    most = 1 - config.colluding - config.dropouts
+    # Sites add more noise than needed, because some may collude. That for lost sites is taken out when none is lost.
+    most = 1 - config.colluding
     return f"{most**-0.5:.2f}/S" if 0 < most < 1 else "1/S"
 
 

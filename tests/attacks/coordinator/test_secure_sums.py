@@ -245,6 +245,23 @@ def test_both_shares_of_one_site_are_never_revealed(hospitals: Hospitals) -> Non
     assert hospitals.status("east", "query.sum_open", sum_proto.pack_list(without, second)) == "state"
 
 
+@pytest.mark.parametrize("lost", ["", "west"])
+def test_noise_for_lost_sites_stays_when_one_is_lost(hospitals: Hospitals, lost: str) -> None:
+    """A coordinator that had the seeds would take out noise that then protects."""
+    hospitals.settings = dict(PRIVATE)
+    for name in NAMES:
+        (hospitals.folder / name / "policy.toml").write_text(POLICY + "epsilon-total = 9.0\nepsilon-per-run = 9.0\n")
+    hospitals.up_to_masked()
+    listed = tuple(name for name in NAMES if name != lost)
+    signatures = hospitals.signatures(listed, listed)
+    for site in listed:
+        payload, _ = hospitals.ask(site, "query.sum_open", sum_proto.pack_list(listed, signatures))
+        assert payload is not None
+        assert bool(sum_proto.unpack_spare(payload)) == (not lost)
+    (state,) = hospitals.folder.glob("north/state/sums/*.pb")
+    assert not sum_proto.unpack_state(state.read_bytes()).spare
+
+
 def test_a_replayed_step_is_refused(hospitals: Hospitals) -> None:
     members = hospitals.keys()
     assert hospitals.status("north", "query.hello") == "state", "keys are not made twice for one sum"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from functools import cache
 
 import numpy as np
@@ -18,7 +19,7 @@ from common.privacy.claims import make_claim
 from common.privacy.gaussian_mechanism import BoundedSum, release
 from common.rules.counting import tables_of
 from common.rules.secure_sum import numbers_of, rules_of, shapes_of
-from common.secure_sum.noise import noise_of_site, noise_of_sum
+from common.secure_sum.noise import noise_of_site, noise_of_sum, spare_of
 from common.secure_sum.words import words
 from strategies.counting.intervals import UNDEFINED, Z, auroc, rate, total
 from strategies.counting.results import PooledCounts, evaluation_result
@@ -62,7 +63,10 @@ def with_own_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCoun
 
 
 def with_joint_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCounts:
-    """The secure sum of the tables of sites that each add a part of the noise, without the masks, which cancel."""
+    """The secure sum of the tables of sites that each add a part of the noise, without the masks, which cancel.
+
+    No site is lost, so the noise for lost sites is taken out.
+    """
     chosen = {"counting.kind": "evaluation", "counting.digest": "0" * 64, "classes": "c0,c1", "secure-sum": True}
     run = parse_run_config(chosen | {"epsilon": epsilon, "delta": DELTA})
     claim, rules = make_claim(run, "record"), rules_of(run, len(sites))
@@ -70,10 +74,12 @@ def with_joint_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCo
     numbers, shapes = numbers_of(run, run.spec, len(sites)), shapes_of(run, run.spec, run.classes, 1)
     total = {name: np.zeros(math.prod(shape), dtype=np.uint32) for name, shape in shapes.items()}
     for exact in sites:
-        drawn = noise_of_site(claim, numbers, shapes, rules)
-        total = {name: total[name] + words(numbers[name].encode(exact[name]) + drawn[name]) for name in shapes}
+        seed = os.urandom(32)
+        drawn, spare = noise_of_site(claim, numbers, shapes, rules, seed), spare_of(claim, numbers, shapes, rules, seed)
+        parts = {name: numbers[name].encode(exact[name]) + drawn[name] - spare.get(name, 0) for name in shapes}
+        total = {name: total[name] + words(parts[name]) for name in shapes}
     tables = {name: numbers[name].decode(total[name]).reshape(shape) for name, shape in shapes.items()}
-    sigmas = noise_of_sum(claim, numbers, shapes, rules, len(sites))
+    sigmas = noise_of_sum(claim, numbers, shapes, rules, len(sites), removed=len(sites))
     return PooledCounts(tables, {name: sigma**2 for name, sigma in sigmas.items()})
 
 
