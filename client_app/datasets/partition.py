@@ -38,8 +38,7 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
     """Return the records of the site that `node` describes.
 
     A site whose node-config sets `data` uses its own data; no setting of the run can change that. Otherwise it simulates
-    site `partition_id` of `num_partitions` on the run's data: the bundled digits, or in simulation any data.
-    Raises DataError or ConfigError, which say what to do.
+    site `partition_id` of `num_partitions` on the bundled digits, or in simulation any data. Raises DataError, ConfigError.
     """
     if not node.data and run.data != "digits" and not in_simulation:
         raise DataError(
@@ -54,8 +53,7 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
     if is_protected(run, node):
         (dataset,) = load_all(source, run.seed)
         train, test = _indices(dataset.is_train), _indices(~dataset.is_train)
-        # In a drawn split, the place of a record depends on all others: one more patient would move other patients, and the
-        # noise does not cover that. So all records train; a private run reports no accuracy of a site anyway.
+        # In a drawn split one more patient would move others, and the noise does not cover that. So all records train.
         if dataset.drawn:
             train, test = torch.arange(len(dataset)), test[:0]
         return SiteShare(dataset, train, test, simulated=False)
