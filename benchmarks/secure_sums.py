@@ -75,11 +75,12 @@ def accuracy(folder: Path, sites: int, seed: int, settings: dict[str, Any]) -> f
     return 100 * found
 
 
-def table(seeds: int, sizes: list[int], minutes: float, again: bool, forgotten: list[str]) -> None:
+def table(seeds: int, sizes: list[int], minutes: float, again: bool, forgotten: list[str], only: list[str]) -> None:
     """All rows by the same code, the joint ones among the fewest sites first, until `minutes` of CPU are used.
 
     Written after every run. again: continue with what the file of an earlier call lacks; the file lists all calls.
     forgotten: rows, by their names, whose earlier cells are measured again; those of other sizes than `sizes` stay.
+    only: the rows to measure.
     """
     joint, first = ROWS[:2], sizes[0]
     work = [(row, first, seed) for seed in range(seeds) for row in joint]
@@ -91,9 +92,10 @@ def table(seeds: int, sizes: list[int], minutes: float, again: bool, forgotten: 
     for row, size in ((row, size) for row in ROWS if row.name in forgotten for size in sizes):
         for epsilon in EPSILONS:
             found.pop(key(row, size, epsilon), None)
-    write(found, sizes, calls)
+    if again:
+        write(found, sizes, calls)
     with tempfile.TemporaryDirectory() as folder:
-        for row, size, seed in dict.fromkeys(work):
+        for row, size, seed in dict.fromkeys(each for each in work if each[0].name in only):
             for epsilon in EPSILONS if row.private else (0.0,):
                 cell = found.setdefault(key(row, size, epsilon), [])
                 if len(cell) > seed:
@@ -239,6 +241,7 @@ def main() -> None:
     parser.add_argument(
         "--again", nargs="+", default=[], choices=[row.name for row in ROWS], help="with --continue: rows measured anew"
     )
+    parser.add_argument("--rows", nargs="+", default=[row.name for row in ROWS], choices=[row.name for row in ROWS])
     options = parser.parse_args()
     torch.set_num_threads(1)
     collection.POLL_SECONDS = 0.05
@@ -249,7 +252,7 @@ def main() -> None:
     if "hostile" in options.parts:
         hostile(options.sites[0], options.keep)
     if "table" in options.parts:
-        table(options.seeds, options.sites, options.minutes, options.keep, options.again)
+        table(options.seeds, options.sites, options.minutes, options.keep, options.again, options.rows)
 
 
 if __name__ == "__main__":
