@@ -68,6 +68,21 @@ def by_total(canaries: Canaries, seen: Seen) -> Tensor:
     return of_sums(canaries, released, {name: sigma for name, (sigma, _) in claim.noise.items()})
 
 
+def by_summed_gradients(canaries: Canaries, seen: Seen) -> Tensor:
+    """DP-FedAvg with joint noise: the product of the sum over all sites, in one round, with each canary's clipped gradient.
+
+    The model is linear and begins at zero. All canaries share the bias, which tells little of one.
+    """
+    _, names, numbers, _ = unpack_total(seen.totals[0])
+    c, d, settings = canaries.classes, canaries.x.shape[1], seen.run.fedavg
+    decoded = numbers_of(seen.run, seen.run.spec, len(names))["gradients"].decode(numbers[1:]).float()
+    received = {"weight": torch.zeros(c, d), "bias": torch.zeros(c)}
+    # In the order of their names, after the number of records.
+    direction = {"bias": torch.zeros(c), "weight": decoded[c:].reshape(c, d)}
+    records = LandscapeRecords(torch.nn.functional.normalize(canaries.x), canaries.y, torch.ones(len(canaries.x)))
+    return _along(network("linear", d, c, received), received, records, settings.clip, direction)
+
+
 def by_mixtures(canaries: Canaries, seen: Seen) -> Tensor:
     """The largest product with a component's sum (its mean times its count) of the canary's class.
 

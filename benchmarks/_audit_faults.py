@@ -48,9 +48,9 @@ class _Once:
         return self._kept.setdefault(count, (torch.rand(count) < rate).nonzero()[:, 0])
 
 
-def _weaker_integers(variance: int, count: int) -> Any:
+def _weaker_integers(variance: int, count: int, *source: Any) -> Any:
     # A quarter of the noise.
-    return _integers(max(1, variance // 16), count)
+    return _integers(max(1, variance // 16), count, *source)
 
 
 _integers = noise.discrete_gaussian

@@ -24,7 +24,7 @@ from server_app.deployment.local_grid import LocalGrid
 from server_app.federate import federate
 
 LARGEST = 2**30
-LIMITS = 'epsilon-per-run = 100.0\nepsilon-total = 100.0\nmechanisms = ["*"]\n'
+LIMITS = 'epsilon-per-run = 100.0\nepsilon-total = 100.0\nmechanisms = ["*"]\nsmallest-colluding = 0.0\n'
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from _audit_attacks import (
     by_gradients,
     by_mixtures,
     by_opening,
+    by_summed_gradients,
     by_sums,
     by_synthetic,
     by_total,
@@ -95,6 +96,10 @@ MECHANISMS: dict[str, Mechanism] = {
     "secure sums": Mechanism(
         {"fedpft.covariance": "gram", "secure-sum": True, "colluding": 0.0, "dropouts": 0.0},
         alone, by_total, "a quarter of the noise", 250, 8, sites=3,
+    ),
+    "dp-fedavg, joint noise": Mechanism(
+        {"method": "dp-fedavg", "fedavg.rounds": 1, "secure-sum": True, "colluding": 0.0, "dropouts": 0.0},
+        alone, by_summed_gradients, "a quarter of the noise", 250, 8, 0.7, sites=3,
     ),
     "DP-EM, K = 2": Mechanism(SPHERICAL | {"fedpft.components": 2}, long, by_mixtures, "features not clipped", 1000, 3, 0.4),
     "theorem 4.1": Mechanism(

@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from _report import RESULTS, machine, report, shared
 
+import client_app.datasets.partition as partition
 import strategies.base.collection as collection
 from common.config.run_config import parse_run_config
 from common.errors import FedSurrogateError
@@ -40,6 +42,7 @@ IMAGES = {"fedpft.public": str(shared("features/pacs-photo-train.safetensors"))}
 PUBLIC = SECURE | HEAD | IMAGES
 LOWRANK = IMAGES | {"fedpft.covariance": "lowrank", "fedpft.rank": 64}
 SPHERICAL = {"fedpft.covariance": "spherical"}
+JOINT_STEPS = {"method": "dp-fedavg", "secure-sum": True, "secure-sum-records": 5000}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +63,7 @@ ROWS = (
     Row("theorem 4.1, spherical", "none; class sizes are public", SPHERICAL | {"fedpft.privacy": "theorem-4.1"}),
     Row("secure sum without noise", "no privacy of a record; no single site is visible", SECURE, private=False),
     Row("DP-FedAvg", "none", {"method": "dp-fedavg"}),
+    Row("DP-FedAvg, joint noise", "at most a third of the sites collude, at most a tenth are lost", JOINT_STEPS),
 )
 
 
@@ -71,20 +75,27 @@ def accuracy(folder: Path, sites: int, seed: int, settings: dict[str, Any]) -> f
     return 100 * found
 
 
-def table(seeds: int, sizes: list[int], minutes: float, again: bool) -> None:
+def table(seeds: int, sizes: list[int], minutes: float, again: bool, forgotten: list[str], only: list[str]) -> None:
     """All rows by the same code, the joint ones among the fewest sites first, until `minutes` of CPU are used.
 
     Written after every run. again: continue with what the file of an earlier call lacks; the file lists all calls.
+    forgotten: rows, by their names, whose earlier cells are measured again; those of other sizes than `sizes` stay.
+    only: the rows to measure.
     """
     joint, first = ROWS[:2], sizes[0]
     work = [(row, first, seed) for seed in range(seeds) for row in joint]
     # What takes longest comes last.
-    work += [(row, size, 0) for rows in (ROWS[:-1], ROWS[-1:]) for size in sizes for row in rows]
+    work += [(row, size, 0) for rows in (ROWS[:-2], ROWS[-2:]) for size in sizes for row in rows]
     work += [(row, size, seed) for seed in range(1, seeds) for size in sizes for row in ROWS]
     before = json.loads((RESULTS / "secure-sums.json").read_text()) if again else {}
     found, calls = dict(before.get("accuracy", {})), list(before.get("calls", []))
+    for row, size in ((row, size) for row in ROWS if row.name in forgotten for size in sizes):
+        for epsilon in EPSILONS:
+            found.pop(key(row, size, epsilon), None)
+    if again:
+        write(found, sizes, calls)
     with tempfile.TemporaryDirectory() as folder:
-        for row, size, seed in dict.fromkeys(work):
+        for row, size, seed in dict.fromkeys(each for each in work if each[0].name in only):
             for epsilon in EPSILONS if row.private else (0.0,):
                 cell = found.setdefault(key(row, size, epsilon), [])
                 if len(cell) > seed:
@@ -226,18 +237,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sites", type=int, nargs="+", default=[10, 50])
     parser.add_argument("--minutes", type=float, default=60.0, help="of CPU, after which the table is as it is")
+    parser.add_argument("--continue", dest="keep", action="store_true", help="with what the files of table and hostile lack")
     parser.add_argument(
-        "--continue", dest="again", action="store_true", help="with what the files of table and hostile lack"
+        "--again", nargs="+", default=[], choices=[row.name for row in ROWS], help="with --continue: rows measured anew"
     )
+    parser.add_argument("--rows", nargs="+", default=[row.name for row in ROWS], choices=[row.name for row in ROWS])
     options = parser.parse_args()
     torch.set_num_threads(1)
     collection.POLL_SECONDS = 0.05
+    # A simulation reads its files for every message. Here all sites and rounds share what was read once.
+    partition.load_all = lru_cache(2)(partition.load_all)
     if "cost" in options.parts:
         cost()
     if "hostile" in options.parts:
-        hostile(options.sites[0], options.again)
+        hostile(options.sites[0], options.keep)
     if "table" in options.parts:
-        table(options.seeds, options.sites, options.minutes, options.again)
+        table(options.seeds, options.sites, options.minutes, options.keep, options.again, options.rows)
 
 
 if __name__ == "__main__":

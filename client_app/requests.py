@@ -114,25 +114,26 @@ def _surrogate(asked: Asked) -> Answer:
     if not (run.epsilon or run.secure_sum) or prepared.found.simulated:
         # The duration of the work reveals the number of records, and in a private run no exact number may leave.
         reported |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
-    if prepared.keep is None:
-        gate.let_out(prepared.release)
-    else:
-        leave(gate, prepared.release, _staged(*prepared.keep, prepared.must_keep), prepared.keep[0])
+    leave(gate, prepared.release, _staged(prepared.keep, prepared.must_keep), prepared.last)
     return prepared.payload, reported
 
 
-def _staged(file: Path, content: bytes, must_keep: bool) -> Path | None:
-    """A temporary file for the next round, written before this round is charged.
+def _staged(keep: Mapping[Path, bytes], must_keep: bool) -> dict[Path, Path]:
+    """The temporary files of files for the next round, written before this round is charged.
 
-    When it cannot be written, raises LedgerError if the next round needs it, else returns None.
+    When one cannot be written, raises LedgerError if the next round needs it, else leaves it out.
     """
-    try:
-        return stage_file(file, content)
-    except OSError as error:
-        if must_keep:
-            raise LedgerError(f"{file} cannot be written ({error}), and the next round needs it") from None
-        log.error("%s cannot be written (%s); the next round begins from noise", file, error)
-        return None
+    staged: dict[Path, Path] = {}
+    for file, content in keep.items():
+        try:
+            staged[file] = stage_file(file, content)
+        except OSError as error:
+            if must_keep:
+                for temporary in staged.values():
+                    temporary.unlink(missing_ok=True)
+                raise LedgerError(f"{file} cannot be written ({error}), and the next round needs it") from None
+            log.error("%s cannot be written (%s); the next round begins from noise", file, error)
+    return staged
 
 
 def _introduction(asked: Asked) -> Answer:
@@ -188,9 +189,10 @@ def _evaluation(asked: Asked) -> Answer:
     gate.check_request(run)
     _keep(asked, gate)
     if node.data and (gate.policy.limits_attacks or not gate.exact_numbers_may_leave(run)):
-        # No result may leave, so none is computed. In a private run the model is checked, and a generator kept.
-        if run.epsilon:
-            _judge(asked, without_records(run, node) if is_protected(run, node) else load_site(run, node), gate)
+        # No result may leave, so none is computed. In a private run or a secure sum the model is checked, a generator kept.
+        if run.epsilon or run.secure_sum:
+            unread = is_protected(run, node) or not run.epsilon
+            _judge(asked, without_records(run, node) if unread else load_site(run, node), gate)
         return None, {}
     found = load_site(run, node)
     reported = _judge(asked, found, gate)

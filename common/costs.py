@@ -13,6 +13,8 @@ from common.rules.spec import byte_count, count
 PAYLOAD_UP, PAYLOAD_DOWN, REQUEST, EVALUATION, INTRODUCTION = 246, 135, 19, 65, 133
 CLASS_BYTES = 5
 CLAIM_BYTES = 65
+# What a site sends and receives in the further steps of a secure sum, apart from what grows with the number of sites.
+SUM_UP, SUM_DOWN = 600, 400
 # Manifest, signature and key of the model, which come with the final evaluation.
 SIGNED_MODEL = 960
 # Gaussians for out-of-distribution scores come with the model where privacy allows it: directions, and bytes of their names.
@@ -73,17 +75,20 @@ def _own(config: RunConfig, dimension: int, classes: int, records: int) -> Cost:
         sent += byte_count(spec.first_round(config), sizes) - byte_count(spec.sends(config), sizes)
     received = round(downs * byte_count(spec.receives(config), sizes)) + byte_count(spec.result(config), sizes)
     payloads = rounds * bool(spec.receives(config)) + bool(spec.result(config))
-    messages = rounds * bool(spec.sends(config)) + 1 + spec.introduces
-    up = sent + EVALUATION + spec.introduces * (INTRODUCTION + named)
+    # A secure sum has an introduction of its own, and three more messages, whose size grows with the number of sites.
+    summing = any(spec.member_bytes)
+    introductions = spec.introduces * (rounds if summing else 1)
+    messages = rounds * bool(spec.sends(config)) + 1 + introductions + 3 * summing * rounds
+    up = sent + EVALUATION + introductions * (INTRODUCTION + named)
     up += rounds * bool(spec.sends(config)) * (PAYLOAD_UP + named + (CLAIM_BYTES if config.epsilon else 0))
     down = received + payloads * (PAYLOAD_DOWN + named) + (messages - payloads) * REQUEST
     if spec.result(config) and spec.signs:
         down += SIGNED_MODEL
         # Privacy allows the Gaussians, see `release_gaussians`.
         down += _gaussians(released, dimension) if config.epsilon and spec.samples else 0
-    # A secure sum takes three more messages, whose size grows with the number of sites.
-    (more_up, more_down), more = spec.member_bytes, 3 * any(spec.member_bytes)
-    up, down, messages = up + more_up * max(1, config.sites), down + more_down * max(1, config.sites), messages + more
+    if summing:
+        more_up, more_down = (each * max(1, config.sites) for each in spec.member_bytes)
+        up, down = up + rounds * (SUM_UP + more_up), down + rounds * (SUM_DOWN + more_down)
     budget = (config.epsilon or None, config.delta or None)
     name = f"{config.method} {spec.variant(config)}".rstrip() + (f", {rounds} rounds" if rounds > 1 else "")
     return Cost(name, up, down, rounds, messages, *budget)

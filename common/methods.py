@@ -180,10 +180,19 @@ DP_FEDAVG = replace(
     title="DP-FedAvg",
     paper="Abadi et al. 2016, in rounds of FedAvg",
     mechanisms=("dp-sgd",),
+    mechanism=training.dp_fedavg_mechanism,
+    summed=training.dp_fedavg_summed,
     needs_budget=True,
     refusal=training.no_augmentation,
 )
-DP_FEDPROX = replace(DP_FEDAVG, name="dp-fedprox", title="DP-FedProx", proximal=True)
+DP_FEDPROX = replace(
+    DP_FEDAVG,
+    name="dp-fedprox",
+    title="DP-FedProx",
+    mechanism=lambda config: "dp-sgd",
+    summed=lambda config: UPDATES,
+    proximal=True,
+)
 # What follows combines more than a weighted sum of updates.
 UNSUMMED = replace(FEDAVG, summed=lambda config: (), site_sums="", from_sums="")
 SCAFFOLD = replace(
@@ -242,15 +251,16 @@ METHODS: dict[str, MethodSpec] = {
     )
 }
 
-# Methods whose combination is a sum, in runs with `secure-sum`.
+# Methods whose combination is a sum, and counts, in runs with `secure-sum`.
 SECURE_SUMS = {name: with_secure_sum(spec) for name, spec in METHODS.items() if spec.from_sums}
+SECURE_COUNTS = {name: with_secure_sum(spec) for name, spec in COUNTS.items()}
 
 
 def spec_of(config: RunConfig) -> MethodSpec:
     """The description of a run's method. Raises ConfigError for a name that is not in the registry."""
     spec = method_named(config.method)
     if config.counting.kind in COUNTS:
-        return COUNTS[config.counting.kind]
+        return (SECURE_COUNTS if config.secure_sum else COUNTS)[config.counting.kind]
     if config.secure_sum and spec.from_sums:
         return SECURE_SUMS[spec.name]
     return FEDPFT_CHAIN if spec is FEDPFT and config.fedpft.topology == "chain" else spec

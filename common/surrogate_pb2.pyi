@@ -371,15 +371,17 @@ class SumList(_message.Message):
     def __init__(self, summed: _Optional[_Iterable[str]] = ..., signatures: _Optional[_Iterable[_Union[SumBytes, _Mapping]]] = ...) -> None: ...
 
 class SumRevealed(_message.Message):
-    __slots__ = ("blind", "masking")
+    __slots__ = ("blind", "masking", "spare")
     BLIND_FIELD_NUMBER: _ClassVar[int]
     MASKING_FIELD_NUMBER: _ClassVar[int]
+    SPARE_FIELD_NUMBER: _ClassVar[int]
     blind: _containers.RepeatedCompositeFieldContainer[SumBytes]
     masking: _containers.RepeatedCompositeFieldContainer[SumBytes]
-    def __init__(self, blind: _Optional[_Iterable[_Union[SumBytes, _Mapping]]] = ..., masking: _Optional[_Iterable[_Union[SumBytes, _Mapping]]] = ...) -> None: ...
+    spare: bytes
+    def __init__(self, blind: _Optional[_Iterable[_Union[SumBytes, _Mapping]]] = ..., masking: _Optional[_Iterable[_Union[SumBytes, _Mapping]]] = ..., spare: _Optional[bytes] = ...) -> None: ...
 
 class SumState(_message.Message):
-    __slots__ = ("site", "context", "phase", "masking", "sharing", "blind", "members", "shares", "summed", "map")
+    __slots__ = ("site", "context", "phase", "masking", "sharing", "blind", "members", "shares", "summed", "map", "spare")
     SITE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +392,7 @@ class SumState(_message.Message):
     SHARES_FIELD_NUMBER: _ClassVar[int]
     SUMMED_FIELD_NUMBER: _ClassVar[int]
     MAP_FIELD_NUMBER: _ClassVar[int]
+    SPARE_FIELD_NUMBER: _ClassVar[int]
     site: str
     context: bytes
     phase: str
@@ -400,7 +403,8 @@ class SumState(_message.Message):
     shares: SumRevealed
     summed: _containers.RepeatedScalarFieldContainer[str]
     map: bytes
-    def __init__(self, site: _Optional[str] = ..., context: _Optional[bytes] = ..., phase: _Optional[str] = ..., masking: _Optional[bytes] = ..., sharing: _Optional[bytes] = ..., blind: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[SumMember, _Mapping]]] = ..., shares: _Optional[_Union[SumRevealed, _Mapping]] = ..., summed: _Optional[_Iterable[str]] = ..., map: _Optional[bytes] = ...) -> None: ...
+    spare: bytes
+    def __init__(self, site: _Optional[str] = ..., context: _Optional[bytes] = ..., phase: _Optional[str] = ..., masking: _Optional[bytes] = ..., sharing: _Optional[bytes] = ..., blind: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[SumMember, _Mapping]]] = ..., shares: _Optional[_Union[SumRevealed, _Mapping]] = ..., summed: _Optional[_Iterable[str]] = ..., map: _Optional[bytes] = ..., spare: _Optional[bytes] = ...) -> None: ...
 
 class SumTotal(_message.Message):
     __slots__ = ("header", "sites", "numbers", "claim")

@@ -24,14 +24,19 @@ RECORDS = (
 
 @dataclass(frozen=True)
 class CountingBudget:
-    """The budget of a run that counts; zero epsilon for counts without noise."""
+    """The budget of a run that counts; zero epsilon for counts without noise.
+
+    secure_sum: whether the coordinator sees only the sum over all sites.
+    """
 
     epsilon: float
     delta: float
+    secure_sum: bool = False
 
     def settings(self) -> dict[str, Scalar]:
         """As settings of a run."""
-        return {"epsilon": self.epsilon, "delta": self.delta if self.epsilon else 0.0}
+        found: dict[str, Scalar] = {"epsilon": self.epsilon, "delta": self.delta if self.epsilon else 0.0}
+        return found | ({"secure-sum": True} if self.secure_sum else {})
 
 
 def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str, Scalar], int]:

@@ -53,6 +53,16 @@ def test_noise_that_is_used_again_is_found_and_fresh_noise_shows_nothing() -> No
     assert audit.gaussian_bound(found, audit.DELTA, 1 - 1e-5) <= 4.0
 
 
+@pytest.mark.parametrize("name", ["secure sums", "dp-fedavg, joint noise"])
+def test_a_quarter_of_the_noise_in_a_secure_sum_is_found_and_all_of_it_holds(name: str) -> None:
+    mechanism = replace(audit.MECHANISMS[name], runs=3)
+    with planted(mechanism.fault):
+        found = audit.audit(mechanism, 4.0, torch.Generator().manual_seed(1), audit.FAULTY)
+    assert max(audit.bounds(found, sampled=False)) > 4.0
+    found = audit.audit(mechanism, 4.0, torch.Generator().manual_seed(1))
+    assert audit.gaussian_bound(found, audit.DELTA, 1 - 1e-5) <= 4.0
+
+
 @pytest.mark.parametrize("family", ["diag", "gram"])
 def test_second_moments_are_attacked_too(family: str) -> None:
     """Counts and sums without information; the second moments show which canaries were in the data."""

@@ -144,6 +144,7 @@ def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(tmp_pat
         {"fedpft.covariance": "gram", "secure-sum": True},
         {"method": "dpcvae", "dpcvae.rounds": 2},
         {"method": "dp-fedavg", "fedavg.rounds": 2},
+        {"method": "dp-fedavg", "fedavg.rounds": 5, "secure-sum": True},
     ],
     ids=lambda own: " ".join(str(value) for value in own.values()),
 )

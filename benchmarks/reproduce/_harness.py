@@ -214,8 +214,8 @@ def _along(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
         reported: Info = {"hop": number, "lineage": "harness", "classes": json.dumps(data.classes)}
         asked = replace(task, question=relay, info=reported)
         made = method_of(run)(asked)
-        if made.keep is not None:
-            keep_file(*made.keep)
+        for file, content in made.keep.items():
+            keep_file(file, content)
         relay = made.payload
         sent += len(relay)
         heads.append(kept_head(asked))

@@ -54,8 +54,8 @@ def generator_of(run: RunConfig, node: NodeConfig, found: SiteFeatures) -> AnyGe
             question = pack_parameters(Parameters(header, number, tensors))
             info = {"round": number, "confirmed": number - 1, "lineage": "audit"}
             made = method_of(run)(Task(run, here, "audit", found, question=question, info=info))
-            if made.keep is not None:
-                keep_file(*made.keep)
+            for file, content in made.keep.items():
+                keep_file(file, content)
             reply = unpack_parameters(made.payload).tensors
             if number > 1:
                 tensors = {key: tensor + reply[key] if key in reply else tensor for key, tensor in tensors.items()}

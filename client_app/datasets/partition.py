@@ -38,8 +38,7 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
     """Return the records of the site that `node` describes.
 
     A site whose node-config sets `data` uses its own data; no setting of the run can change that. Otherwise it simulates
-    site `partition_id` of `num_partitions` on the run's data: the bundled digits, or in simulation any data.
-    Raises DataError or ConfigError, which say what to do.
+    site `partition_id` of `num_partitions` on the bundled digits, or in simulation any data. Raises DataError, ConfigError.
     """
     if not node.data and run.data != "digits" and not in_simulation:
         raise DataError(
@@ -54,8 +53,7 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
     if is_protected(run, node):
         (dataset,) = load_all(source, run.seed)
         train, test = _indices(dataset.is_train), _indices(~dataset.is_train)
-        # In a drawn split, the place of a record depends on all others: one more patient would move other patients, and the
-        # noise does not cover that. So all records train; a private run reports no accuracy of a site anyway.
+        # In a drawn split one more patient would move others, and the noise does not cover that. So all records train.
         if dataset.drawn:
             train, test = torch.arange(len(dataset)), test[:0]
         return SiteShare(dataset, train, test, simulated=False)
@@ -68,8 +66,10 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
         dataset = datasets[0]
         parts = _train_parts(dataset, run, node.num_partitions)
         train, test = parts[node.partition_id], _test_parts(dataset, parts, run)[node.partition_id]
-    # As at a hospital, so that the digits give the results of a real deployment. A survey counts all records.
-    if node.data and dataset.drawn and (run.counting.kind == "survey" if run.spec.counts else run.epsilon):
+    # As at a hospital, so that the digits give the results of a real deployment. A survey counts all records, but in a
+    # secure sum without noise those that train: its difference from the sum of a training run would show the others.
+    surveyed = run.counting.kind == "survey" and (run.epsilon or not run.secure_sum)
+    if node.data and dataset.drawn and (surveyed if run.spec.counts else run.epsilon):
         train, test = torch.cat([train, test]).sort().values, test[:0]
     if not len(train):
         raise DataError(f"site {node.partition_id} of {node.num_partitions} has no training records; use fewer sites")

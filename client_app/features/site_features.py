@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from dataclasses import dataclass, replace
@@ -54,7 +55,8 @@ class SiteFeatures:
     """A site's input to a method.
 
     simulated: whether the data are a share of the run's own, not a hospital's. left_out: reasons for missing records.
-    key: identifies the content of the data set, as its files show it.
+    key: identifies the content of the data set, as its files show it. selected: digest of which of its records train,
+    or are held out, if the run evaluates a model on these.
     """
 
     train: LabelledFeatures
@@ -65,6 +67,7 @@ class SiteFeatures:
     simulated: bool
     left_out: tuple[str, ...] = ()
     key: str = ""
+    selected: str = ""
 
 
 def site_name(node: NodeConfig, node_id: int) -> str:
@@ -125,7 +128,14 @@ def load_site(run: RunConfig, node: NodeConfig, backbone: Backbone | None = None
         left_out = (*left_out, what + "".join(f", such as {part.dataset.where(i)}" for i in first))
     fingerprint = with_power(found.fingerprint, run.power)
     dataset = part.dataset
-    return SiteFeatures(train, test, dataset.classes, fingerprint, found.seconds, part.simulated, left_out, dataset.key)
+    # Places among the records of all classes: places among those of the run's classes name other records with other classes.
+    rows = (test if run.counting.kind in JUDGING else train).rows
+    assert rows is not None
+    places = rows if dataset.rows is None else dataset.rows[rows]
+    selected = hashlib.sha256(places.numpy().tobytes()).hexdigest()
+    return SiteFeatures(
+        train, test, dataset.classes, fingerprint, found.seconds, part.simulated, left_out, dataset.key, selected
+    )
 
 
 def no_features(count: int) -> Features:

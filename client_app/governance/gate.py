@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 from client_app.governance.budget import Budget, check_budget, runs_left, spent
@@ -16,7 +16,9 @@ from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig
 from common.errors import ConfigError, PolicyError
 from common.privacy.accounting import GaussianEvent, gaussian_noise_multiplier
+from common.privacy.claims import plan_of
 from common.rules.counting import EXACT, MECHANISM
+from common.rules.secure_sum import MECHANISM as JOINT_NOISE
 from common.security.receipts import parse_receipts
 from common.wire.records import Info
 
@@ -48,6 +50,22 @@ class Gate:
         """
         if release.events:
             check_budget(self.ledger.entries(), release, self._budget())
+
+    def check_sums(self, run: RunConfig, flower_run: str) -> None:
+        """Raise PolicyError for more secure sums with joint noise than the run's settings plan, if local-epsilon is limited.
+
+        Called before the work of each sum. The limit was compared with all planned rounds before the first one, so a
+        coordinator that runs more of them would exceed it.
+        """
+        if not (self.policy.local_epsilon and run.mechanism == JOINT_NOISE):
+            return
+        planned = sum(event.count for event in plan_of(run))
+        charged = sum(entry["kind"] == "release" and entry["flower_run"] == flower_run for entry in self.ledger.entries())
+        if charged >= planned:
+            raise PolicyError(
+                f"local-epsilon = {self.policy.local_epsilon:g} holds for the {planned} secure sums that the run's settings "
+                f"plan, and {charged} have left; start another run"
+            )
 
     def _check_policy(self, run: RunConfig) -> None:
         policy = self.policy
@@ -111,18 +129,21 @@ class Gate:
             raise PolicyError("without-dp = false: the release has no differential privacy")
         return check_budget(self.ledger.entries(), release, self._budget())
 
-    def let_out(self, release: Release) -> float:
+    def let_out(self, release: Release, last: Callable[[], None] | None = None) -> float:
         """Record a release in the ledger, flushed; it may leave only after this returns. Returns epsilon spent so far.
 
-        Raises PolicyError, BudgetError or LedgerError, and then nothing may leave.
+        last: see `MethodOutput`. Raises PolicyError, BudgetError or LedgerError, and then nothing may leave.
         """
-        if release.mechanism not in ("dp-em", "dp-sgd"):
-            self.check(release)
-            return self.ledger.charge(release, self._budget())
-        # The size reveals how many components exceed the noise, or how many entries are not zero. So it is charged before
+        # The size reveals how many components exceed the noise, or how many entries are not zero. Then it is charged before
         # it decides anything.
+        size_first = release.mechanism not in ("dp-em", "dp-sgd")
+        if size_first:
+            self.check(release)
+        if last is not None:
+            last()
         spent = self.ledger.charge(release, self._budget())
-        self._check_size(release)
+        if not size_first:
+            self._check_size(release)
         return spent
 
     def _check_size(self, release: Release) -> None:

@@ -72,7 +72,8 @@ class Policy(WorkLimits):
         0.0,
         ge=0,
         le=NO_LIMIT,
-        description="largest epsilon of a secure sum that this site's own noise must keep alone; 0 for no limit",
+        description="largest epsilon of a run in secure sums, all rounds, that this site's own noise must keep alone; "
+        "0 for no limit",
     )
 
     largest_attack_auc: float = Field(

@@ -45,6 +45,7 @@ class Prepared:
     """A payload before its release, its entry for the ledger, numbers sent with it (`answer`), and the time it took.
 
     failure: why it was made without records in a private run; empty if it was made from records. It stays at the site.
+    last: see `MethodOutput`.
     """
 
     payload: bytes
@@ -53,9 +54,10 @@ class Prepared:
     found: SiteFeatures
     fit_seconds: float
     answer: Info
-    keep: tuple[Path, bytes] | None = None
+    keep: Mapping[Path, bytes] = field(default_factory=dict)
     must_keep: bool = False
     failure: str = ""
+    last: Callable[[], None] | None = None
 
 
 def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> Prepared:
@@ -65,6 +67,7 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
     """
     run, node = request.run, request.node
     gate.check_request(run)
+    gate.check_sums(run, request.flower_run)
     if affordable:
         gate.check_planned(planned(request))
     limits = gate.limits(run, node)
@@ -85,7 +88,8 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
     release = replace(entry(run, request.flower_run, made, number), disclosure=disclosure_of(node, run_digest(run)))
     if gate.exact_counts(run):
         release = replace(release, mechanism=EXACT)
-    return Prepared(made.payload, release, made.claim, found, seconds, made.answer, made.keep, made.must_keep, failure)
+    kept = (made.keep, made.must_keep)
+    return Prepared(made.payload, release, made.claim, found, seconds, made.answer, *kept, failure, made.last)
 
 
 def entry(run: RunConfig, flower_run: str, made: MethodOutput, number: int = 1) -> Release:
@@ -156,14 +160,17 @@ def stage_file(file: Path, content: bytes) -> Path:
     return temporary
 
 
-def leave(gate: Gate, release: Release, staged: Path | None, file: Path) -> None:
-    """Charge a release, then give its staged file the final name; delete that file if the release may not leave."""
+def leave(gate: Gate, release: Release, staged: Mapping[Path, Path], last: Callable[[], None] | None = None) -> None:
+    """Charge a release, then give its staged files their final names; delete these if the release may not leave.
+
+    staged: the temporary file of each file.
+    """
     try:
-        gate.let_out(release)
+        gate.let_out(release, last)
     except BaseException:
-        if staged is not None:
-            staged.unlink(missing_ok=True)
+        for temporary in staged.values():
+            temporary.unlink(missing_ok=True)
         raise
-    if staged is not None:
+    for file, temporary in staged.items():
         # Flushed before the release leaves: after a power failure, a site must not mask a second vector with the same masks.
-        put_in_place(staged, file)
+        put_in_place(temporary, file)

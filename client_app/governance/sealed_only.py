@@ -18,6 +18,8 @@ IN_CLEAR: dict[str, tuple[str, ...]] = {
     "introduction": ("fingerprint", "dimension", "simulated", "key"),
     "surrogate": ("simulated",),
 }
+# Requests of a run that counts, and the further ones if it is a secure sum.
+COUNTS, SUMS_COUNTS = ("name", "surrogate"), ("introduction", "sum-shares", "sum-list", "sum-open")
 
 
 def check_sealed_run(policy: Policy, run: RunConfig, peers: str) -> None:
@@ -42,7 +44,7 @@ def check_work(policy: Policy, run: RunConfig, peers: str, work: str) -> None:
 
 def check_counting(run: RunConfig, work: str) -> None:
     """Raise PolicyError for a request that a run which only counts does not need."""
-    if run.spec.counts and work not in ("name", "surrogate"):
+    if run.spec.counts and work not in (*COUNTS, *(SUMS_COUNTS if run.secure_sum else ())):
         raise PolicyError(f"counting.kind = {run.counting.kind!r}: such a run makes no request for {work!r}")
 
 

@@ -60,14 +60,14 @@ def _context(task: Task, sender: str, number: object) -> bytes:
     return "\0".join((run_digest(task.run), task.lineage, sender, str(number))).encode()
 
 
-def _kept(task: Task, head: Head) -> tuple[Path, bytes]:
+def _kept(task: Task, head: Head) -> dict[Path, bytes]:
     """File and content of the site's own head, written to its disk once the release has been charged.
 
     Only the head of an open chain can be requested later. A head from sealed or private relays has another file name, so no
     later request finds it, whatever settings that request has.
     """
     confidential = task.run.fedpft.seal or task.run.epsilon
-    return task.state / ("confidential-head.pb" if confidential else "head.pb"), pack_classifier(head)
+    return {task.state / ("confidential-head.pb" if confidential else "head.pb"): pack_classifier(head)}
 
 
 def _worth(task: Task, head: Head) -> Info:

@@ -24,7 +24,7 @@ from common.errors import DataError, SurrogateError
 from common.limits import LARGEST_PRIVATE
 from common.models.classifiers import Classifier, Ensemble, class_indices
 from common.privacy.accounting import GaussianEvent, Unit
-from common.privacy.claims import make_claim
+from common.privacy.claims import Claim, make_claim
 from common.privacy.exact_sums import ExactSum
 from common.privacy.gaussian_mechanism import BoundedSum, release, unit_weights
 from common.rules.counting import scored_classes, tables_of
@@ -33,16 +33,37 @@ from common.rules.counting import scored_classes, tables_of
 EDGE = 8.0
 
 
-def survey_counts(task: Task) -> MethodOutput:
+def counts(task: Task) -> MethodOutput:
+    """The tables of a run that counts, exact or with noise."""
+    return _released(task, _tables(task))
+
+
+def summed_counts(task: Task) -> tuple[dict[str, Tensor], Claim | None]:
+    """The tables without noise (float64), for a secure sum; and the claim.
+
+    A site whose classes are all too small adds zeros: a refusal would show that.
+    """
+    exact, claim = _tables(task), _claim(task)
+    if claim is None:
+        exact = {name: table.double() for name, table in _large_enough(task, exact).items()}
+    return exact, claim
+
+
+def _tables(task: Task) -> dict[str, Tensor]:
+    made = {"survey": _surveyed, "evaluation": _evaluated, "values": _valued}
+    return made[task.run.counting.kind](task)
+
+
+def _surveyed(task: Task) -> dict[str, Tensor]:
     """The number of training records of each class of the run."""
     labels = _labels(task, task.found.train)
     weights = _weights(task, task.found.train) * (labels >= 0)
     counted = ExactSum((len(task.run.classes),), 1.0)
     counted.add_at(labels.clamp_min(0), weights)
-    return _released(task, {"records": counted.value})
+    return {"records": counted.value}
 
 
-def evaluation_counts(task: Task) -> MethodOutput:
+def _evaluated(task: Task) -> dict[str, Tensor]:
     """Decisions and scores of the received model on this site's held-out records."""
     model = _received(task)
     test = task.found.test
@@ -54,10 +75,10 @@ def evaluation_counts(task: Task) -> MethodOutput:
         good &= sizes[labels.clamp_min(0)] >= task.limits.smallest_cell
     weights = _weights(task, test) * good
     kept = weights > 0
-    return _released(task, count_decisions(scores[kept], labels[kept], weights[kept], task.run))
+    return count_decisions(scores[kept], labels[kept], weights[kept], task.run)
 
 
-def values_counts(task: Task) -> MethodOutput:
+def _valued(task: Task) -> dict[str, Tensor]:
     """The number of held-out records, and of right decisions of each received head, whose heads come as an ensemble."""
     model, test = _received(task), task.found.test
     heads = model.heads if isinstance(model, Ensemble) else (model,)
@@ -71,7 +92,7 @@ def values_counts(task: Task) -> MethodOutput:
     for place, head in enumerate(heads, 1):
         correct = scores_alone(head, test.features[kept]).argmax(1) == labels[kept]
         right.add_at(torch.full((int(correct.sum()),), place), weights[kept][correct])
-    return _released(task, {"right": right.value})
+    return {"right": right.value}
 
 
 def scores_alone(model: Classifier, features: Tensor) -> Tensor:
@@ -138,11 +159,13 @@ def _released(task: Task, exact: Mapping[str, Tensor]) -> MethodOutput:
     run, header = task.run, task.header(task.run.classes)
     answer = {"exact": json.dumps({name: table.round().long().tolist() for name, table in exact.items()})}
     reported = (answer if task.found.simulated else {}) | ({"show": True} if task.limits.show_evaluation else {})
-    if not run.epsilon:
-        return MethodOutput(pack_counts(Counts(header, _large_enough(task, exact))), answer=dict(reported))
-    unit: Unit = "record" if task.found.train.units is None else "patient"
-    claim = make_claim(run, unit)
-    assert claim is not None
+    claim = _claim(task)
+    if claim is None:
+        whole = _large_enough(task, exact)
+        if not any(bool(table.any()) for table in whole.values()):
+            what = "there are fewer held-out records" if "right" in whole else "no class has so many records"
+            raise DataError(f"smallest-cell = {task.limits.smallest_cell}: {what}, so no count leaves")
+        return MethodOutput(pack_counts(Counts(header, whole)), answer=dict(reported))
     counted = tables_of(run, len(run.classes))
     sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in counted]
     noisy = release(sums, claim.noise_multiplier)
@@ -152,20 +175,19 @@ def _released(task: Task, exact: Mapping[str, Tensor]) -> MethodOutput:
     return MethodOutput(payload, claim, (GaussianEvent(claim.noise_multiplier),), facts, dict(reported))
 
 
+def _claim(task: Task) -> Claim | None:
+    unit: Unit = "record" if task.found.train.units is None else "patient"
+    return make_claim(task.run, unit)
+
+
 def _large_enough(task: Task, exact: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Exact tables as whole numbers, without classes of fewer records than the site's smallest cell.
 
-    Such a class looks like one without records. Raises DataError if none is left.
+    Such a class looks like one without records. An evaluation has left their records out already.
     """
-    if "right" in exact:
-        if not exact["right"][0] >= task.limits.smallest_cell:
-            raise DataError(
-                f"smallest-cell = {task.limits.smallest_cell}: there are fewer held-out records, so no count leaves"
-            )
-        return {"right": exact["right"].round().long()}
-    by_class = exact["records"] if "records" in exact else exact["decisions"].sum(1)
-    large = by_class >= task.limits.smallest_cell
-    if not large.any():
-        raise DataError(f"smallest-cell = {task.limits.smallest_cell}: no class has so many records, so no count leaves")
-    whole = {name: table.round().long() for name, table in exact.items()}
-    return whole | {"records": whole["records"] * large} if "records" in whole else whole
+    whole, least = {name: table.round().long() for name, table in exact.items()}, task.limits.smallest_cell
+    if "right" in whole:
+        return {"right": whole["right"] * (whole["right"][0] >= least)}
+    if "records" in whole:
+        return {"records": whole["records"] * (whole["records"] >= least)}
+    return whole

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -146,13 +147,22 @@ class Task:
         ]
 
 
+class SiteSums(NamedTuple):
+    """A site's part of a secure sum: tensors by statistic (float64), their claim, and files to keep as in `MethodOutput`."""
+
+    values: dict[str, Tensor]
+    claim: Claim | None
+    keep: Mapping[Path, bytes] = {}
+
+
 @dataclass(frozen=True)
 class MethodOutput:
     """A method's output before it is released.
 
-    events: its noise, for the ledger. facts: measures of it, which stay at the site. answer: numbers sent with it. keep: a
-    file and its content, written only once the release is charged, so later rounds may use it freely. must_keep: whether the
-    next round needs that file. sealed: whether only other sites can read the payload.
+    events: its noise, for the ledger. facts: measures of it, which stay at the site. answer: numbers sent with it. keep:
+    files and their content, written only once the release is charged, so later rounds may use them freely. must_keep:
+    whether the next round needs these files. sealed: whether only other sites can read the payload. last: called once
+    nothing else refuses the release, before it is charged; it may refuse it too.
     """
 
     payload: bytes
@@ -160,6 +170,7 @@ class MethodOutput:
     events: tuple[GaussianEvent, ...] = ()
     facts: dict[str, float] = field(default_factory=dict)
     answer: Info = field(default_factory=dict)
-    keep: tuple[Path, bytes] | None = None
+    keep: Mapping[Path, bytes] = field(default_factory=dict)
     must_keep: bool = False
     sealed: bool = False
+    last: Callable[[], None] | None = None

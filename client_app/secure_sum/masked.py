@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from torch import Tensor
 
-from client_app.methods.task import MethodOutput, Task
+from client_app.methods.task import MethodOutput, SiteSums, Task
 from client_app.secure_sum import same_sites, store
 from common.errors import DataError, SealError
 from common.privacy.accounting import GaussianEvent
@@ -17,6 +19,7 @@ from common.rules.spec import load
 from common.secure_sum.fixed_point import FixedPoint
 from common.secure_sum.member import mask
 from common.secure_sum.noise import noise_of_site
+from common.security.sealing import SEED_BYTES
 from common.wire.sum_proto import map_digest, pack_masked, pack_state, unpack_delivery
 
 
@@ -35,30 +38,31 @@ def masked_sum(task: Task) -> MethodOutput:
     delivered, packed = unpack_delivery(task.question)
     if map_digest(packed) != state.public:
         raise SealError("the model, projection or centre of this secure sum is not what all sites have agreed on")
-    values, claim = load(spec.site_sums)(replace(task, question=packed))
-    numbers = numbers_of(run, spec, max(1, sites))
+    values, claim, kept = SiteSums(*load(spec.site_sums)(replace(task, question=packed)))
+    numbers = numbers_of(run, spec, max(1, sites), task.round)
     whole = {each: numbers[each].encode(value) for each, value in values.items()}
     facts: dict[str, float] = {"members": sites, "colluding": rules.colluding, "fewest-in-the-sum": rules.least}
     # Without peers, the coordinator may have made up the other sites, and this site's own noise alone protects it.
     facts["keys-pinned"] = float(bool(task.node.peers))
-    joint = claim is not None and claim.mechanism == MECHANISM
+    spare, joint = b"", claim is not None and claim.mechanism == MECHANISM
     if claim is None:
         _check_range(values, numbers)
     elif joint:
         facts["local-epsilon"] = local_epsilon(run, rules)
         shapes = {each: tuple(value.shape) for each, value in values.items()}
-        for each, drawn in noise_of_site(claim, numbers, shapes, rules).items():
+        spare = os.urandom(SEED_BYTES)
+        for each, drawn in noise_of_site(claim, numbers, shapes, rules, spare).items():
             whole[each] = whole[each] + drawn
-    vector = np.concatenate([whole[each.name] for each in spec.summed(run)])
+    vector = np.concatenate([whole[each.name] for each in spec.sums(run, task.round)])
     after, masked = mask(state, delivered, rules, vector)
+    last = None
     if same_sites.applies(run, task.node):
-        members = state.by_name
-        records = "" if run.epsilon else same_sites.records_in(task.found, task.node)
-        same_sites.fix(task.node, name, [members[site].public for site in after.shares], records)
+        records = same_sites.records_in(task.found, task.node, run)
+        last = partial(same_sites.fix, task.node, name, [after.by_name[site].public for site in after.shares], records)
     payload = pack_masked(task.header(run.classes), masked, claim)
     events = (GaussianEvent(claim.noise_multiplier) if joint else released_in(run, task.round),) if claim else ()
-    keep = (store.file_of(task.node, name, task.site), pack_state(after))
-    return MethodOutput(payload, claim, events, facts, keep=keep, must_keep=True)
+    keep = {**kept, store.file_of(task.node, name, task.site): pack_state(replace(after, spare=spare))}
+    return MethodOutput(payload, claim, events, facts, keep=keep, must_keep=True, last=last)
 
 
 def _check_range(values: dict[str, Tensor], numbers: dict[str, FixedPoint]) -> None:

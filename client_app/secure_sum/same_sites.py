@@ -8,16 +8,17 @@ combination of sums is about fewer sites than one of the sets. docs/privacy/secu
 A refused signature is too late: `threshold` others complete the sum. So the set is fixed before the masked vector leaves.
 It is that of the sites whose shares were delivered. It becomes smaller only once, to the sites in this same sum, when the
 signatures of `threshold` sites prove which these are. Sums over the same sites before and after a change of this site's
-records, by new files or another split, show the change, so these are refused as well.
+records, by new files or another split, show the change, so these are refused as well. Training and held-out records are
+different ones, and each must stay as they are: an evaluation after training is no change.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from client_app.governance.policy import PUBLIC_KINDS
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig
 from common.errors import PolicyError, StateError
+from common.rules.counting import JUDGING
 from common.rules.secure_sum import MECHANISM
 
 REMEDY = (
@@ -40,13 +42,13 @@ REMEDY = (
 class Fixed:
     """The only sites with which this site sums, by digests of their lasting keys.
 
-    sum: name of the sum that fixed them, while the sites of that sum are not proven; otherwise empty. records: digest of the
-    records in a sum without any noise; empty if there was none.
+    sum: name of the sum that fixed them, while the sites of that sum are not proven; otherwise empty. records: digests of
+    the "training" and of the "held-out" records that were in a sum without any noise.
     """
 
     sites: tuple[str, ...]
     sum: str
-    records: str
+    records: Mapping[str, str] = field(default_factory=dict)
 
 
 def applies(run: RunConfig, node: NodeConfig) -> bool:
@@ -54,17 +56,21 @@ def applies(run: RunConfig, node: NodeConfig) -> bool:
     return run.mechanism != MECHANISM and node.data not in PUBLIC_KINDS
 
 
-def records_in(found: SiteFeatures, node: NodeConfig) -> str:
-    """Digest of the records that a site adds to a sum: its files, and which of their records are for training."""
-    rows = b"" if found.train.rows is None else found.train.rows.numpy().tobytes()
-    return hashlib.sha256(f"{found.key} {node.label_column} ".encode() + rows).hexdigest()
+def records_in(found: SiteFeatures, node: NodeConfig, run: RunConfig) -> dict[str, str]:
+    """Digest of the records that a site adds to a sum, by their kind: its files, and which of their records these are.
+
+    Empty where the sum has noise.
+    """
+    if run.epsilon:
+        return {}
+    kind = "held-out" if run.counting.kind in JUDGING else "training"
+    return {kind: hashlib.sha256(f"{found.key} {node.label_column} {found.selected}".encode()).hexdigest()}
 
 
-def fix(node: NodeConfig, name: str, sites: Collection[bytes], records: str) -> None:
+def fix(node: NodeConfig, name: str, sites: Collection[bytes], records: Mapping[str, str]) -> None:
     """Store, before a masked vector leaves, the sites (lasting keys) that may be in the sum `name`.
 
-    records: see `records_in`; empty where the vector has noise. Raises PolicyError if an earlier sum was over other sites,
-    or other records.
+    records: see `records_in`. Raises PolicyError if an earlier sum was over other sites, or other records of this kind.
     """
     now = _digests(sites)
     with _locked(node) as file:
@@ -73,12 +79,12 @@ def fix(node: NodeConfig, name: str, sites: Collection[bytes], records: str) -> 
             _write(file, Fixed(now, name, records))
             return
         _check(before, now)
-        if records and before.records and records != before.records:
+        if any(before.records.get(kind, digest) != digest for kind, digest in records.items()):
             raise PolicyError(
                 "this site's data have changed since an earlier sum without noise, or the run splits them otherwise (seed, "
                 f"test-fraction, classes), and the difference of both sums would show the change; {REMEDY}"
             )
-        _write(file, Fixed(now, "", before.records or records))
+        _write(file, Fixed(now, "", {**before.records, **records}))
 
 
 def check_summed(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
@@ -136,7 +142,11 @@ def _read(file: Path) -> Fixed | None:
         return None
     try:
         found = json.loads(file.read_text())
-        return Fixed(tuple(map(str, found["sites"])), str(found["sum"]), str(found["records"]))
+        records = found["records"]
+        if isinstance(records, str):
+            # Of a version that knew no sums over held-out records.
+            records = {"training": records} if records else {}
+        return Fixed(tuple(map(str, found["sites"])), str(found["sum"]), {kind: str(records[kind]) for kind in records})
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(
             f"{file}, which names the sites of earlier sums, is damaged ({type(error).__name__}); {REMEDY}"

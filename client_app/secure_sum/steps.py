@@ -14,7 +14,7 @@ from client_app.secure_sum import same_sites, store
 from common.config.run_config import RunConfig, run_digest
 from common.errors import PolicyError, SurrogateError
 from common.rules.secure_sum import context_of, local_epsilon, rules_of
-from common.secure_sum.member import agree, begin, reveal, share
+from common.secure_sum.member import agree, begin, reveal, share, spare_seed
 from common.secure_sum.rules import SumRules
 from common.security.sealing import public_key, read_keys
 from common.wire.records import Info
@@ -91,7 +91,7 @@ def sum_open(step: Step) -> tuple[bytes | None, Info]:
     if same_sites.applies(step.run, step.node):
         same_sites.settle(step.node, step.name, after.summed_keys)
     store.write(step.node, step.name, after)
-    return pack_revealed(found), {}
+    return pack_revealed(found, spare_seed(state)), {}
 
 
 def _check_colluding(policy: Policy, rules: SumRules) -> None:

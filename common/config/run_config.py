@@ -27,7 +27,7 @@ from common.config.sections import (
 )
 from common.config.sections.base import MiB, Pixels, Range, Records, Seconds, Unit
 from common.rules.spec import MethodSpec
-from common.rules.training import image_steps_for, network_for
+from common.rules.training import image_steps_for, network_for, rounds_for
 
 # Kinds of data with images of any size.
 OF_IMAGES = ("imagefolder", "dicom", "parquet")
@@ -144,6 +144,8 @@ class RunConfig(Sections):
             object.__setattr__(self, "fedlap", self.fedlap.model_copy(update={"image_steps": steps}))
         if self.spec.configured == "fedavg" and self.fedavg.model == "auto":
             object.__setattr__(self, "fedavg", self.fedavg.model_copy(update={"model": self.spec.network}))
+        if self.spec.configured == "fedavg" and not self.fedavg.rounds:
+            object.__setattr__(self, "fedavg", self.fedavg.model_copy(update={"rounds": rounds_for(self)}))
         return self
 
     @model_validator(mode="after")
@@ -173,7 +175,7 @@ class RunConfig(Sections):
         return self
 
     def _secure_sum_agrees(self) -> None:
-        if self.secure_sum and not methods.method_named(self.method).from_sums:
+        if self.secure_sum and not (self.spec.counts or methods.method_named(self.method).from_sums):
             names = " or ".join(map(repr, methods.SECURE_SUMS))
             raise ValueError(f"secure-sum = true, but what method = {self.method!r} combines is not a sum; use {names}")
         if self.features.projection and not self.secure_sum:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -55,17 +56,22 @@ def check_counts(counts: Counts, config: RunConfig, fingerprint: str) -> None:
     spec = config.spec
     check_fields(spec.sends(config), counts.tables, spec.sizes(config, len(config.classes), 1, 1))
     assert set(counts.tables) == {each.name for each in tables_of(config, len(config.classes))}
-    for name, table in counts.tables.items():
-        if float(table.min()) < -DEVIATIONS * counts.variance(name) ** 0.5:
+    check_tables(counts.tables, {name: counts.variance(name) for name in counts.tables})
+
+
+def check_tables(tables: Mapping[str, Tensor], variances: Mapping[str, float]) -> None:
+    """Raise SurrogateError unless some records and honest noise can give these tables. variances: of the noise in a cell."""
+    for name, table in tables.items():
+        if float(table.min()) < -DEVIATIONS * variances[name] ** 0.5:
             raise SurrogateError(f"{name}: a count of {int(table.min())}; below zero by more than the noise can explain")
-    if "right" in counts.tables:
-        tested, *right = counts.tables["right"].tolist()
-        if max(right) - tested > DEVIATIONS * (2 * counts.variance("right")) ** 0.5:
-            raise SurrogateError(f"{max(right)} right decisions on only {tested} records")
-    if "scores" not in counts.tables:
+    if "right" in tables:
+        tested, *right = tables["right"].tolist()
+        if max(right) - tested > DEVIATIONS * (2 * variances["right"]) ** 0.5:
+            raise SurrogateError(f"{max(right):.0f} right decisions on only {tested:.0f} records")
+    if "scores" not in tables:
         return
-    decisions, scores = counts.tables["decisions"], counts.tables["scores"]
-    room = counts.variance("decisions") * decisions.numel() + counts.variance("scores") * scores[0].numel()
+    decisions, scores = tables["decisions"], tables["scores"]
+    room = variances["decisions"] * decisions.numel() + variances["scores"] * scores[0].numel()
     apart = (scores.sum((1, 2)) - decisions.sum()).abs().max()
     if float(apart) > DEVIATIONS * room**0.5:
         raise SurrogateError(f"decisions and scores differ by {int(apart)} records; each record is in both")

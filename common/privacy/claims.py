@@ -18,8 +18,8 @@ from common.privacy.accounting import (
     gaussian_epsilon,
     gaussian_noise_multiplier,
 )
-from common.privacy.gaussian_mechanism import budget_shares
-from common.rules.counting import MECHANISM, tables_of
+from common.privacy.gaussian_mechanism import JOINT_STEP, budget_shares
+from common.rules.counting import tables_of
 
 # Releases of DP-EM: one for the class means, then the steps of EM. More steps split the same budget into smaller parts.
 EM_STEPS = 4
@@ -60,7 +60,7 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
     "theorem-4.1" is FedPFT's published mechanism: noise (4 / (n epsilon)) sqrt(5 ln(4 / delta)) on mean and covariance of a
     class of n records, whose joint sensitivity is 2 sqrt(5) / n (mean 2 / n, covariance 4 / n). It protects one record and
     assumes public class sizes; it does not hide them, nor which classes a site has. "dp-sgd": epsilon is for all steps of
-    all rounds together, noise_multiplier for each step.
+    all rounds together, noise_multiplier for each step. So it is for "secure-sums" in rounds, where a round is one step.
     """
     mechanism, epsilon, delta = config.mechanism, config.epsilon, config.delta
     if mechanism == "none":
@@ -73,16 +73,19 @@ def make_claim(config: RunConfig, unit: Unit, centre: str = "") -> Claim | None:
                 "smaller epsilon, or use fedpft.privacy = 'sums'"
             )
         return Claim(mechanism, epsilon, delta, unit, multiplier, config.fedpft.clip, {}, centre)
-    if mechanism == "dp-sgd":
+    if config.spec.kind == "rounds":
         settings, multiplier = config.trained, _noise_of_a_step(config)
         if settings.noise_multiplier:
             epsilon = spent_after(config, private_rounds(config))
+        if mechanism != "dp-sgd":
+            step = {name: (multiplier / math.sqrt(share), 1.0) for name, share in JOINT_STEP.items()}
+            return Claim(mechanism, epsilon, delta, unit, multiplier, settings.clip, step)
         sgd = {"gradients": (multiplier * settings.clip, settings.clip)}
         if (first := first_round_noise(config)) is not None:
             sgd |= {name: (first / math.sqrt(share), 1.0) for name, share in first_round_shares(config).items()}
         return Claim(mechanism, epsilon, delta, unit, multiplier, settings.clip, sgd, centre)
     multiplier = gaussian_noise_multiplier(epsilon, delta)
-    if mechanism == MECHANISM:
+    if config.spec.counts:
         tables = tables_of(config, len(config.classes))
         counted = {each.name: (multiplier * each.bound / math.sqrt(each.share), each.bound) for each in tables}
         return Claim(mechanism, epsilon, delta, unit, multiplier, 0.0, counted)
@@ -128,7 +131,7 @@ def plan_of(config: RunConfig) -> tuple[GaussianEvent, ...]:
     claim = make_claim(config, "record")
     if claim is None:
         return ()
-    if claim.mechanism != "dp-sgd":
+    if config.spec.kind != "rounds":
         return (GaussianEvent(claim.noise_multiplier),)
     rounds, rest = private_rounds(config), released_in(config, 2)
     if first_round_noise(config) is None:
@@ -140,7 +143,13 @@ def released_in(config: RunConfig, round: int) -> GaussianEvent:
     """The release of a site in a round of private training, counted from one."""
     if round == 1 and (first := first_round_noise(config)) is not None:
         return GaussianEvent(first)
-    return GaussianEvent(_noise_of_a_step(config), config.trained.sample_rate, config.trained.private_steps)
+    return GaussianEvent(_noise_of_a_step(config), *steps_of_a_round(config))
+
+
+def steps_of_a_round(config: RunConfig) -> tuple[float, int]:
+    """Sample rate and number of the private steps in a round. With joint noise it is one step over all records."""
+    settings = config.trained
+    return (settings.sample_rate, settings.private_steps) if config.mechanism == "dp-sgd" else (1.0, 1)
 
 
 def first_round_noise(config: RunConfig) -> float | None:
@@ -160,15 +169,15 @@ def _noise_of_a_step(config: RunConfig) -> float:
     settings, first = config.trained, first_round_noise(config)
     if settings.noise_multiplier:
         return settings.noise_multiplier
-    rounds = settings.rounds - (first is not None)
-    return _calibrated(config.epsilon, config.delta, settings.sample_rate, rounds * settings.private_steps, first)
+    rounds, (rate, steps) = settings.rounds - (first is not None), steps_of_a_round(config)
+    return _calibrated(config.epsilon, config.delta, rate, rounds * steps, first)
 
 
 def spent_after(config: RunConfig, rounds: int) -> float:
     """Epsilon of `rounds` rounds of a private run, at its delta."""
     first = first_round_noise(config)
-    steps = (rounds - (first is not None)) * config.trained.private_steps
-    return _composed(_noise_of_a_step(config), config.delta, config.trained.sample_rate, steps, first)
+    rate, steps = steps_of_a_round(config)
+    return _composed(_noise_of_a_step(config), config.delta, rate, (rounds - (first is not None)) * steps, first)
 
 
 @cache

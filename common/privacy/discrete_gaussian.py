@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from common.privacy.gaussian_mechanism import secret_bytes
 
 Integers = NDArray[np.int64]
+# Random bytes, as many as asked for.
+Source = Callable[[int], bytes | bytearray]
 # Floating point decides a coin unless its uniform number lies this close to the probability; errors there are far smaller.
 UNSURE = 2.0**-40
 DIGITS = Context(prec=80)
@@ -37,67 +39,79 @@ DIGITS = Context(prec=80)
 CONTINUOUS = 16
 
 
-def discrete_gaussian(variance: int, count: int) -> Integers:
-    """Independent integers with probabilities proportional to exp(-k^2 / (2 variance)), from the operating system."""
+def discrete_gaussian(variance: int, count: int, source: Source = secret_bytes) -> Integers:
+    """Independent integers with probabilities proportional to exp(-k^2 / (2 variance)), from the operating system.
+
+    source: other random bytes, from which every machine gets the same integers, because coins near the rounding of floating
+    point are decided exactly.
+    """
     found: list[Integers] = []
     missing = count
     while missing > 0:
-        drawn = _accepted(variance, 2 * missing + 64)[:missing]
+        drawn = _accepted(variance, 2 * missing + 64, source)[:missing]
         found.append(drawn)
         missing -= len(drawn)
     return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
 
-def _accepted(variance: int, count: int) -> Integers:
+def seeded(seed: bytes) -> Source:
+    """A ChaCha20 keystream of a seed of 32 bytes, from its beginning."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    stream = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    return lambda count: stream.update(bytes(count))
+
+
+def _accepted(variance: int, count: int, source: Source) -> Integers:
     """Samples of a discrete Laplace distribution that are kept with the ratio of both distributions (algorithm 3)."""
     scale = math.isqrt(variance) + 1
-    candidates = _discrete_laplace(scale, count)
+    candidates = _discrete_laplace(scale, count, source)
     sizes = np.abs(candidates)
     excess = (sizes - variance / scale) ** 2 / (2 * variance)
 
     def exact(at: int) -> Fraction:
         return Fraction((int(sizes[at]) * scale - variance) ** 2, 2 * variance * scale**2)
 
-    return candidates[_coins(excess, exact)]
+    return candidates[_coins(excess, exact, source)]
 
 
-def _discrete_laplace(scale: int, count: int) -> Integers:
+def _discrete_laplace(scale: int, count: int, source: Source) -> Integers:
     """Integers with probabilities proportional to exp(-|k| / scale) (algorithm 2); fewer than `count`."""
-    uniform = _below(scale, count)
-    uniform = uniform[_coins(uniform / scale, lambda at: Fraction(int(uniform[at]), scale))]
+    uniform = _below(scale, count, source)
+    uniform = uniform[_coins(uniform / scale, lambda at: Fraction(int(uniform[at]), scale), source)]
     turns = np.zeros(len(uniform), dtype=np.int64)
     going = np.arange(len(uniform))
     while len(going):
-        going = going[_coins(np.ones(len(going)), lambda at: Fraction(1))]
+        going = going[_coins(np.ones(len(going)), lambda at: Fraction(1), source)]
         turns[going] += 1
     sizes = uniform + scale * turns
-    negative = _below(2, len(sizes)) == 1
+    negative = _below(2, len(sizes), source) == 1
     kept = ~(negative & (sizes == 0))
     signed: Integers = np.where(negative, -sizes, sizes)[kept]
     return signed
 
 
-def _coins(exponents: NDArray[np.float64], exact: Callable[[int], Fraction]) -> NDArray[np.bool_]:
+def _coins(exponents: NDArray[np.float64], exact: Callable[[int], Fraction], source: Source) -> NDArray[np.bool_]:
     """Independent coins of probability exp(-x). exact: the exponent at an index as a fraction."""
-    drawn = _words(len(exponents))
+    drawn = _words(len(exponents), source)
     uniform, chance = drawn * 2.0**-64, np.exp(-exponents)
     heads: NDArray[np.bool_] = uniform < chance
     for at in np.flatnonzero(np.abs(uniform - chance) <= UNSURE).tolist():
         exponent = exact(at)
-        finer = (int(drawn[at]) << 128) + int.from_bytes(secret_bytes(16), "big")
+        finer = (int(drawn[at]) << 128) + int.from_bytes(source(16), "big")
         power = DIGITS.exp(DIGITS.divide(Decimal(-exponent.numerator), Decimal(exponent.denominator)))
         heads[at] = DIGITS.divide(Decimal(finer), Decimal(2**192)) < power
     return heads
 
 
-def _below(limit: int, count: int) -> Integers:
+def _below(limit: int, count: int, source: Source) -> Integers:
     """Uniform integers from 0 to limit - 1."""
     most = 2**64 // limit * limit
-    drawn = _words(count)
+    drawn = _words(count, source)
     while most < 2**64 and len(wrong := np.flatnonzero(drawn >= np.uint64(most))):
-        drawn[wrong] = _words(len(wrong))
+        drawn[wrong] = _words(len(wrong), source)
     return (drawn % np.uint64(limit)).astype(np.int64)
 
 
-def _words(count: int) -> NDArray[np.uint64]:
-    return np.frombuffer(secret_bytes(8 * max(1, count)), dtype=np.uint64)[:count].copy()
+def _words(count: int, source: Source) -> NDArray[np.uint64]:
+    return np.frombuffer(source(8 * max(1, count)), dtype="<u8")[:count].astype(np.uint64)

@@ -114,6 +114,8 @@ def clip(features: Tensor, norm: float) -> tuple[Tensor, float]:
 
 # Of counts, sums and second moment under one joint noise, which is small enough for all three at any epsilon.
 JOINT = {"counts": 0.03, "sums": 0.55, "squares": 0.42}
+# Of a training step under one joint noise. The number of records is summed in every round, and averaged.
+JOINT_STEP = {"records": 0.03, "gradients": 0.97}
 
 
 def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from common.limits import LARGEST_COUNT
-from common.rules.spec import Field, MethodSpec, Sizes, Work
+from common.rules.spec import Field, MethodSpec, Sizes, Summed, Work
 
 if TYPE_CHECKING:
     from common.config.run_config import RunConfig
@@ -64,14 +64,12 @@ def tables_of(config: RunConfig, classes: int) -> tuple[Counted, ...]:
 
 
 def symbols(config: RunConfig, classes: int, dimension: int, records: int) -> Sizes:
-    """S: classes with a histogram; T: of, or not of, the class; B: bins; M: tested records, and each model."""
-    return {"S": scored_classes(classes), "T": 2, "B": config.counting.bins, "M": 1 + config.counting.models}
+    """S: classes with a histogram; 2: of other classes, and of the class; B: bins; M: tested records, and each model."""
+    return {"S": scored_classes(classes), "2": 2, "B": config.counting.bins, "M": 1 + config.counting.models}
 
 
 def _refusal(config: RunConfig) -> str:
     kind = config.counting.kind
-    if config.secure_sum:
-        return f"secure-sum = true, but counting.kind = {kind!r} is no secure sum; remove one of them"
     if not config.classes:
         return f"counting.kind = {kind!r} needs classes, so that all sites count the same ones"
     if kind in JUDGING and not config.counting.digest:
@@ -89,11 +87,11 @@ EVALUATION = MethodSpec(
     trained="fedavg",
     configured="counting",
     digest={"counting": ("kind", "digest", "models", "bins")},
-    site="client_app.methods.counting:evaluation_counts",
+    site="client_app.methods.counting:counts",
     strategy="strategies.counting.strategy:Counting",
     sends=lambda config: (
         Field("decisions", "C C", -LARGEST_COUNT, LARGEST_COUNT, DIGITS),
-        Field("scores", "S T B", -LARGEST_COUNT, LARGEST_COUNT, DIGITS),
+        Field("scores", "S 2 B", -LARGEST_COUNT, LARGEST_COUNT, DIGITS),
     ),
     receives=lambda config: (Field("weight", "C d"), Field("bias", "C")),
     result=lambda config: (),
@@ -106,22 +104,26 @@ EVALUATION = MethodSpec(
     refusal=_refusal,
     introduces=False,
     counts=True,
+    summed=lambda config: (Summed("decisions", "C C", 0), Summed("scores", "S 2 B", 0)),
+    site_sums="client_app.methods.counting:summed_counts",
+    from_sums="strategies.counting.results:summed_result",
+    sum_strategy="strategies.counting.summed:SecureCounting",
 )
 SURVEY = replace(
     EVALUATION,
     name="survey",
     title="Survey",
     paper="counts of records with Gaussian noise",
-    site="client_app.methods.counting:survey_counts",
     sends=lambda config: (Field("records", "C", -LARGEST_COUNT, LARGEST_COUNT, DIGITS),),
     receives=lambda config: (),
     work=lambda config, classes, dimension: Work(numbers=classes),
+    summed=lambda config: (Summed("records", "C", 0),),
 )
 VALUES = replace(
     EVALUATION,
     name="values",
     title="Values of sites",
-    site="client_app.methods.counting:values_counts",
     sends=lambda config: (Field("right", "M", -LARGEST_COUNT, LARGEST_COUNT, DIGITS),),
+    summed=lambda config: (Summed("right", "M", 0),),
 )
 COUNTS = {spec.name: spec for spec in (EVALUATION, VALUES, SURVEY)}

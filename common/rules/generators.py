@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from common.limits import LARGEST_COUNT
-from common.rules.spec import ALL_DEFENCES, GRADIENTS, Field, MethodSpec, Sizes, Work
+from common.rules.spec import ALL_DEFENCES, GRADIENTS, Field, MethodSpec, Sizes, Summed, Work
 
 if TYPE_CHECKING:
     from common.config.run_config import RunConfig
@@ -20,6 +20,8 @@ DPCVAE_KEYS = (
 DECODER = (Field("decoder", "P", prefix=""),)
 GAN = (Field("generator", "G", prefix=""),)
 CLASSES = (Field("means", "A d"), Field("counts", "A"))
+# The weight of a site, and its change of all parameters times that weight.
+DECODER_SUMS, GAN_SUMS = ((Summed("records", "1", 0), Summed("update", symbol, 1)) for symbol in "PG")
 
 
 def symbols(config: RunConfig, classes: int, dimension: int, records: int) -> Sizes:
@@ -42,6 +44,12 @@ def first_round(config: RunConfig) -> tuple[Field, ...]:
     # Noise may make a count negative.
     sizes = Field("counts", "A", -LARGEST_COUNT if config.epsilon else 0, LARGEST_COUNT)
     return (sizes, Field("sums", "A d")) if config.dpcvae.opening == "sums" else (sizes,)
+
+
+def first_summed(config: RunConfig) -> tuple[Summed, ...]:
+    """What a secure sum adds up in the first round."""
+    sizes = Summed("counts", "A", 0)
+    return (sizes, Summed("sums", "A d", 1)) if config.dpcvae.opening == "sums" else (sizes,)
 
 
 def work(config: RunConfig, classes: int, dimension: int) -> Work:
@@ -82,6 +90,11 @@ DPCVAE = MethodSpec(
     mechanisms=("dp-sgd",),
     makes_surrogates=True,
     signs=False,
+    summed=lambda config: DECODER_SUMS,
+    first_summed=first_summed,
+    site_sums="client_app.methods.dpcvae.training:generator_sums",
+    from_sums="strategies.dpcvae.from_sums:absorb_total",
+    sum_strategy="strategies.dpcvae.summed:SummedGenerators",
 )
 DPCGAN = replace(
     DPCVAE,
@@ -90,6 +103,7 @@ DPCGAN = replace(
     adversarial=True,
     paper="a conditional GAN, as in DP-CVAE's comparison",
     sends=lambda config: GAN,
+    summed=lambda config: GAN_SUMS,
     receives=lambda config: (*GAN, *CLASSES),
     result=lambda config: (*GAN, *CLASSES),
 )

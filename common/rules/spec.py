@@ -118,8 +118,10 @@ class MethodSpec:
     tested: what each site evaluates on its own test records, in words.
     member_bytes: what a site sends and receives for each site of a secure sum, apart from its vector; 0 for other methods.
     summed: the tensors of which the coordinator needs only the sum over all sites; empty where the combination is no sum.
+    first_summed: those of the first round, if different. sum_strategy: "module:class" at the coordinator in secure sums, if
+    none of the general ones serves.
     site_sums, from_sums: "module:function" at the site, which makes them and their claim, and at the coordinator, which
-    learns from the sum; for training in rounds, which finishes a round with it.
+    learns from the sum; for training in rounds, which finishes a round with it; for counts, which makes the result.
     all_classes: whether a site's message has every class that the run names, with or without records. signs: whether the
     coordinator signs the final model for the sites. samples: whether it can draw features from what it learned.
     counts: whether sites count records and nothing is learned.
@@ -164,8 +166,10 @@ class MethodSpec:
     tested: str = "the model of the run"
     member_bytes: tuple[int, int] = (0, 0)
     summed: Callable[[RunConfig], tuple[Summed, ...]] = lambda config: ()
+    first_summed: Callable[[RunConfig], tuple[Summed, ...]] | None = None
     site_sums: str = ""
     from_sums: str = ""
+    sum_strategy: str = ""
     all_classes: Callable[[RunConfig], bool] = lambda config: False
     signs: bool = True
     samples: bool = False
@@ -174,6 +178,11 @@ class MethodSpec:
     def sizes(self, config: RunConfig, classes: int, dimension: int, records: int) -> Sizes:
         """Sizes of all symbols in `sends`."""
         return {"C": classes, "d": dimension, "n": records} | dict(self.symbols(config, classes, dimension, records))
+
+    def sums(self, config: RunConfig, round: int) -> tuple[Summed, ...]:
+        """The tensors that a secure sum adds up in a round, counted from one."""
+        first = self.first_summed if round == 1 else None
+        return (first or self.summed)(config)
 
     def schema(self, config: RunConfig, first: bool = False) -> tuple[Field, ...]:
         """The tensors of a parsed message of a site; first: in the first round."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from common.rules.spec import GRADIENTS, Field, Sizes, Work
+from common.rules.secure_sum import MECHANISM, UPDATES
+from common.rules.spec import GRADIENTS, Field, Sizes, Summed, Work
 
 if TYPE_CHECKING:
     from common.config.run_config import RunConfig
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
 FEDAVG_KEYS = (
     *("model", "width", "rounds", "local_epochs", "batch_size", "learning_rate", "momentum", "mu"),
-    *("server_learning_rate", "keep", "clip", "sample_rate", "noise_multiplier", "augment"),
+    *("server_learning_rate", "keep", "clip", "sample_rate", "noise_multiplier", "noise", "augment"),
 )
 FEDLAP_KEYS = (
     *("model", "width", "rounds", "images_per_class", "labels", "start", "trajectories", "loops", "batches"),
@@ -26,6 +27,11 @@ MODEL = (Field("parameters", "P", prefix=""),)
 BODY = (Field("parameters", "B", prefix=""),)
 # A control variate has the names of the parameters, after a prefix: CONTROL in common/models/parameters.py.
 MODEL_AND_CONTROL = (*MODEL, Field("control", "P", prefix="control."))
+# Records of a site, and the sum of their gradients of all parameters, each shortened to norm one.
+GRADIENT_SUMS = (Summed("records", "1", 0), Summed("gradients", "P", 0))
+# Rounds for fedavg.rounds = 0. With joint noise a round is a single step, and small noise allows more of them. Measured in
+# benchmarks/secure_sums.py, on the test images of its table.
+USUAL_ROUNDS, NOISY_ROUNDS, JOINT_ROUNDS, SMALL_NOISE = 10, 20, 30, 2.0
 # DSFL sends the largest entries, and one bit for every entry.
 SPARSE_UPDATE = (Field("parameters", "k"), Field("mask", "m"))
 IMAGES = (Field("images", "N d"), Field("labels", "l"))
@@ -50,6 +56,23 @@ def image_steps_for(model: Model, private: bool) -> int:
     noisy ones, and those of other networks, go on to gain from more.
     """
     return 40 if model == "convnet" and not private else 100
+
+
+def rounds_for(config: RunConfig) -> int:
+    """Rounds for fedavg.rounds = 0."""
+    if config.mechanism != MECHANISM:
+        return USUAL_ROUNDS
+    return JOINT_ROUNDS if config.epsilon >= SMALL_NOISE else NOISY_ROUNDS
+
+
+def dp_fedavg_mechanism(config: RunConfig) -> str:
+    """DP-FedAvg's mechanism: one joint noise in a secure sum, unless the settings want DP-SGD at every site."""
+    return MECHANISM if config.secure_sum and config.fedavg.noise == "joint" else "dp-sgd"
+
+
+def dp_fedavg_summed(config: RunConfig) -> tuple[Summed, ...]:
+    """What DP-FedAvg sums over all sites."""
+    return GRADIENT_SUMS if config.mechanism == MECHANISM else UPDATES
 
 
 def model_numbers(settings: FedAvgConfig | FedLAPConfig, classes: int, dimension: int) -> int:
@@ -82,11 +105,11 @@ def symbols(config: RunConfig, classes: int, dimension: int, records: int) -> Si
 
 
 def work(config: RunConfig, classes: int, dimension: int) -> Work:
-    """The work of a site: local epochs, or the steps of DP-SGD."""
-    settings = config.fedavg
+    """The work of a site: local epochs, or the steps of DP-SGD, or one step with joint noise."""
+    settings, joint = config.fedavg, config.mechanism == MECHANISM
     return Work(
-        steps=settings.private_steps if config.epsilon else 0,
-        passes=settings.local_epochs,
+        steps=1 if joint else settings.private_steps if config.epsilon else 0,
+        passes=1 if joint else settings.local_epochs,
         rounds=settings.rounds,
         numbers=_held(settings, classes, dimension) * (GRADIENTS if config.epsilon else 4),
         width=settings.width,

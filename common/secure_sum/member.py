@@ -32,7 +32,7 @@ class SumState:
     """What a site keeps of one sum. context: digest of the run and the sum. present: sites whose shares it has.
 
     shares: what these have dealt to this site, by sender and kind. summed: the sites that it has signed to be in the sum.
-    public: digest of the public map of the features.
+    public: digest of the public map of the features. spare: seed of this site's noise for lost sites, if it has any.
     """
 
     site: str
@@ -43,6 +43,7 @@ class SumState:
     shares: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)
     summed: tuple[str, ...] = ()
     public: bytes = b""
+    spare: bytes = b""
 
     @property
     def by_name(self) -> dict[str, Member]:
@@ -150,7 +151,15 @@ def reveal(
         raise SealError(f"{len(signatures)} sites have signed the list of summed sites; {rules.threshold} are needed")
     kinds = {name: "blind" if name in state.summed else "masking" for name in state.shares}
     found = {kind: {name: state.shares[name][kind] for name in kinds if kinds[name] == kind} for kind in KINDS}
-    return replace(state, phase="done", secrets=GONE, shares={}), found
+    return replace(state, phase="done", secrets=GONE, shares={}, spare=b""), found
+
+
+def spare_seed(state: SumState) -> bytes:
+    """The seed of this site's noise for lost sites if the list that it has signed shows that none is lost; else empty.
+
+    Reveal it only after `reveal` has accepted the signatures of that list.
+    """
+    return state.spare if state.summed == tuple(state.by_name) else b""
 
 
 def signed_list(digest: bytes, summed: Sequence[str]) -> bytes:

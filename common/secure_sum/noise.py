@@ -3,6 +3,10 @@
 Source: Kairouz, Liu & Steinke 2021, "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
 Aggregation". Differs from it: a site's sum is rounded once, which the sensitivity covers, and the cost is that of a
 continuous Gaussian mechanism (common/privacy/discrete_gaussian.py has the proof), which is tighter than Renyi divergences.
+
+Noise for sites that may be lost is a part of its own (`spare`), made from a seed. When none is lost, which the signatures of
+the list of summed sites prove, sites reveal their seeds, and the coordinator takes these parts out of the sum (as in Jiang,
+Wang & Chen 2024, "Dordis", in which each lost site has a part). What stays is enough for that list.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections.abc import Mapping
 
 from common.errors import ConfigError
 from common.privacy.claims import Claim
-from common.privacy.discrete_gaussian import CONTINUOUS, Integers, discrete_gaussian
+from common.privacy.discrete_gaussian import CONTINUOUS, Integers, discrete_gaussian, seeded
 from common.secure_sum.fixed_point import FILLED, HALF, FixedPoint
 from common.secure_sum.rules import SumRules
 
@@ -44,15 +48,43 @@ def site_variances(claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shap
     return found
 
 
-def noise_of_site(claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules) -> dict[str, Integers]:
-    """One site's noise for each statistic, flat, in steps."""
-    variances = site_variances(claim, numbers, shapes, rules)
-    return {name: discrete_gaussian(variance, math.prod(shapes[name])) for name, variance in variances.items()}
+def spare_variances(claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules) -> dict[str, int]:
+    """Variance of the part of one site's noise that is for lost sites. Empty where none may be lost."""
+    if rules.lasting == rules:
+        return {}
+    whole, lasting = (site_variances(claim, numbers, shapes, each) for each in (rules, rules.lasting))
+    # Two parts cost discreteness twice.
+    return {name: whole[name] + CONTINUOUS - lasting[name] for name in whole}
+
+
+def noise_of_site(
+    claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, seed: bytes
+) -> dict[str, Integers]:
+    """One site's noise for each statistic, flat, in steps. seed: of the part for lost sites."""
+    lasting, spare = site_variances(claim, numbers, shapes, rules.lasting), spare_of(claim, numbers, shapes, rules, seed)
+    found = {name: discrete_gaussian(variance, math.prod(shapes[name])) for name, variance in lasting.items()}
+    return {name: drawn + spare[name] if name in spare else drawn for name, drawn in found.items()}
+
+
+def spare_of(
+    claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, seed: bytes
+) -> dict[str, Integers]:
+    """The part of a site's noise that is for lost sites, from its seed of 32 bytes: the same at site and coordinator."""
+    source = seeded(seed)
+    variances = sorted(spare_variances(claim, numbers, shapes, rules).items())
+    return {name: discrete_gaussian(variance, math.prod(shapes[name]), source) for name, variance in variances}
 
 
 def noise_of_sum(
-    claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, summed: int
+    claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, summed: int, removed: int = 0
 ) -> dict[str, float]:
-    """Standard deviation of the noise in the sum of `summed` sites, in the units of the statistics."""
-    variances = site_variances(claim, numbers, shapes, rules)
-    return {name: math.sqrt(summed * variance) * numbers[name].step for name, variance in variances.items()}
+    """Standard deviation of the noise in the sum of `summed` sites, in the units of the statistics.
+
+    removed: the number of sites whose part for lost sites was taken out.
+    """
+    lasting = site_variances(claim, numbers, shapes, rules.lasting)
+    spare = spare_variances(claim, numbers, shapes, rules)
+    return {
+        name: math.sqrt(summed * variance + (summed - removed) * spare.get(name, 0)) * numbers[name].step
+        for name, variance in lasting.items()
+    }

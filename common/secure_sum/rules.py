@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.errors import PolicyError
 
 MOST_MEMBERS = 1000
+# Beyond it, noise for lost sites is no part of its own: the proof for discrete noise counts at most 1000 parts.
+MOST_SPARED = 500
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class SumRules:
     def honest(self) -> int:
         """Fewest sites in the sum that do not collude. Only their noise counts for privacy."""
         return self.least - self.colluding
+
+    @property
+    def lasting(self) -> SumRules:
+        """The rules of the noise that stays when no site is lost: that for lost sites is then taken out of the sum."""
+        return replace(self, least=self.members) if self.members <= MOST_SPARED else self
 
     def check(self, smallest_sum: int = 2) -> None:
         """Raise PolicyError for rules under which the coordinator could learn more than one sum, or a sum of too few sites.

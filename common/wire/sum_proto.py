@@ -13,6 +13,7 @@ from common.secure_sum.keys import Member, Secrets
 from common.secure_sum.member import PHASES, SumState
 from common.secure_sum.shares import Dealt
 from common.secure_sum.words import Words, pack_words, unpack_words
+from common.security.sealing import SEED_BYTES
 from common.surrogates.public_map import PublicMap
 from common.surrogates.surrogates import Header
 from common.wire.float16 import pack
@@ -145,9 +146,20 @@ def unpack_list(payload: bytes | None) -> tuple[tuple[str, ...], dict[str, bytes
     return tuple(message.summed), _named(message.signatures)
 
 
-def pack_revealed(found: Mapping[str, Mapping[str, bytes]]) -> bytes:
-    """Revealed shares by kind and site."""
-    return _revealed(found["blind"], found["masking"]).SerializeToString(deterministic=True)
+def pack_revealed(found: Mapping[str, Mapping[str, bytes]], spare: bytes = b"") -> bytes:
+    """Revealed shares by kind and site. spare: seed of the noise for lost sites; empty if it stays."""
+    message = _revealed(found["blind"], found["masking"])
+    message.spare = spare
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_spare(payload: bytes) -> bytes:
+    """The seed in `pack_revealed`. Raises SurrogateError."""
+    message = pb.SumRevealed()
+    read_message(message, payload, "revealed shares")
+    if len(message.spare) not in (0, SEED_BYTES):
+        raise SurrogateError(f"a seed of {len(message.spare)} bytes, not {SEED_BYTES}")
+    return message.spare
 
 
 def unpack_revealed(payload: bytes) -> Revealed:
@@ -171,6 +183,7 @@ def pack_state(state: SumState) -> bytes:
         shares=_revealed(blind, masking),
         summed=state.summed,
         map=state.public,
+        spare=state.spare,
     )
     return message.SerializeToString(deterministic=True)
 
@@ -194,6 +207,7 @@ def unpack_state(payload: bytes) -> SumState:
         shares={site: {"blind": blind[site], "masking": masking[site]} for site in blind},
         summed=tuple(message.summed),
         public=message.map,
+        spare=message.spare,
     )
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Epsilon = Annotated[float, typer.Option(min=0, help="Privacy budget at each site; 0: exact, where policies allow it.")]
 Delta = Annotated[float, typer.Option(min=0, max=0.01, help="Delta of the privacy budget.")]
+Summed = Annotated[
+    bool, typer.Option("--secure-sum", help="See only the sum over all sites, with one joint noise instead of one a site.")
+]
 
 
 def evaluate(
@@ -31,6 +34,7 @@ def evaluate(
     ],
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-5,
+    secure_sum: Summed = False,
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
     run_config: RunSettings = None,
@@ -43,7 +47,7 @@ def evaluate(
     from common.config.flat_settings import parse_overrides
     from server_app.counting import CountingBudget, evaluation_settings
 
-    settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta))
+    settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum))
     folder = _run(settings | parse_overrides(run_config or []), sites, control, root_certificates)
     result = _result(folder, "evaluation")
     if model.is_dir():
@@ -65,7 +69,7 @@ def evaluate(
     console.print(f"accuracy {_shown(result['accuracy'])}, at {result['sites']} sites")
     if "exact" in result:
         console.print(f"exact accuracy {_shown(result['exact']['accuracy'])}, known because this is a simulation")
-    for site, each in result["per_site"].items():
+    for site, each in result.get("per_site", {}).items():
         console.print(f"at site {site}: accuracy {_shown(each)}", soft_wrap=True)
     console.print(str(folder), soft_wrap=True)
 
@@ -76,6 +80,7 @@ def value(
         float, typer.Option(min=0, help="Ask the sites for noisy counts with this budget; 0: test records of a simulation.")
     ] = 0.0,
     delta: Delta = 1e-5,
+    secure_sum: Summed = False,
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
     as_json: Json = False,
@@ -91,10 +96,12 @@ def value(
         from server_app.counting import CountingBudget
         from server_app.export.source import run_config_of
 
-        settings, _ = value_settings(run, CountingBudget(epsilon, delta))
+        settings, _ = value_settings(run, CountingBudget(epsilon, delta, secure_sum))
         folder = _run(settings, 0, control, root_certificates)
         sites = list(stored(run_config_of(run), run)[1])
         result = noisy_values(run, sites, _result(folder, "values"), str(settings["classes"]).count(",") + 1)
+    elif secure_sum:
+        raise ConfigError("--secure-sum sums the counts of --epsilon; without it, nothing is asked of the sites")
     else:
         result = value_of_sites(run)
     if as_json:
@@ -116,6 +123,7 @@ def survey(
     classes: Annotated[str, typer.Option(help="All classes that may occur, separated by commas.")],
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-5,
+    secure_sum: Summed = False,
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
     run_config: RunSettings = None,
@@ -137,18 +145,18 @@ def survey(
     from common.config.sections import split_names
     from server_app.counting import CountingBudget, survey_settings
     from server_app.report.build import write_report
-    from server_app.survey_estimate import estimate, features_like, features_with
+    from server_app.survey_estimate import estimate_of, features_like, features_with
 
     try:
         names = split_names(classes)
     except ValueError as error:
         raise ConfigError(f"--classes: {error}") from None
-    settings = survey_settings(names, CountingBudget(epsilon, delta)) | parse_overrides(run_config or [])
+    settings = survey_settings(names, CountingBudget(epsilon, delta, secure_sum)) | parse_overrides(run_config or [])
     # Before the sites are charged: these may fail.
     source = features_like(like, names) if like is not None else features_with(len(names), dimension, expected)
     folder = _run(settings, simulate, control, root_certificates)
     result = _result(folder, "survey")
-    result["estimate"] = estimate(list(result["per_site"].values()), source)
+    result["estimate"] = estimate_of(result, source)
     (folder / "survey.json").write_text(json.dumps(result, indent=2) + "\n")
     write_report(folder)
     if as_json:
@@ -156,9 +164,10 @@ def survey(
         return
     from rich.table import Table
 
-    table = Table("class", "records", *(f"site {name}" for name in result["per_site"]), caption="with 95 % intervals")
+    sites = result.get("per_site", {})
+    table = Table("class", "records", *(f"site {name}" for name in sites), caption="with 95 % intervals")
     for index, (name, row) in enumerate(result["classes"].items()):
-        at_sites = (str(counts[index]) for counts in result["per_site"].values())
+        at_sites = (str(counts[index]) for counts in sites.values())
         table.add_row(name, f"{row['value']:.0f} ({row['low']:.0f} to {row['high']:.0f})", *at_sites)
     console.print(table)
     for epsilon_of_run, accuracy in result["estimate"]["accuracy"].items():

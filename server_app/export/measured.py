@@ -8,7 +8,7 @@ from typing import Any
 
 from common.errors import RunError
 from common.signed_models.signed_model import SignedModel
-from server_app.report.counts_view import HIDDEN
+from server_app.report.counts_view import HIDDEN, where_noise
 from server_app.runs.json_values import Json, as_number, as_table, at, clean
 from server_app.runs.run_view import read_json
 from strategies.counting.evaluated import payload_of
@@ -59,7 +59,7 @@ def _privacy(found: Json) -> str:
     epsilon, delta = (as_number(at(found, "privacy", key)) for key in ("epsilon", "delta"))
     if not epsilon:
         return "from counts without noise"
-    return f"from noisy counts: epsilon {epsilon:g}, delta {delta or 0:g} at each site"
+    return f"from noisy counts: epsilon {epsilon:g}, delta {delta or 0:g} {where_noise(found)}"
 
 
 def _limits(value: Any) -> tuple[float, float] | None:

@@ -119,9 +119,18 @@ def _sites(content: Mapping[str, Any]) -> str:
 def _noise(content: Json) -> str:
     epsilon = as_number(at(content, "privacy", "epsilon"))
     if not epsilon:
-        return "Exact counts, which the policies of the sites allow. In brackets: 95 % intervals."
+        return f"Exact counts{_summed(content)}, which the policies of the sites allow. In brackets: 95 % intervals."
     delta = as_number(at(content, "privacy", "delta")) or 0.0
     return (
-        f"From counts with noise: epsilon {epsilon:g}, delta {delta:g} at each site. In brackets: 95 % intervals, which "
-        "include the noise."
+        f"From counts with noise: epsilon {epsilon:g}, delta {delta:g} {where_noise(content)}. In brackets: 95 % intervals, "
+        "which include the noise."
     )
+
+
+def where_noise(content: Json) -> str:
+    """Where the noise of counts is, in words."""
+    return "in the secure sum over all sites" if content.get("secure_sum") is True else "at each site"
+
+
+def _summed(content: Json) -> str:
+    return " of all sites together, from a secure sum" if content.get("secure_sum") is True else ""

@@ -10,12 +10,13 @@ from pathlib import Path
 from common.config.run_config import RunConfig
 from common.costs import Cost, costs
 from common.errors import ConfigError
-from common.privacy.claims import make_claim
+from common.privacy.claims import make_claim, private_rounds
 from common.rules.fedpft import family, solver
 from common.rules.secure_sum import MECHANISM
 from common.rules.spec import count
 from server_app.runs.privacy_card import mean_noise
 
+STEP = "the sum of clipped gradients of all records of all sites at the common model, and their number, with joint noise"
 KNOWN_DIMENSIONS = {"torchvision:mobilenet_v2": 1280, "torchvision:resnet50": 2048, "torchvision:resnet18": 512}
 
 
@@ -64,9 +65,9 @@ def _shrinkage(config: RunConfig) -> str:
 def noise_on_mean(config: RunConfig, dimension: int, classes: int, records: int) -> float | None:
     """Norm of the noise on a class mean over records / classes records (or on a component's mean); features have norm one.
 
-    None without privacy.
+    None without privacy, and for training in rounds.
     """
-    if config.mechanism == "dp-sgd":
+    if config.spec.kind == "rounds":
         return None
     claim = make_claim(config, "record")
     components = config.fedpft.components if config.mechanism == "dp-em" else 1
@@ -77,8 +78,8 @@ def noise_share(config: RunConfig) -> str:
     """The noise on the mean over S equal sites, as a share of that on one site's: one joint noise does not grow with S."""
     if config.mechanism != MECHANISM:
         return "1/sqrt(S)"
-    # Sites add more noise than needed, because some may collude or be lost.
-    most = 1 - config.colluding - config.dropouts
+    # Sites add more noise than needed, because some may collude. That for lost sites is taken out when none is lost.
+    most = 1 - config.colluding
     return f"{most**-0.5:.2f}/S" if 0 < most < 1 else "1/S"
 
 
@@ -91,7 +92,12 @@ def who_sees_what(config: RunConfig) -> list[str]:
         f"{sees}, if at most {config.colluding:.0%} of the sites collude with it and sites know each other's keys (peers)"
     )
     if config.mechanism == MECHANISM:
-        return [trust, "epsilon holds under the same trust; a site's own noise alone gives a larger one (local-epsilon)"]
+        rounds = [f"each of {private_rounds(config)} rounds is one step: {STEP}"] if config.spec.kind == "rounds" else []
+        return [
+            trust,
+            *rounds,
+            "epsilon holds under the same trust; a site's own noise alone gives a larger one (local-epsilon)",
+        ]
     if config.epsilon:
         return [trust, "epsilon holds without any trust: each site adds the whole noise itself"]
     return [trust, "the sum has no noise: what only one site has, such as a class, is in it as that site has it"]

@@ -20,6 +20,12 @@ COVERS = {
     "secure-sums": "the sum over all sites: noisy sizes, sums and second moments of all classes of the run, the only "
     "numbers that the coordinator learns; for as long as at most the stated number of sites tell it their noise "
     "(central privacy through secure summation)",
+    "summed-counts": "the sum over all sites of their counts: records of each class, or decisions and scores of a model on "
+    "held-out records; for as long as at most the stated number of sites tell the coordinator their noise (central privacy "
+    "through secure summation)",
+    "summed-gradients": "in every round the sum over all sites: their noisy number of records and sum of clipped gradients "
+    "at the common model, the only numbers that the coordinator learns; for as long as at most the stated number of sites "
+    "tell it their noise (central privacy through secure summation), over all rounds together",
     "counts": "every count of a site: records of each class, or decisions and scores of a model on held-out records",
     "sums": "every number of a surrogate: noisy sizes, sums and second moments of all classes of the run, "
     "so that the noise also hides which classes a site has",
@@ -72,11 +78,20 @@ def privacy_card(
         "epsilon": max(claim.epsilon for _, claim in claims.values()),
         "delta": config.delta,
         "relation": relation_of(config.mechanism, units),
-        "covers": COVERS[config.mechanism] + DERIVED,
+        "covers": COVERS[_covered(config)] + DERIVED,
         "not_covered": open_ends,
         "per_site": {site: _site(surrogate, claim) for site, (surrogate, claim) in claims.items()},
         "dropped_classes": _dropped(surrogates, config, model),
     }
+
+
+def _covered(config: RunConfig) -> str:
+    """The key of COVERS for a run."""
+    if config.mechanism != "secure-sums":
+        return config.mechanism
+    if config.spec.counts:
+        return "summed-counts"
+    return "summed-gradients" if config.spec.kind == "rounds" else "secure-sums"
 
 
 def mean_noise(claim: Claim, dimension: int, records: float) -> float:

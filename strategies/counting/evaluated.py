@@ -7,12 +7,32 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+from common.config.run_config import RunConfig
 from common.errors import RunError, SurrogateError
 from common.limits import LARGEST_PRIVATE
 from common.models.classifiers import Classifier, Head
+from common.rules.counting import JUDGING
 from common.signed_models.signed_model import SUFFIX, read_signed_model
 from common.wire.model_files import load_model
 from common.wire.model_proto import pack_classifier, unpack_classifier
+from strategies.base.collection import Recorder
+
+MODEL_FILE = "evaluated.pb"
+
+
+def evaluated_payload(config: RunConfig, recorder: Recorder) -> bytes | None:
+    """The bytes of the model that a run evaluates, kept in its folder; None if it evaluates none.
+
+    Raises RunError unless the file holds the model that the settings name.
+    """
+    counting = config.counting
+    if counting.kind not in JUDGING:
+        return None
+    payload, digest = payload_of(read_model(Path(counting.model).expanduser()))
+    if digest != counting.digest:
+        raise RunError(f"counting.model = {counting.model!r} is not the model that counting.digest names")
+    recorder.keep(MODEL_FILE, payload)
+    return payload
 
 
 def read_model(file: Path) -> Classifier:

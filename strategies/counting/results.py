@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,9 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.config.run_config import RunConfig
 from common.counting.counts import Counts
+from common.counting.counts_proto import check_tables
+from common.errors import RunError, SurrogateError
 from common.rules.counting import scored_classes
+from strategies.base.collection import Recorder
 from strategies.counting.intervals import Interval, auroc, rate, total
+from strategies.pooling.total import Total
 
 Json = dict[str, Any]
 
@@ -33,6 +39,44 @@ def pooled(counts: Sequence[Counts]) -> PooledCounts:
     )
 
 
+def summed_result(found: Total, config: RunConfig) -> Json:
+    """The result from the sum of a secure sum. Raises RunError when no records and honest noise can give it."""
+    tables = PooledCounts(found.tensors, {name: found.sigmas.get(name, 0.0) ** 2 for name in found.tensors})
+    try:
+        check_tables(tables.tables, tables.variances)
+    except SurrogateError as error:
+        raise RunError(
+            f"{error}, so some site has added false numbers; nothing shows which one: run again with other sites, or "
+            "without secure-sum"
+        ) from None
+    return result_of(tables, config) | {"secure_sum": True}
+
+
+def keep_result(recorder: Recorder, config: RunConfig, sites: int, result: Json) -> None:
+    """Write the result of this many sites into the run folder."""
+    whole: Json = {"schema": 1, "kind": config.counting.kind, "sites": sites} | result
+    if config.epsilon:
+        whole["privacy"] = {"epsilon": config.epsilon, "delta": config.delta}
+    recorder.keep(f"{config.counting.kind}.json", (json.dumps(whole, indent=2) + "\n").encode())
+
+
+def result_of(found: PooledCounts, config: RunConfig) -> Json:
+    """The result of a run that counts, as far as it follows from the counts of all sites together."""
+    if config.counting.kind == "survey":
+        return _survey_result(found, config.classes)
+    if config.counting.kind == "values":
+        return {"right": _whole(found.tables["right"]), "noise": found.variances["right"] ** 0.5}
+    return evaluation_result(found, config.classes) | {"model": config.counting.digest}
+
+
+def survey_of_sites(counts: Sequence[Counts]) -> Json:
+    """Each site's counts of a survey, and the noise in them."""
+    return {
+        "per_site": {each.header.site: each.tables["records"].tolist() for each in counts},
+        "noise": {each.header.site: each.variance("records") ** 0.5 for each in counts},
+    }
+
+
 def evaluation_result(found: PooledCounts, classes: Sequence[str]) -> Json:
     """Records, accuracy, and by class records, sensitivity, specificity and AUROC, each with its interval."""
     decisions, noise = found.tables["decisions"], found.variances["decisions"]
@@ -41,8 +85,8 @@ def evaluation_result(found: PooledCounts, classes: Sequence[str]) -> Json:
         "records": asdict(total(decisions, noise)),
         "accuracy": asdict(rate(decisions[right], decisions[~right], noise)),
         "classes": {name: _of_class(found, index, len(classes)) for index, name in enumerate(classes)},
-        "decisions": decisions.long().tolist(),
-        "noise": {name: variance**0.5 for name, variance in found.variances.items()},
+        "decisions": _whole(decisions),
+        "noise": _deviations(found),
     }
 
 
@@ -66,12 +110,18 @@ def _area(found: PooledCounts, index: int, classes: int) -> Interval:
     return auroc(scores[max(0, index - (classes - scored))], noise)
 
 
-def survey_result(counts: Sequence[Counts], found: PooledCounts, classes: Sequence[str]) -> Json:
-    """Records of each class: all sites together with intervals, and each site's counts."""
+def _survey_result(found: PooledCounts, classes: Sequence[str]) -> Json:
     records, noise = found.tables["records"], found.variances["records"]
     return {
         "records": asdict(total(records, noise)),
         "classes": {name: asdict(total(records[index], noise)) for index, name in enumerate(classes)},
-        "per_site": {each.header.site: each.tables["records"].tolist() for each in counts},
-        "noise": {each.header.site: each.variance("records") ** 0.5 for each in counts},
+        "noise": _deviations(found),
     }
+
+
+def _deviations(found: PooledCounts) -> dict[str, float]:
+    return {name: variance**0.5 for name, variance in found.variances.items()}
+
+
+def _whole(table: Tensor) -> Any:
+    return table.round().long().tolist()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +18,17 @@ from common.rules.counting import JUDGING, tables_of
 from common.wire.records import Info, to_record
 from strategies.base.collection import check_quorum
 from strategies.base.one_shot import Learned, OneShot, in_order
-from strategies.counting.evaluated import payload_of, read_model
-from strategies.counting.results import Json, PooledCounts, evaluation_result, pooled, survey_result
+from strategies.counting.evaluated import evaluated_payload
+from strategies.counting.results import (
+    Json,
+    PooledCounts,
+    evaluation_result,
+    keep_result,
+    pooled,
+    result_of,
+    survey_of_sites,
+)
 from strategies.robustness.defence import Defended
-
-MODEL_FILE = "evaluated.pb"
 
 
 class Counting(OneShot[Counts]):
@@ -78,23 +83,12 @@ class Counting(OneShot[Counts]):
         return False
 
     def _questions(self, grid: Grid) -> Iterable[Message]:
-        payload = self._question()
+        payload = evaluated_payload(self.config, self.recorder)
         values = Info(run=run_digest(self.config))
         if payload is not None:
             values["bytes"] = len(payload)
         nodes = self._named(grid, self.invite(grid, self.deadline))
         return [self._message(MessageType.TRAIN, node, to_record(payload, values)) for node in nodes]
-
-    def _question(self) -> bytes | None:
-        """The model that is evaluated. Raises RunError unless the file holds the one that the settings name."""
-        counting = self.config.counting
-        if counting.kind not in JUDGING:
-            return None
-        payload, digest = payload_of(read_model(Path(counting.model).expanduser()))
-        if digest != counting.digest:
-            raise RunError(f"counting.model = {counting.model!r} is not the model that counting.digest names")
-        self.recorder.keep(MODEL_FILE, payload)
-        return payload
 
     def _receive(self, reply: Message, late: bool = False) -> None:
         super()._receive(reply, late)
@@ -133,20 +127,16 @@ class Counting(OneShot[Counts]):
         counts = in_order(self._received.values())
         for node, each in self._received.items():
             outcome.sites[node].claim = each.claim
-        result: Json = {"schema": 1, "kind": config.counting.kind, "sites": len(counts)} | self._result(counts)
-        if config.epsilon:
-            result["privacy"] = {"epsilon": config.epsilon, "delta": config.delta}
-        self.recorder.keep(f"{config.counting.kind}.json", (json.dumps(result, indent=2) + "\n").encode())
+        keep_result(self.recorder, config, len(counts), self._result(counts))
         self.recorder.event("counted", sites=len(counts), records=sum(map(self.records, counts)))
 
     def _result(self, counts: Sequence[Counts]) -> Json:
         classes, found = self.config.classes, pooled(counts)
+        result = result_of(found, self.config)
         if self.config.counting.kind == "survey":
-            return survey_result(counts, found, classes)
+            return result | survey_of_sites(counts)
         if self.config.counting.kind == "values":
-            return {"right": found.tables["right"].long().tolist(), "noise": found.variances["right"] ** 0.5}
-        result = evaluation_result(found, classes)
-        result["model"] = self.config.counting.digest
+            return result
         shown = [each for each in counts if each.header.site in self._shown]
         result["per_site"] = {each.header.site: evaluation_result(pooled([each]), classes)["accuracy"] for each in shown}
         if self._exact.keys() == {each.header.site for each in counts}:

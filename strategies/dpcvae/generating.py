@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -37,14 +37,16 @@ def expected_shapes(training: Training) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in training.model.items() if name not in (MEANS, COUNTS)}
 
 
-def check_first_round(reply: Parameters, run: RunConfig) -> None:
+def check_first_round(reply: Parameters, run: RunConfig, sites: int = 1) -> None:
     """Raise SurrogateError for impossible class sizes, or sums longer than that number of embeddings of norm one.
 
     Otherwise one site's invalid values would spoil the class means of all sites. Privacy noise may add to both.
+    sites: number of sites whose noise is in the reply.
     """
     counts, sums = reply.tensors[COUNTS].double(), reply.tensors.get(SUMS)
     noise = first_round_noise(run)
-    slack = {name: SIGMAS * noise / math.sqrt(share) if noise else 0.0 for name, share in first_round_shares(run).items()}
+    most = SIGMAS * (noise or 0.0) * math.sqrt(sites)
+    slack = {name: most / math.sqrt(share) for name, share in first_round_shares(run).items()}
     if bool((counts < -slack[COUNTS]).any() or (counts > LARGEST_COUNT).any()):
         raise SurrogateError(f"class sizes of {float(counts.min()):g} to {float(counts.max()):g} records are out of range")
     if sums is None:
@@ -61,16 +63,25 @@ def check_first_round(reply: Parameters, run: RunConfig) -> None:
 def take_in(training: Training, replies: Sequence[Parameters]) -> None:
     """Finish a round: store class sizes and means, or add the mean update to the decoder, in single precision."""
     if training.round == 0:
-        sizes_by_site = {SIZES + reply.header.site: reply.tensors[COUNTS] for reply in replies}
-        training.memory = {**training.memory, **sizes_by_site}
-        sizes = torch.stack(list(sizes_by_site.values())).double().sum(0).clamp_min(0)
-        training.model = {**training.model, COUNTS: sizes.float()}
-        if training.config.dpcvae.opening == "sums":
-            training.model = {**training.model, MEANS: class_means(replies, training.config)}
+        training.memory = {**training.memory, **{SIZES + reply.header.site: reply.tensors[COUNTS] for reply in replies}}
+        training.model = with_classes(training, replies)
     else:
-        moved = _pooled(training, replies)
-        training.model = {name: tensor + moved[name] if name in moved else tensor for name, tensor in training.model.items()}
+        training.model = moved_by(training, _pooled(training, replies))
     training.finish_round(reply.header.site for reply in replies)
+
+
+def with_classes(training: Training, replies: Sequence[Parameters], sites: int = 1) -> dict[str, Tensor]:
+    """The model with class sizes and means from the first round. sites: number of sites whose noise is in each reply."""
+    sizes = torch.stack([reply.tensors[COUNTS] for reply in replies]).double().sum(0).clamp_min(0)
+    found = {**training.model, COUNTS: sizes.float()}
+    if training.config.dpcvae.opening == "sums":
+        found[MEANS] = class_means(replies, training.config, sites)
+    return found
+
+
+def moved_by(training: Training, moved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The model with a change added to its parameters, in single precision."""
+    return {name: tensor + moved[name].float() if name in moved else tensor for name, tensor in training.model.items()}
 
 
 def head_of(generator: Generator, run: RunConfig, device: str = "cpu") -> Head:
@@ -81,11 +92,12 @@ def head_of(generator: Generator, run: RunConfig, device: str = "cpu") -> Head:
     return Head(generator.header, weight.cpu(), bias.cpu(), clip=0.0)
 
 
-def class_means(replies: Sequence[Parameters], run: RunConfig) -> Tensor:
+def class_means(replies: Sequence[Parameters], run: RunConfig, sites: int = 1) -> Tensor:
     """Class means (C, d) from all sites' class sums, scaled to a mean square of about one.
 
     Under privacy every mean is shrunk towards the mean of all classes, by the share of noise in its distance from it
     (James & Stein 1961). Otherwise a head would learn the noise of the means. A class lost in noise gets the overall mean.
+    sites: number of sites whose noise is in each reply.
     """
     tensors, names = [reply.tensors for reply in replies], replies[0].header.classes
     scale = math.sqrt(tensors[0][SUMS].shape[1])
@@ -94,7 +106,7 @@ def class_means(replies: Sequence[Parameters], run: RunConfig) -> Tensor:
         middle = sums.sum(0) / counts.sum().clamp_min(1)
         found = torch.where(counts[:, None] > 0.5, sums / counts.clamp_min(1)[:, None], middle)
         return (found * scale).float()
-    sigmas = {name: noise / math.sqrt(share) for name, share in first_round_shares(run).items()}
+    sigmas = {name: noise * math.sqrt(sites / share) for name, share in first_round_shares(run).items()}
     noisy = [
         (reply.header, Sums(reply.tensors[COUNTS], reply.tensors[SUMS], None, sigmas), reply.claim) for reply in replies
     ]

@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from common.errors import RunError, SurrogateError
-from common.models.classifiers import Classifier
-from common.models.generators import COUNTS, Generator, labels_evenly
-from common.models.head_training import Batch
+from common.models.generators import COUNTS
 from common.models.parameters import Parameters
-from common.randomness import stream
-from common.wire.generator_files import pack_generator
-from common.wire.model_proto import pack_parameters, unpack_parameters
-from common.wire.records import to_record
+from common.wire.model_proto import unpack_parameters
 from strategies.base.rounds import Rounds
 from strategies.base.training import Training
-from strategies.dpcvae.generating import check_first_round, expected_shapes, head_of, take_in
+from strategies.dpcvae.generating import check_first_round, expected_shapes, take_in
+from strategies.dpcvae.shared_generator import SharedGenerator
 from strategies.robustness.defence import cap_sums, defend_updates
 
-FILE = "generator.safetensors"
 
-
-@dataclass(frozen=True)
-class GeneratorSource:
-    """The generator whose embeddings a head was trained on."""
-
-    generator: Generator
-
-    def sample(self, seed: int, limit: int) -> Batch:
-        """About `limit` embeddings (n, d) and labels (n,), for figures."""
-        classes = len(self.generator.header.classes)
-        labels = labels_evenly(classes, max(1, limit // classes))
-        return self.generator.draw(labels, stream(seed, "picture")), labels
-
-
-class DPCVAE(Rounds[Parameters]):
+class DPCVAE(SharedGenerator, Rounds[Parameters]):
     """Training in `dpcvae.rounds` rounds. In the first, sites send class sizes and sums; in the others, decoder updates."""
-
-    _shared = b""
 
     def _begin(self, grid: Grid, deadline: float) -> Training:
         training = super()._begin(grid, deadline)
@@ -80,19 +57,4 @@ class DPCVAE(Rounds[Parameters]):
         defended = cap_sums(replies, self.config) if training.round == 0 else defend_updates(replies, self.config)
         self._heed(defended, training.round + 1)
         take_in(training, defended.kept)
-        self.outcome.parameters = sum(math.prod(shape) for shape in expected_shapes(training).values())
         return {}
-
-    def classifier(self, training: Training) -> Classifier:
-        """A head trained on the generator's embeddings. The generator is stored with it, and is sent to the sites."""
-        generator = Generator(training.header(), self.config, training.model)
-        self.outcome.learned = GeneratorSource(generator)
-        self._shared = pack_parameters(Parameters(training.header(), training.round, training.model))
-        self.recorder.keep(FILE, pack_generator(generator, rounds=training.asked))
-        return head_of(generator, self.config, self.device)
-
-    def _broadcast(self) -> Iterable[Message]:
-        """Messages with the generator, not the head: each site can use it for its own purposes."""
-        used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
-        record = to_record(self._shared, {"bytes": len(self._shared)})
-        return [self._message(MessageType.EVALUATE, node, record) for node in used]

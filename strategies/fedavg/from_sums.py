@@ -1,28 +1,59 @@
-"""A round of FedAvg from a secure sum: the mean update, weighted by records, without any site's own."""
+"""A round of FedAvg from a secure sum: the mean update, weighted by records, or a step along summed noisy gradients."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from math import prod
 
 import torch
+from torch import Tensor
 
 from common.errors import RunError
 from common.models.parameters import Parameters
+from common.rules.secure_sum import MECHANISM
 from strategies.base.training import Training
 from strategies.fedavg.aggregation import aggregate
-from strategies.pooling.total import Total
+from strategies.pooling.total import Total, by_name
+
+# Of the steps with joint noise. A bias acts as a feature of value one, and features of records have norm one: at the full
+# rate the bias alone would double the largest curvature.
+MOMENTUM, BIAS = 0.9, 0.1
+VELOCITY, RECORDS = "velocity.", "records"
 
 
 def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:
-    """Add the mean update of the sites `summed` to the model, and finish the round. Raises RunError without records."""
+    """Update the model with the sum over the sites `summed`, and finish the round. Raises RunError without records."""
+    if total.claim is not None and total.claim.mechanism == MECHANISM:
+        training.model, training.memory = _step(total, total.claim.clip, training)
+    else:
+        training.model, training.memory = _mean_update(total, training, len(summed))
+    training.finish_round(summed)
+
+
+def _mean_update(total: Total, training: Training, sites: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The model moved by the mean update, and the memory of the aggregator."""
     records = float(total.tensors["records"].sum().round())
     if records < 1:
         raise RunError("the sites of the secure sum have no record of the run's classes")
-    shapes = training.shapes()
-    names = sorted(shapes)
-    parts = torch.split(total.tensors["update"] / records, [prod(shapes[name]) for name in names])
-    moved = {name: part.reshape(shapes[name]).float() for name, part in zip(names, parts, strict=True)}
+    moved = {name: part.float() for name, part in by_name(total.tensors["update"] / records, training.shapes()).items()}
     mean = Parameters(training.header(), training.round + 1, moved, int(records))
-    training.model, training.memory = aggregate(training.config, training.model, [mean], training.memory, len(summed))
-    training.finish_round(summed)
+    return aggregate(training.config, training.model, [mean], training.memory, sites)
+
+
+def _step(total: Total, clip: float, training: Training) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The model after a step with momentum along the mean of clipped gradients, and the memory for the next one.
+
+    All of it is computed from noisy sums, so it costs no privacy. The number of records is the mean of all rounds' noisy
+    numbers, and at least the noise on it.
+    """
+    settings, rounds = training.config.fedavg, training.round + 1
+    counted = training.memory.get(RECORDS, torch.zeros(1)) + total.tensors["records"].float()
+    records = max(float(counted) / rounds, total.sigmas["records"] / math.sqrt(rounds), 1.0)
+    rate = settings.joint_rate(len(training.classes))
+    model, memory = {}, {RECORDS: counted}
+    for name, gradient in by_name(total.tensors["gradients"] * (clip / records), training.shapes()).items():
+        before = training.memory.get(VELOCITY + name, torch.zeros_like(training.model[name]))
+        memory[VELOCITY + name] = velocity = MOMENTUM * before + gradient.float()
+        slower = BIAS if settings.kind == "linear" and name == "bias" else 1.0
+        model[name] = training.model[name] - slower * rate * velocity
+    return model, memory

@@ -1,19 +1,24 @@
-"""A covariance that was released with noise on every entry, cleaned for use in a discriminant."""
+"""A covariance and class means that were released with one joint noise, cleaned for use in a discriminant."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from common.surrogates.shared_covariances import LowRank
+from strategies.pooling.class_means import Components
 
 # Part of the noise's largest eigenvalue that is added to all variances: directions below the noise get small weights.
-# Measured in benchmarks/secure_sums.py; twice or half of it costs less than half a point.
-RIDGE = 0.2
+# Measured on features that are in no table (docs/privacy/secure-sums.md); twice or half of it costs up to half a point.
+RIDGE = 0.15
 # Lower bound of a variance, as a part of the mean variance.
 SMALLEST = 0.2
+# Powers of the eigenvalues, and ratios of signal to noise, among which the spread of class means is chosen.
+POWERS = torch.arange(0, 3.5, 0.5, dtype=torch.float64)
+RATIOS = torch.linspace(-6, 20, 105, dtype=torch.float64).exp()
 # Width of the average over eigenvalues, in parts of radius / sqrt(d).
 WIDTH = 2.0
 
@@ -37,3 +42,37 @@ def cleaned(matrix: Tensor, noise: float) -> LowRank:
     kept = back.clamp_min(least) + RIDGE * radius
     base = float(kept.min())
     return LowRank(vectors * (kept - base).sqrt(), torch.full((d,), base, dtype=torch.float64))
+
+
+def expected(components: Components, covariance: LowRank) -> tuple[Components, LowRank]:
+    """The class means as they are expected given the noise, and the covariance of a new record around them.
+
+    The true means are taken as normal around their pooled mean, with a variance in the direction of each eigenvector of the
+    covariance that is a multiple of a power of its eigenvalue. Both are those of the largest likelihood under the known
+    noise (empirical Bayes). What stays uncertain about the means adds to the covariance, so their noise needs no other
+    correction and becomes zero. With fewer than two classes nothing is changed.
+    """
+    if len(components.means) < 2:
+        return components, covariance
+    matrix = covariance.factor @ covariance.factor.T + covariance.variances.diag()
+    values, vectors = torch.linalg.eigh(matrix)
+    values = values.clamp_min(1e-12)
+    shares = components.records / components.records.sum()
+    centre = shares @ components.means
+    apart, noise = (components.means - centre) @ vectors, components.noise.diagonal()
+    spread = _spread(apart.square().sum(0) / (len(apart) - 1), values, float(shares @ noise))
+    kept = spread / (spread + noise[:, None])
+    means = centre + (kept * apart) @ vectors.T
+    total = values + shares @ (kept * noise[:, None])
+    base = float(total.min())
+    uncertain = LowRank(vectors * (total - base).clamp_min(0).sqrt(), torch.full_like(values, base))
+    return replace(components, means=means, noise=torch.zeros_like(components.noise)), uncertain
+
+
+def _spread(found: Tensor, values: Tensor, noise: float) -> Tensor:
+    """Variance (d,) of the true means by direction, from that of the noisy ones (d,), by largest likelihood."""
+    shapes = (values / values.mean()) ** POWERS[:, None]
+    shapes = shapes / shapes.mean(1, keepdim=True)
+    whole = noise * (1 + RATIOS[:, None, None] * shapes)
+    best = int((whole.log() + found / whole).sum(2).argmin())
+    return whole.flatten(0, 1)[best] - noise

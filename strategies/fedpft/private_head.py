@@ -19,7 +19,7 @@ from common.surrogates.class_sums import PRESENT, unfold
 from common.surrogates.mixtures import Mixtures
 from common.surrogates.shared_covariances import LowRank
 from common.surrogates.surrogates import Header, SumsSurrogate
-from strategies.fedpft.cleaned_covariance import cleaned
+from strategies.fedpft.cleaned_covariance import cleaned, expected
 from strategies.pooling.class_means import Components, by_site, pool, robust, shrink
 from strategies.pooling.robust_centres import POOLED, robust_mean
 
@@ -42,9 +42,9 @@ def learn_from_sums(
     If the sites' class means agree, the head is the linear discriminant of the pooled class means. If they differ (other
     scanners, other styles), it is the least-squares classifier of all sites' means. family: "spherical" has one variance;
     "diag", "full" and "lowrank" use the covariance within classes that stands out from the noise, shared by all classes
-    and sites; "joint" cleans it for one joint noise. All surrogates have the same classes in the same order. rule: "median"
-    and "trimmed" pool class means and second moments robustly. Raises RunError when no class stands out, or
-    without surrogates.
+    and sites; "joint" cleans it for one joint noise, and shrinks the means. All surrogates have the same classes in the
+    same order. rule: "median" and "trimmed" pool class means and second moments robustly. Raises RunError when no class
+    stands out, or without surrogates.
     """
     if not surrogates:
         raise RunError("no surrogate to learn from")
@@ -57,6 +57,8 @@ def learn_from_sums(
         shrunk, differ = shrink(by_site(surrogates))
         components = shrunk if differ > SITES_DIFFER else pool(surrogates)
     covariance = within(surrogates, components, family, rank, rule)
+    if family == "joint":
+        components, covariance = expected(components, covariance)
     solver = least_squares if differ > SITES_DIFFER else discriminant
     weight, bias = solver(components, covariance)
     first = surrogates[0]

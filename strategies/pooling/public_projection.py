@@ -15,6 +15,7 @@ from torch import Tensor
 from common.backbones.feature_power import raised
 from common.config.run_config import RunConfig
 from common.errors import ConfigError
+from common.rules.secure_sum import dimensions_of
 from common.surrogates.public_map import PublicMap
 from common.wire.float16 import pack
 from common.wire.surrogate_proto import unpack_projection
@@ -34,7 +35,7 @@ def read_map(config: RunConfig) -> PublicMap:
     """
     public, power = config.fedpft.public, config.power
     centre = read_centre(public, power)
-    file, dimensions = config.features.projection, config.features.dimensions
+    file, dimensions = config.features.projection, dimensions_of(config)
     if not file:
         return PublicMap(None, centre)
     found, is_head = _read(file)

@@ -9,7 +9,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from common.errors import RunError
+from common.models.classifiers import Classifier
 from common.privacy.claims import private_rounds, spent_after
+from common.rules.secure_sum import MECHANISM
 from common.rules.spec import load
 from common.secure_sum.keys import Member
 from common.secure_sum.words import Words
@@ -22,10 +24,10 @@ from strategies.secure_sum.strategy import SecureSum
 
 
 class SecureRounds(SecureSum):
-    """Rounds of training. In each one, the sites of the first make new keys and sum their updates."""
+    """Rounds of training. In each one, sites make new keys and sum their updates, or their gradients with joint noise."""
 
     _training: Training | None = None
-    # The sites of the first sum. They refuse a sum with other sites, such as one that was lost and comes back.
+    # The sites of the first sum. Without joint noise they refuse a sum with others, such as one that comes back.
     _first: frozenset[str] = frozenset()
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
@@ -64,6 +66,10 @@ class SecureRounds(SecureSum):
         assert self._training is not None
         return arrays_of(self._training.model), metrics_of(self._training.history[-1])
 
+    def classifier(self, training: Training) -> Classifier:
+        """The classifier made of the model after any round."""
+        return training.classifier()
+
     def invite(self, grid: Grid, deadline: float, number: int | None = None) -> list[int]:
         """The connected nodes. Only the first round waits for all expected sites."""
         return super().invite(grid, deadline, number or (self._number if self._number > 1 else None))
@@ -77,7 +83,11 @@ class SecureRounds(SecureSum):
         return self._number > min(self.last_round or self.config.trained.rounds, private_rounds(self.config))
 
     def _values(self) -> Info:
-        return super()._values() | {"round": self._number}
+        found = super()._values() | {"round": self._number}
+        if self._training is None:
+            return found
+        # Every site of a round is in its sum, or the run ends.
+        return found | {"lineage": self._training.lineage, "confirmed": self._training.round}
 
     def _key_list(self, keys: Mapping[str, str]) -> dict[str, Member]:
         return super()._key_list({name: key for name, key in keys.items() if name in (self._first or keys)})
@@ -90,15 +100,17 @@ class SecureRounds(SecureSum):
         training = self._training
         if (training.fingerprint, training.inputs) != (group.fingerprint, group.dimension):
             raise RunError(f"the sites have another backbone ({group.fingerprint[:16]}) than in the first round")
+        training.asked += 1
         return training.question(), group.dimension
 
     def _learn(self, summed: list[str], numbers: Words) -> None:
         training = self._training
         assert training is not None
         total, facts = self._total(summed, numbers)
-        self._first = self._first or frozenset(summed)
+        if self.config.mechanism != MECHANISM:
+            self._first = self._first or frozenset(summed)
         load(self.config.spec.from_sums)(total, training, summed)
-        self.outcome.model, self.outcome.learning = training.classifier(), facts
+        self.outcome.model, self.outcome.learning = self.classifier(training), facts
         sent = sum(site.bytes_up for site in self.outcome.sites.values())
         found: dict[str, object] = {"round": training.round, "accuracy": self._accuracy(self._grid), "bytes_up": sent}
         found["used"] = len(summed)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import prod
 from typing import TypeVar
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
@@ -20,11 +21,11 @@ from common.rules.secure_sum import MECHANISM, context_of, local_epsilon, number
 from common.rules.spec import load
 from common.secure_sum.keys import Member, check_members, list_digest
 from common.secure_sum.member import PURPOSE, signed_list
-from common.secure_sum.noise import noise_of_sum
+from common.secure_sum.noise import noise_of_sum, spare_of
 from common.secure_sum.rules import SumRules
 from common.secure_sum.shares import Dealt
 from common.secure_sum.unmasking import Shares, check_revealed, unmask
-from common.secure_sum.words import Words
+from common.secure_sum.words import Words, words
 from common.security.sealing import verify
 from common.surrogates.public_map import PublicMap
 from common.surrogates.surrogates import Header
@@ -74,18 +75,19 @@ class SecureSum(Federation):
         self._pinned: dict[str, bool] = {}
         self._masked: dict[str, Words] = {}
         self._claims: dict[str, Claim | None] = {}
+        self._spares: dict[str, bytes] = {}
         group = self.introduce(grid, self.deadline)
         self._nodes, classes = dict(group.nodes), group.classes
         self._header = Header(self.config.method, run_digest(self.config), "coordinator", group.fingerprint, classes)
         self._public, dimension = self._told_to_all(group)
-        self._shapes = shapes_of(self.config, self.config.spec, classes, dimension)
+        self._shapes = shapes_of(self.config, self.config.spec, classes, dimension, self._number)
         self._members = self._key_list(group.keys)
         public = sum_proto.map_digest(self._public)
         self._digest = list_digest(list(self._members.values()), self._context + public)
         self._rules = rules_of(self.config, len(self._members))
         try:
             self._rules.check()
-            self._numbers = numbers_of(self.config, self.config.spec, len(self._members))
+            self._numbers = numbers_of(self.config, self.config.spec, len(self._members), self._number)
         except FedSurrogateError as error:
             raise RunError(str(error)) from None
         listed = sum_proto.pack_members(self._members.values(), public)
@@ -120,9 +122,9 @@ class SecureSum(Federation):
             site.fate, site.reason, site.claim = "used", "", self._claims[name]
             self.recorder.event("replied", site=name, bytes=site.bytes_up)
         self._learn(summed, numbers)
-        assert self.outcome.model is not None
         facts = {"bytes_up": sum(site.bytes_up for site in self.outcome.sites.values()), "used": len(summed)}
-        return classifier_arrays(self.outcome.model), metrics_of(facts)
+        model = self.outcome.model
+        return None if model is None else classifier_arrays(model), metrics_of(facts)
 
     def _told_to_all(self, group: Group) -> tuple[bytes, int]:
         """What all sites must receive alike before they compute their vectors, and the dimension of the features then."""
@@ -147,15 +149,20 @@ class SecureSum(Federation):
         """The sum as real numbers, and facts about it. Raises RunError when it is of too few sites."""
         config, claim = self.config, next(iter(self._claims.values()))
         self.recorder.keep(TOTAL_FILE, sum_proto.pack_total(self._header, summed, numbers, claim))
+        rules, sigmas = self._rules, {}
+        if claim is not None and claim.mechanism == MECHANISM:
+            given = (claim, self._numbers, self._shapes, rules)
+            for seed in self._spares.values():
+                spare = spare_of(*given, seed)
+                if spare:
+                    numbers = numbers - words(np.concatenate([spare[name] for name in self._shapes]))
+            sigmas = noise_of_sum(*given, len(summed), len(self._spares))
         check_quorum(len(summed), len(self.outcome.sites), config.sites, config.quorum, reasons=self.outcome.reasons)
         tensors, at = {}, 0
         for name, shape in self._shapes.items():
             count = prod(shape)
             tensors[name] = self._numbers[name].decode(numbers[at : at + count]).reshape(shape)
             at += count
-        rules, sigmas = self._rules, {}
-        if claim is not None and claim.mechanism == MECHANISM:
-            sigmas = noise_of_sum(claim, self._numbers, self._shapes, rules, len(summed))
         keys = "pinned by every site" if all(self._pinned[name] for name in summed) else "sent by the coordinator"
         facts: dict[str, str | float] = {
             "secure-sum-of": len(summed),
@@ -167,6 +174,11 @@ class SecureSum(Federation):
             **{f"noise-{name}": sigma for name, sigma in sigmas.items()},
         }
         return Total(self._header, tensors, sigmas, claim, self._map), facts
+
+    @property
+    def _number(self) -> int:
+        """The number of the current round, from one."""
+        return 1
 
     @property
     def _context(self) -> bytes:
@@ -245,6 +257,9 @@ class SecureSum(Federation):
     def _revealed(self, name: str, payload: bytes, info: Info) -> Shares:
         found = sum_proto.unpack_revealed(payload)
         check_revealed(name, found, self._dealt, list(self._masked))
+        # A false seed adds noise, as a site could have done before.
+        if (spare := sum_proto.unpack_spare(payload)) and self._masked.keys() == self._members.keys():
+            self._spares[name] = spare
         return found
 
     def _enough(self, there: int, needed: int, what: str) -> None:

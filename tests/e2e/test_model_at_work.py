@@ -55,9 +55,10 @@ def node(home: Path, name: str, kind: str) -> str:
 NODES = {"png-a": "imagefolder", "png-b": "imagefolder", "dicom": "dicom"}
 # Counts that the coordinator asks for after the run: the command's options, and the epsilon that every site is charged.
 COUNTS: dict[str, tuple[tuple[str, ...], float]] = {
-    "evaluate": (("{run}",), 1.0),
-    "survey": (("--classes", ",".join(CLASSES), "--dimension", "16"), 0.5),
-    "value": (("{run}",), 4.0),
+    "evaluate": (("evaluate", "{run}"), 1.0),
+    "survey": (("survey", "--classes", ",".join(CLASSES), "--dimension", "16"), 0.5),
+    "value": (("value", "{run}"), 4.0),
+    "summed": (("evaluate", "{run}", "--secure-sum"), 1.0),
 }
 
 
@@ -65,7 +66,8 @@ COUNTS: dict[str, tuple[tuple[str, ...], float]] = {
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three hospitals after one private run and its counts, and new images of each kind. The commands' output: NAME.json."""
     home = tmp_path_factory.mktemp("work")
-    (home / "policy.toml").write_text("epsilon-per-run = 4.0\nepsilon-total = 7.5\n")
+    mechanisms = 'mechanisms = ["sums", "counts", "secure-sums"]\n'
+    (home / "policy.toml").write_text(f"{mechanisms}epsilon-per-run = 4.0\nepsilon-total = 8.5\n")
     with np.load(SAMPLE) as content:
         pixels = np.concatenate([content["train_images"], content["test_images"]])
         labels = np.concatenate([content["train_labels"], content["test_labels"]]).ravel()
@@ -95,12 +97,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             out = str(home / f"evaluation-{name}")
             done = site_command("evaluate", "--data-dir", str(new), "--out", out, "--node-config", own)
             assert done.returncode == 0, done.stderr
-        for command, (words, epsilon) in COUNTS.items():
+        for name, (words, epsilon) in COUNTS.items():
             given = [word.format(run=run_folder(home)) for word in words]
             more = ["--epsilon", str(epsilon), *running.control, "--json"]
-            done = coordinator(command, *given, *more, cwd=home)
-            assert done.returncode == 0, f"{command}: {done.stderr}"
-            (home / f"{command}.json").write_text(done.stdout)
+            done = coordinator(*given, *more, cwd=home)
+            assert done.returncode == 0, f"{name}: {done.stderr}"
+            (home / f"{name}.json").write_text(done.stdout)
     return home
 
 
@@ -189,6 +191,17 @@ def test_the_coordinator_learns_how_good_the_model_is_from_noisy_counts_alone(ho
     assert result["accuracy"]["high"] > 0.7
     # Counts of a site alone are not kept, and the exact ones are nowhere.
     assert not list(Path(result["folder"]).rglob("surrogates/*"))
+
+
+def test_a_secure_sum_over_grpc_has_one_joint_noise(home: Path) -> None:
+    alone, summed = (json.loads((home / f"{name}.json").read_text()) for name in ("evaluate", "summed"))
+    assert (summed["sites"], summed["secure_sum"], "per_site" in summed) == (3, True, False)
+    # Without the one that may collude, two sites give the whole noise of one, so three give 3 / 2 of its variance.
+    for name, noise in summed["noise"].items():
+        assert noise**2 == pytest.approx(alone["noise"][name] ** 2 / 2, rel=0.02)
+    assert abs(summed["records"]["value"] - alone["records"]["value"]) < 200
+    assert summed["accuracy"]["high"] > 0.7
+    assert not list(Path(summed["folder"]).rglob("surrogates/*"))
 
 
 def test_the_coordinator_learns_how_many_records_and_what_each_hospital_is_worth(home: Path) -> None:

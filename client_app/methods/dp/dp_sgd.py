@@ -1,4 +1,7 @@
-"""DP-SGD at a site: Poisson samples, per-record clipping, noise added once to the sum (Abadi et al. 2016)."""
+"""DP-SGD at a site: Poisson samples, per-record clipping, noise added once to the sum (Abadi et al. 2016).
+
+With noise that all sites add together, a site only clips and sums.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from client_app.methods.dp.linear_clipping import clipped_sums
 from client_app.methods.dp.record_chunks import per_record
 from client_app.methods.dp.record_gradients import add_clipped, norms_of, poisson_sample, sums_like
-from common.config.sections import FedAvgConfig
+from common.config.sections import FedAvgConfig, Model
 from common.privacy.claims import Claim
 from common.privacy.gaussian_mechanism import BoundedSum, release
 
@@ -44,6 +48,23 @@ def train_privately(
                 step = part.reshape(parameter.shape).to(parameter)
                 parameter.sub_(rate * (step + mu * (parameter - before)))
     return {"clip-fraction": clipped / max(1, drawn), "signal-to-noise-gradients": sum(signal) / len(signal)}
+
+
+def clipped_gradients(module: nn.Module, kind: Model, features: Tensor, labels: Tensor, clip: float) -> dict[str, Tensor]:
+    """The sum (float64), by parameter, of all records' gradients clipped at norm `clip`."""
+    if kind == "convnet":
+        from opacus import GradSampleModule
+
+        names = [name for name, _ in module.named_parameters()]
+        total, _ = _clipped_sum(GradSampleModule(module, loss_reduction="sum"), features, labels, clip)
+        return dict(zip(names, total, strict=True))
+
+    def losses(some: Tensor, truth: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(module(some), truth, reduction="none")
+
+    # Linear layers only, so no gradient of a single record is stored.
+    found, _ = clipped_sums(nn.ModuleList([module]), losses, (features, labels), clip)
+    return {name.removeprefix("0."): sum_ for name, sum_ in found.items()}
 
 
 def _clipped_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float) -> tuple[list[Tensor], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 from client_app.features.site_features import site_device
 from client_app.methods.dp.record_gradients import poisson_sample
 from client_app.methods.dpcvae.training_steps import Trainer, exact_gradient, private_gradient, trainer_of
-from client_app.methods.task import MethodOutput, Task
+from client_app.methods.task import MethodOutput, SiteSums, Task
 from common.config.run_config import run_digest
 from common.config.sections import DPCVAEConfig
-from common.errors import StateError
+from common.errors import StateError, SurrogateError
 from common.models.generators import COUNTS, SUMS, fresh_companion, fresh_generator, load_into, scaled
 from common.models.networks import parameters_of
 from common.models.parameters import Parameters, Tensors
@@ -27,8 +28,44 @@ from common.wire.model_proto import pack_parameters
 COMPANION = "companion."
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A site's reply of one round, its released class sizes (C,), facts about the reply, and the files that it keeps."""
+
+    reply: Parameters
+    sizes: Tensor
+    facts: dict[str, float]
+    keep: dict[Path, bytes]
+
+
 def train_generator(task: Task) -> MethodOutput:
-    """This site's update of the generator in one round, for DP-CVAE and, as a baseline, DP-CGAN.
+    """This site's update of the generator in one round, for DP-CVAE and, as a baseline, DP-CGAN. Raises as `trained`."""
+    made, run = trained(task), task.run
+    events = (released_in(run, task.round),) if run.epsilon else ()
+    return MethodOutput(pack_parameters(made.reply), made.reply.claim, events, made.facts, keep=made.keep, must_keep=True)
+
+
+def generator_sums(task: Task) -> SiteSums:
+    """For a secure sum, float64: in the first round this site's class sizes (C,) and sums (C, d); in the others its records
+    (1,), which are its weight, and update (P,), the change of all parameters in the order of their names, times that weight.
+
+    Under privacy all of these have their noise already. Raises as `trained`, and SurrogateError for a request that does not
+    follow this site's last round, or a model of another round. The model is what all sites have agreed on, so they all send
+    the same statistics. A site that began anew would have hardly any weight, and the sum would show the others'.
+    """
+    if (number := task.received_model().round) != task.round or task.confirmed != task.round - 1:
+        raise SurrogateError(f"a request for round {task.round} after {task.confirmed} rounds, with the model of {number}")
+    made = trained(task)
+    found = {name: tensor.double() for name, tensor in made.reply.tensors.items()}
+    if task.round > 1:
+        weight = max(1.0, float(made.sizes.sum().round())) if task.run.dpcvae.weights == "records" else 1.0
+        moved = torch.cat([found[name].flatten() for name in sorted(found)])
+        found = {"records": torch.tensor([weight], dtype=torch.float64), "update": weight * moved}
+    return SiteSums(found, made.reply.claim, made.keep)
+
+
+def trained(task: Task) -> Trained:
+    """This site's part of one round, before anything is packed.
 
     Encoder and decoder are both trained under privacy. A record's gradient of the decoder depends on the encoder: an encoder
     that had learned from the record without noise would bring the record into the decoder, past any clip. Raises DataError,
@@ -55,12 +92,11 @@ def train_generator(task: Task) -> MethodOutput:
             trainer.step(exact_gradient(trainer, embeddings[rows], labels[rows]))
     moved = {name: p.detach().cpu() - received.tensors[name] for name, p in shared.named_parameters()}
     claim = make_claim(run, "record")
-    answer = Parameters(task.header(classes), task.round, moved, 0 if private else len(labels), claim)
-    events = (released_in(run, task.round),) if private else ()
-    return MethodOutput(pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, counts), must_keep=True)
+    reply = Parameters(task.header(classes), task.round, moved, 0 if private else len(labels), claim)
+    return Trained(reply, counts, facts, _kept(task, companion, counts))
 
 
-def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Tensor, companion: nn.Module) -> MethodOutput:
+def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Tensor, companion: nn.Module) -> Trained:
     """The first round: the size of every class and, if set, the sum of its unit-norm embeddings; noisy under privacy."""
     run, count = task.run, len(classes)
     unit = clip(features.double(), 0.0)[0]
@@ -75,11 +111,8 @@ def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Ten
         sums |= {each.name: each.value for each in noisy}
     shared = {name: sums[name].float() for name in chosen}
     records = 0 if run.epsilon else len(labels)
-    answer = Parameters(task.header(classes), 1, shared, records, claim)
-    events = (released_in(run, 1),) if run.epsilon else ()
-    return MethodOutput(
-        pack_parameters(answer), claim, events, facts, keep=_kept(task, companion, shared[COUNTS]), must_keep=True
-    )
+    sizes = shared[COUNTS]
+    return Trained(Parameters(task.header(classes), 1, shared, records, claim), sizes, facts, _kept(task, companion, sizes))
 
 
 def _train_privately(task: Task, trainer: Trainer, embeddings: Tensor, labels: Tensor, counts: Tensor) -> dict[str, float]:
@@ -115,13 +148,13 @@ def _file(task: Task, round: int) -> Path:
     return task.state / f"kept-{round}.safetensors"
 
 
-def _kept(task: Task, companion: nn.Module, counts: Tensor) -> tuple[Path, bytes]:
+def _kept(task: Task, companion: nn.Module, counts: Tensor) -> dict[Path, bytes]:
     """File and content that the site needs in the next round; written after this round is charged, and never released."""
     from safetensors.torch import save
 
     tensors: Tensors = {COMPANION + name: tensor.cpu().contiguous() for name, tensor in parameters_of(companion).items()}
     content: bytes = save({**tensors, COUNTS: counts}, {"run": run_digest(task.run)})
-    return _file(task, task.round), content
+    return {_file(task, task.round): content}
 
 
 def _restore(task: Task, companion: nn.Module, classes: int) -> Tensor:

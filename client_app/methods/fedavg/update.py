@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from client_app.methods.dp.dp_sgd import train_privately
+from client_app.methods.dp.dp_sgd import clipped_gradients, train_privately
 from client_app.methods.fedavg import scaffold
 from client_app.methods.local_training import Variant, network, step_length, train
 from client_app.methods.task import MethodOutput, Task
@@ -13,6 +13,7 @@ from common.models.parameters import CONTROL, Parameters, Tensors, largest, spli
 from common.privacy.claims import Claim, make_claim, released_in
 from common.privacy.gaussian_mechanism import clip
 from common.randomness import stream
+from common.rules.secure_sum import MECHANISM
 from common.wire.model_proto import pack_parameters
 
 
@@ -32,15 +33,30 @@ def update(task: Task) -> MethodOutput:
 def weighted_update(task: Task) -> tuple[dict[str, Tensor], Claim | None]:
     """For a secure sum: records (1,) of this site, and update (P,), its change of the parameters times them, float64.
 
-    Under privacy the update has its noise already, and every site counts as the same public number of records.
+    Under privacy the update has its noise already, and every site counts as the same public number of records; with one
+    joint noise for all sites, see `gradient_sums`.
     Parameters in the order of their names. All sites receive the same model: with another one for a single site, the mean
     update would show that site's (Pasquini et al. 2022, "Eluding Secure Aggregation in Federated Learning").
     """
+    if task.run.mechanism == MECHANISM:
+        return gradient_sums(task)
     received = task.received_model()
     trained = _privately(task, received)[0] if task.run.epsilon else _trained(task, received)
     records = task.run.secure_sum_records if task.run.epsilon else trained.records
     moved = torch.cat([trained.tensors[name].double().flatten() for name in sorted(trained.tensors)])
     return {"records": torch.tensor([float(records)], dtype=torch.float64), "update": records * moved}, trained.claim
+
+
+def gradient_sums(task: Task) -> tuple[dict[str, Tensor], Claim | None]:
+    """For a secure sum with joint noise: records (1,) of this site, and gradients (P,), the sum of their gradients at the
+    received model, each divided by the clip after it was shortened to it; float64, without noise.
+
+    All records take part, so that the noise needs no accounting of samples: rounds compose as Gaussian mechanisms.
+    """
+    claim, module, features, labels = _private_start(task, task.received_model())
+    found = clipped_gradients(module, task.run.fedavg.kind, features, labels, claim.clip)
+    summed = torch.cat([found[name].flatten() for name in sorted(found)]) / claim.clip
+    return {"records": torch.tensor([float(len(labels))], dtype=torch.float64), "gradients": summed}, claim
 
 
 def _trained(task: Task, received: Parameters) -> Parameters:
@@ -74,16 +90,21 @@ def _private_update(task: Task, received: Parameters) -> MethodOutput:
 
 def _privately(task: Task, received: Parameters) -> tuple[Parameters, dict[str, float]]:
     """The update with the noise of DP-SGD, and facts that stay at the site."""
+    run, settings = task.run, task.run.fedavg
+    claim, module, features, labels = _private_start(task, received)
+    mu = settings.mu if run.spec.proximal else 0.0
+    facts = train_privately(module, features, labels, settings, claim, settings.rate(private=True), mu)
+    moved = {name: parameter.detach() - received.tensors[name] for name, parameter in module.named_parameters()}
+    return Parameters(task.header(received.header.classes), received.round, moved, 0, claim), facts
+
+
+def _private_start(task: Task, received: Parameters) -> tuple[Claim, nn.Module, Tensor, Tensor]:
+    """The claim, the received network, and all records: features (n, d) and labels (n,)."""
     task.records_alone(f"method = {task.run.method!r}")
-    run, settings, kind = task.run, task.run.fedavg, task.run.fedavg.kind
-    claim = make_claim(run, "record")
+    kind, claim = task.run.fedavg.kind, make_claim(task.run, "record")
     assert claim is not None
     # No minimum class size applies here: everything that leaves has noise.
     features, labels = task.training_data(received.header.classes)
     if kind == "linear":
         features = clip(features, 0.0)[0].float()
-    module = network(kind, features.shape[1], len(received.header.classes), received.tensors)
-    mu = settings.mu if run.spec.proximal else 0.0
-    facts = train_privately(module, features, labels, settings, claim, settings.rate(private=True), mu)
-    moved = {name: parameter.detach() - received.tensors[name] for name, parameter in module.named_parameters()}
-    return Parameters(task.header(received.header.classes), received.round, moved, 0, claim), facts
+    return claim, network(kind, features.shape[1], len(received.header.classes), received.tensors), features, labels

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from common.backbones.feature_power import LARGEST_POWER
-from common.config.sections.base import Only, Range, Settings, Unit
+from common.config.sections.base import Only, Range, Records, Settings, Unit
 
 
 def _check_power(value: object) -> object:
@@ -34,5 +34,14 @@ class FeaturesConfig(Settings):
         "the backbone's own classification head, whose leading directions are taken.",
     )
     dimensions: Annotated[int, Only("fedpft", "afl"), Unit("dimensions")] = Field(
-        512, ge=1, le=65536, description="Most dimensions after the projection."
+        0,
+        ge=0,
+        le=65536,
+        description="Most dimensions after the projection; 0 chooses them from features.records and the joint noise.",
+    )
+    records: Annotated[Records, Only("fedpft", "afl")] = Field(
+        10_000,
+        ge=1,
+        le=10**9,
+        description="Training records of all sites, as far as known in public, for features.dimensions = 0.",
     )

@@ -34,7 +34,9 @@ class FedAvgConfig(Settings):
     width: Annotated[int, Unit("units or channels")] = Field(
         128, ge=1, le=1024, description="Units of the hidden layer, or channels of the ConvNet."
     )
-    rounds: Rounds = Field(10, ge=1, le=100_000, description="Rounds of training.")
+    rounds: Rounds = Field(
+        0, ge=0, le=100_000, description="Rounds of training; 0 for 10, or 20 to 30 with joint noise (see fedavg.noise)."
+    )
     local_epochs: Epochs = Field(5, ge=1, le=10_000, description="Passes over a site's records in a round.")
     batch_size: Records = Field(
         64, ge=1, description="Records in a training step; under privacy the public number that a step's sum is divided by."
@@ -45,7 +47,7 @@ class FedAvgConfig(Settings):
         le=1e4,
         description=(
             "Learning rate at a site, for a linear model over the mean squared norm of its features; 0 for 30 if linear "
-            "(3 under privacy), otherwise 0.1."
+            "(3 under privacy), otherwise 0.1. With joint noise, of the coordinator's step; 0 for 3 a class if linear."
         ),
     )
     momentum: Annotated[float, Only("fedavg", "fedprox", "fedyogi", "fedsgd", "dsfl", "fedlambda", "knn-per")] = Field(
@@ -63,6 +65,13 @@ class FedAvgConfig(Settings):
     clip: GradientClip = 1.0
     sample_rate: SampleRate = 0.05
     noise_multiplier: NoiseMultiplier = 0.0
+    noise: Annotated[Literal["joint", "site"], Only("dp-fedavg")] = Field(
+        "joint",
+        description=(
+            "Noise in a secure sum: joint for all sites, in one step a round over all their records, or that of DP-SGD at "
+            "every site."
+        ),
+    )
     augment: Annotated[Augmentations, Only("fedavg", "fedprox", "fedyogi", "fedsgd", "scaffold")] = Field(
         (), description="Random changes of the images in training; only for a ConvNet."
     )
@@ -76,6 +85,14 @@ class FedAvgConfig(Settings):
         """The learning rate, or the model's default."""
         usual = (3.0 if private else 30.0) if self.kind == "linear" else 0.1
         return self.learning_rate or usual
+
+    def joint_rate(self, classes: int) -> float:
+        """The learning rate of the coordinator's step with joint noise.
+
+        The curvature of softmax regression on features of norm one is at most about 1.1 / classes (the 0.1 is of the bias).
+        Steps with momentum 0.9 diverge there at a rate of 3.5 a class.
+        """
+        return self.learning_rate or (3.0 * classes if self.kind == "linear" else 0.1)
 
     @property
     def private_steps(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,9 @@ from client_app.offline.bundle_writer import release_to
 from client_app.offline.keys import private_key
 from common.config.run_config import parse_run_config, run_digest
 from common.errors import ConfigError, RunError
+from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
 from common.privacy.claims import plan_of
-from common.rules.secure_sum import context_of, rules_of
+from common.rules.secure_sum import context_of, local_epsilon, rules_of
 from common.secure_sum.keys import Member
 from common.secure_sum.shares import Dealt
 from common.security.sealing import new_key, public_key
@@ -243,6 +245,23 @@ def test_both_shares_of_one_site_are_never_revealed(hospitals: Hospitals) -> Non
     assert hospitals.status("east", "query.sum_open", sum_proto.pack_list(without, second)) == "state"
 
 
+@pytest.mark.parametrize("lost", ["", "west"])
+def test_noise_for_lost_sites_stays_when_one_is_lost(hospitals: Hospitals, lost: str) -> None:
+    """A coordinator that had the seeds would take out noise that then protects."""
+    hospitals.settings = dict(PRIVATE)
+    for name in NAMES:
+        (hospitals.folder / name / "policy.toml").write_text(POLICY + "epsilon-total = 9.0\nepsilon-per-run = 9.0\n")
+    hospitals.up_to_masked()
+    listed = tuple(name for name in NAMES if name != lost)
+    signatures = hospitals.signatures(listed, listed)
+    for site in listed:
+        payload, _ = hospitals.ask(site, "query.sum_open", sum_proto.pack_list(listed, signatures))
+        assert payload is not None
+        assert bool(sum_proto.unpack_spare(payload)) == (not lost)
+    (state,) = hospitals.folder.glob("north/state/sums/*.pb")
+    assert not sum_proto.unpack_state(state.read_bytes()).spare
+
+
 def test_a_replayed_step_is_refused(hospitals: Hospitals) -> None:
     members = hospitals.keys()
     assert hospitals.status("north", "query.hello") == "state", "keys are not made twice for one sum"
@@ -402,6 +421,7 @@ def test_another_model_for_one_site_does_not_show_its_update(hospitals: Hospital
 def test_private_training_in_a_secure_sum_is_charged_as_without_one(hospitals: Hospitals) -> None:
     """DP-FedAvg: the guarantee is that of the site's own noise, and the difference of two sums still shows no update."""
     hospitals.settings = PRIVATE | {"method": "dp-fedavg", "fedavg.rounds": 3, "fedavg.sample-rate": 0.5, "dropouts": 0.0}
+    hospitals.settings["fedavg.noise"] = "site"
     for name in NAMES:
         (hospitals.folder / name / "policy.toml").write_text("require-secure-sum = true\nsmallest-colluding = 0.0\n")
     run = parse_run_config(hospitals.settings)
@@ -421,6 +441,69 @@ def test_private_training_in_a_secure_sum_is_charged_as_without_one(hospitals: H
         (charged,) = entry["events"]
         assert charged["noise_multiplier"] == pytest.approx(event.noise_multiplier)
         assert (charged["sample_rate"], charged["count"]) == (0.5, event.count / 3)
+
+
+JOINT_ROUNDS = PRIVATE | {"method": "dp-fedavg", "fedavg.rounds": 3, "dropouts": 0.0}
+
+
+def next_round(hospitals: Hospitals, sites: Iterable[str] = NAMES, site: str = "north") -> str:
+    """The status of one site's release in a new sum of gradients; each of these sums is a round."""
+    model = Training.begin(parse_run_config(hospitals.settings), tuple(CLASSES.split(",")), "f" * 16, 6).question()
+    members = hospitals.keys(sites)
+    listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
+    delivered = []
+    for name in sites:
+        payload, info = hospitals.ask(name, "query.sum_shares", listed)
+        if payload is None:
+            return f"{name}: {info['status']}"
+        delivered.append(sum_proto.unpack_dealt(payload))
+    return hospitals.status(site, "train", sum_proto.pack_delivery(delivered, site, model), round=1)
+
+
+def test_every_round_of_joint_noise_is_charged_and_the_ledger_names_what_it_rests_on(hospitals: Hospitals) -> None:
+    """Any sites may be in a sum: each costs its share of the epsilon, and a fourth of three rounds does not pass."""
+    hospitals.settings = dict(JOINT_ROUNDS)
+    for sites in (NAMES, NAMES[:4], NAMES):
+        assert next_round(hospitals, sites) == "ok"
+    (file,) = hospitals.folder.glob("north/state/ledgers/*.jsonl")
+    entries = [json.loads(line) for line in file.read_text().splitlines()[1:]]
+    (event,) = plan_of(parse_run_config(hospitals.settings))
+    assert event.count == len(entries) == 3
+    for entry, members in zip(entries, (5, 4, 5), strict=True):
+        (charged,) = entry["events"]
+        assert entry["mechanism"] == "secure-sums"
+        assert (charged["sample_rate"], charged["count"]) == (1.0, 1)
+        assert charged["noise_multiplier"] == pytest.approx(event.noise_multiplier)
+        own = event.noise_multiplier / math.sqrt(3 * members)
+        assert entry["facts"]["local-epsilon"] == pytest.approx(gaussian_epsilon(own, 1e-5))
+        assert (entry["facts"]["colluding"], entry["facts"]["fewest-in-the-sum"]) == (0, members)
+    charges = [GaussianEvent(**event) for entry in entries for event in entry["events"]]
+    assert epsilon_spent(charges, 1e-5) == pytest.approx(1.0)
+    # The default policy allows epsilon 1 in a run.
+    assert next_round(hospitals) == "budget"
+
+
+def test_the_local_floor_of_all_rounds_together_is_held_before_the_first(hospitals: Hospitals) -> None:
+    hospitals.settings = dict(JOINT_ROUNDS)
+    run = parse_run_config(hospitals.settings)
+    together = local_epsilon(run, rules_of(run, len(NAMES)))
+    # A single round would pass this floor.
+    assert gaussian_epsilon(plan_of(run)[0].noise_multiplier / math.sqrt(len(NAMES)), 1e-5) < 0.7 * together
+    for limit, expected in ((together * 0.99, "north: policy"), (together * 1.01, "ok")):
+        (hospitals.folder / "north" / "policy.toml").write_text(POLICY + f"local-epsilon = {limit}\n")
+        assert next_round(hospitals) == expected
+    assert "local-epsilon" in hospitals.log("north")
+
+
+def test_more_rounds_than_planned_do_not_pass_the_local_floor(hospitals: Hospitals) -> None:
+    """The policy allows a larger epsilon than the run's, so the budget alone would allow twelve of its rounds."""
+    hospitals.settings = dict(JOINT_ROUNDS)
+    for name in NAMES:
+        limits = "epsilon-per-run = 2.0\nlocal-epsilon = 3.0\n"
+        (hospitals.folder / name / "policy.toml").write_text(POLICY + limits)
+    assert [next_round(hospitals) for _ in range(4)] == ["ok", "ok", "ok", "policy"]
+    assert "start another run" in hospitals.log("north")
+    assert hospitals.released("north") == 3
 
 
 def test_a_site_that_lost_its_state_reveals_nothing_and_the_others_go_on(hospitals: Hospitals) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,17 @@ def test_a_change_of_one_sites_data_is_not_shown_by_the_difference(seven: Hospit
     assert "data have changed" in seven.log("4")
 
 
+def test_a_change_since_a_sum_of_an_earlier_version_is_noticed(seven: Hospitals) -> None:
+    """Its record has one digest, of the training records."""
+    assert total(seven, "1234") is not None
+    (file,) = seven.folder.glob("4/state/sums/*.json")
+    record = json.loads(file.read_text())
+    for digest, expected in (("", "ok"), (record["records"]["training"], "ok"), ("0" * 64, "policy")):
+        file.write_text(json.dumps(record | {"records": digest}))
+        dealt = seven.shares(seven.keys("1234"), "1234")
+        assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == expected
+
+
 def test_another_split_does_not_show_a_record(seven: Hospitals) -> None:
     """A slightly larger share of test records moves one record of each class, at the largest of these sites only."""
     for site in "1234":
@@ -194,6 +206,27 @@ def test_another_split_does_not_show_a_record(seven: Hospitals) -> None:
     assert total(seven, "1234") is None
     seven.settings |= {"test-fraction": 0.2083}
     assert total(seven, "1234") is not None
+
+
+def test_other_classes_select_other_records_at_the_same_places(seven: Hospitals) -> None:
+    """Both classes have as many records, so the places within the selected class are equal."""
+    seven.settings |= {"classes": "benign"}
+    assert total(seven, "1234") is not None
+    seven.settings |= {"classes": "malign"}
+    dealt = seven.shares(seven.keys("1234"), "1234")
+    assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == "policy"
+    assert "data have changed" in seven.log("4")
+
+
+def test_a_release_that_attacks_refuse_fixes_no_set_of_sites(seven: Hospitals) -> None:
+    policy = seven.folder / "4" / "policy.toml"
+    policy.write_text(POLICY + "largest-attack-auc = 0.5\n")
+    dealt = seven.shares(seven.keys("1234"), "1234")
+    assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == "policy"
+    assert "the policy limits attacks" in seven.log("4")
+    assert not list(seven.folder.glob("4/state/sums/*.json"))
+    policy.write_text(POLICY)
+    assert total(seven, "2345") is not None
 
 
 def test_rounds_of_training_are_over_the_same_sites(seven: Hospitals) -> None:

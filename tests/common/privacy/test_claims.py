@@ -1,5 +1,6 @@
 """A claim follows from the settings alone, and equals the guarantee of the actual noise."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, SurrogateError
-from common.privacy.accounting import GaussianEvent, epsilon_spent
+from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_delta, pld_epsilon
 from common.privacy.claims import (
     EM_STEPS,
     check_claim,
@@ -63,9 +64,28 @@ def test_theorem_4_1_adds_more_noise_than_it_needs_until_it_adds_too_little() ->
         make_claim(run(**theorem, epsilon=60.0, delta=1e-5), "record")
 
 
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_epsilon_of_all_rounds_with_joint_noise_is_that_of_dp_accounting(epsilon: float) -> None:
+    """And with a given noise multiplier as many rounds are run as fit."""
+    settings = {"method": "dp-fedavg", "secure-sum": True, "classes": "a,b", "epsilon": epsilon, "delta": 1e-5}
+    config = parse_run_config(settings)
+    (event,) = plan_of(config)
+    assert (event.sample_rate, event.count) == (1.0, config.fedavg.rounds)
+    found = pld_epsilon([event], 1e-5)
+    # Its accountant rounds privacy losses up.
+    assert epsilon * (1 - 1e-6) <= found <= epsilon * 1.01
+    assert gaussian_delta(event.noise_multiplier / math.sqrt(event.count), epsilon) <= 1e-5 * (1 + 1e-9)
+    given = parse_run_config(settings | {"fedavg.noise-multiplier": 1.01 * event.noise_multiplier, "fedavg.rounds": 100})
+    claim = make_claim(given, "record")
+    assert claim is not None
+    assert private_rounds(given) == event.count
+    assert 0.97 * epsilon < claim.epsilon < epsilon
+
+
 # Whole batches, whose precisions add up: no accountant is needed.
 ROUNDS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "dp-fedavg", "fedavg.sample-rate": 1.0, "fedavg.rounds": 4},
+    "joint": {"method": "dp-fedavg", "secure-sum": True, "fedavg.rounds": 4},
     "fedlap": {"method": "fedlap", "fedlap.sample-rate": 1.0, "fedlap.rounds": 3, "fedlap.batch-size": 50},
     "dpcvae": {"method": "dpcvae", "dpcvae.sample-rate": 1.0, "dpcvae.rounds": 4},
     "sizes alone": {"method": "dpcgan", "dpcvae.sample-rate": 1.0, "dpcvae.rounds": 3, "dpcvae.opening": "counts"},
@@ -94,6 +114,11 @@ def test_the_noise_that_a_claim_names_is_that_of_the_releases(settings: dict[str
     assert claim is not None
     step = released_in(config, 2).noise_multiplier
     sigma, sensitivity = claim.noise["gradients"]
+    if config.secure_sum:
+        both = [GaussianEvent(sigma / sensitivity) for sigma, sensitivity in claim.noise.values()]
+        assert set(claim.noise) == {"records", "gradients"}
+        assert epsilon_spent(both, 1e-5) == pytest.approx(epsilon_spent([GaussianEvent(step)], 1e-5), rel=1e-6)
+        return
     assert (claim.noise_multiplier, sigma / sensitivity) == pytest.approx((step, step))
     opening = {name: noise for name, noise in claim.noise.items() if name != "gradients"}
     if config.method not in ("dpcvae", "dpcgan"):

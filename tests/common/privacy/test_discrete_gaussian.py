@@ -16,12 +16,12 @@ from common.config.run_config import RunConfig, parse_run_config
 from common.privacy import discrete_gaussian as module
 from common.privacy.accounting import gaussian_delta, gaussian_epsilon
 from common.privacy.claims import Claim, make_claim
-from common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian
+from common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian, seeded
 from common.privacy.gaussian_mechanism import JOINT
 from common.rules.secure_sum import numbers_of
 from common.secure_sum import noise
 from common.secure_sum.fixed_point import FixedPoint
-from common.secure_sum.noise import site_variances
+from common.secure_sum.noise import noise_of_sum, site_variances, spare_variances
 from common.secure_sum.rules import SumRules
 from common.secure_sum.words import words
 
@@ -226,6 +226,58 @@ def test_counts_sums_and_second_moment_together_cost_no_more_than_the_claim(
         moved = claim.noise[name][1] / numbers[name].step + math.sqrt(math.prod(shape))
         spent += moved**2 / (rules.honest * variances[name] - CONTINUOUS)
     assert (gaussian_epsilon(spent**-0.5, 1e-5) > config.epsilon * 1.0001) == bool(fault)
+
+
+@pytest.mark.parametrize("fault", ["", "a share missing", "rounding left out", "noise halved"])
+def test_all_rounds_of_training_together_cost_no_more_than_the_claim_and_planted_faults_do(fault: str) -> None:
+    """A record moves the sum of gradients by the clip and the rounding, and the number of records by one, in every round."""
+    settings = {"method": "dp-fedavg", "secure-sum": True, "classes": "a,b", "epsilon": 2.0, "delta": 1e-5}
+    # Coarse numbers, so that rounding is a large part of the sensitivity.
+    config = parse_run_config(settings | {"secure-sum-records": 10**6})
+    claim, rules = make_claim(config, "record"), SumRules.of(10, 1 / 3, 0.1)
+    assert claim is not None
+    numbers, shapes = numbers_of(config, config.spec, 10), {"records": (1,), "gradients": (2562,)}
+    variances = variances_with(fault, claim, numbers, shapes, rules)
+    spent = 0.0
+    for name, shape in shapes.items():
+        moved = 1 / numbers[name].step + math.sqrt(math.prod(shape))
+        spent += config.fedavg.rounds * moved**2 / (rules.honest * variances[name] - CONTINUOUS)
+    assert (gaussian_epsilon(spent**-0.5, 1e-5) > config.epsilon * 1.0001) == bool(fault)
+
+
+def test_a_seed_gives_every_machine_the_same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another machine's exponential function differs in its last bits."""
+    first = discrete_gaussian(10**9, 5000, seeded(bytes(32)))
+    assert (discrete_gaussian(10**9, 5000, seeded(bytes(32))) == first).all()
+    assert (discrete_gaussian(10**9, 5000, seeded(bytes(31) + b"1")) != first).mean() > 0.99
+    assert 0.9 < first.std() / math.sqrt(10**9) < 1.1
+    exponential = np.exp
+    monkeypatch.setattr(module.np, "exp", lambda x: exponential(x) * (1 + 2e-16))
+    assert (discrete_gaussian(10**9, 5000, seeded(bytes(32))) == first).all()
+
+
+@pytest.mark.parametrize("fault", ["", "taken out although sites are lost"])
+@pytest.mark.parametrize("members", [3, 10, 50, 500, 501])
+def test_noise_for_lost_sites_is_enough_with_it_and_without(members: int, fault: str) -> None:
+    """Each part of a site's noise is discrete, so each counts as one more site in the cost of discreteness."""
+    config, rules = run_config(epsilon=2.0, delta=1e-5), SumRules.of(members, 0.1, 0.4)
+    claim = make_claim(config, "record")
+    assert claim is not None
+    numbers, shapes = numbers_of(config, config.spec, members), {"counts": (2,), "sums": (2, 8), "squares": (36,)}
+    lasting, spare = site_variances(claim, numbers, shapes, rules.lasting), spare_variances(claim, numbers, shapes, rules)
+    assert bool(spare) == (members <= 500)
+    for summed in (rules.least, members):
+        honest, removed = summed - rules.colluding, summed == members or bool(fault)
+        spent = 0.0
+        for name, shape in shapes.items():
+            variance = lasting[name] + (0 if removed else spare.get(name, 0))
+            parts = honest * (1 if removed or not spare else 2)
+            moved = claim.noise[name][1] / numbers[name].step + math.sqrt(math.prod(shape))
+            spent += moved**2 / (honest * variance - CONTINUOUS * (parts + 1))
+        broken = bool(fault and spare) and summed < members
+        assert (gaussian_epsilon(spent**-0.5, 1e-5) > config.epsilon * 1.0001) == broken
+    found = [noise_of_sum(claim, numbers, shapes, rules, members, removed)["counts"] for removed in (0, members)]
+    assert found[0] > found[1] if spare else found[0] == found[1]
 
 
 def run_config(epsilon: float, delta: float) -> RunConfig:

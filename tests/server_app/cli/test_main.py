@@ -114,10 +114,11 @@ def test_a_plan_shows_budget_and_noise_beside_the_cost(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("epsilon=4.0 delta=1e-5", ("1.33/S of that", "at most 33% of the sites collude", "local-epsilon")),
+        ("epsilon=4.0 delta=1e-5", ("1.22/S of that", "at most 33% of the sites collude", "local-epsilon")),
         ("epsilon=4.0 delta=1e-5 colluding=0.0 dropouts=0.0", ("it is 1/S of that", "at most 0%")),
         ("", ("privacy none", "the coordinator sees the sum over all sites", "has no noise")),
-        ('method="dp-fedavg" epsilon=4.0 delta=1e-5', ("each site adds the whole noise itself",)),
+        ('method="dp-fedavg" epsilon=4.0 delta=1e-5', ("each of 30 rounds is one step", "gradients", "local-epsilon")),
+        ('method="dp-fedavg" fedavg.noise="site" epsilon=4.0 delta=1e-5', ("each site adds the whole noise itself",)),
     ],
 )
 def test_a_plan_of_a_secure_sum_says_who_sees_what(

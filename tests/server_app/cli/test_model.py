@@ -32,6 +32,21 @@ def test_evaluate_prints_noisy_and_exact_values(
     assert list(result["classes"]) == ["0", "1", "2"]
 
 
+def test_secure_sums_show_no_site(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("-c", f'output-dir="{tmp_path}"', "--epsilon", "8", "--secure-sum")
+    assert coordinator(monkeypatch, "evaluate", run, *more) == 0
+    shown = capsys.readouterr().out
+    assert "at 3 sites" in shown
+    assert "exact accuracy" not in shown
+    assert "at site" not in shown
+    assert coordinator(monkeypatch, "survey", "--classes", "0,1,2", "--simulate", "3", *more) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the records are divided evenly, because a secure sum shows no site's" in shown
+    assert "site 0" not in shown
+
+
 def test_value_prints_and_writes_values(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +74,7 @@ def test_survey_prints_counts_and_an_estimate(
     [
         (("evaluate", "nowhere"), "neither a run folder nor a model file"),
         (("survey", "--classes", ","), "--classes"),
+        (("value", ".", "--secure-sum"), "--secure-sum sums the counts of --epsilon"),
         (("survey", "--classes", "0,1", "--like", "nowhere", "--simulate", "2"), "nowhere"),
     ],
 )

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from common.config.run_config import parse_run_config
 from common.errors import ConfigError, SurrogateError
+from common.rules.secure_sum import dimensions_of
 from common.surrogates.public_map import PublicMap
 from common.wire.sum_proto import map_digest, pack_map, unpack_map
 from strategies.pooling.public_projection import read_map, whitened
@@ -70,3 +71,18 @@ def test_a_map_of_another_dimension_is_refused(tmp_path: Path) -> None:
         PublicMap(None, torch.ones(4)).apply(torch.ones(2, 3))
     with pytest.raises(ConfigError, match="another number"):
         read_map(parse_run_config(SECURE | files(tmp_path, torch.randn(4, 6), torch.randn(9, 5))))
+
+
+def test_dimensions_follow_from_public_numbers() -> None:
+    """More for more records and a larger epsilon; as set, if they are."""
+
+    def dimensions(**settings: Any) -> int:
+        return dimensions_of(parse_run_config(SECURE | {key.replace("_", "-"): v for key, v in settings.items()}))
+
+    by_epsilon = [dimensions(epsilon=epsilon) for epsilon in (1.0, 2.0, 4.0, 8.0)]
+    assert by_epsilon == sorted(by_epsilon)
+    assert 250 < by_epsilon[0] < 350
+    assert dimensions(**{"features.records": 40_000}) == pytest.approx(2 * by_epsilon[0], abs=1)
+    assert dimensions(colluding=0.0) > by_epsilon[0]
+    assert dimensions(**{"features.dimensions": 77}) == 77
+    assert dimensions(epsilon=0.0, delta=0.0) == 512

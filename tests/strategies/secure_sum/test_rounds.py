@@ -84,7 +84,7 @@ def test_an_update_beyond_the_range_is_refused_not_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["dp-fedavg", "dp-fedprox"])
 def test_noise_of_training_at_each_site_is_as_without_secure_sums(tmp_path: Path, method: str) -> None:
-    settings = {"method": method, "epsilon": 8.0, "delta": 1e-5, "fedavg.rounds": 4}
+    settings = {"method": method, "epsilon": 8.0, "delta": 1e-5, "fedavg.rounds": 4, "fedavg.noise": "site"}
     plain, secure = (metrics_of(run_federation(tmp_path, sites(4), **run | settings)) for run in (PLAIN, SECURE))
     assert secure["privacy"] == plain["privacy"]
     assert secure["privacy"]["mechanism"] == "dp-sgd"

@@ -18,12 +18,15 @@ from common.config.run_config import parse_run_config
 from common.errors import ConfigError, RunError
 from common.methods import METHODS, SECURE_SUMS
 from common.models.classifiers import Head
+from common.secure_sum.noise import spare_of
 from common.secure_sum.words import words
 from common.wire.model_files import load_model
 from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import INFO
 from common.wire.sum_proto import unpack_total
 from server_app.relearn import relearn
+from strategies.fedpft import from_sums
+from strategies.pooling.total import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))
@@ -86,7 +89,10 @@ def test_the_total_is_exact_and_nothing_holds_one_sites_part(
         assert some not in files
 
 
-@pytest.mark.parametrize("method", [name for name, spec in SECURE_SUMS.items() if not spec.needs_budget])
+# Generators have a test of their own, tests/strategies/dpcvae/test_summed.py.
+@pytest.mark.parametrize(
+    "method", [name for name, spec in SECURE_SUMS.items() if not spec.needs_budget and spec.first_summed is None]
+)
 def test_the_model_is_that_of_the_same_run_without_secure_sums(tmp_path: Path, method: str) -> None:
     plain, secure = (
         metrics_of(run_federation(tmp_path, sites(4), method=method, **settings))["accuracy"]["model"]
@@ -125,6 +131,28 @@ def test_a_lost_site_costs_at_most_its_own_part(
     assert event["site"] == "4"
     assert reason in event["reason"]
     assert metrics_of(folder)["sites"]["used"] == len(summed)
+
+
+@pytest.mark.parametrize("lost_one", [False, True])
+def test_noise_for_lost_sites_is_taken_out_when_none_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_one: bool
+) -> None:
+    """Without any other noise, the total is then exact."""
+    totals: list[Total] = []
+    monkeypatch.setattr(masked, "noise_of_site", spare_of)
+    learn = from_sums.learn_from_total
+    monkeypatch.setattr(from_sums, "learn_from_total", lambda total, config: (totals.append(total), learn(total, config))[1])
+    grid = InProcessGrid(sites(5), lost(("4",), "train") if lost_one else {})
+    folder = run_federation(tmp_path, grid, deadline=1.0, report=False, **PRIVATE)
+    (total,) = totals
+    counts = total.tensors["counts"]
+    assert (float((counts - counts.round()).abs().max()) < 1e-3) == (not lost_one)
+    claim = total.claim
+    assert claim is not None
+    # Four sites' noise is enough when one is lost; five sites' lasting noise is as much.
+    expected = claim.noise["counts"][0]
+    assert total.sigmas["counts"] == pytest.approx(expected, rel=1e-3)
+    assert metrics_of(folder)["learning"]["noise-counts"] == total.sigmas["counts"]
 
 
 def test_sites_lost_at_different_steps(tmp_path: Path, vectors: Vectors) -> None:

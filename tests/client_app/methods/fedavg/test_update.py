@@ -14,6 +14,7 @@ from client_app.governance.release import method_of
 from client_app.methods.dp import dp_sgd as private_training
 from client_app.methods.dp.dp_sgd import train_privately
 from client_app.methods.fedavg import scaffold
+from client_app.methods.fedavg.update import weighted_update
 from client_app.methods.local_training import Variant, network, step_length, train
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
@@ -208,6 +209,66 @@ def test_every_records_gradient_is_clipped_as_one_by_one(kind: str) -> None:
     assert cut == longer
     for found, wanted in zip(total, expected, strict=True):
         assert torch.allclose(found.float(), wanted, atol=1e-5)
+
+
+JOINT: dict[str, Any] = {"secure-sum": True, "classes": "a,b,c", "epsilon": 2.0, "delta": 1e-5, "fedavg.clip": 0.5}
+
+
+def summed(folder: Path, kind: str, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """What a site adds to a round with joint noise, before the noise; at a model that is not zero."""
+    config = run("dp-fedavg", **JOINT, **{"fedavg.model": kind, "fedavg.width": 4})
+    training = Training.begin(config, CLASSES, "f", 16)
+    generator = torch.Generator().manual_seed(1)
+    training.model = {name: torch.randn(t.shape, generator=generator) for name, t in training.model.items()}
+    records = LabelledFeatures(features, labels)
+    asked = task(folder, config, training)
+    found, claim = weighted_update(replace(asked, found=replace(asked.found, train=records)))
+    assert claim == make_claim(config, "record")
+    # As received, in half precision.
+    module = network(config.fedavg.kind, 16, 3, unpack_parameters(training.question()).tensors)
+    if kind == "linear":
+        features = torch.nn.functional.normalize(features)
+    sums = {name: torch.zeros_like(parameter) for name, parameter in module.named_parameters()}
+    for row in range(len(labels)):
+        loss = torch.nn.functional.cross_entropy(module(features[row : row + 1]), labels[row : row + 1])
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        norm = float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
+        for name, gradient in zip(sums, gradients, strict=True):
+            sums[name] += gradient * min(1.0, 0.5 / norm) / 0.5
+    found["expected"] = torch.cat([sums[name].flatten() for name in sorted(sums)])
+    return found
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "convnet"])
+def test_gradients_for_joint_noise_are_those_of_records_one_by_one(tmp_path: Path, kind: str) -> None:
+    found = summed(tmp_path, kind, *data(40))
+    assert torch.allclose(found["gradients"].float(), found["expected"], atol=1e-4)
+    assert found["records"].tolist() == [40]
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "convnet"])
+@pytest.mark.parametrize("clips", [True, False])
+def test_one_record_moves_the_sums_for_joint_noise_by_at_most_one(
+    tmp_path: Path, kind: str, clips: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a record far from all others. Without the clip it moves the gradients by more."""
+    if not clips:
+        for module in ("record_gradients", "linear_clipping"):
+            monkeypatch.setattr(f"client_app.methods.dp.{module}.clip_factors", lambda norms, clip: torch.ones_like(norms))
+    features, labels = data(40)
+    features[-1] = 1000 * features[-1].flip(0)
+    more, fewer = summed(tmp_path, kind, features, labels), summed(tmp_path, kind, features[:-1], labels[:-1])
+    moved = {name: float((more[name] - fewer[name]).norm()) for name in ("gradients", "records")}
+    assert moved["records"] == 1
+    assert (moved["gradients"] <= 1) == clips
+
+
+def test_a_site_that_protects_patients_takes_no_part_in_joint_noise_of_records(tmp_path: Path) -> None:
+    config = run("dp-fedavg", **JOINT)
+    asked = task(tmp_path, config, Training.begin(config, CLASSES, "f", 16))
+    patients = replace(asked.found.train, units=("p",) * 120)
+    with pytest.raises(ConfigError, match="protects patients"):
+        weighted_update(replace(asked, found=replace(asked.found, train=patients)))
 
 
 @pytest.mark.slow

@@ -1,0 +1,32 @@
+"""A run that counts in a secure sum: the coordinator sees the counts of all sites together, and of no single one."""
+
+from __future__ import annotations
+
+from flwr.serverapp import Grid
+
+from common.rules.spec import load
+from common.secure_sum.words import Words
+from strategies.base.introductions import Group
+from strategies.counting.evaluated import evaluated_payload
+from strategies.counting.results import keep_result
+from strategies.secure_sum.strategy import SecureSum
+
+
+class SecureCounting(SecureSum):
+    """The sum of all sites' counts. The result is the file `evaluation.json`, `survey.json` or `values.json`.
+
+    What needs a single site's counts is not in it.
+    """
+
+    def evaluate(self, grid: Grid, deadline: float) -> float | None:
+        """There is no model to send to the sites."""
+        return None
+
+    def _told_to_all(self, group: Group) -> tuple[bytes, int]:
+        """The model that is evaluated, the same for all sites: a sum with zeros of all others would show one site's."""
+        return evaluated_payload(self.config, self.recorder) or b"", group.dimension
+
+    def _learn(self, summed: list[str], numbers: Words) -> None:
+        found, self.outcome.learning = self._total(summed, numbers)
+        keep_result(self.recorder, self.config, len(summed), load(self.config.spec.from_sums)(found, self.config))
+        self.recorder.event("counted", sites=len(summed))

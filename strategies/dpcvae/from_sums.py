@@ -1,0 +1,32 @@
+"""A round of DP-CVAE or DP-CGAN from a secure sum: class sizes and means, or the mean update of the generator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.errors import RunError, SurrogateError
+from common.models.parameters import Parameters
+from strategies.base.training import Training
+from strategies.dpcvae.generating import check_first_round, expected_shapes, moved_by, with_classes
+from strategies.pooling.total import Total, by_name
+
+
+def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:
+    """Update the generator with the sum over the sites `summed`, and finish the round.
+
+    Raises RunError for sums that no records have, or without the weight of any site.
+    """
+    if training.round == 0:
+        tensors = {name: tensor.float() for name, tensor in total.tensors.items()}
+        pooled = Parameters(training.header(), 1, tensors, claim=total.claim)
+        try:
+            check_first_round(pooled, training.config, len(summed))
+        except SurrogateError as error:
+            raise RunError(f"{error}, so some site has added false numbers; nothing shows which one") from None
+        training.model = with_classes(training, [pooled], len(summed))
+    else:
+        weight = float(total.tensors["records"].sum().round())
+        if weight < 1:
+            raise RunError("the sites of the secure sum have no record of the run's classes")
+        training.model = moved_by(training, by_name(total.tensors["update"] / weight, expected_shapes(training)))
+    training.finish_round(summed)

@@ -1,0 +1,58 @@
+"""What the coordinator makes of a trained generator, however its updates came: a head, stored files, and a message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from flwr.app import Message, MessageType
+
+from common.models.classifiers import Classifier
+from common.models.generators import Generator, labels_evenly
+from common.models.head_training import Batch
+from common.models.parameters import Parameters
+from common.randomness import stream
+from common.wire.generator_files import pack_generator
+from common.wire.model_proto import pack_parameters
+from common.wire.records import to_record
+from strategies.base.federation import Federation
+from strategies.base.training import Training
+from strategies.dpcvae.generating import expected_shapes, head_of
+
+FILE = "generator.safetensors"
+
+
+@dataclass(frozen=True)
+class GeneratorSource:
+    """The generator whose embeddings a head was trained on."""
+
+    generator: Generator
+
+    def sample(self, seed: int, limit: int) -> Batch:
+        """About `limit` embeddings (n, d) and labels (n,), for figures."""
+        classes = len(self.generator.header.classes)
+        labels = labels_evenly(classes, max(1, limit // classes))
+        return self.generator.draw(labels, stream(seed, "picture")), labels
+
+
+class SharedGenerator(Federation):
+    """A run in rounds whose result is a generator."""
+
+    _shared = b""
+
+    def classifier(self, training: Training) -> Classifier:
+        """A head trained on the generator's embeddings. The generator is stored with it, and is sent to the sites."""
+        generator = Generator(training.header(), self.config, training.model)
+        self.outcome.learned = GeneratorSource(generator)
+        self.outcome.parameters = sum(math.prod(shape) for shape in expected_shapes(training).values())
+        self._shared = pack_parameters(Parameters(training.header(), training.round, training.model))
+        self.recorder.keep(FILE, pack_generator(generator, rounds=training.asked))
+        return head_of(generator, self.config, self.device)
+
+    def _broadcast(self) -> Iterable[Message]:
+        """Messages with the generator, not the head: each site can use it for its own purposes."""
+        used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
+        # A record for each site: the receipts of its ledger are added to it.
+        records = {node: to_record(self._shared, {"bytes": len(self._shared)}) for node in used}
+        return [self._message(MessageType.EVALUATE, node, record) for node, record in records.items()]

@@ -1,0 +1,208 @@
+"""DP-FedAvg with joint noise: sums of clipped gradients plus noise of the right size, the coordinator's step, and runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import client_app.secure_sum.masked as masked
+from common.config.run_config import parse_run_config
+from common.errors import ConfigError, RunError
+from common.privacy.claims import make_claim
+from common.rules.secure_sum import numbers_of, rules_of, shapes_of
+from common.secure_sum.noise import site_variances
+from common.secure_sum.words import words
+from common.surrogates.surrogates import Header
+from common.wire.sum_proto import unpack_total
+from strategies.base.training import Training
+from strategies.fedavg.from_sums import BIAS, MOMENTUM, absorb_total
+from strategies.pooling.total import Total
+from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+
+CLASSES = ",".join(map(str, range(10)))
+JOINT: dict[str, Any] = {
+    **{"method": "dp-fedavg", "classes": CLASSES, "secure-sum": True, "colluding": 0.0, "dropouts": 0.2},
+    **{"epsilon": 4.0, "delta": 1e-5, "fedavg.rounds": 3},
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+
+
+def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact: list[np.ndarray] = []
+    noise: list[np.ndarray] = []
+    encode, noise_of_site = masked.numbers_of, masked.noise_of_site
+
+    def keep(*given: Any) -> Any:
+        found = noise_of_site(*given)
+        noise.append(np.concatenate([found["records"], found["gradients"]]))
+        return found
+
+    def kept_mask(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
+        exact.append(values - noise[-1])
+        return mask(state, delivered, rules, values)
+
+    mask = masked.mask
+    monkeypatch.setattr(masked, "noise_of_site", keep)
+    monkeypatch.setattr(masked, "mask", kept_mask)
+    settings = JOINT | {"colluding": 0.34, "fedavg.rounds": 2}
+    folder = run_federation(tmp_path, sites(5), **settings)
+    _, names, numbers, claim = unpack_total((folder / "sum.pb").read_bytes())
+    assert len(names) == 5
+    assert len(exact) == 10
+    assert (numbers == words(sum(exact[5:]) + sum(noise[5:]))).all()
+    config = parse_run_config(settings)
+    fixed = encode(config, config.spec, 5)
+    records = fixed["records"].decode(words(sum(exact[5:])))[0]
+    assert float(records) == pytest.approx(1438, abs=1), "all training records of the digits"
+    assert claim is not None
+    shapes, rules = shapes_of(config, config.spec, CLASSES.split(","), 64), rules_of(config, 5)
+    assert rules.honest == 3
+    variances = site_variances(claim, fixed, shapes, rules)
+    # Two rounds of five sites; the honest three alone have the noise that the claim names.
+    drawn = np.stack(noise)[:, 1:].astype(float)
+    statistic = float((drawn**2).sum()) / variances["gradients"]
+    assert 1e-6 < stats.chi2.cdf(statistic, drawn.size) < 1 - 1e-6
+    sigma, bound = claim.noise["gradients"]
+    assert rules.honest * variances["gradients"] * fixed["gradients"].step ** 2 >= (sigma / bound) ** 2
+
+
+def test_the_coordinator_takes_steps_with_momentum_along_the_mean_clipped_gradient() -> None:
+    config = parse_run_config(JOINT | {"classes": "a,b,c", "fedavg.clip": 0.7, "fedavg.learning-rate": 2.0})
+    claim = make_claim(config, "record")
+    training = Training.begin(config, ("a", "b", "c"), "f", 4)
+    header = Header("dp-fedavg", "r", "coordinator", "f", ("a", "b", "c"))
+    generator, expected, velocity = torch.Generator().manual_seed(0), dict(training.model), {"weight": 0.0, "bias": 0.0}
+    counted = []
+    for number in range(3):
+        bias, weight = torch.randn(3, generator=generator).double(), torch.randn(3, 4, generator=generator).double()
+        counted.append(50.0 + 10 * number)
+        tensors = {"records": torch.tensor([counted[-1]]), "gradients": torch.cat([bias, weight.flatten()])}
+        absorb_total(Total(header, tensors, {"records": 1.0, "gradients": 1.0}, claim), training, ["1", "2"])
+        mean = sum(counted) / len(counted)
+        for name, gradient, slower in (("weight", weight, 1.0), ("bias", bias, BIAS)):
+            velocity[name] = MOMENTUM * velocity[name] + 0.7 * gradient / mean
+            expected[name] = expected[name] - 2.0 * slower * velocity[name]
+    for name in ("weight", "bias"):
+        assert torch.allclose(training.model[name], expected[name].float(), atol=1e-6)
+    assert training.round == 3
+
+
+def test_a_number_of_records_below_its_noise_is_not_divided_by() -> None:
+    config = parse_run_config(JOINT | {"classes": "a,b"})
+    training = Training.begin(config, ("a", "b"), "f", 4)
+    tensors = {"records": torch.tensor([-30.0]), "gradients": torch.ones(10).double()}
+    total = Total(training.header(), tensors, {"records": 40.0, "gradients": 1.0}, make_claim(config, "record"))
+    absorb_total(total, training, ["1", "2"])
+    assert torch.allclose(training.model["weight"], torch.full((2, 4), -config.fedavg.joint_rate(2) / 40))
+
+
+def test_a_run_learns_and_better_than_with_the_noise_of_every_site(tmp_path: Path) -> None:
+    """The same number of steps on all records with the same clip and epsilon; only the noise differs."""
+    settings = JOINT | {"epsilon": 1.0, "fedavg.rounds": 6}
+    step = {"fedavg.noise": "site", "fedavg.sample-rate": 1.0, "fedavg.local-epochs": 1, "fedavg.batch-size": 180}
+    rate = {"fedavg.learning-rate": 15.0}
+    joint, alone = (metrics_of(run_federation(tmp_path, sites(8), **settings | rate | each)) for each in ({}, step))
+    assert (joint["privacy"]["mechanism"], alone["privacy"]["mechanism"]) == ("secure-sums", "dp-sgd")
+    assert joint["accuracy"]["model"] > 0.5
+    assert joint["accuracy"]["model"] > alone["accuracy"]["model"] + 0.1
+    assert [entry["epsilon"] for entry in joint["rounds"]][-1] == pytest.approx(1.0)
+    assert joint["privacy"]["epsilon"] == 1.0
+    assert "clipped gradients" in joint["privacy"]["covers"]
+    assert joint["learning"]["local-epsilon"] > 1.0
+
+
+def test_a_site_lost_in_one_round_takes_part_in_the_next(tmp_path: Path) -> None:
+    """Sums with joint noise may be over any sites: each is charged."""
+    calls: list[int] = []
+
+    def second_broken(payload: bytes) -> bytes:
+        calls.append(len(payload))
+        return b"\x0a\x03abc" if len(calls) == 2 else payload
+
+    grid = InProcessGrid(sites(5), {4: Fault(kind="query.sum_shares", payload=second_broken)})
+    folder = run_federation(tmp_path, grid, **JOINT)
+    assert [entry["used"] for entry in metrics_of(folder)["rounds"]] == [5, 4, 5]
+    assert [e["site"] for e in events_of(folder) if e["event"] == "rejected"] == ["4"]
+
+
+def test_the_report_and_the_model_say_what_the_noise_covers(tmp_path: Path) -> None:
+    folder = run_federation(tmp_path, sites(4), report=True, **JOINT)
+    page = (folder / "report.html").read_text()
+    assert "in every round the sum over all sites" in page
+    assert "own noise alone" in page
+
+
+def test_a_modulus_without_room_for_the_noise_is_refused_before_any_vector(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(4))
+    tiny = {"epsilon": 0.001, "secure-sum-records": 1, "fedavg.rounds": 50}
+    with pytest.raises(RunError, match="nothing was revealed"):
+        run_federation(tmp_path, grid, **JOINT | tiny)
+    config = parse_run_config(JOINT | tiny)
+    claim = make_claim(config, "record")
+    assert claim is not None
+    shapes = shapes_of(config, config.spec, CLASSES.split(","), 64)
+    with pytest.raises(ConfigError, match="does not fit into the modulus"):
+        site_variances(claim, numbers_of(config, config.spec, 4), shapes, rules_of(config, 4))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"resume": "there"}, "nothing to continue"),
+        ({"epsilon": 0.0, "delta": 0.0}, "needs a budget"),
+        ({"fedavg.augment": "flip", "fedavg.model": "convnet"}, "does not support fedavg.augment"),
+        ({"classes": ""}, "needs classes"),
+        ({"fedavg.noise": "none"}, "joint"),
+        ({"features.projection": "file"}, "projection"),
+    ],
+)
+def test_what_joint_noise_cannot_do_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_run_config(JOINT | settings)
+
+
+def test_only_dp_fedavg_in_a_secure_sum_has_joint_noise() -> None:
+    joint = parse_run_config(JOINT)
+    assert joint.mechanism == "secure-sums"
+    assert [each.name for each in joint.spec.sends(joint)] == ["records", "gradients"]
+    for settings in ({"fedavg.noise": "site"}, {"secure-sum": False}, {"method": "dp-fedprox"}):
+        assert parse_run_config(JOINT | settings).mechanism == "dp-sgd"
+
+
+def test_rounds_follow_the_noise_where_the_settings_name_none() -> None:
+    usual = {"fedavg.rounds": 0}
+    found = [parse_run_config(JOINT | usual | {"epsilon": epsilon}).fedavg.rounds for epsilon in (1.0, 2.0)]
+    assert found == [20, 30]
+    assert parse_run_config(JOINT | usual | {"fedavg.noise": "site"}).fedavg.rounds == 10
+    assert parse_run_config({"method": "fedavg"}).fedavg.rounds == 10
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize("common", [0.0, 3.0, 30.0])
+def test_the_usual_rate_does_not_diverge_however_alike_features_are(classes: int, common: float) -> None:
+    """The larger the part that all features share, the larger the curvature along it."""
+    names = tuple(map(str, range(classes)))
+    config = parse_run_config(JOINT | {"classes": ",".join(names), "fedavg.rounds": 30})
+    training, generator = Training.begin(config, names, "f", 20), torch.Generator().manual_seed(0)
+    labels = torch.arange(400) % classes
+    apart = torch.eye(classes, 20)[labels] + 0.3 * torch.randn(400, 20, generator=generator)
+    features = torch.nn.functional.normalize(apart + common)
+    losses = []
+    for _ in range(30):
+        given = {name: tensor.clone().requires_grad_() for name, tensor in training.model.items()}
+        loss = torch.nn.functional.cross_entropy(features @ given["weight"].T + given["bias"], labels, reduction="sum")
+        bias, weight = torch.autograd.grad(loss, [given["bias"], given["weight"]])
+        tensors = {"records": torch.tensor([400.0]), "gradients": torch.cat([bias, weight.flatten()]).double()}
+        absorb_total(Total(training.header(), tensors, {"records": 1.0}, make_claim(config, "record")), training, ["1", "2"])
+        losses.append(float(loss) / 400)
+    assert losses[-1] < losses[0]
+    assert max(losses) < 1.5 * losses[0]
