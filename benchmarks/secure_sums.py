@@ -23,7 +23,7 @@ import client_app.datasets.partition as partition
 import strategies.base.collection as collection
 from common.config.run_config import parse_run_config
 from common.errors import FedSurrogateError
-from common.rules.secure_sum import numbers_of, rules_of, shapes_of
+from common.rules.secure_sum import dimensions_of, numbers_of, rules_of, shapes_of
 from common.secure_sum.member import agree, begin, mask, reveal, share
 from common.secure_sum.unmasking import unmask
 from common.secure_sum.words import pack_words
@@ -175,16 +175,17 @@ def protocol(sites: int, count: int) -> tuple[float, ...]:
     return sharing + masking + revealing, unmasking, vector / 1e6, up / 1e3, down / 1e3, vector / (2 * count)
 
 
-def hostile(sites: int = 10, again: bool = False) -> None:
+def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
     """One and two of ten sites add false numbers: what the head loses, by how large these are. Written after every run.
 
     end: the end of the range in every sum of one class. flipped: their own class sums of the next class, which no range
     and no clip can tell from honest ones. again: continue with the rows that the file of an earlier call lacks.
+    forgotten: runs, by their names, that are measured anew.
     """
     import client_app.secure_sum.masked as module
 
     before = json.loads((RESULTS / "secure-sums-hostile.json").read_text()) if again else {}
-    real, rows = module.mask, [tuple(row) for row in before.get("rows", [])]
+    real, rows = module.mask, [tuple(row) for row in before.get("rows", []) if row[0] not in forgotten]
     calls = before.get("calls", [before["machine"]] if before else [])
     columns = ("run", "liars", "how", "accuracy")
     found: float | str
@@ -192,7 +193,7 @@ def hostile(sites: int = 10, again: bool = False) -> None:
         private = PUBLIC | {"epsilon": 4.0, "delta": DELTA}
         for name, settings in (("epsilon 4", private), ("without privacy", SECURE)):
             config = parse_run_config(settings | {"classes": CLASSES})
-            dimension = 512 if "features.projection" in settings else 1280
+            dimension = dimensions_of(config) if "features.projection" in settings else 1280
             shapes = shapes_of(config, config.spec, CLASSES.split(","), dimension)
             largest = numbers_of(config, config.spec, sites)["sums"].largest
             for liars, how in ((0, "-"), (1, "end"), (2, "end"), (1, "flipped"), (2, "flipped")):
@@ -239,7 +240,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="of CPU, after which the table is as it is")
     parser.add_argument("--continue", dest="keep", action="store_true", help="with what the files of table and hostile lack")
     parser.add_argument(
-        "--again", nargs="+", default=[], choices=[row.name for row in ROWS], help="with --continue: rows measured anew"
+        "--again",
+        nargs="+",
+        default=[],
+        help="with --continue: rows of the table, or runs of hostile, that are measured anew",
     )
     parser.add_argument("--rows", nargs="+", default=[row.name for row in ROWS], choices=[row.name for row in ROWS])
     options = parser.parse_args()
@@ -250,7 +254,7 @@ def main() -> None:
     if "cost" in options.parts:
         cost()
     if "hostile" in options.parts:
-        hostile(options.sites[0], options.keep)
+        hostile(options.sites[0], options.keep, options.again)
     if "table" in options.parts:
         table(options.seeds, options.sites, options.minutes, options.keep, options.again, options.rows)
 
