@@ -82,6 +82,14 @@ class FedLAPConfig(Settings):
     rule: Annotated[Literal["min", "median", "max", "fixed"], Only("fedlap")] = Field(
         "median", description="How the radii of the sites become one; fixed is trust-radius."
     )
+    memory: float = Field(
+        0.5,
+        ge=0,
+        lt=1,
+        description=(
+            "Share of the coordinator's loss that images of the three rounds before have from round 2 on; 0 in the paper."
+        ),
+    )
     augment: Augmentations = Field((), description="Random changes of the images in training; only for a ConvNet.")
     clip: GradientClip = 0.3
     sample_rate: float = Field(1.0, ge=1e-6, le=1, description="Probability that a record takes part in a private gradient.")
