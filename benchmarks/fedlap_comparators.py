@@ -27,7 +27,7 @@ from common.config.run_config import parse_run_config
 BEFORE = "FedLAP, before"
 EPSILON: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5}
 AVERAGE: dict[str, Any] = {"fedavg.model": "convnet", "fedavg.width": 32, "fedavg.local-epochs": 5}
-MEMORY: dict[str, Any] = {"fedlap.memory": 0.5}
+MEMORY: dict[str, Any] = {"fedlap.memory": 0.33}
 FEDDM: dict[str, Any] = {"method": "feddm", "fedlap.trajectories": 5}
 
 

@@ -127,26 +127,31 @@ def relative_error() -> AbstractContextManager[Any]:
 
 
 def falling(power: float) -> AbstractContextManager[Any]:
-    """The model's learning rate is divided by this power of the round."""
-    return patch.object(FedLAPConfig, "rate", lambda settings, round: settings.learning_rate / round**power)
+    """The model's learning rate is divided by this power of the round; `fedlap.cosine` stays as it is."""
+    usual = FedLAPConfig.rate
+
+    def rate(settings: FedLAPConfig, round: int) -> float:
+        return usual(settings, round) if settings.cosine else settings.learning_rate / round**power
+
+    return patch.object(FedLAPConfig, "rate", rate)
 
 
-MEMORY: dict[str, Any] = {"fedlap.memory": 0.5}
+MEMORY: dict[str, Any] = {"fedlap.memory": 0.33}
 SLOW: dict[str, Any] = {"fedlap.learning-rate": 0.03}
-# Settings of a row, and what is replaced while it runs.
+# Settings of a row, and what is replaced while it runs. Without `falling` the rate is the same in all rounds.
 ROWS: dict[str, tuple[dict[str, Any], Callable[[], AbstractContextManager[Any]]]] = {
     "nothing": ({}, nullcontext),
+    "memory and rate / sqrt(round)": (MEMORY, lambda: falling(0.5)),
     "memory": (MEMORY, nullcontext),
-    "memory, rate / sqrt(round)": (MEMORY, lambda: falling(0.5)),
-    "memory, rate 0.03": (MEMORY | SLOW, nullcontext),
-    "memory, cosine": (MEMORY | {"fedlap.cosine": True}, nullcontext),
+    "memory of one half": ({"fedlap.memory": 0.5}, nullcontext),
+    "rate / sqrt(round)": ({}, lambda: falling(0.5)),
     "cosine": ({"fedlap.cosine": True}, nullcontext),
     "rate 0.03": (SLOW, nullcontext),
     "momentum": ({}, lambda: momentum(carried=False)),
     "momentum, carried over rounds": ({}, lambda: momentum(carried=True)),
     "mean over steps": ({}, averaged),
     "fixed radius 0.5": ({"fedlap.rule": "fixed", "fedlap.trust-radius": 0.5}, nullcontext),
-    "radius from curvature": ({}, lambda: curvature(3.0)),
+    "memory, radius from curvature": (MEMORY, lambda: curvature(3.0)),
     "images scaled": ({}, scaled_images),
     "memory, rate 0.03, relative error": (MEMORY | SLOW, relative_error),
     "images from noise": ({"fedlap.start": "noise"}, nullcontext),
@@ -171,7 +176,7 @@ def main() -> None:
                 continue
             data = data or fewer(load(parse_run_config(base | {"seed": seed}), SITES), most)
             own, replaced = ROWS[name]
-            with replaced():
+            with falling(0.0), replaced():
                 measured = federate(parse_run_config(base | own | {"seed": seed}), data)
             curves.setdefault(name, {})[str(seed)] = [accuracy for _, accuracy in measured.curve]
             write(curves, rounds)

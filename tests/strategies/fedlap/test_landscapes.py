@@ -24,7 +24,7 @@ from strategies.base.training import Training
 from strategies.fedlap.landscapes import common_radius, has_finite_gradient, heeded, learn
 
 CLASSES = ("a", "b", "c")
-SETTINGS = FedLAPConfig(width=4, images_per_class=2, server_steps=10, trust_radius=5.0, rule="min")
+SETTINGS = FedLAPConfig(width=4, images_per_class=2, server_steps=10, trust_radius=5.0, rule="min", memory=0.5)
 NOTHING: Tensors = {}
 
 
@@ -61,6 +61,12 @@ def walked(*sets: Synthetic, memory: Tensors = NOTHING, **changes: Any) -> Simpl
 )
 def test_the_radius_of_a_rule(rule: str, radii: list[float], wanted: float) -> None:
     assert common_radius(rule, radii, 7.0) == wanted
+
+
+def test_the_learning_rate_falls_with_the_root_of_the_round_or_as_a_cosine() -> None:
+    assert [FedLAPConfig(learning_rate=0.6).rate(number) for number in (1, 4, 9)] == pytest.approx([0.6, 0.3, 0.2])
+    cosine = FedLAPConfig(learning_rate=0.6, cosine=True, rounds=4)
+    assert [cosine.rate(number) for number in (1, 3)] == pytest.approx([0.6, 0.3])
 
 
 def test_a_radius_far_below_the_median_does_not_stop_the_others() -> None:
