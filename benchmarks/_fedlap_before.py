@@ -13,7 +13,7 @@ from common.models.augmentation import Change
 from common.models.loss_landscape import LandscapeRecords, loss
 from common.models.parameters import Tensors
 
-SETTINGS: dict[str, Any] = {"fedlap.image-steps": 100, "fedlap.mse-weight": 0.1}
+SETTINGS: dict[str, Any] = {"fedlap.image-steps": 100, "fedlap.mse-weight": 0.1, "fedlap.memory": 0.0}
 
 
 @contextmanager

@@ -38,10 +38,10 @@ def methods(case: str, rounds: int, epsilon: float, records: int) -> dict[str, d
     own = {"fedavg.model": "convnet", "fedavg.width": 32, "fedavg.rounds": rounds, "fedavg.local-epochs": 5}
     if not epsilon:
         lap = {"method": "fedlap", "fedlap.rounds": rounds}
-        found = {"FedLAP": lap, "FedLAP, fixed": lap | {"fedlap.rule": "fixed"}, "FedAvg": own | {"method": "fedavg"}}
+        found = {"FedLAP": lap, "FedLAP, no memory": lap | {"fedlap.memory": 0.0}, "FedAvg": own | {"method": "fedavg"}}
         if case == "digits":
             momentum = {"fedavg.momentum": 0.9, "fedavg.learning-rate": 0.01}
-            found |= {"FedLAP, min": lap | {"fedlap.rule": "min"}, "FedAvg, momentum": own | {"method": "fedavg"} | momentum}
+            found |= {"FedAvg, momentum": own | {"method": "fedavg"} | momentum}
         return found
     budget: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-5}
     whole = own | budget | {"fedavg.sample-rate": 1.0, "fedavg.batch-size": records, "fedavg.learning-rate": 0.5}
@@ -49,6 +49,7 @@ def methods(case: str, rounds: int, epsilon: float, records: int) -> dict[str, d
     lap = budget | {"method": "fedlap", "fedlap.rounds": rounds, "fedlap.images-per-class": 3}
     return {
         "FedLAP-DP": lap,
+        "FedLAP-DP, no memory": lap | {"fedlap.memory": 0.0},
         "DP-FedAvg": whole | {"method": "dp-fedavg"},
         "DP-FedProx": whole | {"method": "dp-fedprox"},
         "DP-FedAvg, tenths": tenths | {"method": "dp-fedavg"},

@@ -27,24 +27,28 @@ from common.config.run_config import parse_run_config
 BEFORE = "FedLAP, before"
 EPSILON: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5}
 AVERAGE: dict[str, Any] = {"fedavg.model": "convnet", "fedavg.width": 32, "fedavg.local-epochs": 5}
+MEMORY: dict[str, Any] = {"fedlap.memory": 0.33}
 FEDDM: dict[str, Any] = {"method": "feddm", "fedlap.trajectories": 5}
 
 
 def methods(rounds: int, records: int) -> dict[str, dict[str, Any]]:
     """Settings of each row. records: at the smallest site; a step of DP-FedAvg takes all of them."""
-    lap, average = {"fedlap.rounds": rounds}, AVERAGE | {"fedavg.rounds": rounds}
+    lap: dict[str, Any] = {"fedlap.rounds": rounds}
+    # The papers have no memory of earlier rounds.
+    paper, average = lap | {"fedlap.memory": 0.0}, AVERAGE | {"fedavg.rounds": rounds}
     private = EPSILON | {"fedlap.images-per-class": 3}
     whole = {"fedavg.sample-rate": 1.0, "fedavg.batch-size": records, "fedavg.learning-rate": 0.5}
     return {
-        "FedLAP": lap | {"method": "fedlap"},
+        "FedLAP": lap | MEMORY | {"method": "fedlap"},
+        "FedLAP, no memory": paper | {"method": "fedlap"},
         BEFORE: lap | SETTINGS | {"method": "fedlap"},
         "FedAvg": average | {"method": "fedavg"},
-        "DSC": lap | {"method": "dsc"},
+        "DSC": paper | {"method": "dsc"},
         "DSC, one shot": {"method": "dsc", "fedlap.rounds": 1},
-        "FedDM": lap | FEDDM,
+        "FedDM": paper | FEDDM,
         "FedDM, one shot": FEDDM | {"fedlap.rounds": 1},
         "FedPFT on pixels": {"method": "fedpft"},
-        "FedLAP-DP": lap | private | {"method": "fedlap"},
+        "FedLAP-DP": lap | MEMORY | private | {"method": "fedlap"},
         "DP-FedAvg": average | EPSILON | whole | {"method": "dp-fedavg"},
         "PSG": {"method": "psg", "fedlap.rounds": 1, "fedlap.trajectories": 5} | private,
         "FedPFT on pixels, epsilon": EPSILON | {"method": "fedpft"},

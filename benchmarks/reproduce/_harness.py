@@ -42,7 +42,7 @@ from strategies.base.collection import Unrecorded
 from strategies.base.training import Training
 from strategies.dpcvae.generating import head_of, take_in
 from strategies.fedavg.strategy import absorb, with_memory
-from strategies.fedlap.landscapes import optimise
+from strategies.fedlap.landscapes import learn
 
 
 @dataclass
@@ -182,11 +182,7 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
                 keep_file(*each.keep)
         payloads = [each.payload for each in made]
         if run.trained is run.fedlap:
-            sets = [unpack_synthetic(payload) for payload in payloads]
-            training.model = optimise(
-                training.model, training.inputs, data.classes, sets, run.fedlap, run.seed, pick_device(run.device)
-            ).model
-            training.finish_round(task.site for task in tasks)
+            learn(training, [unpack_synthetic(payload) for payload in payloads], pick_device(run.device))
         elif generates:
             take_in(training, [unpack_parameters(payload) for payload in payloads])
         else:

@@ -43,7 +43,7 @@ PAPER: dict[str, dict[str, dict[str, float]]] = {
 
 def rows_of(table: str, rounds: int, full: dict[str, Any], records: int) -> Rows:
     """The rows of a table and their settings. full: the paper's settings of FedLAP; empty for the small size."""
-    lap = {**full, "method": "fedlap", "fedlap.rounds": rounds}
+    lap = {"fedlap.memory": 0.0, **full, "method": "fedlap", "fedlap.rounds": rounds}
     width = {"fedavg.model": "convnet", "fedavg.width": full.get("fedlap.width", 32)}
     average = {**width, "fedavg.rounds": rounds, "fedavg.local-epochs": 5}
     if full:

@@ -20,7 +20,7 @@ FEDAVG_KEYS = (
 FEDLAP_KEYS = (
     *("model", "width", "rounds", "images_per_class", "labels", "start", "trajectories", "loops", "batches"),
     *("batch_size", "image_steps", "model_steps", "trust_radius", "image_learning_rate", "image_momentum"),
-    *("mse_weight", "learning_rate", "cosine", "server_steps", "rule", "augment", "clip", "sample_rate"),
+    *("mse_weight", "learning_rate", "cosine", "server_steps", "rule", "memory", "augment", "clip", "sample_rate"),
     "noise_multiplier",
 )
 MODEL = (Field("parameters", "P", prefix=""),)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from common.config.sections import FedLAPConfig
 from common.models.augmentation import draws
@@ -17,18 +16,20 @@ from common.models.networks import build, split_input
 from common.models.parameters import Tensors
 from common.randomness import stream
 from common.surrogates.synthetic import Synthetic
+from strategies.base.training import Training
 
 # A radius this many times below the median counts as an error or an attack: it would stop the descent for all sites.
 FAR_BELOW = 10
+# Rounds whose images are remembered.
+REMEMBERED = 3
 
 
 @dataclass(frozen=True)
 class Walked:
-    """Result of a descent: the model, its distance `moved` from the start, the number of steps, and how many of them
-    ended at the edge of the ball of `radius`.
+    """A descent: the distance `moved` from the start, the number of steps, and how many of them ended at the edge of the
+    ball of `radius`.
     """
 
-    model: dict[str, Tensor]
     radius: float
     moved: float
     steps: int
@@ -55,35 +56,44 @@ def common_radius(rule: str, radii: Sequence[float], trust_radius: float) -> flo
     return trust_radius
 
 
-def optimise(
-    model: Tensors,
-    inputs: int,
-    classes: tuple[str, ...],
-    sets: Sequence[Synthetic],
-    settings: FedLAPConfig,
-    seed: int,
-    device: str = "cpu",
-) -> Walked:
-    """Gradient descent from `model` on the weighted loss of all sets, inside the common radius of `settings.rule`.
+def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") -> Walked:
+    """Finish a round: gradient descent from the model on the weighted loss of all sets, inside the common radius.
 
     A set's weight is its site's share of the records, N_k / N. Under privacy, which hides it, all weights are equal.
-    Source: FedLAP-DP, equation 14 (its code uses equal weights).
+    Records of earlier rounds are in the training's memory, and have the share `fedlap.memory` of the loss.
+    Source: FedLAP-DP, equation 14 (its code uses equal weights). Differs from the paper, which forgets earlier rounds.
     """
-    body, shape = _body(model, inputs, len(classes), settings)
-    start = {name: tensor.to(device) for name, tensor in model.items()}
+    classes, settings = training.classes, training.config.fedlap
+    body, shape = _body(training.model, training.inputs, len(classes), settings)
+    start = {name: tensor.to(device) for name, tensor in training.model.items()}
     records = LandscapeRecords.pool(
         [_records(each, classes, shape, device) for each in sets], [max(1, s.records) for s in sets]
     )
+    records, memory = _remembered(records, training.memory, settings.memory)
     number = sets[0].round
     radii = heeded({each.header.site: each.radius for each in sets})
     radius = common_radius(settings.rule, list(radii.values()), settings.trust_radius)
-    changes = draws(settings.augment, stream(seed, "fedlap", "coordinator", number))
+    changes = draws(settings.augment, stream(training.config.seed, "fedlap", "coordinator", number))
     current, steps, edge = start, 0, 0
     rate = settings.rate(number)
     for here, outside in walk(body.to(device), start, records, rate, settings.server_steps, radius, changes):
         current, steps, edge = here, steps + 1, edge + outside
     moved = distance(current, start)
-    return Walked({name: tensor.cpu() for name, tensor in current.items()}, radius, moved, steps, edge)
+    training.model, training.memory = ({name: tensor.cpu() for name, tensor in each.items()} for each in (current, memory))
+    training.finish_round(radii)
+    return Walked(radius, moved, steps, edge)
+
+
+def _remembered(new: LandscapeRecords, memory: Tensors, share: float) -> tuple[LandscapeRecords, Tensors]:
+    """The records of this round together with those in memory, and the memory after this round. Weights sum to one."""
+    most = REMEMBERED * len(new.labels)
+    if memory:
+        values, labels, weights = (memory[name].to(new.values.device) for name in ("values", "labels", "weights"))
+        new = LandscapeRecords.pool([new, LandscapeRecords(values, labels.long(), weights)], [1 - share, share])
+    if not share:
+        return new, {}
+    weights = new.weights[:most]
+    return new, {"values": new.values[:most], "labels": new.labels[:most], "weights": weights / weights.sum()}
 
 
 def has_finite_gradient(

@@ -10,7 +10,7 @@ from common.surrogates.synthetic import Synthetic, check_synthetic
 from common.wire.model_proto import unpack_synthetic
 from strategies.base.rounds import Rounds
 from strategies.base.training import Training
-from strategies.fedlap.landscapes import has_finite_gradient, heeded, optimise
+from strategies.fedlap.landscapes import has_finite_gradient, heeded, learn
 from strategies.robustness.defence import cap_records
 
 SHEETS = ("first", "middle", "last")
@@ -38,12 +38,8 @@ class FedLAP(Rounds[Synthetic]):
             self.recorder.event("radius-raised", sites=raised, round=training.round + 1)
         defended = cap_records(replies, config)
         self._heed(defended, training.round + 1)
-        walked = optimise(
-            training.model, training.inputs, training.classes, defended.kept, config.fedlap, config.seed, self.device
-        )
-        training.model = walked.model
         self._keep_sheets(training, replies)
-        training.finish_round(radii)
+        walked = learn(training, defended.kept, self.device)
         story = {"radius": walked.radius, "moved": walked.moved, "steps": walked.steps, "at_edge": walked.at_edge}
         return {**story, "radii": radii}
 

@@ -75,12 +75,26 @@ class FedLAPConfig(Settings):
         ),
     )
     learning_rate: float = Field(
-        0.1, gt=0, le=1e4, description="Learning rate of the model, annealed over the steps of a round."
+        0.1, gt=0, le=1e4, description="Learning rate of the model in round 1, annealed over the steps of every round."
     )
-    cosine: bool = Field(False, description="Whether the learning rate is also annealed over the rounds.")
+    cosine: bool = Field(
+        False,
+        description=(
+            "Whether the learning rate falls as a cosine that ends with the last round, as in the paper; otherwise it is "
+            "divided by the square root of the round."
+        ),
+    )
     server_steps: Steps = Field(100, ge=1, le=100_000, description="Steps of the coordinator in a round.")
     rule: Annotated[Literal["min", "median", "max", "fixed"], Only("fedlap")] = Field(
         "median", description="How the radii of the sites become one; fixed is trust-radius."
+    )
+    memory: float = Field(
+        0.33,
+        ge=0,
+        lt=1,
+        description=(
+            "Share of the coordinator's loss that images of the three rounds before have from round 2 on; 0 in the paper."
+        ),
     )
     augment: Augmentations = Field((), description="Random changes of the images in training; only for a ConvNet.")
     clip: GradientClip = 0.3
@@ -109,5 +123,6 @@ class FedLAPConfig(Settings):
 
     def rate(self, round: int) -> float:
         """The model's learning rate in a round, counted from one."""
-        share = (round - 1) / self.rounds
-        return max(self.learning_rate * (1 + math.cos(math.pi * share)) / 2, 1e-6) if self.cosine else self.learning_rate
+        if not self.cosine:
+            return self.learning_rate / math.sqrt(round)
+        return max(self.learning_rate * (1 + math.cos(math.pi * (round - 1) / self.rounds)) / 2, 1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +16,16 @@ from common.config.sections import FedLAPConfig
 from common.errors import SurrogateError
 from common.models.loss_landscape import LandscapeRecords, distance
 from common.models.networks import convnet, parameters_of, split_input
+from common.models.parameters import Tensors
 from common.surrogates.surrogates import Header
 from common.surrogates.synthetic import Synthetic, check_synthetic
 from common.wire.model_proto import pack_synthetic, unpack_synthetic
 from strategies.base.training import Training
-from strategies.fedlap.landscapes import common_radius, has_finite_gradient, heeded, optimise
+from strategies.fedlap.landscapes import common_radius, has_finite_gradient, heeded, learn
 
 CLASSES = ("a", "b", "c")
-SETTINGS = FedLAPConfig(width=4, images_per_class=2, server_steps=10, trust_radius=5.0, rule="min")
+SETTINGS = FedLAPConfig(width=4, images_per_class=2, server_steps=10, trust_radius=5.0, rule="min", memory=0.5)
+NOTHING: Tensors = {}
 
 
 def model() -> dict[str, torch.Tensor]:
@@ -37,8 +40,12 @@ def synthetic(
     return Synthetic(Header("fedlap", "r", site, "f", classes), 1, values, labels, radius, records)
 
 
-def walked(*sets: Synthetic, **changes: Any) -> Any:
-    return optimise(model(), 64, CLASSES, sets, SETTINGS.model_copy(update=changes), 0)
+def walked(*sets: Synthetic, memory: Tensors = NOTHING, **changes: Any) -> SimpleNamespace:
+    """A round's descent, and the model and memory after it."""
+    config = parse_run_config({"method": "fedlap"}).model_copy(update={"fedlap": SETTINGS.model_copy(update=changes)})
+    training = Training(config, CLASSES, "f", 64, model(), memory)
+    found = learn(training, sets)
+    return SimpleNamespace(**vars(found), model=training.model, memory=training.memory)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +61,12 @@ def walked(*sets: Synthetic, **changes: Any) -> Any:
 )
 def test_the_radius_of_a_rule(rule: str, radii: list[float], wanted: float) -> None:
     assert common_radius(rule, radii, 7.0) == wanted
+
+
+def test_the_learning_rate_falls_with_the_root_of_the_round_or_as_a_cosine() -> None:
+    assert [FedLAPConfig(learning_rate=0.6).rate(number) for number in (1, 4, 9)] == pytest.approx([0.6, 0.3, 0.2])
+    cosine = FedLAPConfig(learning_rate=0.6, cosine=True, rounds=4)
+    assert [cosine.rate(number) for number in (1, 3)] == pytest.approx([0.6, 0.3])
 
 
 def test_a_radius_far_below_the_median_does_not_stop_the_others() -> None:
@@ -93,6 +106,24 @@ def test_the_model_ends_inside_the_radius_the_rule_gives() -> None:
     assert held.moved == pytest.approx(free / 4, rel=1e-4)
     assert held.at_edge > 0
     assert walked(synthetic("a", radius=free / 4), synthetic("b", radius=free / 2), rule="max").moved > free / 4
+
+
+def test_images_of_the_round_before_count_as_much_as_those_of_this_round() -> None:
+    before = walked(synthetic("a")).memory
+    together = walked(synthetic("b"), synthetic("a"))
+    assert all(
+        torch.allclose(walked(synthetic("b"), memory=before).model[n], t, atol=1e-6) for n, t in together.model.items()
+    )
+    alone = walked(synthetic("b"))
+    assert any(not torch.allclose(alone.model[n], t, atol=1e-4) for n, t in together.model.items())
+
+
+def test_three_rounds_are_remembered_and_older_ones_count_less() -> None:
+    memory = NOTHING
+    for name in "abcde":
+        memory = walked(synthetic(name), memory=memory).memory
+    assert torch.equal(memory["values"].flatten(1), torch.cat([synthetic(name).values for name in "edc"]))
+    assert torch.allclose(memory["weights"].reshape(3, 4).sum(1), torch.tensor([7.0, 4.0, 2.0]) / 13)
 
 
 def test_the_wire_keeps_what_half_precision_keeps() -> None:
@@ -165,7 +196,7 @@ def test_what_is_learned_is_what_the_sites_get(kind: str) -> None:
     config = parse_run_config({"method": "fedlap", "fedlap.model": kind, "fedlap.width": 4, "fedlap.images-per-class": 2})
     training = Training.begin(config, CLASSES, "f", 64)
     sets = [synthetic("a"), synthetic("b", classes=CLASSES)]
-    training.model = optimise(training.model, 64, CLASSES, sets, config.fedlap, 0).model
+    learn(training, sets)
     module_input = torch.rand(7, 64)
     from common.models.networks import build
 

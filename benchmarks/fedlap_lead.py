@@ -1,0 +1,197 @@
+"""What keeps FedLAP's lead over FedAvg after round 5: one change at a time, at the same work of a site.
+
+    python benchmarks/fedlap_lead.py --seeds 1
+    python benchmarks/fedlap_lead.py --only nothing --only memory
+
+Case cifar10 of fedlap_against_fedavg.py, on sample data next to the checkout. The script continues: rows and seeds that are
+in the results are not computed again; remove them to compute all anew.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
+from _harness import federate, load, mean_and_deviation
+from _report import RESULTS, report, shared
+from fedlap_against_fedavg import CASES, SITES, fewer
+from rich.progress import track
+
+from client_app.methods.fedlap import approximation, statistics
+from client_app.methods.task import Task
+from common.config.run_config import parse_run_config
+from common.config.sections import FedLAPConfig
+from common.models import loss_landscape
+from common.models.augmentation import Change
+from common.models.loss_landscape import LandscapeRecords, distance, gradient
+from common.models.parameters import Tensors
+from strategies.fedlap import landscapes
+
+NAME = "fedlap-lead-cifar10"
+Step = tuple[dict[str, Tensor], bool]
+
+
+def momentum(carried: bool, share: float = 0.9) -> AbstractContextManager[Any]:
+    """Momentum in the coordinator's steps, at the same length of a step; `carried` from one round to the next."""
+    last: dict[str, Tensor] = {}
+
+    def walk(
+        body: nn.Module,
+        start: Tensors,
+        records: LandscapeRecords,
+        rate: float,
+        steps: int,
+        radius: float,
+        changes: Iterator[Change],
+    ) -> Iterator[Step]:
+        here = dict(start)
+        speed = last if carried and last else {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+        for step in range(steps):
+            length = (1 - share) * rate * (1 + math.cos(math.pi * step / steps)) / 2
+            slope = gradient(body, here, records, next(changes))
+            speed = {name: share * speed[name] + slope[name] for name in here}
+            here = {name: here[name] - length * speed[name] for name in here}
+            far = distance(here, start)
+            if far > radius:
+                here = {name: start[name] + (tensor - start[name]) * (radius / far) for name, tensor in here.items()}
+            yield here, far > radius
+        last.update(speed)
+
+    return patch.object(landscapes, "walk", walk)
+
+
+def averaged() -> AbstractContextManager[Any]:
+    """The round's model is the mean over the second half of the coordinator's steps."""
+
+    def walk(
+        body: nn.Module, start: Tensors, records: LandscapeRecords, rate: float, steps: int, *rest: Any
+    ) -> Iterator[Step]:
+        path = list(loss_landscape.walk(body, start, records, rate, steps, *rest))
+        tail = [here for here, _ in path[len(path) // 2 :]]
+        yield {name: torch.stack([here[name] for here in tail]).mean(0) for name in start}, False
+
+    return patch.object(landscapes, "walk", walk)
+
+
+def curvature(times: float) -> AbstractContextManager[Any]:
+    """The radius is some times the way down the gradient g to the minimum of the parabola along it: |g|^3 / (g · H g)."""
+
+    def walk(
+        body: nn.Module,
+        start: Tensors,
+        records: LandscapeRecords,
+        rate: float,
+        steps: int,
+        radius: float,
+        changes: Iterator[Change],
+    ) -> Iterator[Step]:
+        slope = gradient(body, start, records)
+        length = math.sqrt(sum(float(part.square().sum()) for part in slope.values()))
+        move = 1e-2 / length
+        after = gradient(body, {name: start[name] - move * slope[name] for name in start}, records)
+        bend = sum(float(((slope[name] - after[name]) / move * slope[name]).sum()) for name in start)
+        radius = min(radius, times * length**3 / max(abs(bend), 1e-9))
+        yield from loss_landscape.walk(body, start, records, rate, steps, radius, changes)
+
+    return patch.object(landscapes, "walk", walk)
+
+
+def scaled_images() -> AbstractContextManager[Any]:
+    """Images start a round at deviation one. GroupNorm makes the loss independent of it, and steps count for more."""
+    usual = approximation._begin
+
+    def begin(task: Task, *rest: Any) -> LandscapeRecords:
+        found = usual(task, *rest)
+        flat = found.values.flatten(1)
+        return LandscapeRecords.evenly((flat / flat.std(1, keepdim=True)).reshape(found.values.shape), found.labels)
+
+    return patch.object(approximation, "_begin", begin)
+
+
+def relative_error() -> AbstractContextManager[Any]:
+    """The squared error counts as a share of the real gradient's squared length."""
+
+    def mismatch(synthetic: Any, real: Any, weight: float, noise: float = 0.0) -> Tensor:
+        return loss_landscape.mismatch(synthetic, real, weight / sum(float(r.square().sum()) for r in real), noise)
+
+    return patch.object(statistics, "mismatch", mismatch)
+
+
+def falling(power: float) -> AbstractContextManager[Any]:
+    """The model's learning rate is divided by this power of the round; `fedlap.cosine` stays as it is."""
+    usual = FedLAPConfig.rate
+
+    def rate(settings: FedLAPConfig, round: int) -> float:
+        return usual(settings, round) if settings.cosine else settings.learning_rate / round**power
+
+    return patch.object(FedLAPConfig, "rate", rate)
+
+
+MEMORY: dict[str, Any] = {"fedlap.memory": 0.33}
+SLOW: dict[str, Any] = {"fedlap.learning-rate": 0.03}
+# Settings of a row, and what is replaced while it runs. Without `falling` the rate is the same in all rounds.
+ROWS: dict[str, tuple[dict[str, Any], Callable[[], AbstractContextManager[Any]]]] = {
+    "nothing": ({}, nullcontext),
+    "memory and rate / sqrt(round)": (MEMORY, lambda: falling(0.5)),
+    "memory": (MEMORY, nullcontext),
+    "memory of one half": ({"fedlap.memory": 0.5}, nullcontext),
+    "rate / sqrt(round)": ({}, lambda: falling(0.5)),
+    "cosine": ({"fedlap.cosine": True}, nullcontext),
+    "rate 0.03": (SLOW, nullcontext),
+    "momentum": ({}, lambda: momentum(carried=False)),
+    "momentum, carried over rounds": ({}, lambda: momentum(carried=True)),
+    "mean over steps": ({}, averaged),
+    "fixed radius 0.5": ({"fedlap.rule": "fixed", "fedlap.trust-radius": 0.5}, nullcontext),
+    "memory, radius from curvature": (MEMORY, lambda: curvature(3.0)),
+    "images scaled": ({}, scaled_images),
+    "memory, rate 0.03, relative error": (MEMORY | SLOW, relative_error),
+    "images from noise": ({"fedlap.start": "noise"}, nullcontext),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", action="append", default=[], choices=ROWS, help="a row, by its name")
+    options = parser.parse_args()
+    settings, most, rounds = CASES["cifar10"]
+    base: dict[str, Any] = settings | {"partition": "classes", "classes-per-site": 2}
+    base["data-dir"] = str(shared("data/cifar10/train.parquet").parent)
+    base |= {"method": "fedlap", "fedlap.rounds": rounds, "fedlap.memory": 0.0}
+    file = RESULTS / f"{NAME}.json"
+    curves: dict[str, Any] = json.loads(file.read_text())["curves"] if file.exists() else {}
+    for seed in range(options.seeds):
+        data = None
+        for name in track(options.only or list(ROWS), description=f"seed {seed}"):
+            if str(seed) in curves.get(name, {}):
+                continue
+            data = data or fewer(load(parse_run_config(base | {"seed": seed}), SITES), most)
+            own, replaced = ROWS[name]
+            with falling(0.0), replaced():
+                measured = federate(parse_run_config(base | own | {"seed": seed}), data)
+            curves.setdefault(name, {})[str(seed)] = [accuracy for _, accuracy in measured.curve]
+            write(curves, rounds)
+
+
+def write(curves: dict[str, Any], rounds: int) -> None:
+    table = []
+    for name in (name for name in ROWS if name in curves):
+        found = list(curves[name].values())
+        table.append(
+            [name, len(found), *(mean_and_deviation([curve[number] for curve in found]) for number in range(rounds))]
+        )
+    columns = ["change", "seeds", *(f"round {number + 1}, %" for number in range(rounds))]
+    report(NAME, f"FedLAP on cifar10, {SITES} sites of 2 classes, one change at a time", columns, table, curves=curves)
+
+
+if __name__ == "__main__":
+    main()
