@@ -20,8 +20,8 @@ from common.surrogates.shared_covariances import FAMILIES, AnyCovariance, Gram, 
 # Lower bound of variances, as a share of the mean variance, like scikit-learn's reg_covar for unit-scale data.
 RELATIVE_FLOOR = 1e-6
 # Starts of k-means, the steps after which the best one is known, and the dimensions of the random projection in which they
-# run: a projection keeps the cost of every clustering (Makarychev, Makarychev & Razenshteyn 2019). With CIFAR-10 features, 10
-# sites and ten components, the fit takes a fifth less time than with starts in all dimensions, at higher likelihood.
+# run: a projection keeps the cost of every clustering (Makarychev, Makarychev & Razenshteyn 2019). For ten components and
+# CIFAR-10 features the fit takes a fifth less time than with starts in all dimensions, at higher likelihood.
 STARTS, FIRST_STEPS, START_DIMENSIONS = 3, 6, 64
 
 
