@@ -93,10 +93,10 @@ def test_the_state_kept_with_a_release_survives_a_power_cut(
     """Otherwise a site would mask a second vector of a secure sum with the masks of the first."""
 
     class Open:
-        def let_out(self, release: Release) -> float:
+        def let_out(self, release: Release, last: object = None) -> float:
             return 0.0
 
     (state / "sum.pb").write_bytes(b"shares")
     disk = Disk(state, monkeypatch)
-    leave(cast(Gate, Open()), release(4.0), stage_file(state / "sum.pb", b"masked"), state / "sum.pb")
+    leave(cast(Gate, Open()), release(4.0), {state / "sum.pb": stage_file(state / "sum.pb", b"masked")})
     assert (disk.after_a_power_cut(tmp_path / "after") / "sum.pb").read_bytes() == b"masked"
