@@ -69,10 +69,9 @@ def _evaluated(task: Task) -> dict[str, Tensor]:
     test = task.found.test
     labels = _labels(task, test)
     scores = scores_alone(model, test.features)
-    good = (labels >= 0) & scores.isfinite().all(1)
-    if not task.run.epsilon:
-        sizes = torch.bincount(labels[good], minlength=len(task.run.classes))
-        good &= sizes[labels.clamp_min(0)] >= task.limits.smallest_cell
+    finite = scores.isfinite().all(1)
+    # In a secure sum, no model decides which sites leave out a class: the difference of two sums would show one of them.
+    good = _in_large_classes(task, labels, (labels >= 0) if task.run.secure_sum else (labels >= 0) & finite) & finite
     weights = _weights(task, test) * good
     kept = weights > 0
     return count_decisions(scores[kept], labels[kept], weights[kept], task.run)
@@ -85,7 +84,9 @@ def _valued(task: Task) -> dict[str, Tensor]:
     if len(heads) != task.run.counting.models:
         raise SurrogateError(f"{len(heads)} models, but counting.models = {task.run.counting.models}")
     labels = _labels(task, test)
-    weights = _weights(task, test) * (labels >= 0)
+    # In a secure sum the same records as in an evaluation: the difference of both would show the small classes.
+    good = _in_large_classes(task, labels, labels >= 0) if task.run.secure_sum else labels >= 0
+    weights = _weights(task, test) * good
     kept = weights > 0
     right = ExactSum((1 + len(heads),), 1.0)
     right.add_at(torch.zeros(int(kept.sum()), dtype=torch.int64), weights[kept])
@@ -93,6 +94,14 @@ def _valued(task: Task) -> dict[str, Tensor]:
         correct = scores_alone(head, test.features[kept]).argmax(1) == labels[kept]
         right.add_at(torch.full((int(correct.sum()),), place), weights[kept][correct])
     return {"right": right.value}
+
+
+def _in_large_classes(task: Task, labels: Tensor, kept: Tensor) -> Tensor:
+    """Of the records `kept` (n,), those of classes with as many of them as exact counts need; with noise, all."""
+    if task.run.epsilon:
+        return kept
+    sizes = torch.bincount(labels[kept], minlength=len(task.run.classes))
+    return kept & (sizes[labels.clamp_min(0)] >= task.limits.smallest_cell)
 
 
 def scores_alone(model: Classifier, features: Tensor) -> Tensor:

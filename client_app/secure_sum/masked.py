@@ -57,7 +57,7 @@ def masked_sum(task: Task) -> MethodOutput:
     after, masked = mask(state, delivered, rules, vector)
     last = None
     if same_sites.applies(run, task.node):
-        records = same_sites.records_in(task.found, task.node, run)
+        records = same_sites.records_in(task.found, task.node, run, task.limits)
         last = partial(same_sites.fix, task.node, name, [after.by_name[site].public for site in after.shares], records)
     payload = pack_masked(task.header(run.classes), masked, claim)
     events = (GaussianEvent(claim.noise_multiplier) if joint else released_in(run, task.round),) if claim else ()

@@ -26,6 +26,7 @@ from client_app.durable_files import put_file
 from client_app.features.site_features import SiteFeatures
 from client_app.governance.ledger import dataset_id
 from client_app.governance.policy import PUBLIC_KINDS
+from client_app.methods.task import SiteLimits
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig
 from common.errors import PolicyError, StateError
@@ -56,15 +57,17 @@ def applies(run: RunConfig, node: NodeConfig) -> bool:
     return run.mechanism != MECHANISM and node.data not in PUBLIC_KINDS
 
 
-def records_in(found: SiteFeatures, node: NodeConfig, run: RunConfig) -> dict[str, str]:
-    """Digest of the records that a site adds to a sum, by their kind: its files, and which of their records these are.
+def records_in(found: SiteFeatures, node: NodeConfig, run: RunConfig, limits: SiteLimits) -> dict[str, str]:
+    """Digest of the records that a site adds to a sum, by their kind: its files, which of their records these are, and the
+    records that a class needs. With another such limit, the difference of two sums would be the small classes of one site.
 
     Empty where the sum has noise.
     """
     if run.epsilon:
         return {}
     kind = "held-out" if run.counting.kind in JUDGING else "training"
-    return {kind: hashlib.sha256(f"{found.key} {node.label_column} {found.selected}".encode()).hexdigest()}
+    least = limits.smallest_cell if run.spec.counts else limits.smallest_class
+    return {kind: hashlib.sha256(f"{found.key} {node.label_column} {found.selected} {least}".encode()).hexdigest()}
 
 
 def fix(node: NodeConfig, name: str, sites: Collection[bytes], records: Mapping[str, str]) -> None:
@@ -82,7 +85,8 @@ def fix(node: NodeConfig, name: str, sites: Collection[bytes], records: Mapping[
         if any(before.records.get(kind, digest) != digest for kind, digest in records.items()):
             raise PolicyError(
                 "this site's data have changed since an earlier sum without noise, or the run splits them otherwise (seed, "
-                f"test-fraction, classes), and the difference of both sums would show the change; {REMEDY}"
+                "test-fraction, classes), or its policy now asks for other numbers of records of a class (smallest-class in "
+                f"training, smallest-cell in counts), and the difference of both sums would show the change; {REMEDY}"
             )
         _write(file, Fixed(now, "", {**before.records, **records}))
 
