@@ -151,12 +151,15 @@ class SecureSum(Federation):
         self.recorder.keep(TOTAL_FILE, sum_proto.pack_total(self._header, summed, numbers, claim))
         rules, sigmas = self._rules, {}
         if claim is not None and claim.mechanism == MECHANISM:
-            given = (claim, self._numbers, self._shapes, rules)
-            for seed in self._spares.values():
-                spare = spare_of(*given, seed)
+            given = (self._numbers, self._shapes, rules)
+            for site, seed in self._spares.items():
+                # A claim may differ from that of other sites in its last digits, and every number from a seed with it.
+                own = self._claims[site]
+                assert own is not None
+                spare = spare_of(own, *given, seed)
                 if spare:
                     numbers = numbers - words(np.concatenate([spare[name] for name in self._shapes]))
-            sigmas = noise_of_sum(*given, len(summed), len(self._spares))
+            sigmas = noise_of_sum(claim, *given, len(summed), len(self._spares))
         check_quorum(len(summed), len(self.outcome.sites), config.sites, config.quorum, reasons=self.outcome.reasons)
         tensors, at = {}, 0
         for name, shape in self._shapes.items():
