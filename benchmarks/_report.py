@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import resource
 import statistics
 import sys
 import time
@@ -39,6 +40,11 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def peak() -> float:
+    """Largest memory of this process so far, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def report(name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **facts: Any) -> None:

@@ -5,14 +5,13 @@ The statistics go through the coordinator's own path: parsed, checked, stored in
 """
 
 import argparse
-import resource
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from typing import overload
 
 import torch
-from _report import draw, report
+from _report import draw, peak, report
 
 from common.config.run_config import parse_run_config, run_digest
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
@@ -54,7 +53,7 @@ class Payloads(Sequence[tuple[str, tuple[str, bytes]]]):
             counts += torch.bincount(y, minlength=CLASSES)
             sums.index_add_(0, y, x.double())
             squares.addmm_(x.double().T, x.double())
-        means = sums / counts[:, None]
+        means = sums / counts.clamp_min(1)[:, None]
         return (squares - (means * counts[:, None]).T @ means) / counts.sum()
 
     @overload
@@ -75,11 +74,6 @@ class Payloads(Sequence[tuple[str, tuple[str, bytes]]]):
         self.seconds += time.perf_counter() - began
         self.cpu += time.process_time() - used
         return header.site, (header.site, payload)
-
-
-def peak() -> float:
-    """Largest memory of this process so far, in GB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def many_sites(sites: int, defence: str, dimension: int) -> tuple[object, ...]:

@@ -11,7 +11,6 @@ the head is that of all records in one place.
 import argparse
 import json
 import logging
-import resource
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import time
 from pathlib import Path
 
 import torch
-from _report import draw, report
+from _report import draw, peak, report
 from safetensors.torch import load_file, save_file
 
 import client_app.requests
@@ -92,11 +91,6 @@ def head_apart(model: Path, folder: Path, sites: int) -> float:
     truth, found = torch.linalg.solve(within, means.T).T, head.weight.double()
     truth, found = truth - truth.mean(0), found - found.mean(0)
     return float((found - truth).norm() / truth.norm())
-
-
-def peak() -> float:
-    """Largest memory of this process so far, in GB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def plot(rows: list[tuple[float, ...]]) -> None:

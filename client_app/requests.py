@@ -190,7 +190,7 @@ def _evaluation(asked: Asked) -> Answer:
     _keep(asked, gate)
     if node.data and (gate.policy.limits_attacks or not gate.exact_numbers_may_leave(run)):
         # No result may leave, so none is computed. In a private run the model is checked; a generator is kept in any.
-        if run.epsilon or run.spec.first_summed is not None:
+        if run.epsilon or run.spec.keeps_result:
             unread = is_protected(run, node) or not run.epsilon
             _judge(asked, without_records(run, node) if unread else load_site(run, node), gate)
         return None, {}

@@ -11,7 +11,9 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -101,3 +103,19 @@ def pytest_fixture_setup(
 def system_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise of privacy with keys of the operating system, as outside of tests."""
     monkeypatch.setattr(gaussian_mechanism, "os", os)
+
+
+@pytest.fixture
+def vectors(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
+    """The last vector of whole numbers that each site of a secure sum masks, with its noise, as it runs."""
+    import client_app.secure_sum.masked as masked
+
+    found: dict[str, np.ndarray] = {}
+    real = masked.mask
+
+    def seen(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
+        found[state.site] = values
+        return real(state, delivered, rules, values)
+
+    monkeypatch.setattr(masked, "mask", seen)
+    return found

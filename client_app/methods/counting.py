@@ -69,9 +69,9 @@ def _evaluated(task: Task) -> dict[str, Tensor]:
     test = task.found.test
     labels = _labels(task, test)
     scores = scores_alone(model, test.features)
-    finite = scores.isfinite().all(1)
+    known, finite = labels >= 0, scores.isfinite().all(1)
     # In a secure sum, no model decides which sites leave out a class: the difference of two sums would show one of them.
-    good = _in_large_classes(task, labels, (labels >= 0) if task.run.secure_sum else (labels >= 0) & finite) & finite
+    good = _in_large_classes(task, labels, known if task.run.secure_sum else known & finite) & finite
     weights = _weights(task, test) * good
     kept = weights > 0
     return count_decisions(scores[kept], labels[kept], weights[kept], task.run)

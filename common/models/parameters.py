@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,6 +42,18 @@ def split_control(tensors: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor
     """Split tensors into parameters and control variates, both by the parameters' names."""
     own = {name: tensor for name, tensor in tensors.items() if not name.startswith(CONTROL)}
     return own, {name.removeprefix(CONTROL): tensor for name, tensor in tensors.items() if name.startswith(CONTROL)}
+
+
+def flat(tensors: Tensors) -> Tensor:
+    """All numbers as one tensor (P,), float64, in the order of the parameters' names."""
+    return torch.cat([tensors[name].double().flatten() for name in sorted(tensors)])
+
+
+def by_name(numbers: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The parts of a flat tensor (P,) by parameter, which are in the order of their names."""
+    names = sorted(shapes)
+    parts = torch.split(numbers, [prod(shapes[name]) for name in names])
+    return {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}
 
 
 def check_numbers(tensors: Tensors) -> None:

@@ -90,6 +90,7 @@ DPCVAE = MethodSpec(
     mechanisms=("dp-sgd",),
     makes_surrogates=True,
     signs=False,
+    keeps_result=True,
     summed=lambda config: DECODER_SUMS,
     first_summed=first_summed,
     site_sums="client_app.methods.dpcvae.training:generator_sums",

@@ -123,8 +123,9 @@ class MethodSpec:
     site_sums, from_sums: "module:function" at the site, which makes them and their claim, and at the coordinator, which
     learns from the sum; for training in rounds, which finishes a round with it; for counts, which makes the result.
     all_classes: whether a site's message has every class that the run names, with or without records. signs: whether the
-    coordinator signs the final model for the sites. samples: whether it can draw features from what it learned.
-    counts: whether sites count records and nothing is learned.
+    coordinator signs the final model for the sites. keeps_result: whether sites keep the result in any run, such as a
+    generator. samples: whether it can draw features from what it learned. counts: whether sites count records and nothing is
+    learned.
     """
 
     name: str
@@ -172,6 +173,7 @@ class MethodSpec:
     sum_strategy: str = ""
     all_classes: Callable[[RunConfig], bool] = lambda config: False
     signs: bool = True
+    keeps_result: bool = False
     samples: bool = False
     counts: bool = False
 

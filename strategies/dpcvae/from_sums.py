@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.errors import RunError, SurrogateError
-from common.models.parameters import Parameters
+from common.models.parameters import Parameters, by_name
 from strategies.base.training import Training
 from strategies.dpcvae.generating import check_first_round, expected_shapes, moved_by, with_classes
-from strategies.pooling.total import Total, by_name
+from strategies.pooling.total import Total
 
 
 def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:

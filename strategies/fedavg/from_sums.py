@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from common.errors import RunError
-from common.models.parameters import Parameters
+from common.models.parameters import Parameters, by_name
 from common.rules.secure_sum import MECHANISM
 from strategies.base.training import Training
 from strategies.fedavg.aggregation import aggregate
-from strategies.pooling.total import Total, by_name
+from strategies.pooling.total import Total
 
 # Of the steps with joint noise. A bias acts as a feature of value one, and features of records have norm one: at the full
 # rate the bias alone would double the largest curvature.

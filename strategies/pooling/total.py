@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 
-import torch
 from torch import Tensor
 
 from common.privacy.claims import Claim
 from common.surrogates.public_map import PublicMap
 from common.surrogates.surrogates import Header
-
-
-def by_name(flat: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The parts of a flat tensor (P,) by parameter, which are in the order of their names."""
-    names = sorted(shapes)
-    parts = torch.split(flat, [prod(shapes[name]) for name in names])
-    return {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from common.config.sections import DPCVAEConfig
 from common.errors import StateError, SurrogateError
 from common.models.generators import COUNTS, SUMS, fresh_companion, fresh_generator, load_into, scaled
 from common.models.networks import parameters_of
-from common.models.parameters import Parameters, Tensors
+from common.models.parameters import Parameters, Tensors, flat
 from common.privacy.claims import first_round_noise, first_round_shares, make_claim, released_in
 from common.privacy.gaussian_mechanism import BoundedSum, clip, release
 from common.randomness import stream
@@ -59,8 +59,7 @@ def generator_sums(task: Task) -> SiteSums:
     found = {name: tensor.double() for name, tensor in made.reply.tensors.items()}
     if task.round > 1:
         weight = max(1.0, float(made.sizes.sum().round())) if task.run.dpcvae.weights == "records" else 1.0
-        moved = torch.cat([found[name].flatten() for name in sorted(found)])
-        found = {"records": torch.tensor([weight], dtype=torch.float64), "update": weight * moved}
+        found = {"records": torch.tensor([weight], dtype=torch.float64), "update": weight * flat(found)}
     return SiteSums(found, made.reply.claim, made.keep)
 
 

@@ -9,7 +9,7 @@ from client_app.methods.dp.dp_sgd import clipped_gradients, train_privately
 from client_app.methods.fedavg import scaffold
 from client_app.methods.local_training import Variant, network, step_length, train
 from client_app.methods.task import MethodOutput, Task
-from common.models.parameters import CONTROL, Parameters, Tensors, largest, split_control
+from common.models.parameters import CONTROL, Parameters, Tensors, flat, largest, split_control
 from common.privacy.claims import Claim, make_claim, released_in
 from common.privacy.gaussian_mechanism import clip
 from common.randomness import stream
@@ -43,7 +43,7 @@ def weighted_update(task: Task) -> tuple[dict[str, Tensor], Claim | None]:
     received = task.received_model()
     trained = _privately(task, received)[0] if task.run.epsilon else _trained(task, received)
     records = task.run.secure_sum_records if task.run.epsilon else trained.records
-    moved = torch.cat([trained.tensors[name].double().flatten() for name in sorted(trained.tensors)])
+    moved = flat(trained.tensors)
     return {"records": torch.tensor([float(records)], dtype=torch.float64), "update": records * moved}, trained.claim
 
 
@@ -55,7 +55,7 @@ def gradient_sums(task: Task) -> tuple[dict[str, Tensor], Claim | None]:
     """
     claim, module, features, labels = _private_start(task, task.received_model())
     found = clipped_gradients(module, task.run.fedavg.kind, features, labels, claim.clip)
-    summed = torch.cat([found[name].flatten() for name in sorted(found)]) / claim.clip
+    summed = flat(found) / claim.clip
     return {"records": torch.tensor([float(len(labels))], dtype=torch.float64), "gradients": summed}, claim
 
 

@@ -68,20 +68,6 @@ def permit(home: Path, text: str, count: int = 3) -> None:
         allow(home, number, text)
 
 
-@pytest.fixture
-def vectors(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
-    """The vector of whole numbers that each site masks, with its noise, as it runs."""
-    found: dict[str, np.ndarray] = {}
-    real = masked.mask
-
-    def seen(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
-        found[state.site] = values
-        return real(state, delivered, rules, values)
-
-    monkeypatch.setattr(masked, "mask", seen)
-    return found
-
-
 def test_the_sum_of_exact_counts_is_that_of_the_single_ones(home: Path, hospitals: Hospitals) -> None:
     nodes, run = hospitals
     permit(home, EXACT)

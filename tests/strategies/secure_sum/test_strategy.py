@@ -41,20 +41,6 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
 
 
-@pytest.fixture
-def vectors(monkeypatch: pytest.MonkeyPatch) -> Vectors:
-    """The vector of whole numbers that each site masks, as it runs."""
-    found: Vectors = {}
-    real = masked.mask
-
-    def seen(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
-        found[state.site] = values
-        return real(state, delivered, rules, values)
-
-    monkeypatch.setattr(masked, "mask", seen)
-    return found
-
-
 def total_in(folder: Path) -> tuple[tuple[str, ...], np.ndarray]:
     _, names, numbers, _ = unpack_total((folder / "sum.pb").read_bytes())
     return names, numbers
