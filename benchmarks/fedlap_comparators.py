@@ -1,11 +1,12 @@
-"""FedLAP, FedAvg, FedPFT, DSC, FedDM and PSG in one table: five sites with two classes each, without and with epsilon.
+"""FedLAP, FedAvg, FedRep, FedPFT, DSC, FedDM and PSG in one table: five sites with two classes each, without and with epsilon.
 
     python benchmarks/fedlap_comparators.py digits
     python benchmarks/fedlap_comparators.py cifar10            sample data next to the checkout, 2,000 records a site
 
 All but FedPFT train the same ConvNet of width 32; FedPFT takes the pixels as features, and sends once. PSG needs a budget,
-and DSC and FedDM refuse one. "Before" is FedLAP with its old image steps and their settings. The script continues: a method
-and seed whose settings are unchanged are read from the results; remove these to compute all anew.
+and DSC and FedDM refuse one. FedRep shares all layers but the last; its accuracies are means over the sites' own models.
+"Before" is FedLAP with its old image steps and their settings. The script continues: a method and seed whose settings are
+unchanged are read from the results; remove these to compute all anew.
 """
 
 import argparse
@@ -43,6 +44,7 @@ def methods(rounds: int, records: int) -> dict[str, dict[str, Any]]:
         "FedLAP, no memory": paper | {"method": "fedlap"},
         BEFORE: lap | SETTINGS | {"method": "fedlap"},
         "FedAvg": average | {"method": "fedavg"},
+        "FedRep": average | {"method": "fedrep"},
         "DSC": paper | {"method": "dsc"},
         "DSC, one shot": {"method": "dsc", "fedlap.rounds": 1},
         "FedDM": paper | FEDDM,
@@ -78,7 +80,7 @@ def main() -> None:
             curve = measured.curve or [(measured.bytes, measured.accuracy)]
             # Read again, because another process may have added rows.
             curves = known(options.case)
-            curves.setdefault(name, {})[str(seed)] = {"settings": own, "curve": curve}
+            curves.setdefault(name, {})[str(seed)] = {"settings": own, "curve": curve, "own": measured.own}
             write(options.case, rounds, curves)
 
 
@@ -97,11 +99,12 @@ def write(case: str, rounds: int, curves: dict[str, Any]) -> None:
         if found:
             first, last = ([curve[at][1] for curve in found] for at in (0, -1))
             private = "8" if "epsilon" in next(iter(curves[name].values()))["settings"] else ""
+            own = [seed["own"] for seed in curves[name].values()]
             sent = found[0][-1][0] / SITES / 1e3
-            table.append(
-                [name, private, len(found), len(found[0]), mean_and_deviation(first), mean_and_deviation(last), sent]
-            )
-    columns = ["method", "epsilon", "seeds", "rounds", "after round 1, %", "at the end, %", "kB up a site, all rounds"]
+            accuracies = (mean_and_deviation(values) for values in (first, last, own))
+            table.append([name, private, len(found), len(found[0]), *accuracies, sent])
+    columns = ["method", "epsilon", "seeds", "rounds", "after round 1, %", "at the end, %"]
+    columns += ["on a site's own test records, %", "kB up a site, all rounds"]
     title = f"{case}, {SITES} sites of 2 classes, ConvNet of width 32; epsilon is that of all rounds, delta 1e-5"
     report(f"fedlap-comparators-{case}", title, columns, table, curves=curves)
 

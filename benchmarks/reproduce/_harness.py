@@ -9,9 +9,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,10 +35,12 @@ from common.models.classifiers import Classifier, Head
 from common.models.devices import pick_device
 from common.models.generators import Generator
 from common.models.head_training import train_on_features
+from common.models.networks import body_of
+from common.rules.spec import load as imported
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_classifier, unpack_classifier, unpack_parameters, unpack_synthetic
 from common.wire.records import Info
-from strategies import stored_strategy
+from strategies import stored_strategy, strategy_of
 from strategies.base.collection import Unrecorded
 from strategies.base.training import Training
 from strategies.dpcvae.generating import head_of, take_in
@@ -169,6 +172,9 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
     training = with_memory(
         Training.begin(run, data.classes, data.sites[0].fingerprint, data.sites[0].train.features.shape[1])
     )
+    personal: Callable[[Task], Classifier] | None = imported(run.spec.personal) if run.spec.personal else None
+    if personal:
+        training.model = body_of(training.model)
     sent, curve, seconds = 0, [], 0.0
     generates = run.spec.first_round is not None
     while training.round < run.trained.rounds:
@@ -178,8 +184,8 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
         made = [method_of(run)(replace(task, question=question, info=reported)) for task in tasks]
         seconds += time.perf_counter() - started
         for each in made:
-            if each.keep is not None:
-                keep_file(*each.keep)
+            for file, content in each.keep.items():
+                keep_file(file, content)
         payloads = [each.payload for each in made]
         if run.trained is run.fedlap:
             learn(training, [unpack_synthetic(payload) for payload in payloads], pick_device(run.device))
@@ -189,14 +195,28 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
             absorb(training, [unpack_parameters(payload) for payload in payloads], len(tasks))
         sent += sum(map(len, payloads))
         if not generates or training.round == run.trained.rounds:
-            model = head_of(_generator(training), run) if generates else training.classifier()
-            curve.append((sent, data.judge(model)))
+            model = head_of(_generator(training), run) if generates else _shared(training)
+            if personal:
+                shared_model = pack_classifier(model)
+                owned = [personal(replace(task, question=shared_model)) for task in tasks]
+                curve.append((sent, statistics.mean(map(data.judge, owned))))
+            else:
+                curve.append((sent, data.judge(model)))
+    if personal:
+        return Measured(curve[-1][1], sent, _own(owned, data), curve, seconds / run.trained.rounds / len(tasks))
     if run.spec.evaluate == METHODS["fedlambda"].evaluate:
         pairs = [personal_accuracy(task, model) for task in tasks]
         own = statistics.mean(100 * right / tested for right, tested in pairs if tested)
     else:
         own = _own([model] * len(tasks), data)
     return Measured(curve[-1][1], sent, own, curve, seconds / run.trained.rounds / len(tasks), model)
+
+
+def _shared(training: Training) -> Classifier:
+    """The model of all sites; FedRep's is a body with a head of zeros."""
+    strategy: Any = strategy_of(training.config)(training.config)
+    model: Classifier = strategy.classifier(training)
+    return model
 
 
 def _generator(training: Training) -> Generator:
