@@ -1,4 +1,4 @@
-"""FedLAP, FedAvg, FedRep, FedPFT, DSC, FedDM and PSG in one table: five sites with two classes each, without and with epsilon.
+"""FedLAP, FedAvg, FedRep, FedPFT, DSC, FedDM and PSG in one table: five sites of two classes, without and with epsilon.
 
     python benchmarks/fedlap_comparators.py digits
     python benchmarks/fedlap_comparators.py cifar10            sample data next to the checkout, 2,000 records a site

@@ -9,7 +9,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -172,8 +172,7 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
     training = with_memory(
         Training.begin(run, data.classes, data.sites[0].fingerprint, data.sites[0].train.features.shape[1])
     )
-    personal: Callable[[Task], Classifier] | None = imported(run.spec.personal) if run.spec.personal else None
-    if personal:
+    if run.spec.personal:
         training.model = body_of(training.model)
     sent, curve, seconds = 0, [], 0.0
     generates = run.spec.first_round is not None
@@ -196,19 +195,13 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
         sent += sum(map(len, payloads))
         if not generates or training.round == run.trained.rounds:
             model = head_of(_generator(training), run) if generates else _shared(training)
-            if personal:
-                shared_model = pack_classifier(model)
-                owned = [personal(replace(task, question=shared_model)) for task in tasks]
-                curve.append((sent, statistics.mean(map(data.judge, owned))))
-            else:
-                curve.append((sent, data.judge(model)))
-    if personal:
-        return Measured(curve[-1][1], sent, _own(owned, data), curve, seconds / run.trained.rounds / len(tasks))
+            models = _personal(model, tasks) if run.spec.personal else [model]
+            curve.append((sent, statistics.mean(map(data.judge, models))))
     if run.spec.evaluate == METHODS["fedlambda"].evaluate:
         pairs = [personal_accuracy(task, model) for task in tasks]
         own = statistics.mean(100 * right / tested for right, tested in pairs if tested)
     else:
-        own = _own([model] * len(tasks), data)
+        own = _own(models if run.spec.personal else models * len(tasks), data)
     return Measured(curve[-1][1], sent, own, curve, seconds / run.trained.rounds / len(tasks), model)
 
 
@@ -217,6 +210,12 @@ def _shared(training: Training) -> Classifier:
     strategy: Any = strategy_of(training.config)(training.config)
     model: Classifier = strategy.classifier(training)
     return model
+
+
+def _personal(model: Classifier, tasks: Sequence[Task]) -> list[Classifier]:
+    """The model that each site makes for itself of the one of all sites."""
+    question = pack_classifier(model)
+    return [imported(task.run.spec.personal)(replace(task, question=question)) for task in tasks]
 
 
 def _generator(training: Training) -> Generator:
