@@ -1,5 +1,6 @@
 """Shared functions of all benchmarks: sample data, machine description, result table and JSON file, timing."""
 
+import argparse
 import json
 import os
 import platform
@@ -28,6 +29,11 @@ def shared(path: str) -> Path:
         print(f"skipped: needs {path} in a folder 'shared' next to the checkout")
         sys.exit(0)
     return found
+
+
+def described(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the script's description; without options of its own, it keeps `--help` from a start."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def machine() -> dict[str, Any]:

@@ -6,7 +6,6 @@ features, 10 sites, Dirichlet 0.1, three seeds. For other data give settings as 
     python benchmarks/accuracy_against_bytes.py --name mine --sites 5 -c 'data="safetensors" data-dir="/data" dataset="x"'
 """
 
-import argparse
 import math
 import statistics
 from collections import defaultdict
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _report import RESULTS, report, shared
+from _report import RESULTS, described, report, shared
 from rich.progress import track
 
 from client_app.datasets.partition import share
@@ -79,7 +78,7 @@ def judge(head: Head, run: RunConfig, sites: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("--name", default="cifar10", help="of the files in benchmarks/results")
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)

@@ -10,7 +10,6 @@ exceeds the control is leaked.
     python benchmarks/attacks.py            # writes results/attacks.json and results/attacks.png
 """
 
-import argparse
 import io
 import time
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from _report import RESULTS, report, shared
+from _report import RESULTS, described, report, shared
 from torch import Tensor, nn
 
 from client_app.audit.similarity import best_match
@@ -182,7 +181,7 @@ def nearest(means: Tensor, groups: Images, others: Images, size: int, clipped: b
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("--images", type=int, default=1500, help="of the attacker")
     parser.add_argument("--steps", type=int, default=300, help="of training; a quarter as many for an inversion")
     options = parser.parse_args()

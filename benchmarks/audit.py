@@ -13,7 +13,6 @@ The first bound is for noise that is Gaussian as a whole; samples are not, and h
 mechanism. A low bound does not show that a mechanism leaks little.
 """
 
-import argparse
 import logging
 import sys
 import time
@@ -37,7 +36,7 @@ from _audit_attacks import (
 )
 from _audit_faults import planted
 from _audit_site import Canaries, Maker, alone, long, one_a_class, orthogonal, patients, seen_of
-from _report import report
+from _report import described, report
 from torch import Tensor
 
 from common.config.flat_settings import Scalar
@@ -164,7 +163,7 @@ def bounds(found: Guesses, sampled: bool) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("--only", default="", help="mechanisms whose name contains this text")
     parser.add_argument("--epsilons", default="1,4,8")
     parser.add_argument("--no-faults", action="store_true", help="plant no faults")

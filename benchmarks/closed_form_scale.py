@@ -4,14 +4,13 @@ Without a screen it holds one matrix at a time, besides the means of all sites; 
 The statistics go through the coordinator's own path: parsed, checked, stored in a run folder, read again, learned.
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from typing import overload
 
 import torch
-from _report import draw, peak, report
+from _report import described, draw, peak, report
 
 from common.config.run_config import parse_run_config, run_digest
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
@@ -144,7 +143,7 @@ def growth(name: str, sites: Sequence[int], seconds: Sequence[float], memory: Se
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = described(__doc__)
     parser.add_argument("--sites", type=int, nargs="*", default=[10, 100, 1000, 10_000])
     parser.add_argument("--defence", default="none", help="screen compares the means of all sites, which takes memory")
     parser.add_argument("--dimension", type=int, default=DIMENSION)

@@ -10,7 +10,7 @@ none is.
 import math
 import statistics
 
-from _report import report
+from _report import described, report
 
 from tests.strategies.counting.test_intervals import RUNS, held, runs
 
@@ -28,6 +28,7 @@ OF_CLASS = ("classes", "c1")
 
 
 def main() -> None:
+    described(__doc__).parse_args()
     rows = []
     for apart, epsilon, count, sites, joint in SETTINGS:
         results, areas, accuracies = runs(apart, epsilon, count, sites, joint)

@@ -4,7 +4,6 @@ Writes the sample X-rays as PNG files, runs `coordinator simulate`, then `site s
 hospital, with epsilon and without. Prints every command, then a table of the results.
 """
 
-import argparse
 import json
 import shlex
 import statistics
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import ROOT, report, shared
+from _report import ROOT, described, report, shared
 from PIL import Image
 
 SITES = 5
@@ -46,7 +45,7 @@ def typed(command: str, *arguments: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("--name", default="dpcvae-pneumonia")
     parser.add_argument("--epsilons", type=float, nargs="*", default=[0.0, 4.0, 1.0])
     options = parser.parse_args()

@@ -5,7 +5,6 @@ A step: the gradients of a batch, clipped per record, the noise, and the optimis
 passes. Both use our noise.
 """
 
-import argparse
 import statistics
 import time
 import warnings
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from _report import report
+from _report import described, report
 from opacus.grad_sample import GradSampleModule
 from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
 from torch import Tensor, nn
@@ -90,7 +89,7 @@ def steps(settings: dict[str, Any], dimension: int) -> dict[str, Callable[[], No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("--dimension", type=int, default=1280)
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()

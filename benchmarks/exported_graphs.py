@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _report import RESULTS, ROOT, report, shared
+from _report import RESULTS, ROOT, described, report, shared
 
 NAME = "exported-graphs"
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
@@ -35,6 +35,9 @@ class Collected:
 
 
 def main() -> None:
+    parser = described(__doc__)
+    parser.add_argument("only", nargs="?", help="the part of the tests' names that are run; other rows stay as they are")
+    only = parser.parse_args().only
     shared("data/pacs/photo-test.parquet")
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -42,7 +45,7 @@ def main() -> None:
         return
     found = Collected()
     test = Path("tests") / "server_app" / "export" / "test_graphs.py"
-    some = ["-k", sys.argv[1]] if len(sys.argv) > 1 else []
+    some = ["-k", only] if only else []
     code = pytest.main(["-q", "-m", "slow", *some, "--rootdir", str(ROOT), str(ROOT / test)], plugins=[found])
     if code:
         sys.exit(int(code))

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from _report import report, shared
+from _report import described, report, shared
 
 from client_app.datasets.dataset import Dataset, DataSource, load
 from client_app.features.extraction import CPU_FORWARD_TOGETHER, extract
@@ -63,6 +63,7 @@ def rates(backbone: Backbone, dataset: Dataset, count: int, batch_size: int, rep
 
 
 def main() -> None:
+    described(__doc__).parse_args()
     folder = str(shared("data/pacs/photo-train.parquet").parent)
     weights = str(shared("weights/mobilenet_v2-imagenet.safetensors"))
     dataset = load(DataSource("parquet", folder, ("photo",)), seed=0)

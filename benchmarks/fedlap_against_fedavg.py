@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
 from _harness import Federation, Measured, federate, load, mean_and_deviation
-from _report import RESULTS, report, shared
+from _report import RESULTS, described, report, shared
 from rich.progress import track
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
@@ -67,7 +67,7 @@ def fewer(data: Federation, most: int) -> Federation:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("case", nargs="*", choices=[*CASES, []], default=[])
     parser.add_argument("--epsilon", type=float, default=0.0)
     parser.add_argument("--seeds", type=int, default=3)

@@ -9,7 +9,6 @@ and DSC and FedDM refuse one. FedRep shares all layers but the last; its accurac
 unchanged are read from the results; remove these to compute all anew.
 """
 
-import argparse
 import contextlib
 import json
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
 from _fedlap_before import SETTINGS, before
 from _harness import federate, load, mean_and_deviation
-from _report import RESULTS, report, shared
+from _report import RESULTS, described, report, shared
 from fedlap_against_fedavg import CASES, SITES, fewer
 from rich.progress import track
 
@@ -58,7 +57,7 @@ def methods(rounds: int, records: int) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", action="append", default=[], help="a row, by its name")

@@ -7,7 +7,6 @@ pass through a backward pass, with the settings of that time. Wrong: the length 
 the synthetic and of all real records, as a share of the latter's; and one minus the cosine of the two.
 """
 
-import argparse
 import contextlib
 import sys
 import tempfile
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
 import torch
 from _fedlap_before import SETTINGS, before
 from _harness import Federation, load
-from _report import report, shared
+from _report import described, report, shared
 
 from client_app.features.site_features import LabelledFeatures
 from client_app.governance.release import method_of
@@ -105,7 +104,7 @@ def measure(name: str) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("case", nargs="*", choices=[*CASES, []], default=[])
     for name in parser.parse_args().case or CASES:
         measure(name)

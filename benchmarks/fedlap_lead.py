@@ -7,7 +7,6 @@ Case cifar10 of fedlap_against_fedavg.py, on sample data next to the checkout. T
 in the results are not computed again; remove them to compute all anew.
 """
 
-import argparse
 import json
 import math
 import sys
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
 from _harness import federate, load, mean_and_deviation
-from _report import RESULTS, report, shared
+from _report import RESULTS, described, report, shared
 from fedlap_against_fedavg import CASES, SITES, fewer
 from rich.progress import track
 
@@ -159,7 +158,7 @@ ROWS: dict[str, tuple[dict[str, Any], Callable[[], AbstractContextManager[Any]]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", action="append", default=[], choices=ROWS, help="a row, by its name")
     options = parser.parse_args()

@@ -2,7 +2,7 @@
 private one charged once.
 
 Rows of features (safetensors, half precision) go through the site's own code: reader, features in a file, sums or mixtures
-in a stream. Each row of the table is one process. `python benchmarks/large_site.py [ROWS]`.
+in a stream. Each row of the table is one process.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _report import ROOT, report
+from _report import ROOT, described, report
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -239,4 +239,6 @@ if __name__ == "__main__":
         else:
             print(json.dumps(work(chosen, Path(first), Path(second))))
     else:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)
+        parser = described(__doc__)
+        parser.add_argument("rows", nargs="?", type=int, default=1_000_000)
+        main(parser.parse_args().rows)

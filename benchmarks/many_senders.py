@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 import psutil
 import torch
-from _report import report
+from _report import described, report
 from flwr.app import Message, MessageType
 from flwr.app.message import remove_content_from_message
 from flwr.client.grpc_rere_client.connection import grpc_request_response
@@ -171,6 +171,7 @@ def measure(link: str, count: int) -> tuple[str, int, int, float, float, float, 
 
 
 def main() -> None:
+    described(__doc__).parse_args()
     rows = [measure(link, count) for count in SENDERS for link in LINKS]
     (first, *_, last) = (row for row in rows if row[0] == LINKS[-1])
     growth = {name: last[i] / first[i] for name, i in (("senders", 1), ("seconds", 4), ("link", 5), ("app", 6))}  # type: ignore[operator]

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import torch
-from _report import draw, peak, report
+from _report import described, draw, peak, report
 from safetensors.torch import load_file, save_file
 
 import client_app.requests
@@ -108,7 +108,7 @@ def plot(rows: list[tuple[float, ...]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("--sites", type=int, nargs="*", default=[10, 100, 1000, 10_000])
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -11,7 +11,6 @@ broken claim has an interval above 0, and then this script ends with exit code 1
     python benchmarks/membership.py --only DP-CGAN     # measures these rows anew, and keeps the others
 """
 
-import argparse
 import json
 import math
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _report import RESULTS, draw, report, shared
+from _report import RESULTS, described, draw, report, shared
 from safetensors.torch import load_file, save_file
 
 from client_app.audit.output import claim_broken
@@ -58,7 +57,7 @@ def settings_of(name: str, epsilon: float) -> dict[str, Scalar] | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("--records", type=int, default=1000, help="of the hospital; each release has about half of them")
     parser.add_argument("--releases", type=int, default=64, help="of a row; DP-CVAE has half, DP-CGAN a quarter of them")
     parser.add_argument("--only", default="", help="releases whose name contains this text; other rows are kept")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from _report import paired, report, shared
+from _report import described, paired, report, shared
 from safetensors.torch import load_file
 from sklearn.mixture import GaussianMixture
 
@@ -38,6 +38,7 @@ def busy(processes: int) -> Iterator[None]:
 
 
 def main() -> None:
+    described(__doc__).parse_args()
     data = load_file(shared("features/cifar10-train.safetensors"))
     features, labels = data["x"].float(), data["y"]
     parts = partition(labels, None, RunConfig(alpha=0.1), 10)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import ROOT, report, shared
+from _report import ROOT, described, report, shared
 from PIL import Image, ImageOps
 
 from server_app.report.site_map import site_map_of, words_of
@@ -96,8 +96,10 @@ def main(home: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1]).absolute())
+    parser = described(__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, help="where the hospitals stay afterwards; otherwise none stay")
+    if chosen := parser.parse_args().folder:
+        main(chosen.absolute())
     else:
         with tempfile.TemporaryDirectory() as temporary:
             main(Path(temporary) / "hospitals")

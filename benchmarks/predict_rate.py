@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _report import report
+from _report import described, report
 from PIL import Image
 
 from client_app.features.extraction import in_parts
@@ -83,4 +82,6 @@ def main(count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20_000)
+    parser = described(__doc__)
+    parser.add_argument("images", nargs="?", type=int, default=20_000)
+    main(parser.parse_args().images)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from _report import RESULTS, draw, report, shared
+from _report import RESULTS, described, draw, report, shared
 from accuracy_against_bytes import Data, judge, load
 from rich.progress import track
 
@@ -103,7 +103,7 @@ def _mixture(surrogate: AnySurrogate) -> Surrogate:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("--name", default="private-cifar10", help="of the files in benchmarks/results")
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)

@@ -10,7 +10,6 @@ trained with few steps. Robust pooling runs with two hostile sites only. Without
     python benchmarks/robustness.py --only "digits 0.1,pacs" --epsilons none --attacks "label swap x10" --dry-run
 """
 
-import argparse
 import json
 import sys
 from collections import defaultdict
@@ -19,7 +18,7 @@ from statistics import mean
 from typing import Any
 
 import torch
-from _report import RESULTS, ROOT, SHARED, report
+from _report import RESULTS, ROOT, SHARED, described, report
 from rich.progress import track
 
 sys.path.insert(0, str(ROOT))
@@ -127,7 +126,7 @@ def measured(learned: LearnedHead, classes: tuple[str, ...], test: Data) -> tupl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--only", default="", help="data sets, as the table names them; rows of the others are kept")

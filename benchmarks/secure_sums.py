@@ -5,7 +5,6 @@ Every accuracy is that of a whole run, with all messages. `--parts table cost ho
     python benchmarks/secure_sums.py --parts table --seeds 3
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _report import RESULTS, machine, report, shared
+from _report import RESULTS, described, machine, report, shared
 
 import client_app.datasets.partition as partition
 import strategies.base.collection as collection
@@ -233,7 +232,7 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = described(__doc__)
     parser.add_argument("--parts", nargs="+", default=["table", "cost", "hostile"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sites", type=int, nargs="+", default=[10, 50])

@@ -6,14 +6,13 @@ drawn here, as large as in a sum of ten sites with the default trust when none i
     python benchmarks/secure_sums_head.py --draws 8
 """
 
-import argparse
 import io
 import statistics
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from _report import report, shared
+from _report import described, report, shared
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -94,7 +93,7 @@ def accuracy(data: Data, settings: dict[str, Any], draws: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = described(__doc__)
     parser.add_argument("--draws", type=int, default=8)
     parser.add_argument("--images", type=int, default=16_000, help="of CIFAR-10, of which those in the samples are left out")
     options = parser.parse_args()

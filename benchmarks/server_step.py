@@ -6,7 +6,7 @@ DataLoader with batches of 32, and train 50 epochs with AdamW at 1e-4. Claim: 10
 
 import numpy as np
 import torch
-from _report import paired, report, shared
+from _report import described, paired, report, shared
 from safetensors.torch import load_file
 from sklearn.mixture import GaussianMixture
 from torch.utils.data import DataLoader
@@ -49,6 +49,7 @@ def recipe(surrogates: list[Surrogate]) -> torch.nn.Linear:
 
 
 def main() -> None:
+    described(__doc__).parse_args()
     train = load_file(shared("features/cifar10-train.safetensors"))
     test = load_file(shared("features/cifar10-test.safetensors"))
     features, labels = train["x"].float(), train["y"]

@@ -6,7 +6,6 @@ little. The settings train next to nothing, so that what is measured is the star
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -16,7 +15,7 @@ import threading
 import time
 
 import psutil
-from _report import ROOT, report
+from _report import ROOT, described, report
 
 SITES = 3
 SETTINGS = "head.min-steps=20 head.epochs=1"
@@ -88,7 +87,7 @@ def measured(words: list[str], variables: dict[str, str]) -> tuple[float, Second
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats
     found: dict[str, list[tuple[float, Seconds, int]]] = {name: [] for name in VARIANTS}

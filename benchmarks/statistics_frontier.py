@@ -10,7 +10,6 @@ published. Also in this run: seconds of learning, in closed form and on samples;
     python benchmarks/statistics_frontier.py --only basis     # experiments: a shared basis, entropy coding
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
 from _harness import Federation, Measured, centralised, federate, load
-from _report import RESULTS, draw, paired, report, shared
+from _report import RESULTS, described, draw, paired, report, shared
 from _shared_basis import entropy_coded, measured_points
 from rich.progress import track
 
@@ -206,7 +205,7 @@ def table(found: dict[str, list[Measured]]) -> list[Line]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("--name", default="statistics-frontier", help="of the files in benchmarks/results")
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)

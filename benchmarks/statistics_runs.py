@@ -4,7 +4,6 @@ Every row is a whole run: messages, checks, the default screen and limits on wei
 starts from image files, PACS photos at one site and sketches at another, next to a head on all their real features.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-from _report import ROOT, report, shared
+from _report import ROOT, described, report, shared
 
 from server_app.relearn import relearn
 
@@ -33,7 +32,7 @@ LEFT = (("gram", {"fedpft.covariance": "gram"}), ("lowrank r=64, 8 bits", {"fedp
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = described(__doc__)
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="", choices=("sweep", "relearn", "pacs"), help="one of the tables")

@@ -1,5 +1,6 @@
-"""The harness of the benchmarks runs every method, and learns what the same run learns over messages."""
+"""The benchmarks: their harness learns what a run over messages learns, for every method; each script has a help."""
 
+import runpy
 import sys
 from pathlib import Path
 
@@ -10,9 +11,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks" / "rep
 import _harness
 
 from common.config.run_config import parse_run_config
-from tests.grid import InProcessGrid, metrics_of, run_federation, sites
+from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
 from tests.registry import SPECS, settings_of
 
+SCRIPTS = sorted(file for file in (ROOT / "benchmarks").rglob("*.py") if "__main__" in file.read_text())
 SPLIT = {"partition": "iid"}
 
 
@@ -33,3 +35,15 @@ def test_the_harness_learns_what_messages_do(tmp_path: Path, name: str) -> None:
     measured = _harness.federate(run, _harness.load(run, 3))
     metrics = metrics_of(run_federation(tmp_path, InProcessGrid(sites(3)), **settings))
     assert measured.accuracy == pytest.approx(100 * metrics["accuracy"]["model"], abs=0.3), "one of 359 records at most"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_a_benchmark_describes_itself_instead_of_starting(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    monkeypatch.setattr(sys, "path", [str(script.parent), *sys.path])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: ")

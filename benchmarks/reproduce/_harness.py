@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _report import shared
+from _report import described, shared
 
 from client_app.datasets.partition import share
 from client_app.features.site_features import LabelledFeatures, SiteFeatures, dataset_features, usable
@@ -118,7 +118,7 @@ def settings_of(options: argparse.Namespace, stand_in: Mapping[str, Scalar]) -> 
 
 def arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
     """Parser with the options of all these scripts."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(doc)
     parser.add_argument("--name", default=name, help="of the files in benchmarks/results")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("-c", "--run-config", action="append", default=[], metavar="'key=value ...'")

@@ -11,7 +11,6 @@ paper's pairs of classes. The paper's table 1 is not whole in the copy that we h
 and the names above four figures of CIFAR-10, are missing, so these cells are empty.
 """
 
-import argparse
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from _harness import Federation, federate, load, mean_and_deviation, site
 from _idx import PARTS, read_images
-from _report import ROOT, report
+from _report import ROOT, described, report
 from rich.progress import track
 
 from client_app.features.site_features import LabelledFeatures
@@ -108,7 +107,7 @@ def paper_settings(data: str, private: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("--data", choices=SIDES, default="digits")
     parser.add_argument("--folder", default="", help="of the idx archives or parquet files")
     parser.add_argument("--table", nargs="*", choices=["1", "2", "3"], default=["1", "2", "3"])

@@ -10,14 +10,13 @@ needs the weights of another network.
     python benchmarks/reproduce/fedpft_table3.py            # about half an hour of processor time
 """
 
-import argparse
 import math
 import time
 from typing import Any
 
 import _harness  # noqa: F401, puts the folder of `_report` on the path
 import torch
-from _report import RESULTS, report
+from _report import RESULTS, described, report
 from attacks import Images, backbone, read, unit_norm
 from rich.progress import track
 from torch import Tensor, nn
@@ -176,7 +175,7 @@ def figures(made: Tensor, real: Tensor, similar: Tensor) -> tuple[float, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = described(__doc__)
     parser.add_argument("--images", type=int, default=20000, help="of the attacker (the paper has 50,000)")
     parser.add_argument("--site-images", type=int, default=1000, help="of the site (the paper has 10,000)")
     parser.add_argument("--steps", type=int, default=4000, help="of training, 64 images each")
