@@ -7,10 +7,11 @@ pass through a backward pass, with the settings of that time. Wrong: the length 
 the synthetic and of all real records, as a share of the latter's; and one minus the cosine of the two.
 """
 
-import contextlib
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ PAPER: dict[str, Any] = {
     "fedlap.images-per-class": 50,
     "fedlap.loops": 5,
     "fedlap.batch-size": 256,
+}
+# What is replaced while a row is measured.
+CHANGED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "before": before,
+    "now, in bfloat16": lambda: torch.autocast("cpu", torch.bfloat16),
 }
 PARTS = ("real-gradients", "image-steps", "radius-search")
 
@@ -89,8 +95,8 @@ def measure(name: str) -> None:
     peers = [work(base | average, data, records)[1]]
     rows: list[list[Any]] = []
     old = {"before": SETTINGS | own, "exact steps": SETTINGS | own} if name == "digits" else {"before": SETTINGS | own}
-    for variant, settings in {**old, "now": own | fewer}.items():
-        with before() if variant == "before" else contextlib.nullcontext():
+    for variant, settings in {**old, "now": own | fewer, "now, in bfloat16": own | fewer}.items():
+        with CHANGED.get(variant, nullcontext)():
             made, seconds, training = work(base | {"method": "fedlap"} | settings, data, records)
         peers.append(work(base | average, data, records)[1])
         parts = [float(made.answer[f"{part}-seconds"]) for part in PARTS]
