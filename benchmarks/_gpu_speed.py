@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks._gpu_parity import cvae, fedlap_settings, generator, images, network, pooled
 from benchmarks._gpu_rows import Row, Sizes, reached, seconds, wait
-from client_app.features.extraction import in_parts
+from client_app.features.parts import in_parts
 from client_app.methods.dp.linear_clipping import clipped_sums
 from client_app.methods.dp.record_gradients import PrivateGradient, clipped_sum
 from client_app.methods.dpcvae.training_steps import exact_gradient, private_gradient
@@ -93,7 +93,7 @@ def extraction(device: str, sizes: Sizes, compiled: bool = False) -> Iterator[Ro
         rates = []
         for _ in range(sizes.repeats):
             started, done = time.perf_counter(), 0
-            with closing(in_parts(jpegs, backbone, sizes.batch)) as parts:
+            with closing(in_parts(jpegs.open_image, [range(sizes.images)], backbone, sizes.batch)) as parts:
                 done = sum(len(part.rows) for part in parts)
             rates.append(done / (time.perf_counter() - started))
         assert done == sizes.images, "an image was not read"

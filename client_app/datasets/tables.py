@@ -1,9 +1,10 @@
-"""Reader of tables next to images, with the label, patient or split of each file."""
+"""Tables: those next to images, with the label, patient or split of each file; and columns of images in parquet files."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,35 @@ from common.errors import DataError
 
 # Longest line in bytes that is read when lines are left out one by one.
 LONGEST_LINE = 2**16
+
+
+class ParquetImages:
+    """The image column of parquet files, read on first use: a site with cached features never needs it."""
+
+    def __init__(self, files: Sequence[Path], column: str) -> None:
+        self._files, self._column = files, column
+        self._lock = threading.Lock()
+        self._values: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process reads the files itself.
+        return ParquetImages, (self._files, self._column)
+
+    def read(self, index: int) -> bytes:
+        """The bytes of a record's image; safe in threads. Raises OSError for a record without image."""
+        with self._lock:  # Otherwise each decoding thread would read the files.
+            if self._values is None:
+                import pyarrow as pa
+                import pyarrow.parquet as pq
+
+                self._values = pa.concat_tables(
+                    [pq.read_table(file, columns=[self._column]) for file in self._files]
+                ).column(0)
+        value = self._values[index].as_py()
+        content = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(content, bytes):
+            raise OSError("the record holds no image bytes")
+        return content
 
 
 def read_table(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[Any]]:

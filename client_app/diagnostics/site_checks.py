@@ -15,7 +15,7 @@ import torch
 from client_app.datasets.partition import SiteShare, share
 from client_app.diagnostics.findings import Finding
 from client_app.diagnostics.key_checks import check_keys
-from client_app.features.extraction import in_parts
+from client_app.features.parts import in_parts
 from client_app.features.site_features import site_backbone, site_device
 from client_app.governance.gate import open_gate, own_ledger
 from client_app.governance.policy import NO_LIMIT
@@ -191,7 +191,7 @@ def _backbone(run: RunConfig, node: NodeConfig, part: SiteShare, fingerprint: st
 
 def _first_dimension(part: SiteShare, backbone: Backbone) -> int:
     """The dimension of the first image that can be read; 0 if there is none."""
-    with closing(in_parts(part.dataset, backbone, 1)) as pieces:
+    with closing(in_parts(part.dataset.open_image, [range(len(part.dataset))], backbone, 1)) as pieces:
         return next((piece.features.shape[1] for piece in pieces if piece.features is not None), 0)
 
 
@@ -205,7 +205,7 @@ def _same(own: str, wanted: str, facts: str) -> Finding:
 def _time(part: SiteShare, backbone: Backbone) -> Finding:
     """Estimate the time for all images from that for the first ones."""
     started, done, broken = time.perf_counter(), 0, 0
-    with closing(in_parts(part.dataset, backbone, MEASURED_IMAGES)) as pieces:
+    with closing(in_parts(part.dataset.open_image, [range(len(part.dataset))], backbone, MEASURED_IMAGES)) as pieces:
         for piece in pieces:
             done, broken = done + len(piece.rows), broken + len(piece.broken)
             if done + broken >= MEASURED_IMAGES:
