@@ -12,8 +12,8 @@ from torch import Tensor
 
 from client_app.datasets.left_out import LeftOut
 
-# (record, shortest) -> image; `shortest` > 0: the caller then resizes the shorter side to that many pixels. It is pickled for
-# the processes of several GPUs.
+# (record, shortest) -> image; `shortest` > 0: the caller then resizes the shorter side to that many pixels. It can be
+# pickled, for the processes of several GPUs.
 Opener = Callable[[int, int], Image.Image]
 
 

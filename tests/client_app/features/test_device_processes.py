@@ -43,11 +43,11 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+def processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     monkeypatch.setattr(shards, "SHARD", SHARD)
     monkeypatch.setattr(extraction, "SHARDS_EACH", 1)
     monkeypatch.setattr(extraction, "gpus_of", extraction.gpus_of)
-    yield use
+    return use
 
 
 def features(folder: Path, opener: Callable[..., object] = picture, load: Callable[..., Backbone] = backbone) -> Features:
