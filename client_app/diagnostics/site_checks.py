@@ -26,6 +26,7 @@ from common.backbones.feature_power import with_power
 from common.config.run_config import RunConfig
 from common.costs import costs
 from common.errors import FedSurrogateError
+from common.models.devices import gpus_of
 from common.privacy.claims import plan_of
 
 GIB = 2**30
@@ -117,8 +118,9 @@ def _machine(run: RunConfig, node: NodeConfig) -> Iterator[Finding]:
         remedy = "" if asked else 'large backbones are slow on a CPU; check the driver with nvidia-smi, or set device="cpu"'
         yield Finding("GPU", "PASS" if asked else "WARN", f"none is used; device {device}", remedy)
         return
-    left, total = torch.cuda.mem_get_info(device)
-    yield Finding("GPU", "PASS", f"{torch.cuda.get_device_name(device)}, {left / GIB:.1f} of {total / GIB:.1f} GiB free")
+    for each in gpus_of(torch.device(device)) or (device,):
+        left, total = torch.cuda.mem_get_info(each)
+        yield Finding("GPU", "PASS", f"{torch.cuda.get_device_name(each)}, {left / GIB:.1f} of {total / GIB:.1f} GiB free")
 
 
 def _policy(run: RunConfig, node: NodeConfig) -> Finding:
@@ -211,7 +213,8 @@ def _time(part: SiteShare, backbone: Backbone) -> Finding:
             if done + broken >= MEASURED_IMAGES:
                 break
     seconds = (time.perf_counter() - started) / max(1, done + broken) * len(part.dataset)
-    facts = f"about {math.ceil(seconds / 60)} min for the features of {len(part.dataset)} images, once; then cached"
+    where = " on one GPU" if len(gpus_of(backbone.device)) > 1 else ""
+    facts = f"about {math.ceil(seconds / 60)} min for the features of {len(part.dataset)} images{where}, once; then cached"
     if not done:
         return Finding("time", "FAIL", f"none of the first {broken} images can be read", "check the images")
     if broken:

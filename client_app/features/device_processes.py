@@ -61,10 +61,10 @@ def in_processes(opener: Opener, shards: Iterable[range], devices: Devices, batc
         for process in processes:
             process.send_bytes(job)
         del job
-        working = {process.connection: process for process in processes}
+        working = list(processes)
         while working:
-            for ready in wait(list(working)):
-                process = next(each for connection, each in working.items() if connection is ready)
+            ready = wait([process.connection for process in working])
+            for process in [each for each in working if each.connection in ready]:
                 kind, *content = process.receive()
                 if kind == PART:
                     rows, broken, features, size = content
@@ -72,7 +72,7 @@ def in_processes(opener: Opener, shards: Iterable[range], devices: Devices, batc
                 elif kind == NEXT:
                     process.send_bytes(ForkingPickler.dumps(next(left, None)))
                 elif kind == DONE:
-                    del working[process.connection]
+                    working.remove(process)
                 elif kind == REFUSED:
                     raise BackboneError(*content)
                 else:
@@ -88,15 +88,19 @@ class _Process:
     def __init__(self, device: str) -> None:
         self._device = device
         self.connection, theirs = Pipe()
+        command = [sys.executable, "-c", START, str(theirs.fileno()), device, *map(str, sys.path)]
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", START, str(theirs.fileno()), device, *map(str, sys.path)],
-                # It ends when this pipe does, thus with this process, however that ends.
-                stdin=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-                # Ctrl-C then reaches this process only, which ends the others.
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    # It ends when this pipe does, thus with this process, however that ends.
+                    stdin=subprocess.PIPE,
+                    pass_fds=[theirs.fileno()],
+                    # Ctrl-C then reaches this process only, which ends the others.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise self.failure(f"cannot be started ({error})") from error
 
     def send_bytes(self, message: memoryview) -> None:
         """Send a pickled message. Raises FedSurrogateError if the process has ended."""
@@ -146,7 +150,9 @@ def work(descriptor: int, device: str) -> None:
             torch.cuda.set_device(device)
         backbone = load(device)
         if backbone.fingerprint != fingerprint:
-            raise BackboneError(f"{backbone.name!r} has fingerprint {backbone.fingerprint}, elsewhere {fingerprint}")
+            raise BackboneError(
+                f"{backbone.name!r} has fingerprint {backbone.fingerprint}, in the site's process {fingerprint}"
+            )
     except Exception as error:
         connection.send((FAILED, _text(error)))
         return

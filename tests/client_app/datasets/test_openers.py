@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from client_app.datasets import tables
 from client_app.datasets.dataset import DataSource, load
 from tests.dicom_files import image, save
 
@@ -67,3 +68,14 @@ def test_an_opener_that_was_pickled_opens_the_same_images(tmp_path: Path, kind: 
         opener = pickle.loads(content)
         for index in range(len(dataset)):
             assert opener(index, 0).tobytes() == dataset.open_image(index).tobytes()
+
+
+def test_a_few_row_groups_of_a_parquet_file_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "KEPT", 4)
+    wanted = [bytes([index]) for index in range(30)]
+    for name, rows in (("train", slice(20)), ("test", slice(20, 30))):
+        pq.write_table(pa.table({"image": wanted[rows]}), tmp_path / f"{name}.parquet", row_group_size=3)
+    images = tables.ParquetImages([tmp_path / "train.parquet", tmp_path / "test.parquet"], "image")
+    for order in (range(30), range(29, -1, -1), [0, 19, 20, 29] * 2):
+        assert [images.read(index) for index in order] == [wanted[index] for index in order]
+        assert sum(map(len, images._read.values())) <= 4 + 3

@@ -160,6 +160,15 @@ def test_a_backbone_that_another_process_cannot_load_is_an_error_that_keeps_shar
     assert type(error.value) is FedSurrogateError
 
 
+def test_a_process_that_cannot_be_started_is_not_a_fault_of_the_cache(
+    tmp_path: Path, processes: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes(2)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(FedSurrogateError, match="on cpu cannot be started"):
+        features(tmp_path)
+
+
 def test_a_site_starts_processes_for_its_own_images(
     tmp_path: Path, processes: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
