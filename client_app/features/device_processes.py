@@ -121,8 +121,8 @@ class _Process:
         """The error for a process that cannot go on."""
         return FedSurrogateError(
             f"the process that extracts features on {self._device} {why}; complete shards are kept, and the next request "
-            "continues after them; if it fails again, free memory on this machine or on that GPU, or set device in the "
-            "node-config to one GPU, such as 'cuda:0', which needs no further process"
+            "continues after them; if it fails again, free memory on this machine or on that GPU, leave the GPU out with "
+            "CUDA_VISIBLE_DEVICES, or set device in the node-config to one GPU, such as 'cuda:0'"
         )
 
     def end(self) -> None:
