@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from benchmarks._gpu_parity import cvae, fedlap_settings, generator, images, network, pooled
 from benchmarks._gpu_rows import Row, Sizes, reached, seconds, wait
-from client_app.features.extraction import in_parts
+from client_app.features.device_processes import Devices, in_processes
+from client_app.features.parts import in_parts
 from client_app.methods.dp.linear_clipping import clipped_sums
 from client_app.methods.dp.record_gradients import PrivateGradient, clipped_sum
 from client_app.methods.dpcvae.training_steps import exact_gradient, private_gradient
@@ -26,18 +28,23 @@ from client_app.methods.fedlap.trust_region import IMAGE_STEP, MODEL_STEP, Searc
 from common.backbones.backbones import Backbone, frozen_forward
 from common.backbones.preprocessing import Preprocessing
 from common.models.augmentation import draws
+from common.models.devices import gpus_of
 from common.models.loss_landscape import gradient
 from common.surrogates.mixtures import MixtureSettings, fit
 from strategies.fedpft.closed_form import lda
 
-# Seconds that a round of FedLAP may take a site; images a second as a share of the bare forward pass; times faster.
-ROUND_SECONDS, OF_BARE, TIMES_FASTER = 10.0, 0.9, 3.0
+# Seconds that a round of FedLAP may take a site; images a second as a share of the bare forward pass, and on all GPUs as a
+# share of those on one, times their number; times faster.
+ROUND_SECONDS, OF_BARE, OF_ALL, TIMES_FASTER = 10.0, 0.9, 0.8, 3.0
 BATCH = 256
+# Shards of a process on each of several GPUs, and batches of a shard.
+SHARDS_EACH, BATCHES = 16, 8
 
 
 def rows(device: str, sizes: Sizes) -> Iterator[Row]:
     """All rows of speed, one at a time."""
     yield from extraction(device, sizes)
+    yield from all_gpus(device, sizes)
     yield from mixtures(device, sizes)
     yield head(device, sizes)
     yield fedlap_round(device, sizes)
@@ -71,7 +78,7 @@ class Jpegs:
         return image.convert("RGB")
 
 
-def backbone_of(name: str, device: str, size: int, compiled: bool) -> Backbone:
+def backbone_of(name: str, size: int, compiled: bool, device: str) -> Backbone:
     """A torchvision model with random weights that ends in its features."""
     import torchvision
 
@@ -87,13 +94,13 @@ def extraction(device: str, sizes: Sizes, compiled: bool = False) -> Iterator[Ro
     """Images a second from JPEG in memory, against the forward pass on a batch that is on the device already."""
     jpegs: Any = Jpegs(sizes.images, sizes.image_size)
     for name in sizes.backbones:
-        backbone = backbone_of(name, device, sizes.image_size, compiled)
+        backbone = backbone_of(name, sizes.image_size, compiled, device)
         batch = torch.randn(sizes.batch, 3, sizes.image_size, sizes.image_size).to(device)
         bare = sizes.batch / seconds(lambda b=backbone, x=batch: b.forward(x), device, 5 * sizes.repeats)
         rates = []
         for _ in range(sizes.repeats):
             started, done = time.perf_counter(), 0
-            with closing(in_parts(jpegs, backbone, sizes.batch)) as parts:
+            with closing(in_parts(jpegs.open_image, [range(sizes.images)], backbone, sizes.batch)) as parts:
                 done = sum(len(part.rows) for part in parts)
             rates.append(done / (time.perf_counter() - started))
         assert done == sizes.images, "an image was not read"
@@ -107,6 +114,27 @@ def extraction(device: str, sizes: Sizes, compiled: bool = False) -> Iterator[Ro
         yield reached(
             f"extraction, decoded on the device, {name}", sizes.images / took, "images/s", "bare forward", bare, OF_BARE
         )
+
+
+def all_gpus(device: str, sizes: Sizes) -> Iterator[Row]:
+    """Images a second of one process a GPU, from their first batch on, against those on one GPU; on a CPU, two processes."""
+    names = ("cpu", "cpu") if device == "cpu" else gpus_of(torch.device(device))
+    if len(names) < 2:
+        print("not measured: extraction over all GPUs, there is one, or --device names one")
+        return
+    jpegs, length = Jpegs(sizes.images, sizes.image_size), BATCHES * sizes.batch
+    load = partial(backbone_of, sizes.backbones[0], sizes.image_size, False)
+
+    def rate(devices: tuple[str, ...]) -> float:
+        pieces = [range(piece * length, (piece + 1) * length) for piece in range(SHARDS_EACH * len(devices))]
+        with closing(in_processes(jpegs.open_image, pieces, Devices(devices, load, "random"), sizes.batch)) as parts:
+            next(parts)
+            started = time.perf_counter()
+            return sum(len(part.rows) for part in parts) / (time.perf_counter() - started)
+
+    one = rate(names[:1])
+    name = f"extraction, {len(names)} processes, {sizes.backbones[0]}"
+    yield reached(name, rate(names), "images/s", f"{len(names)} times one process", len(names) * one, OF_ALL)
 
 
 def decoded_there(jpegs: Jpegs, backbone: Backbone, together: int) -> None:

@@ -16,7 +16,8 @@ import torch
 from _report import described, report, shared
 
 from client_app.datasets.dataset import Dataset, DataSource, load
-from client_app.features.extraction import CPU_FORWARD_TOGETHER, extract
+from client_app.features.extraction import extract
+from client_app.features.parts import CPU_FORWARD_TOGETHER
 from common.backbones.backbones import Backbone, load_backbone
 
 

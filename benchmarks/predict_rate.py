@@ -22,7 +22,7 @@ import torch
 from _report import described, report
 from PIL import Image
 
-from client_app.features.extraction import in_parts
+from client_app.features.parts import in_parts
 from client_app.model_use.calibration import Calibration
 from client_app.model_use.inputs import find_inputs
 from client_app.model_use.prediction import BATCH, Predictor, predict
@@ -56,7 +56,7 @@ def main(count: int) -> None:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
         def alone() -> None:
-            for _ in in_parts(inputs.dataset(range(len(inputs))), backbone, BATCH):
+            for _ in in_parts(inputs.dataset(range(len(inputs))).open_image, [range(len(inputs))], backbone, BATCH):
                 pass
 
         def timed(work: Callable[[], object]) -> tuple[float, float]:

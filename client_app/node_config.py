@@ -75,7 +75,11 @@ class NodeConfig(Settings):
         description="A backbone of this site's own, for runs with backbone = own: a function without arguments that returns "
         "a torch module, or a module and a transform.",
     )
-    device: Device = Field("auto", description="Processor or GPU of this site; auto uses the run's setting.")
+    device: Device = Field(
+        "auto",
+        description="Processor or GPU of this site; auto uses the run's setting. With cuda, all GPUs of the machine compute "
+        "the features of many images, with cuda:N one.",
+    )
     cache_dir: str = Field("", description="Folder for computed features; empty for ~/.cache/fedsurrogate.")
     features_in_memory_mib: MiB = Field(
         128,

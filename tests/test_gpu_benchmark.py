@@ -28,6 +28,7 @@ PARITY = ("features of", "mixture, diag", "second moment", "head in closed form,
 SPEED = (
     "extraction, r",
     "extraction, decoded on the device, ",
+    "extraction, 2 processes, ",
     "head in closed form, d=",
     "FedLAP, a site's round",
     "DP-SGD step without noise, DP-CVAE",

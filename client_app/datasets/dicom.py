@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from client_app.datasets.dicom_pixels import open_dicom
+from client_app.datasets.dicom_pixels import open_place, without_warnings
 from client_app.datasets.duplicates import remembered, same_files
 from client_app.datasets.image_folders import find_table, in_class_folders, note_depth, split_of
 from client_app.datasets.left_out import LeftOut
@@ -85,7 +85,7 @@ def read_dicom(
     # The key includes decoders: a new decoder may read an image that was broken before.
     files = content_key(root, [path for path, _ in places])
     key = hashlib.sha256(repr(("dicom", files, frames, decoders)).encode()).hexdigest()
-    found = replace(records, key=key, opener=lambda i, _: open_dicom(*places[i]), patients=patients, burned_in=burned_in)
+    found = replace(records, key=key, opener=partial(open_place, places), patients=patients, burned_in=burned_in)
     paths = [path for path, _ in places]
     same = partial(remembered, key, partial(same_files, paths))
     return without(replace(found, same=same, place=lambda i: str(paths[i])), left)
@@ -166,11 +166,9 @@ def _rows(table: Path, columns: dict[str, list[Any]], key: str, given: Sequence[
 
 def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomImage]:
     """Read the headers of all files that are DICOM images; log once the number of others."""
-    from pydicom import config
     from pydicom.errors import InvalidDicomError
 
-    # pydicom's warnings show malformed values, and a value may identify a patient.
-    config.settings.reading_validation_mode = config.IGNORE
+    without_warnings()
     images: list[DicomImage] = []
     foreign = without = 0
     broken: list[str] = []

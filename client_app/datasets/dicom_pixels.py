@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,19 @@ DISPLAY = (
     *(f"{c}PaletteColorLookupTable{part}" for c in ("Red", "Green", "Blue") for part in ("Descriptor", "Data")),
     *(f"Segmented{c}PaletteColorLookupTableData" for c in ("Red", "Green", "Blue")),
 )
+
+
+def open_place(places: Sequence[tuple[Path, int]], index: int, _: int = 0) -> Image.Image:
+    """The image at one of several places, each a file and a frame; an `Opener`. Raises DataError for a broken file."""
+    without_warnings()
+    return open_dicom(*places[index])
+
+
+def without_warnings() -> None:
+    """Turn off pydicom's warnings in this process: they show malformed values, and a value may identify a patient."""
+    from pydicom import config
+
+    config.settings.reading_validation_mode = config.IGNORE
 
 
 def open_dicom(file: Path, frame: int = 0) -> Image.Image:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from client_app.datasets.duplicates import remembered, same_files
@@ -173,6 +175,10 @@ def _note_repeated(file: Path, paths: Sequence[Path], values: Sequence[tuple[Any
         left.count_once(repeated, f"{len(repeated)} rows of '{file}' repeat an earlier row, such as row {repeated[0] + 1}")
 
 
+def _open_file(paths: Sequence[Path], index: int, shortest: int) -> Image.Image:
+    return open_rgb(paths[index], shortest)
+
+
 def _files(
     paths: Sequence[Path],
     labels: list[str],
@@ -187,7 +193,7 @@ def _files(
         key,
         is_train,
         origin,
-        opener=lambda i, shortest: open_rgb(paths[i], shortest),
+        opener=partial(_open_file, paths),
         patients=patients,
         same=lambda: remembered(key, lambda: same_files(paths)),
         place=lambda i: str(paths[i]),

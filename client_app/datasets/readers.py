@@ -6,9 +6,8 @@ import hashlib
 import io
 import json
 import os
-import threading
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor
 from client_app.datasets.duplicates import remembered, same_bytes, same_rows
 from client_app.datasets.left_out import LeftOut
 from client_app.datasets.records import Records, without
+from client_app.datasets.tables import ParquetImages
 from common.errors import DataError
 
 # Rows of features that are checked at a time, and bytes of a file that is not copied to memory.
@@ -30,9 +30,13 @@ CHECKED, LARGE = 8192, 2**26
 
 def read_digits() -> Records:
     """Read scikit-learn's 1,797 digits: 8x8 pixels with 17 grey levels, mapped to distinct 8-bit levels."""
-    grey, labels = _digits()
+    _, labels = _digits()
     key = hashlib.sha256(f"digits {version('scikit-learn')}".encode()).hexdigest()
-    return Records(list(labels), key, opener=lambda i, _: Image.fromarray(grey[i]).convert("RGB"))
+    return Records(list(labels), key, opener=_open_digit)
+
+
+def _open_digit(index: int, _: int) -> Image.Image:
+    return Image.fromarray(_digits()[0][index]).convert("RGB")
 
 
 @cache
@@ -131,7 +135,7 @@ def read_parquet(
     origin = (
         tuple(str(value) for table in tables for value in table.column(site_column).to_pylist()) if site_column else None
     )
-    images = _ParquetImages(files, image_column(schema))
+    images = ParquetImages(files, image_column(schema))
     whose = [value for table in tables for value in table.column(patient_column).to_pylist()] if patient_column else None
     key = content_key(folder, files)
     records = Records(
@@ -140,7 +144,7 @@ def read_parquet(
         split_by_size([len(table) for table in tables]),
         origin,
         classes=names or None,
-        opener=lambda i, shortest: open_rgb(io.BytesIO(images.read(i)), shortest),
+        opener=partial(_open_bytes, images),
         patients=None if whose is None else patient_names(whose, patient_column, left),
         same=lambda: remembered(key, lambda: same_bytes(images.read, len(labels))),
     )
@@ -170,28 +174,8 @@ def open_rgb(file: io.BytesIO | Path, shortest: int) -> Image.Image:
         return image if image.mode == "RGB" else image.convert("RGB")
 
 
-class _ParquetImages:
-    """The image column of parquet files, read on first use: a site with cached features never needs it."""
-
-    def __init__(self, files: Sequence[Path], column: str) -> None:
-        self._files, self._column = files, column
-        self._lock = threading.Lock()
-        self._values: Any = None
-
-    def read(self, index: int) -> bytes:
-        with self._lock:  # Otherwise each decoding thread would read the files.
-            if self._values is None:
-                import pyarrow as pa
-                import pyarrow.parquet as pq
-
-                self._values = pa.concat_tables(
-                    [pq.read_table(file, columns=[self._column]) for file in self._files]
-                ).column(0)
-        value = self._values[index].as_py()
-        content = value.get("bytes") if isinstance(value, dict) else value
-        if not isinstance(content, bytes):
-            raise OSError("the record holds no image bytes")
-        return content
+def _open_bytes(images: ParquetImages, index: int, shortest: int) -> Image.Image:
+    return open_rgb(io.BytesIO(images.read(index)), shortest)
 
 
 def split_files(folder: Path, name: str, suffix: str) -> list[Path]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from PIL import Image
 from torch import Tensor
 
 from client_app.datasets.left_out import LeftOut
 
-# (record, shortest) -> image; `shortest` > 0: the caller then resizes the shorter side to that many pixels.
+# (record, shortest) -> image; `shortest` > 0: the caller then resizes the shorter side to that many pixels. It can be
+# pickled, for the processes of several GPUs.
 Opener = Callable[[int, int], Image.Image]
 
 
@@ -52,10 +54,14 @@ def select(records: Records, positions: Sequence[int]) -> Records:
         origin=None if origin is None else tuple(origin[i] for i in rows),
         patients=None if patients is None else tuple(patients[i] for i in rows),
         features=None if records.features is None else records.features[rows],
-        opener=None if opener is None else lambda i, shortest: opener(rows[i], shortest),
+        opener=None if opener is None else partial(_open_row, opener, rows),
         same=None if same is None else lambda: same()[rows],
         place=None if place is None else lambda i: place(rows[i]),
     )
+
+
+def _open_row(opener: Opener, rows: Sequence[int], index: int, shortest: int) -> Image.Image:
+    return opener(rows[index], shortest)
 
 
 def without(records: Records, left: LeftOut) -> Records:

@@ -1,9 +1,11 @@
-"""Reader of tables next to images, with the label, patient or split of each file."""
+"""Tables: those next to images, with the label, patient or split of each file; and columns of images in parquet files."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,53 @@ from common.errors import DataError
 
 # Longest line in bytes that is read when lines are left out one by one.
 LONGEST_LINE = 2**16
+# Records in row groups that stay in memory: threads decode fewer at a time.
+KEPT = 2048
+
+
+class ParquetImages:
+    """The image column of parquet files, read on first use and by row groups, of which those used last stay in memory."""
+
+    def __init__(self, files: Sequence[Path], column: str) -> None:
+        self._files, self._column = files, column
+        self._lock = threading.Lock()
+        # Each row group: its file, its number there, and its first record.
+        self._groups: list[tuple[Any, int]] = []
+        self._first: list[int] = []
+        self._read: dict[int, Any] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process reads the files itself.
+        return ParquetImages, (self._files, self._column)
+
+    def read(self, index: int) -> bytes:
+        """The bytes of a record's image; safe in threads. Raises OSError for a record without image."""
+        with self._lock:  # Otherwise each decoding thread would read the files.
+            if not self._groups:
+                self._find_groups()
+            group = bisect_right(self._first, index) - 1
+            values = self._read.pop(group, None)
+            if values is None:
+                file, number = self._groups[group]
+                values = file.read_row_group(number, columns=[self._column]).column(0)
+            self._read[group] = values
+            while sum(map(len, self._read.values())) - len(oldest := next(iter(self._read.values()))) >= KEPT:
+                self._read = {each: kept for each, kept in self._read.items() if kept is not oldest}
+        value = values[index - self._first[group]].as_py()
+        content = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(content, bytes):
+            raise OSError("the record holds no image bytes")
+        return content
+
+    def _find_groups(self) -> None:
+        import pyarrow.parquet as pq
+
+        records = 0
+        for file in map(pq.ParquetFile, self._files):
+            for number in range(file.num_row_groups):
+                self._groups.append((file, number))
+                self._first.append(records)
+                records += file.metadata.row_group(number).num_rows
 
 
 def read_table(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[Any]]:

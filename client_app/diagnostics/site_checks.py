@@ -15,7 +15,7 @@ import torch
 from client_app.datasets.partition import SiteShare, share
 from client_app.diagnostics.findings import Finding
 from client_app.diagnostics.key_checks import check_keys
-from client_app.features.extraction import in_parts
+from client_app.features.parts import in_parts
 from client_app.features.site_features import site_backbone, site_device
 from client_app.governance.gate import open_gate, own_ledger
 from client_app.governance.policy import NO_LIMIT
@@ -26,6 +26,7 @@ from common.backbones.feature_power import with_power
 from common.config.run_config import RunConfig
 from common.costs import costs
 from common.errors import FedSurrogateError
+from common.models.devices import gpus_of
 from common.privacy.claims import plan_of
 
 GIB = 2**30
@@ -117,8 +118,9 @@ def _machine(run: RunConfig, node: NodeConfig) -> Iterator[Finding]:
         remedy = "" if asked else 'large backbones are slow on a CPU; check the driver with nvidia-smi, or set device="cpu"'
         yield Finding("GPU", "PASS" if asked else "WARN", f"none is used; device {device}", remedy)
         return
-    left, total = torch.cuda.mem_get_info(device)
-    yield Finding("GPU", "PASS", f"{torch.cuda.get_device_name(device)}, {left / GIB:.1f} of {total / GIB:.1f} GiB free")
+    for each in gpus_of(torch.device(device)) or (device,):
+        left, total = torch.cuda.mem_get_info(each)
+        yield Finding("GPU", "PASS", f"{torch.cuda.get_device_name(each)}, {left / GIB:.1f} of {total / GIB:.1f} GiB free")
 
 
 def _policy(run: RunConfig, node: NodeConfig) -> Finding:
@@ -191,7 +193,7 @@ def _backbone(run: RunConfig, node: NodeConfig, part: SiteShare, fingerprint: st
 
 def _first_dimension(part: SiteShare, backbone: Backbone) -> int:
     """The dimension of the first image that can be read; 0 if there is none."""
-    with closing(in_parts(part.dataset, backbone, 1)) as pieces:
+    with closing(in_parts(part.dataset.open_image, [range(len(part.dataset))], backbone, 1)) as pieces:
         return next((piece.features.shape[1] for piece in pieces if piece.features is not None), 0)
 
 
@@ -205,13 +207,14 @@ def _same(own: str, wanted: str, facts: str) -> Finding:
 def _time(part: SiteShare, backbone: Backbone) -> Finding:
     """Estimate the time for all images from that for the first ones."""
     started, done, broken = time.perf_counter(), 0, 0
-    with closing(in_parts(part.dataset, backbone, MEASURED_IMAGES)) as pieces:
+    with closing(in_parts(part.dataset.open_image, [range(len(part.dataset))], backbone, MEASURED_IMAGES)) as pieces:
         for piece in pieces:
             done, broken = done + len(piece.rows), broken + len(piece.broken)
             if done + broken >= MEASURED_IMAGES:
                 break
     seconds = (time.perf_counter() - started) / max(1, done + broken) * len(part.dataset)
-    facts = f"about {math.ceil(seconds / 60)} min for the features of {len(part.dataset)} images, once; then cached"
+    where = " on one GPU" if len(gpus_of(backbone.device)) > 1 else ""
+    facts = f"about {math.ceil(seconds / 60)} min for the features of {len(part.dataset)} images{where}, once; then cached"
     if not done:
         return Finding("time", "FAIL", f"none of the first {broken} images can be read", "check the images")
     if broken:

@@ -1,8 +1,8 @@
-"""Features that are being computed: complete shards of rows stay on disk, so that an ended process loses the last one only.
+"""Features that are being computed: complete shards of rows stay on disk, so that an ended process loses open ones only.
 
-A folder `*.partial` holds `x` and `ok` as files of all rows, and `shards.jsonl`: one line a shard with its last row and
-digest. A line is written when its rows are on disk. The next process checks the digests and continues after the last line
-that holds.
+A folder `*.partial` holds `x` and `ok` as files of all rows, and `shards.jsonl`: one line a shard, in any order, with its
+first row, the row after its last, and its digest. A line is written when its rows are on disk. The next process checks the
+digests and computes the other shards. Lines of earlier versions have no first row: each began where the line before ended.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import hashlib
 import json
 import logging
 import os
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from client_app.features.parts import Part
 
 # Records of a shard: half a minute to some minutes of work, depending on the backbone.
 SHARD = 2048
@@ -26,58 +29,79 @@ LOG = logging.getLogger("fedsurrogate.site")
 
 @dataclass
 class ShardWriter:
-    """Writes features (count, dimension) float16 and ok (count,) bool to `folder`, shard by shard; it holds one shard.
+    """Writes features (count, dimension) float16 and ok (count,) bool to `folder`, shard by shard; it holds open shards.
 
-    done: rows that are complete. size: of the images, (height, width), once one is known.
+    size: of the images, (height, width), once one is known.
     """
 
     folder: Path
     count: int
-    done: int = 0
     dimension: int = 0
     size: tuple[int, ...] = ()
-    _rows: list[tuple[list[int], Tensor, Tensor]] = field(default_factory=list)
+    # First rows of complete shards.
+    _complete: set[int] = field(default_factory=set)
+    # By the first row of a shard: how many records were added, and the readable rows among them.
+    _added: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    _rows: defaultdict[int, list[tuple[list[int], Tensor, Tensor]]] = field(default_factory=lambda: defaultdict(list))
     _start: int = 0
 
     @classmethod
     def resumed(cls, folder: Path, count: int) -> ShardWriter:
-        """A writer that continues after the complete shards in `folder`; from row zero if there are none."""
+        """A writer that continues with the shards that are not complete in `folder`."""
         writer = cls(folder, count)
         try:
-            lines = [json.loads(line) for line in (folder / SHARDS).read_text().split("\n")[:-1]]
-            if lines[0]["count"] != count:
+            text = (folder / SHARDS).read_text()
+            first, *lines = text.splitlines()
+            head = json.loads(first)
+            if head["count"] != count:
                 return writer
-            writer.dimension, writer.size = int(lines[0]["dimension"]), tuple(lines[0]["size"])
+            writer.dimension, writer.size = int(head["dimension"]), tuple(head["size"])
             writer._start = writer._x_start()
-            for shard in lines[1:]:
-                if writer._digest(writer.done, int(shard["end"])) != shard["sha256"]:
-                    raise ValueError("content differs from its digest")
-                writer.done = int(shard["end"])
+            writer._check(lines)
+            if not text.endswith("\n"):
+                with (folder / SHARDS).open("a") as notes:
+                    notes.write("\n")
         except FileNotFoundError:
             return cls(folder, count)
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-            LOG.warning("computed features in %s are damaged after row %d (%s)", folder, writer.done, error)
-            if not writer.done:
-                return cls(folder, count)
-        if writer.done:
-            LOG.info("%d of %d records are done already; the work continues after them", writer.done, count)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            LOG.warning("computed features in %s are damaged (%s)", folder, error)
+            return cls(folder, count)
+        if not writer._complete:
+            return cls(folder, count)
+        LOG.info("%d of %d records are done already; the work continues with the others", writer.done, count)
         return writer
 
-    def add(self, rows: list[int], features: Tensor, good: Tensor, size: tuple[int, ...]) -> None:
-        """Features (n, dimension) float16 of these rows, in order; those that are not `good` (n,) stay zero."""
-        if not self.dimension:
-            self._create(features.shape[1], size)
-        self._rows.append((rows, torch.where(good[:, None], features, 0), good))
+    @property
+    def done(self) -> int:
+        """Number of records in complete shards."""
+        return sum(len(self._shard(first)) for first in self._complete)
 
-    def complete(self, end: int) -> None:
-        """The rows before `end` are computed. Flush them and note the shard if it is full, or the last one."""
-        if self.dimension and (end - self.done >= SHARD or end == self.count):
-            self._flush(end)
+    def missing(self) -> list[range]:
+        """Rows of the shards that are not complete."""
+        return [self._shard(first) for first in range(0, self.count, SHARD) if first not in self._complete]
+
+    def add(self, part: Part, good: Tensor | None) -> None:
+        """Add records of one shard, with features (n, dimension) float16 of its rows; those not `good` (n,) stay zero.
+
+        A shard whose records were all added is written to disk, once the dimension is known.
+        """
+        first = min([*part.rows[:1], *(row for row, _ in part.broken[:1])]) // SHARD * SHARD
+        self._added[first] += len(part)
+        if part.features is not None and good is not None:
+            if not self.dimension:
+                self._create(part.features.shape[1], part.size)
+            self._rows[first].append((part.rows, torch.where(good[:, None], part.features, 0), good))
+        if self.dimension:
+            for full in [each for each, added in self._added.items() if added == len(self._shard(each))]:
+                self._write(full)
 
     def ok(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which rows are valid, (count,) bool, after the last shard."""
         found: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.fromfile(self.folder / "ok", dtype=np.bool_)
         return found
+
+    def _shard(self, first: int) -> range:
+        return range(first, min(first + SHARD, self.count))
 
     def _create(self, dimension: int, size: tuple[int, ...]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -93,30 +117,50 @@ class ShardWriter:
         """Bytes before the first row of x.npy."""
         return int(np.load(self.folder / "x.npy", mmap_mode="r").offset)
 
-    def _flush(self, end: int) -> None:
-        x = np.zeros((end - self.done, self.dimension), dtype=np.float16)
-        ok = np.zeros(end - self.done, dtype=np.bool_)
-        for rows, features, good in self._rows:
-            at = np.asarray(rows) - self.done
+    def _write(self, first: int) -> None:
+        shard = self._shard(first)
+        x = np.zeros((len(shard), self.dimension), dtype=np.float16)
+        ok = np.zeros(len(shard), dtype=np.bool_)
+        for rows, features, good in self._rows.pop(first, []):
+            at = np.asarray(rows) - first
             x[at], ok[at] = features.numpy(), good.numpy()
-        for name, start, content in (("x.npy", self._start + x[:1].nbytes * self.done, x), ("ok", self.done, ok)):
+        for name, start, content in (("x.npy", self._start + x[:1].nbytes * first, x), ("ok", first, ok)):
             with (self.folder / name).open("r+b") as file:
                 file.seek(start)
                 file.write(content.tobytes())
                 file.flush()
                 os.fsync(file.fileno())
         with (self.folder / SHARDS).open("a") as notes:
-            notes.write(json.dumps({"end": end, "sha256": _sha256(x.tobytes(), ok.tobytes())}) + "\n")
+            line = {"begin": first, "end": shard.stop, "sha256": _sha256(x.tobytes(), ok.tobytes())}
+            notes.write(json.dumps(line) + "\n")
             notes.flush()
             os.fsync(notes.fileno())
-        self.done, self._rows = end, []
+        self._complete.add(first)
+        del self._added[first]
 
-    def _digest(self, begin: int, end: int) -> str:
+    def _check(self, lines: list[str]) -> None:
+        """Take the shards whose rows have the digest in their last line."""
+        noted: dict[int, str] = {}
+        end = 0
+        for line in lines:
+            try:
+                shard = json.loads(line)
+                begin, end, digest = int(shard.get("begin", end)), int(shard["end"]), str(shard["sha256"])
+            except (ValueError, KeyError, TypeError, AttributeError):
+                # A line that was being written when the process ended.
+                continue
+            if begin % SHARD == 0 and 0 <= begin < self.count and end == self._shard(begin).stop:
+                noted[begin] = digest
+        self._complete = {begin for begin, digest in noted.items() if self._digest(self._shard(begin)) == digest}
+        if damaged := noted.keys() - self._complete:
+            LOG.warning("%d shards in %s do not have their digests and are computed again", len(damaged), self.folder)
+
+    def _digest(self, shard: range) -> str:
         width = 2 * self.dimension
         contents = []
         for name, start, length in (
-            ("x.npy", self._start + width * begin, width * (end - begin)),
-            ("ok", begin, end - begin),
+            ("x.npy", self._start + width * shard.start, width * len(shard)),
+            ("ok", shard.start, len(shard)),
         ):
             with (self.folder / name).open("rb") as file:
                 file.seek(start)

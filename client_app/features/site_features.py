@@ -111,8 +111,7 @@ def load_site(run: RunConfig, node: NodeConfig, backbone: Backbone | None = None
     if run.counting.kind == "survey":
         found = no_features(len(part.dataset))
     else:
-        model = backbone or partial(site_backbone, run, node)
-        found = extract(part.dataset, model, node.cache, most_mib=policy_of(node).cache_mib)
+        found = dataset_features(part.dataset, run, node, backbone)
     read = partial(usable, part.dataset, found, power=run.power, folder=node.cache, most_mib=node.features_in_memory_mib)
     train, test = read(part.train), read(part.test)
     if node.unit == "record" or (protected and node.protects == "record"):
@@ -143,13 +142,18 @@ def no_features(count: int) -> Features:
     return Features(torch.zeros(count, 1), torch.ones(count, dtype=torch.bool), NO_FEATURES, 0.0, cached=False)
 
 
-def dataset_features(dataset: Dataset, run: RunConfig, node: NodeConfig) -> Features:
-    """Features of every record of a dataset, from the cache if possible."""
-    return extract(dataset, partial(site_backbone, run, node), node.cache, most_mib=policy_of(node).cache_mib)
+def dataset_features(dataset: Dataset, run: RunConfig, node: NodeConfig, backbone: Backbone | None = None) -> Features:
+    """Features of every record of a dataset, from the cache if possible. backbone: the run's if it is already loaded."""
+    load = partial(site_backbone, run, node)
+    return extract(dataset, backbone or load, node.cache, most_mib=policy_of(node).cache_mib, load=load)
 
 
-def site_backbone(run: RunConfig, node: NodeConfig) -> Backbone:
-    """The run's backbone with this site's weights. Raises BackboneError or ConfigError."""
+def site_backbone(run: RunConfig, node: NodeConfig, device: str = "") -> Backbone:
+    """The run's backbone with this site's weights. Raises BackboneError or ConfigError.
+
+    device: empty for the site's.
+    """
+    device = device or site_device(run, node)
     if run.backbone == OWN_BACKBONE:
         # The function, which is code, comes from the site's own settings only.
         if not node.backbone:
@@ -157,10 +161,10 @@ def site_backbone(run: RunConfig, node: NodeConfig) -> Backbone:
                 f"the run uses backbone = {OWN_BACKBONE!r}, but this site's node-config names none; set backbone = "
                 "'python:PACKAGE.MODULE:FUNCTION' there"
             )
-        return own_backbone(node.backbone, run.image_size, site_device(run, node))
+        return own_backbone(node.backbone, run.image_size, device)
     # A coordinator must not name a file on a hospital's disk, so its weights-path is used in a simulation only.
     weights = node.weights_path or ("" if node.data else run.weights_path)
-    return load_backbone(run.backbone, weights, run.image_size, site_device(run, node))
+    return load_backbone(run.backbone, weights, run.image_size, device)
 
 
 def site_device(run: RunConfig, node: NodeConfig) -> str:

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from client_app.datasets.dataset import Dataset, DataSource, load_all
 from client_app.datasets.partition import share
-from client_app.features.extraction import extract
-from client_app.features.site_features import site_backbone
-from client_app.governance.policy import policy_of
+from client_app.features.site_features import dataset_features, site_backbone
 from client_app.model_use.prediction import check_backbone
 from client_app.node_config import NodeConfig
 from common.backbones.feature_power import power_in, raised, with_power
@@ -125,9 +123,9 @@ def _of_rows(
     if dataset.features is None:
         backbone = site_backbone(run, node)
         check_backbone(model, backbone)
-        found = extract(dataset, backbone, node.cache, most_mib=policy_of(node).cache_mib)
+        found = dataset_features(dataset, run, node, backbone)
     else:
-        found = extract(dataset, lambda: site_backbone(run, node), node.cache)
+        found = dataset_features(dataset, run, node)
         if with_power(found.fingerprint, power) != model.manifest.fingerprint:
             raise BackboneError(
                 f"the model is for a backbone with fingerprint {model.manifest.fingerprint[:16]}, but the features are of "

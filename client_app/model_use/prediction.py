@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from client_app.durable_files import put_file
-from client_app.features.extraction import NOT_FINITE, Part, in_parts
+from client_app.features.extraction import NOT_FINITE
+from client_app.features.parts import Part, in_parts
 from client_app.features.progress import progress
 from client_app.model_use.calibration import ABSTAIN, SCORES, Calibration, Probabilities
 from client_app.model_use.inputs import PATIENT, Inputs
@@ -203,7 +204,8 @@ def _batches(inputs: Inputs, rows: Sequence[int], backbone: Backbone) -> Iterato
     if not rows:
         return
     waiting, count = list[Part](), 0
-    with progress("predict", len(rows)) as advance, closing(in_parts(inputs.dataset(rows), backbone, BATCH)) as parts:
+    pieces = in_parts(inputs.dataset(rows).open_image, [range(len(rows))], backbone, BATCH)
+    with progress("predict", len(rows)) as advance, closing(pieces) as parts:
         try:
             for part in parts:
                 waiting.append(part)

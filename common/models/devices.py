@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -21,6 +24,15 @@ def pick_device(wanted: str) -> str:
     if wanted.startswith("cuda") and int(wanted.partition(":")[2] or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device = {wanted!r}: this machine has {torch.cuda.device_count()} GPUs; use 'cpu' or 'auto'")
     return wanted
+
+
+def gpus_of(device: torch.device) -> tuple[str, ...]:
+    """The GPUs that `device` leaves open: all that this process sees for "cuda" without a number, otherwise none."""
+    import torch
+
+    if device.type != "cuda" or device.index is not None:
+        return ()
+    return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
 
 
 def one_thread_each(work: Callable[[T], R], items: Sequence[T], sizes: Sequence[int]) -> list[R]:

@@ -21,6 +21,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from client_app.cli import main as cli
+from client_app.diagnostics import site_checks
 from client_app.diagnostics.connection_checks import check_link
 from client_app.diagnostics.findings import Finding, Link
 from client_app.diagnostics.node_checks import check_isolation, is_isolated, is_supernode, starts_client_apps
@@ -34,6 +35,15 @@ from server_app.deployment.certificates import _make_server, _private, issue
 from tests.client_app.governance.ledger_processes import release
 
 Captured = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda", ["GPU 0", "GPU 1"]), ("cuda:1", ["GPU 1"])])
+def test_every_gpu_that_is_used_is_shown(monkeypatch: pytest.MonkeyPatch, device: str, expected: list[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 2**31))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: f"GPU {torch.device(name).index}")
+    found = list(site_checks._machine(parse_run_config({}), parse_node_config({"device": device})))
+    assert [each.found for each in found if each.what == "GPU"] == [f"{name}, 1.0 of 2.0 GiB free" for name in expected]
 
 
 @contextmanager

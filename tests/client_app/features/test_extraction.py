@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from client_app.datasets.dataset import Dataset, DataSource, load
 from client_app.features.extraction import extract
+from client_app.features.parts import in_parts
 from common.backbones.backbones import Backbone, load_backbone
 from common.errors import BackboneError, DataError
 
@@ -220,6 +221,28 @@ def test_real_images_give_the_published_features(tmp_path: Path) -> None:
     assert torch.equal(dataset.labels, published["y"][:32])
     for ours, theirs in zip(found.x.float().numpy(), published["x"][:32].float().numpy(), strict=True):
         assert np.corrcoef(ours, theirs)[0, 1] > 0.99
+
+
+def test_every_shard_begins_a_batch(pixels: Backbone) -> None:
+    """So the batches, on which the last digits of a GPU depend, are the same wherever an extraction begins."""
+    seen: list[int] = []
+
+    def forward(batch: torch.Tensor) -> torch.Tensor:
+        seen.append(len(batch))
+        return batch.flatten(1)
+
+    def opened(index: int, _: int) -> Image.Image:
+        if index == 13:
+            raise OSError("broken")
+        return Image.new("L", (2, 2), index)
+
+    # Neither a CPU, whose batches have a fixed size, nor CUDA, which is not here.
+    elsewhere = replace(pixels, device=torch.device("meta"), forward=forward)
+    pieces = [range(70), range(70, 75), range(90, 93)]
+    found = list(in_parts(opened, pieces, elsewhere, 40))
+    assert seen == [39, 30, 5, 3]
+    assert [row for part in found for row in part.rows] == [row for piece in pieces for row in piece if row != 13]
+    assert [part.broken for part in found] == [[(13, "OSError: broken")], [], [], []]
 
 
 def test_a_decoder_that_panics_spoils_one_image_alone(

@@ -1,5 +1,6 @@
 """A large site: work that a kill interrupts continues at the last shard, and features in a file give what memory gives."""
 
+import json
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from client_app.features.on_disk import written
+from client_app.features.parts import Part
 from client_app.features.shards import SHARD, ShardWriter
 from client_app.features.site_features import load_site
 from client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
@@ -90,21 +92,81 @@ def test_a_site_that_was_killed_continues_at_the_last_shard_and_gives_the_same_s
     assert not list((tmp_path / "killed").glob("features/*.partial"))
 
 
+COUNT, FOLDER = 3 * SHARD - 5, "a.partial"
+
+
+def shard(number: int, count: int = COUNT) -> range:
+    return range(number * SHARD, min((number + 1) * SHARD, count))
+
+
+def parts(rows: range, broken: int = 0) -> list[Part]:
+    """Records with their row as the feature; the first are broken."""
+    good = list(rows[broken:])
+    bad = [] if not broken else [Part([], None, [(row, "broken") for row in rows[:broken]])]
+    values = torch.tensor(good)[:, None].expand(-1, 4).half()
+    return [*bad, Part(good[:100], None, [], values[:100], (1, 4)), Part(good[100:], None, [], values[100:], (1, 4))]
+
+
+def put(writer: ShardWriter, added: list[Part]) -> None:
+    for part in added:
+        writer.add(part, None if part.features is None else torch.ones(len(part.rows)).bool())
+
+
+def missing(folder: Path, count: int = COUNT) -> list[range]:
+    return ShardWriter.resumed(folder / FOLDER, count).missing()
+
+
 def test_shards_that_are_damaged_are_computed_again(tmp_path: Path) -> None:
-    writer = ShardWriter.resumed(tmp_path / "a.partial", 3 * SHARD)
-    rows = list(range(SHARD))
-    for shard in range(2):
-        writer.add([shard * SHARD + row for row in rows], torch.ones(SHARD, 4).half(), torch.ones(SHARD).bool(), (1, 4))
-        writer.complete((shard + 1) * SHARD)
-    assert ShardWriter.resumed(tmp_path / "a.partial", 3 * SHARD).done == 2 * SHARD
-    with (tmp_path / "a.partial" / "x.npy").open("r+b") as file:
-        file.seek(-2 * 4 * SHARD - 8, os.SEEK_END)
+    writer = ShardWriter.resumed(tmp_path / FOLDER, COUNT)
+    for number in (2, 0):
+        put(writer, parts(shard(number)))
+    assert missing(tmp_path) == [shard(1)]
+    notes = (tmp_path / FOLDER / "shards.jsonl").read_text()
+    with (tmp_path / FOLDER / "x.npy").open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
         file.write(b"abcd")
-    assert ShardWriter.resumed(tmp_path / "a.partial", 3 * SHARD).done == SHARD
-    with (tmp_path / "a.partial" / "shards.jsonl").open("a") as file:
-        file.write('{"end": 61')
-    assert ShardWriter.resumed(tmp_path / "a.partial", 3 * SHARD).done == SHARD
-    assert ShardWriter.resumed(tmp_path / "a.partial", 5 * SHARD).done == 0
+    assert missing(tmp_path) == [shard(1), shard(2)]
+    assert missing(tmp_path, 5 * SHARD) == [shard(number, 5 * SHARD) for number in range(5)]
+    # The line of the shard that is computed again counts.
+    put(ShardWriter.resumed(tmp_path / FOLDER, COUNT), parts(shard(2), broken=1))
+    assert missing(tmp_path) == [shard(1)]
+    (tmp_path / FOLDER / "shards.jsonl").write_text(notes)
+    assert missing(tmp_path) == [shard(1), shard(2)]
+
+
+def test_a_line_that_was_not_finished_costs_its_shard_only(tmp_path: Path) -> None:
+    put(ShardWriter.resumed(tmp_path / FOLDER, COUNT), parts(shard(0)))
+    with (tmp_path / FOLDER / "shards.jsonl").open("a") as file:
+        file.write('{"begin": 2048, "end": 40')
+    writer = ShardWriter.resumed(tmp_path / FOLDER, COUNT)
+    assert writer.missing() == [shard(1), shard(2)]
+    put(writer, parts(shard(1)))
+    assert missing(tmp_path) == [shard(2)]
+
+
+def test_shards_are_complete_in_any_order_and_mixed(tmp_path: Path) -> None:
+    writer = ShardWriter.resumed(tmp_path / FOLDER, COUNT)
+    one, other = parts(shard(1), broken=3), parts(shard(2))
+    put(writer, [Part([], None, [(row, "broken") for row in shard(0)]), one[0], other[0], one[1]])
+    assert (writer.done, writer.missing()) == (SHARD, [shard(1), shard(2)])
+    put(writer, [other[1], one[2]])
+    assert (writer.done, writer.missing()) == (COUNT, [])
+    expected = [row >= SHARD + 3 for row in range(COUNT)]
+    assert writer.ok().tolist() == expected
+    x = torch.from_numpy(np.load(tmp_path / FOLDER / "x.npy"))
+    assert torch.equal(x[:, 3], torch.where(torch.tensor(expected), torch.arange(COUNT), 0).half())
+
+
+def test_complete_shards_of_an_earlier_version_are_used_if_they_are_shards_now(tmp_path: Path) -> None:
+    put(ShardWriter.resumed(tmp_path / FOLDER, COUNT), [part for number in range(3) for part in parts(shard(number))])
+    notes = tmp_path / FOLDER / "shards.jsonl"
+    head, *lines = notes.read_text().splitlines()
+    # It wrote no first rows, as each shard began where the one before ended.
+    before = [json.dumps({key: json.loads(line)[key] for key in ("end", "sha256")}) for line in lines]
+    notes.write_text("\n".join([head, *before]) + "\n")
+    assert missing(tmp_path) == []
+    notes.write_text("\n".join([head, before[0], before[2]]) + "\n")
+    assert missing(tmp_path) == [shard(1), shard(2)]
 
 
 @pytest.fixture

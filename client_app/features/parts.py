@@ -1,0 +1,160 @@
+"""Images to features, part by part: threads decode, a frozen backbone computes, and the order of the records is kept."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from client_app.datasets.records import Opener
+from client_app.features.transfers import CudaTransfers, overlapped
+from common.backbones.backbones import Backbone
+from common.errors import BackboneError
+
+DECODE_TOGETHER = 32
+# On a CPU each thread decodes eight images and forwards them in pairs, whose activations fit the caches of its core. The
+# numbers are fixed, so that the bits of a feature depend neither on batch_size nor on the number of cores.
+CPU_TOGETHER, CPU_FORWARD_TOGETHER = 8, 2
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some records of one shard: rows with images and features, and broken rows with reasons. size: height and width."""
+
+    rows: list[int]
+    images: Tensor | None
+    broken: list[tuple[int, str]]
+    features: Tensor | None = None
+    size: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self.broken)
+
+
+def in_parts(
+    opener: Opener, shards: Iterable[range], backbone: Backbone, batch_size: int, processes: int = 1
+) -> Generator[Part]:
+    """Yield the records of these shards in order, with features; on a CPU each core decodes and forwards its own images.
+
+    Every shard begins a batch, so its bits do not depend on the other shards. A shard is asked for when the last images
+    before it begin to be decoded. processes: number of processes that share the cores.
+    """
+    cores = max(1, usable_cores() // processes)
+    if backbone.device.type != "cpu":
+        parts = _batches(partial(_decode, opener, backbone), shards, batch_size, min(16, cores))
+        if backbone.device.type == "cuda":
+            batches = ((part, part.images) for part in parts)
+            for part, features in overlapped(batches, backbone.forward, CudaTransfers(backbone.device)):
+                yield replace(part, features=features)
+            return
+        for part in parts:
+            yield _forward(part, backbone, len(part.rows))
+        return
+
+    def work(indices: range) -> Part:
+        # Affects this thread only. Threads that share a forward pass would wait for each other at every layer.
+        torch.set_num_threads(1)
+        return _forward(_decode(opener, backbone, indices), backbone, CPU_FORWARD_TOGETHER)
+
+    threads = torch.get_num_threads()
+    try:
+        yield from _in_order(work, _cut(shards, CPU_TOGETHER), cores, ahead=4 * cores)
+    finally:
+        # A worker also changed the default of threads started later.
+        torch.set_num_threads(threads)
+
+
+def usable_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cut(ranges: Iterable[range], length: int) -> Iterator[range]:
+    """Cut each range into pieces of this length; its last piece may be shorter."""
+    return (each[start : start + length] for each in ranges for start in range(0, len(each), length))
+
+
+def _batches(decode: Callable[[range], Part], shards: Iterable[range], batch_size: int, workers: int) -> Iterator[Part]:
+    """Decode in threads, at most a few batches ahead of the model, and yield batches in the order of the records."""
+    together = min(DECODE_TOGETHER, batch_size)
+    ahead = workers + 1 + -(-batch_size // together)
+    pieces: deque[int] = deque()
+
+    def cut() -> Iterator[range]:
+        for batch in _cut(shards, batch_size):
+            pieces.append(-(-len(batch) // together))
+            yield from _cut([batch], together)
+
+    decoded = _in_order(decode, cut(), workers, ahead)
+    for part in decoded:
+        yield _join([part, *islice(decoded, pieces.popleft() - 1)])
+
+
+def _in_order(work: Callable[[range], Part], pieces: Iterator[range], workers: int, ahead: int) -> Iterator[Part]:
+    """Do `work` on each piece in threads, in order; at most `ahead` results are pending."""
+    waiting: deque[Future[Part]] = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="extract") as pool:
+        try:
+            while True:
+                for piece in islice(pieces, ahead - len(waiting)):
+                    waiting.append(pool.submit(work, piece))
+                if not waiting:
+                    return
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _forward(part: Part, backbone: Backbone, together: int) -> Part:
+    if part.images is None:
+        return part
+    features = [backbone.forward(images).to("cpu", torch.float16) for images in torch.split(part.images, together)]
+    return replace(part, features=torch.cat(features))
+
+
+def _decode(opener: Opener, backbone: Backbone, indices: range) -> Part:
+    rows: list[int] = []
+    broken: list[tuple[int, str]] = []
+    images: Tensor | None = None
+    size: tuple[int, ...] = ()
+    for index in indices:
+        try:
+            image = backbone.preprocess(opener(index, backbone.preprocess.resize))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # Decoders raise almost anything for a damaged file; a Rust panic is no Exception.
+            broken.append((index, f"{type(error).__name__}: {error}"))
+            continue
+        if images is None:
+            images = torch.empty((len(indices), *image.shape)).contiguous(memory_format=torch.channels_last)
+            size = tuple(image.shape[1:])
+        check_same_size(size, tuple(image.shape[1:]))
+        images[len(rows)] = image
+        rows.append(index)
+    return Part(rows, None if images is None else images[: len(rows)], broken, size=size)
+
+
+def _join(parts: list[Part]) -> Part:
+    readable = [part for part in parts if part.images is not None]
+    for part in readable:
+        check_same_size(readable[0].size, part.size)
+    images = [part.images for part in readable if part.images is not None]
+    joined = None if not images else images[0] if len(images) == 1 else torch.cat(images)
+    rows, broken = [row for part in parts for row in part.rows], [each for part in parts for each in part.broken]
+    return Part(rows, joined, broken, size=readable[0].size if readable else ())
+
+
+def check_same_size(size: tuple[int, ...], other: tuple[int, ...]) -> None:
+    """Raise BackboneError for images of two sizes, each (height, width)."""
+    if size != other:
+        raise BackboneError(
+            f"images of {size[1]}x{size[0]} and of {other[1]}x{other[0]} px give features of different lengths; "
+            "set image-size, and all images are resized to it"
+        )
