@@ -45,6 +45,7 @@ def methods(rounds: int, records: int) -> dict[str, dict[str, Any]]:
         "FedAvg": average | {"method": "fedavg"},
         "FedRep": average | {"method": "fedrep"},
         "DSC": paper | {"method": "dsc"},
+        "DSC, memory": lap | MEMORY | {"method": "dsc"},
         "DSC, one shot": {"method": "dsc", "fedlap.rounds": 1},
         "FedDM": paper | FEDDM,
         "FedDM, one shot": FEDDM | {"fedlap.rounds": 1},
