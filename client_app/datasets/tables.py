@@ -55,12 +55,15 @@ class ParquetImages:
     def _find_groups(self) -> None:
         import pyarrow.parquet as pq
 
-        records = 0
+        groups: list[tuple[Any, int]] = []
+        first, records = [], 0
         for file in map(pq.ParquetFile, self._files):
             for number in range(file.num_row_groups):
-                self._groups.append((file, number))
-                self._first.append(records)
+                groups.append((file, number))
+                first.append(records)
                 records += file.metadata.row_group(number).num_rows
+        # Only now: if a file cannot be opened, the next read looks again at all of them.
+        self._groups, self._first = groups, first
 
 
 def read_table(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[Any]]:

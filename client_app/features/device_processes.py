@@ -87,20 +87,19 @@ class _Process:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self.connection, theirs = Pipe()
-        command = [sys.executable, "-c", START, str(theirs.fileno()), device, *map(str, sys.path)]
-        with theirs:
-            try:
+        try:
+            self.connection, theirs = Pipe()
+            with theirs:
                 self._process = subprocess.Popen(
-                    command,
+                    [sys.executable, "-c", START, str(theirs.fileno()), device, *map(str, sys.path)],
                     # It ends when this pipe does, thus with this process, however that ends.
                     stdin=subprocess.PIPE,
                     pass_fds=[theirs.fileno()],
                     # Ctrl-C then reaches this process only, which ends the others.
                     start_new_session=True,
                 )
-            except OSError as error:
-                raise self.failure(f"cannot be started ({error})") from error
+        except OSError as error:
+            raise self.failure(f"cannot be started ({error})") from error
 
     def send_bytes(self, message: memoryview) -> None:
         """Send a pickled message. Raises FedSurrogateError if the process has ended."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Generator
@@ -115,6 +116,10 @@ def _write(entry: Path, dataset: Dataset, backbone: Backbone, batch_size: int, l
         np.save(folder / "ok.npy", _compute(writer, dataset, backbone, batch_size, load))
         digests = {name: digest_of(folder / name) for name in ("x.npy", "ok.npy")}
         (folder / "digests.json").write_text(json.dumps(digests))
+        for name in ("ok.npy", "digests.json"):
+            # x.npy is on disk. After a power failure an entry without these would be computed again from the first shard.
+            with (folder / name).open("rb") as file:
+                os.fsync(file.fileno())
         if entry.exists():
             shutil.rmtree(entry)
         folder.rename(entry)

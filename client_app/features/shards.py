@@ -47,10 +47,10 @@ class ShardWriter:
 
     @classmethod
     def resumed(cls, folder: Path, count: int) -> ShardWriter:
-        """A writer that continues with the shards that are not complete in `folder`."""
+        """A writer that continues with the shards that are not complete in `folder`. Raises OSError if it cannot write."""
         writer = cls(folder, count)
         try:
-            text = (folder / SHARDS).read_text()
+            text = (folder / SHARDS).read_text(errors="replace")
             first, *lines = text.splitlines()
             head = json.loads(first)
             if head["count"] != count:
@@ -58,16 +58,17 @@ class ShardWriter:
             writer.dimension, writer.size = int(head["dimension"]), tuple(head["size"])
             writer._start = writer._x_start()
             writer._check(lines)
-            if not text.endswith("\n"):
-                with (folder / SHARDS).open("a") as notes:
-                    notes.write("\n")
         except FileNotFoundError:
             return cls(folder, count)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            LOG.warning("computed features in %s are damaged (%s)", folder, error)
+        except Exception as error:  # numpy raises almost anything for a damaged file, such as EOFError and TokenError.
+            LOG.warning("computed features in %s are damaged (%s: %s)", folder, type(error).__name__, error)
             return cls(folder, count)
         if not writer._complete:
             return cls(folder, count)
+        if not text.endswith("\n"):
+            # It may fail on a full disk, which is no damage: the shards stay.
+            with (folder / SHARDS).open("a") as notes:
+                notes.write("\n")
         LOG.info("%d of %d records are done already; the work continues with the others", writer.done, count)
         return writer
 
@@ -97,7 +98,7 @@ class ShardWriter:
 
     def ok(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which rows are valid, (count,) bool, after the last shard."""
-        found: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.fromfile(self.folder / "ok", dtype=np.bool_)
+        found: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.fromfile(self.folder / "ok", np.bool_, self.count)
         return found
 
     def _shard(self, first: int) -> range:
@@ -114,8 +115,11 @@ class ShardWriter:
         )
 
     def _x_start(self) -> int:
-        """Bytes before the first row of x.npy."""
-        return int(np.load(self.folder / "x.npy", mmap_mode="r").offset)
+        """Bytes before the first row of x.npy. Raises ValueError, and others of numpy, if its own header does not fit."""
+        x = np.load(self.folder / "x.npy", mmap_mode="r")
+        if x.shape != (self.count, self.dimension) or x.dtype != np.float16 or not x.flags.c_contiguous:
+            raise ValueError(f"x.npy holds {x.dtype.str} of shape {x.shape}")
+        return int(x.offset)
 
     def _write(self, first: int) -> None:
         shard = self._shard(first)

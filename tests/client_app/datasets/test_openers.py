@@ -79,3 +79,22 @@ def test_a_few_row_groups_of_a_parquet_file_are_in_memory(tmp_path: Path, monkey
     for order in (range(30), range(29, -1, -1), [0, 19, 20, 29] * 2):
         assert [images.read(index) for index in order] == [wanted[index] for index in order]
         assert sum(map(len, images._read.values())) <= 4 + 3
+
+
+def test_a_file_that_cannot_be_opened_once_hides_no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / "train.parquet", tmp_path / "test.parquet"]
+    for number, file in enumerate(files):
+        pq.write_table(pa.table({"image": [bytes([2 * number]), bytes([2 * number + 1])]}), file)
+    opened, fail = pq.ParquetFile, [files[1]]
+
+    def once_broken(file: Path) -> pq.ParquetFile:
+        if file in fail:
+            fail.remove(file)
+            raise OSError("Input/output error")
+        return opened(file)
+
+    monkeypatch.setattr(pq, "ParquetFile", once_broken)
+    images = tables.ParquetImages(files, "image")
+    with pytest.raises(OSError, match="Input/output error"):
+        images.read(0)
+    assert [images.read(index) for index in range(4)] == [bytes([index]) for index in range(4)]

@@ -1,5 +1,6 @@
 """Extraction by a process a device, tried with several on the CPU: the features of one process bit for bit, and no hang."""
 
+import errno
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from client_app.features import extraction, shards
+from client_app.features import device_processes, extraction, shards
 from client_app.features.device_processes import Devices, in_processes
 from client_app.features.extraction import Features, extract
 from client_app.features.parts import Part, in_parts
@@ -165,8 +166,23 @@ def test_a_process_that_cannot_be_started_is_not_a_fault_of_the_cache(
 ) -> None:
     processes(2)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    with pytest.raises(FedSurrogateError, match="on cpu cannot be started"):
+    with pytest.raises(FedSurrogateError, match="on cpu cannot be started") as error:
         features(tmp_path)
+    assert type(error.value) is FedSurrogateError
+
+
+def test_too_many_open_files_are_not_a_fault_of_the_cache(
+    tmp_path: Path, processes: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes(2)
+
+    def none() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(device_processes, "Pipe", none)
+    with pytest.raises(FedSurrogateError, match=r"on cpu cannot be started .*Too many open files") as error:
+        features(tmp_path)
+    assert type(error.value) is FedSurrogateError
 
 
 def test_a_site_starts_processes_for_its_own_images(

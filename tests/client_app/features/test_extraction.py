@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from client_app.datasets.dataset import Dataset, DataSource, load
 from client_app.features.extraction import extract
 from client_app.features.parts import in_parts
+from client_app.features.shards import SHARDS
 from common.backbones.backbones import Backbone, load_backbone
 from common.errors import BackboneError, DataError
 
@@ -69,6 +70,27 @@ def test_a_second_call_reads_the_cache(tmp_path: Path, pixels: Backbone) -> None
     assert (first.cached, second.cached) == (False, True)
     assert torch.equal(first.x, second.x)
     assert not extract(dataset, load_backbone("pixels:rgb", device="cpu"), tmp_path).cached
+
+
+def test_an_entry_is_on_disk_before_the_notes_of_its_shards_go(
+    tmp_path: Path, pixels: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, sync, remove = set[int](), os.fsync, Path.unlink
+
+    def fsync(descriptor: int) -> None:
+        flushed.add(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.name == SHARDS:
+            assert {(path.parent / name).stat().st_ino for name in ("x.npy", "ok.npy", "digests.json")} <= flushed
+            flushed.clear()
+        remove(path, missing_ok)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    extract(dataset_of(tmp_path / "d", [png(1)] * 3), pixels, tmp_path)
+    assert not flushed
 
 
 def test_changed_images_are_computed_again(tmp_path: Path, pixels: Backbone) -> None:

@@ -1,5 +1,6 @@
 """A large site: work that a kill interrupts continues at the last shard, and features in a file give what memory gives."""
 
+import errno
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -142,6 +144,57 @@ def test_a_line_that_was_not_finished_costs_its_shard_only(tmp_path: Path) -> No
     assert writer.missing() == [shard(1), shard(2)]
     put(writer, parts(shard(1)))
     assert missing(tmp_path) == [shard(2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        # A power failure may leave a file that is empty.
+        ("x.npy", None, b""),
+        # One bit of its header each: numpy raises TokenError, and reads the numbers in another order of bytes.
+        ("x.npy", b"}  ", b"} ("),
+        ("x.npy", b"<f2", b">f2"),
+        ("shards.jsonl", b'"dimension": 4', b'"dimension": 4000000000000000'),
+        ("shards.jsonl", b'"dimension": 4', b'"dimension": Infinity'),
+    ],
+)
+def test_shards_whose_files_are_damaged_begin_again(tmp_path: Path, name: str, old: bytes | None, new: bytes) -> None:
+    put(ShardWriter.resumed(tmp_path / FOLDER, COUNT), parts(shard(0)))
+    file = tmp_path / FOLDER / name
+    content = file.read_bytes()
+    file.write_bytes(new if old is None else content.replace(old, new))
+    assert file.read_bytes() != content
+    writer = ShardWriter.resumed(tmp_path / FOLDER, COUNT)
+    assert (writer.done, writer.dimension) == (0, 0)
+    put(writer, [part for number in range(3) for part in parts(shard(number))])
+    assert writer.missing() == []
+    assert torch.from_numpy(np.load(tmp_path / FOLDER / "x.npy"))[:, 3].equal(torch.arange(COUNT).half())
+
+
+def test_invalid_bytes_in_a_line_cost_its_shard_only(tmp_path: Path) -> None:
+    put(ShardWriter.resumed(tmp_path / FOLDER, COUNT), [part for number in range(3) for part in parts(shard(number))])
+    notes = tmp_path / FOLDER / "shards.jsonl"
+    notes.write_bytes(notes.read_bytes().replace(b'"begin": 2048', b'"begin": \xb2048'))
+    assert missing(tmp_path) == [shard(1)]
+
+
+def test_a_full_disk_costs_no_complete_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(ShardWriter.resumed(tmp_path / FOLDER, COUNT), parts(shard(0)))
+    notes = tmp_path / FOLDER / "shards.jsonl"
+    with notes.open("a") as file:
+        file.write('{"begin": 2048, "end": 40')
+    opened = Path.open
+
+    def full(path: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
+        if mode == "a":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path, mode, *more, **named)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OSError, match="No space left"):
+        missing(tmp_path)
+    monkeypatch.undo()
+    assert missing(tmp_path) == [shard(1), shard(2)]
 
 
 def test_shards_are_complete_in_any_order_and_mixed(tmp_path: Path) -> None:
