@@ -114,7 +114,7 @@ def _surrogate(asked: Asked) -> Answer:
     if not (run.epsilon or run.secure_sum) or prepared.found.simulated:
         # The duration of the work reveals the number of records, and in a private run no exact number may leave.
         reported |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
-    leave(gate, prepared.release, _staged(prepared.keep, prepared.must_keep), prepared.last)
+    leave(gate, prepared.release, _staged(prepared.keep, prepared.must_keep), prepared.guard)
     return prepared.payload, reported
 
 
