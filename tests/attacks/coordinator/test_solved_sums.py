@@ -220,9 +220,7 @@ def test_a_release_that_attacks_refuse_fixes_no_set_of_sites(seven: Hospitals) -
 
 
 @pytest.mark.parametrize("failing", ["charge", "file"])
-def test_a_release_that_fails_fixes_no_set_of_sites(
-    seven: Hospitals, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
+def test_a_release_that_fails_fixes_no_set_of_sites(seven: Hospitals, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     """A full disk, or another run that has spent the budget meanwhile: nothing has left, so other sums show nothing."""
 
     def fail(*given: Any) -> None:
