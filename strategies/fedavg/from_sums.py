@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from common.errors import RunError
 from common.models.parameters import Parameters, by_name
 from common.rules.secure_sum import MECHANISM
 from strategies.base.training import Training
 from strategies.fedavg.aggregation import aggregate
+from strategies.pooling.possible import check_gradients, weight_of
 from strategies.pooling.total import Total
 
 # Of the steps with joint noise. A bias acts as a feature of value one, and features of records have norm one: at the full
@@ -22,7 +22,10 @@ VELOCITY, RECORDS = "velocity.", "records"
 
 
 def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:
-    """Update the model with the sum over the sites `summed`, and finish the round. Raises RunError without records."""
+    """Update the model with the sum over the sites `summed`, and finish the round.
+
+    Raises RunError for a sum that no records have.
+    """
     if total.claim is not None and total.claim.mechanism == MECHANISM:
         training.model, training.memory = _step(total, total.claim.clip, training)
     else:
@@ -32,9 +35,9 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
 
 def _mean_update(total: Total, training: Training, sites: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The model moved by the mean update, and the memory of the aggregator."""
-    records = float(total.tensors["records"].sum().round())
-    if records < 1:
-        raise RunError("the sites of the secure sum have no record of the run's classes")
+    # With noise at every site, all weigh the same.
+    public = float(training.config.secure_sum_records) if training.config.epsilon else 0.0
+    records = weight_of(total, sites, public)
     moved = {name: part.float() for name, part in by_name(total.tensors["update"] / records, training.shapes()).items()}
     mean = Parameters(training.header(), training.round + 1, moved, int(records))
     return aggregate(training.config, training.model, [mean], training.memory, sites)
@@ -46,6 +49,7 @@ def _step(total: Total, clip: float, training: Training) -> tuple[dict[str, Tens
     All of it is computed from noisy sums, so it costs no privacy. The number of records is the mean of all rounds' noisy
     numbers, and at least the noise on it.
     """
+    check_gradients(total)
     settings, rounds = training.config.fedavg, training.round + 1
     counted = training.memory.get(RECORDS, torch.zeros(1)) + total.tensors["records"].float()
     records = max(float(counted) / rounds, total.sigmas["records"] / math.sqrt(rounds), 1.0)
