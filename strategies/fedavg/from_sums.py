@@ -18,6 +18,8 @@ from strategies.pooling.total import Total
 # Of the steps with joint noise. A bias acts as a feature of value one, and features of records have norm one: at the full
 # rate the bias alone would double the largest curvature.
 MOMENTUM, BIAS = 0.9, 0.1
+# Standard deviations that the length of noise exceeds its root mean square by hardly ever.
+TAIL = 6.0
 VELOCITY, RECORDS = "velocity.", "records"
 
 
@@ -47,15 +49,18 @@ def _step(total: Total, clip: float, training: Training) -> tuple[dict[str, Tens
     """The model after a step with momentum along the mean of clipped gradients, and the memory for the next one.
 
     All of it is computed from noisy sums, so it costs no privacy. The number of records is the mean of all rounds' noisy
-    numbers, and at least the noise on it.
+    numbers, and at least the noise on it. As gradients have norm one, the mean is shortened to one, plus the noise.
     """
     check_gradients(total)
     settings, rounds = training.config.fedavg, training.round + 1
     counted = training.memory.get(RECORDS, torch.zeros(1)) + total.tensors["records"].float()
     records = max(float(counted) / rounds, total.sigmas["records"] / math.sqrt(rounds), 1.0)
     rate = settings.joint_rate(len(training.classes))
+    summed, sigma = total.tensors["gradients"], total.sigmas["gradients"]
+    longest = records + sigma * (math.sqrt(summed.numel()) + TAIL)
+    mean = summed * (clip / records * longest / max(float(summed.norm()), longest))
     model, memory = {}, {RECORDS: counted}
-    for name, gradient in by_name(total.tensors["gradients"] * (clip / records), training.shapes()).items():
+    for name, gradient in by_name(mean, training.shapes()).items():
         before = training.memory.get(VELOCITY + name, torch.zeros_like(training.model[name]))
         memory[VELOCITY + name] = velocity = MOMENTUM * before + gradient.float()
         slower = BIAS if settings.kind == "linear" and name == "bias" else 1.0

@@ -109,6 +109,21 @@ def test_fewer_records_than_sites_are_refused(tmp_path: Path) -> None:
         run_with_a_liar(tmp_path, fewer, SECURE | {"method": "fedavg", "fedavg.rounds": 1})
 
 
+def test_a_number_of_records_that_grows_in_one_round_makes_no_longer_step() -> None:
+    """The step is divided by the mean of all rounds' numbers, so a liar made it almost as many times as long as rounds."""
+    config = parse_run_config(JOINT | {"classes": "a,b", "fedavg.rounds": 10})
+    training = Training.begin(config, ("a", "b"), "f", 4)
+    sigmas, claim = {"records": 1.0, "gradients": 0.01}, make_claim(config, "record")
+    for records in [1000.0] * 9 + [1e6]:
+        before = training.model["weight"]
+        gradients = torch.zeros(10).double()
+        gradients[9] = 1e6 if records > 1000 else 0.0
+        tensors = {"records": torch.tensor([records]).double(), "gradients": gradients}
+        absorb_total(Total(training.header(), tensors, sigmas, claim), training, ["1", "2"])
+    step = float((training.model["weight"] - before).norm())
+    assert step == pytest.approx(config.fedavg.joint_rate(2) * config.fedavg.clip, rel=0.01)
+
+
 @pytest.mark.parametrize("claimed", [1.0, 1e6])
 def test_with_noise_at_every_site_a_false_weight_changes_nothing(claimed: float) -> None:
     """All sites weigh the same, so the sum of their weights is public; a liar made the step 60,000 times as long."""
