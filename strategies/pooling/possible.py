@@ -7,13 +7,16 @@ deviation, so the length of D numbers exceeds sqrt(D) + t no more often (Hsu, Ka
 
 from __future__ import annotations
 
+import math
+
 import torch
+from torch import Tensor
 
 from common.errors import RunError
 from common.surrogates.class_sums import Sums, lengths, unfold
 from strategies.pooling.total import Total
 
-# Of the second moment's trace: far above what fixed-point numbers round.
+# Of the second moment's trace: a covariance that is further below zero cannot be repaired.
 ROUNDING = 0.01
 GRADIENTS = {
     "the count below zero": "a number of records below zero",
@@ -25,7 +28,7 @@ def check_moments(total: Total) -> None:
     """Raise RunError for counts below zero, and for class sums or second moments that are too long for the counts.
 
     A record has norm one under joint noise. Without noise, the squared length of a class sum over its count is at most that
-    class's part of the second moment's trace.
+    class's part of the second moment's trace. Also raises RunError where rounding hides whether it is.
     """
     counts, sums, squares = (total.tensors[name] for name in ("counts", "sums", "squares"))
     if total.sigmas:
@@ -34,10 +37,18 @@ def check_moments(total: Total) -> None:
     counts = counts.round()
     if float(counts.min()) < 0:
         raise false_numbers(f"a class of {float(counts.min()):g} records")
-    trace = float(unfold(squares, sums.shape[1]).trace())
-    longest = float((sums.square().sum(1) / counts.clamp_min(1)).sum())
-    if longest > trace + ROUNDING * abs(trace):
+    d = sums.shape[1]
+    trace, longest = float(unfold(squares, d).trace()), _squared(sums.norm(dim=1), counts)
+    if longest <= trace + ROUNDING * abs(trace):
+        return
+    # What the sums and the trace are at least and at most, before whole steps.
+    least = _squared(sums.norm(dim=1) - total.rounding.get("sums", 0.0) * math.sqrt(d), counts)
+    if least > trace + total.rounding.get("squares", 0.0) * d:
         raise false_numbers("class sums longer than the second moment allows")
+    raise RunError(
+        "the features are so small that the fixed-point numbers of the secure sum round them away; set a smaller "
+        "secure-sum-range (the largest magnitude of a feature) or secure-sum-records"
+    )
 
 
 def check_gradients(total: Total) -> None:
@@ -65,6 +76,11 @@ def false_numbers(what: str) -> RunError:
         f"the secure sum has {what}, so some site has added false numbers, or more records than secure-sum-records; nothing "
         "shows which one: run again with other sites or a larger secure-sum-records, or with a defence instead of secure-sum"
     )
+
+
+def _squared(lengths: Tensor, counts: Tensor) -> float:
+    """Sum of squared lengths (C,) over counts (C,). A negative length is zero."""
+    return float((lengths.clamp_min(0).square() / counts.clamp_min(1)).sum())
 
 
 def _check_lengths(sums: Sums, names: dict[str, str]) -> None:

@@ -89,6 +89,7 @@ class SecureSum(Steps):
         self._leave_out(self._waiting, lost)
         self._waiting = frozenset()
         self._enough(len(self._dealt), self._rules.least, "have shared their secrets")
+        self._check_quorum(len(self._dealt), "have shared their secrets")
         self._delivered = dict.fromkeys(self._dealt, frozenset(self._dealt))
         return [self._delivery(name) for name in self._dealt]
 
@@ -191,7 +192,7 @@ class SecureSum(Steps):
 
     def _total(self, summed: list[str], numbers: Words) -> tuple[Total, dict[str, str | float]]:
         """The sum as real numbers, and facts about it. Raises RunError when it is of too few sites."""
-        config, claim = self.config, next(iter(self._claims.values()))
+        config, claim = self.config, self._claims[summed[0]]
         self.recorder.keep(TOTAL_FILE, sum_proto.pack_total(self._header, summed, numbers, claim))
         rules, sigmas = self._rules, {}
         if claim is not None and claim.mechanism == MECHANISM:
@@ -204,7 +205,7 @@ class SecureSum(Steps):
                 if spare:
                     numbers = numbers - words(np.concatenate([spare[name] for name in self._shapes]))
             sigmas = noise_of_sum(claim, *given, len(summed), len(self._spares))
-        check_quorum(len(summed), len(self.outcome.sites), config.sites, config.quorum, reasons=self.outcome.reasons)
+        self._check_quorum(len(summed), "can be used")
         tensors, at = {}, 0
         for name, shape in self._shapes.items():
             count = prod(shape)
@@ -220,7 +221,12 @@ class SecureSum(Steps):
             **({"local-epsilon": local_epsilon(config, rules)} if sigmas else {}),
             **{f"noise-{name}": sigma for name, sigma in sigmas.items()},
         }
-        return Total(self._header, tensors, sigmas, claim, self._map), facts
+        rounding = {name: len(summed) * self._numbers[name].step / 2 for name in tensors}
+        return Total(self._header, tensors, sigmas, claim, self._map, rounding), facts
+
+    def _check_quorum(self, there: int, what: str) -> None:
+        config, outcome = self.config, self.outcome
+        check_quorum(there, len(outcome.sites), config.sites, config.quorum, what, outcome.reasons)
 
     @property
     def _number(self) -> int:

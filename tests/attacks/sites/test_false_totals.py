@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import client_app.secure_sum.masked as masked
 from common.config.run_config import parse_run_config
@@ -22,7 +23,7 @@ from strategies.dpcvae.generating import expected_shapes
 from strategies.fedavg.from_sums import absorb_total
 from strategies.pooling.possible import check_gradients, check_moments
 from strategies.pooling.total import Total
-from tests.grid import run_federation, sites
+from tests.grid import NodeConfig, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))
 SECURE: dict[str, Any] = {"classes": CLASSES, "secure-sum": True, "colluding": 0.0, "dropouts": 0.2}
@@ -153,6 +154,28 @@ def test_a_false_weight_of_a_generator_is_refused_or_changes_nothing() -> None:
                 absorb_generator(total, training, ["1", "2", "3"])
         else:
             absorb_generator(total, training, ["1", "2", "3"])
+
+
+@pytest.mark.parametrize("method", ["fedpft", "afl"])
+def test_rounding_of_small_features_is_not_taken_for_false_numbers(tmp_path: Path, method: str) -> None:
+    """With one record of a class, a class sum is as long as the second moment allows, and whole numbers are rounded."""
+    policy, nodes = tmp_path / "policy.toml", list[NodeConfig]()
+    policy.write_text("without-dp = true\nsmallest-class = 1\nsmallest-colluding = 0.0\n")
+    for site in "abc":
+        folder = tmp_path / site
+        folder.mkdir()
+        features = torch.randn(2, 200, generator=torch.Generator().manual_seed(ord(site))) * 1e-3
+        for part in ("train", "test"):
+            tables, facts = {"x": features.abs(), "y": torch.arange(2)}, {"classes": "no,yes", "fingerprint": "f" * 16}
+            save_file(tables, folder / f"f-{part}.safetensors", facts)
+        own: NodeConfig = {"site": site, "data": "safetensors", "data-dir": str(folder), "dataset": "f"}
+        nodes.append(own | {"policy": str(policy), "state-dir": str(folder / "state")})
+    settings = {"secure-sum": True, "colluding": 0.0, "dropouts": 0.0, "classes": "no,yes", "method": method}
+    settings |= {"fedpft.covariance": "gram"} if method == "fedpft" else {}
+    with pytest.raises(RunError, match="set a smaller secure-sum-range") as failure:
+        run_federation(tmp_path, nodes, **settings)
+    assert FALSE not in str(failure.value)
+    run_federation(tmp_path, nodes, **settings | {"secure-sum-range": 0.01})
 
 
 @pytest.mark.parametrize("records", [0, 40, 2000])
