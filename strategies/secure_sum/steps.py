@@ -109,22 +109,32 @@ class Steps(Federation):
                 self.recorder.event("dropped", site=name, reason=lost)
         return found
 
-    def _leave_out(self, names: Iterable[str], lost: str) -> None:
-        """Reject sites because of their disputes."""
-        for name in sorted(names):
+    def _decide(self, out: frozenset[str] | set[str], lost: str) -> None:
+        """Decide all open disputes: reject the sites `out`. The others that wait are not lost."""
+        for name in sorted(out):
             reason = f"{lost}: {why(name, self._disputes, self._rules.colluding)}"
             if self._lost.get(name) != reason:
                 self._lost[name] = reason
                 self._reject(self._nodes[name], reason)
+        for name in self._waiting - out:
+            del self._lost[name]
+        self._waiting = frozenset()
+
+    @property
+    def _remedy(self) -> str:
+        more = (
+            ""
+            if self.config.mechanism == MECHANISM
+            else "; a hospital that has sent its vector then needs `site forget-sums`"
+        )
+        return f"run again without the site that is at fault{more}"
 
     def _enough(self, there: int, needed: int, what: str) -> None:
         """Raise RunError, which names the lost sites, when fewer than `needed` sites are left."""
         if there >= needed:
             return
         lost = "".join(f"; {name}: {why}" for name, why in sorted(self._lost.items()))
-        remedy = "; run again without the site that is at fault" if self._disputes else ""
-        if self._disputes and self.config.mechanism != MECHANISM:
-            remedy += " (a hospital that has sent its masked vector then needs `site forget-sums`)"
+        remedy = f"; {self._remedy}" if self._disputes else ""
         raise RunError(
             f"the secure sum cannot be completed: {there} of {self._rules.members} sites {what}, {needed} are needed "
             f"(see dropouts, colluding and secure-sum-threshold); nothing was revealed{lost}{remedy}"

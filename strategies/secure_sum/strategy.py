@@ -65,39 +65,38 @@ class SecureSum(Steps):
         return self._message(HELLO, node, to_record(None, self._values()))
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Collect keys and shares; return the requests for masked vectors. Raises RunError when too few sites are left.
+        """Collect keys and shares; return the requests for masked vectors. Raises RunError when too few sites are left."""
+        check_no_settings(config, "train_config")
+        self._grid, self._lost = grid, {}
+        self._prepare()
+        return [self._delivery(name) for name in self._dealt]
+
+    def _prepare(self) -> None:
+        """Collect keys and shares of a new sum. Raises RunError when too few sites are left.
 
         If too few sites accept the key list, they begin again without those that they do not accept: nothing is charged yet.
         """
-        check_no_settings(config, "train_config")
-        self._grid, self._lost = grid, {}
         self._masked: dict[str, Words] = {}
         self._claims: dict[str, Claim | None] = {}
         self._spares: dict[str, bytes] = {}
         lost = "lost after its keys"
         while True:
-            self._begin(grid)
+            self._begin()
             listed = sum_proto.pack_members(self._members.values(), sum_proto.map_digest(self._public))
             self._dealt = self._ask("sum_shares", dict.fromkeys(self._members, listed), lost, self._shares, "keys")
             if len(self._dealt) >= self._rules.least or not self._waiting:
                 break
-            out = left_out(self._disputes) & self._members.keys()
-            self._leave_out(out, lost)
-            for name in self._waiting - out:
-                del self._lost[name]
-            self._waiting = frozenset()
-        self._leave_out(self._waiting, lost)
-        self._waiting = frozenset()
+            self._decide(left_out(self._disputes) & self._members.keys(), lost)
+        self._decide(self._waiting, lost)
         self._enough(len(self._dealt), self._rules.least, "have shared their secrets")
         self._check_quorum(len(self._dealt), "have shared their secrets")
         self._delivered = dict.fromkeys(self._dealt, frozenset(self._dealt))
-        return [self._delivery(name) for name in self._dealt]
 
-    def _begin(self, grid: Grid) -> None:
+    def _begin(self) -> None:
         """Collect the keys of a new sum. Raises RunError when too few sites are left."""
         self._sum = secrets.token_hex(16)
         self._pinned: dict[str, bool] = {}
-        group = self.introduce(grid, self.deadline)
+        group = self.introduce(self._grid, self.deadline)
         self._nodes, classes = dict(group.nodes), group.classes
         self._header = Header(self.config.method, run_digest(self.config), "coordinator", group.fingerprint, classes)
         self._public, dimension = self._told_to_all(group)
@@ -137,7 +136,7 @@ class SecureSum(Steps):
         try:
             numbers = unmask(self._masked, self._dealt, self._members, revealed, self._rules, self._delivered)
         except SurrogateError as error:
-            raise RunError(f"the secure sum cannot be completed: {error}; run again without that site") from None
+            raise RunError(f"the secure sum cannot be completed: {error}; {self._remedy}") from None
         for name in summed:
             site = self.outcome.sites[self._nodes[name]]
             site.fate, site.reason, site.claim = "used", "", self._claims[name]
@@ -151,9 +150,10 @@ class SecureSum(Steps):
         """Leave sites out until no dispute about shares is left; return those that are asked for their vectors again.
 
         These have sent no vector, and were charged for none. They will not mask with sites whose shares they cannot use. If
-        others did, enough of them must have shares that take such masks out; otherwise the sites that complain are lost.
+        others did, enough of them must have shares that take such masks out. If too few sites are left, all begin again, or
+        the sites that complain are lost where another one that stays has sent its vector.
         """
-        waiting, self._waiting = self._waiting, frozenset()
+        waiting = self._waiting
         if not waiting:
             return []
         out = left_out(self._disputes) & self._dealt.keys()
@@ -163,12 +163,14 @@ class SecureSum(Steps):
         summed = self._masked.keys() - out | again
         readers = [sum(name in delivered[each] for each in summed) for name in self._dealt.keys() - summed]
         if len(summed) < self._rules.least or any(0 < count < self._rules.threshold for count in readers):
+            if not self._masked.keys() - out:
+                self._decide(out, lost)
+                self._prepare()
+                return sorted(self._dealt)
             out, again = set(waiting), frozenset()
-        self._leave_out(out, lost)
+        self._decide(out, lost)
         self._masked = {name: vector for name, vector in self._masked.items() if name not in out}
         self._delivered = delivered
-        for name in again:
-            del self._lost[name]
         return sorted(again)
 
     def _told_to_all(self, group: Group) -> tuple[bytes, int]:

@@ -111,6 +111,20 @@ def test_shares_that_some_cannot_open_cost_their_sender_only(tmp_path: Path) -> 
     assert rejected(folder).keys() == {"6"}
 
 
+@pytest.mark.parametrize("settings", [EXACT, NOISY], ids=["exact", "noisy"])
+def test_without_any_room_for_losses_the_sum_begins_again_without_the_sender(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """With the default of `dropouts`, fewer than ten sites have no such room. Nobody else has sent a vector yet."""
+    hospitals = open_hospitals(tmp_path, NAMES)
+    faults = {NAMES.index("east"): Fault(kind=SHARES, payload=spoiled([name for name in NAMES if name != "east"]))}
+    grid = InProcessGrid(list(hospitals.nodes.values()), faults)
+    folder = run_federation(tmp_path / "run", grid, **settings | {"dropouts": 0.0})
+    assert summed(folder)[0] == ("centre", "north", "south", "west")
+    assert "by the report of 'centre', 'north', 'south', 'west'" in rejected(folder)["east"]
+    assert {name: hospitals.released(name) for name in NAMES} == dict.fromkeys(NAMES, 1)
+
+
 def test_shares_that_too_few_can_open_end_the_run_and_their_sender_is_named(tmp_path: Path) -> None:
     """Two of the four others have masked with the sender, and three are needed to take these masks out."""
     faults = {4: Fault(kind=SHARES, payload=spoiled(("0", "1")))}
