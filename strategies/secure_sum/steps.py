@@ -122,12 +122,8 @@ class Steps(Federation):
 
     @property
     def _remedy(self) -> str:
-        more = (
-            ""
-            if self.config.mechanism == MECHANISM
-            else "; a hospital that has sent its vector then needs `site forget-sums`"
-        )
-        return f"run again without the site that is at fault{more}"
+        joint, again = self.config.mechanism == MECHANISM, "run again without the site that is at fault"
+        return again if joint else f"{again}; a hospital that has sent its masked vector then needs `site forget-sums`"
 
     def _enough(self, there: int, needed: int, what: str) -> None:
         """Raise RunError, which names the lost sites, when fewer than `needed` sites are left."""

@@ -188,6 +188,18 @@ def test_a_site_that_shuts_out_a_reader_in_each_round_is_left_out_after_the_seco
     assert len(rounds) == 2
 
 
+def test_shares_that_do_not_fit_together_end_the_run_and_name_their_sender(tmp_path: Path) -> None:
+    """Each reader can open its shares, so this shows only at the end. Digests of the shares prove who dealt them."""
+
+    def unfit(payload: bytes) -> bytes:
+        dealt = sum_proto.unpack_dealt(payload)
+        return sum_proto.pack_dealt(replace(dealt, checks={"blind": bytes(32), "masking": bytes(32)}))
+
+    with pytest.raises(RunError, match="site '4' has dealt shares that do not fit together; run again without") as failure:
+        run_federation(tmp_path, InProcessGrid(sites(5), {4: Fault(kind=SHARES, payload=unfit)}), **PLAIN)
+    assert "site forget-sums" in str(failure.value)
+
+
 @pytest.mark.parametrize("key", ["masking", "sharing"])
 def test_a_key_that_gives_no_secret_costs_its_owner_only(tmp_path: Path, key: str) -> None:
     """A point of small order: every site that used it would refuse. The site signs it like any other key."""
