@@ -15,12 +15,12 @@ from flwr.serverapp import Grid
 
 from common.config.run_config import run_digest
 from common.errors import FedSurrogateError, RunError, SurrogateError
-from common.privacy.claims import Claim, check_claim
+from common.privacy.claims import Claim, check_claim, make_claim
 from common.rules.secure_sum import MECHANISM, local_epsilon, numbers_of, rules_of, shapes_of
 from common.rules.spec import load
 from common.secure_sum.keys import list_digest
 from common.secure_sum.member import PURPOSE, signed_list
-from common.secure_sum.noise import noise_of_sum, spare_of
+from common.secure_sum.noise import noise_of_sum, site_variances, spare_of
 from common.secure_sum.shares import Dealt, check_dealt
 from common.secure_sum.unmasking import Shares, check_revealed, unmask
 from common.secure_sum.words import Words, words
@@ -107,6 +107,10 @@ class SecureSum(Steps):
         try:
             self._rules.check()
             self._numbers = numbers_of(self.config, self.config.spec, len(self._members), self._number)
+            claim = make_claim(self.config, "record")
+            if claim is not None and claim.mechanism == MECHANISM:
+                # The sites would refuse noise that does not fit into the modulus, without a reason.
+                site_variances(claim, self._numbers, self._shapes, self._rules)
         except FedSurrogateError as error:
             lost = "".join(f"; {name}: {reason}" for name, reason in sorted(self._lost.items()))
             raise RunError(f"{error}{lost}") from None

@@ -90,25 +90,30 @@ def test_shares_that_nobody_can_open_cost_their_sender_only(tmp_path: Path, vect
     assert rejected(folder).keys() == {"4"}
 
 
-def test_shares_that_some_cannot_open_cost_their_sender_only(tmp_path: Path) -> None:
-    """Those who can open them have masked with the sender; enough of them have its shares to take these masks out again."""
-    faults = {6: Fault(kind=SHARES, payload=spoiled(("0", "3")))}
-    exact: list[np.ndarray] = []
+@pytest.mark.parametrize(("count", "offline"), [(7, ""), (9, "7")])
+def test_shares_that_some_cannot_open_cost_their_sender_only(tmp_path: Path, count: int, offline: str) -> None:
+    """Those who can open them have masked with the sender; enough of them have its shares to take these masks out again.
+
+    offline: a site that is lost after its shares, with which all have masked.
+    """
+    liar = str(count - 1)
+    faults = {count - 1: Fault(kind=SHARES, payload=spoiled(("0", "3")))}
+    faults |= {int(offline): Fault(offline=True)} if offline else {}
+    exact: dict[str, np.ndarray] = {}
     real = masked.mask
 
     def seen(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
         after, vector = real(state, delivered, rules, values)
-        if state.site != "6":
-            exact.append(values)
+        exact[state.site] = values
         return after, vector
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masked, "mask", seen)
-        folder = run_federation(tmp_path, InProcessGrid(sites(7), faults), **PLAIN)
+        folder = run_federation(tmp_path, InProcessGrid(sites(count), faults), deadline=2.0, **PLAIN | {"dropouts": 0.25})
     names, numbers = summed(folder)
-    assert names == tuple("012345")
-    assert (numbers == words(sum(exact))).all()
-    assert rejected(folder).keys() == {"6"}
+    assert names == tuple(str(site) for site in range(count) if str(site) not in (liar, offline))
+    assert (numbers == words(sum(exact[name] for name in names))).all()
+    assert rejected(folder).keys() == {liar}
 
 
 @pytest.mark.parametrize("settings", [EXACT, NOISY], ids=["exact", "noisy"])
