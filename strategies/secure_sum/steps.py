@@ -33,8 +33,10 @@ class Steps(Federation):
     # Node ids by name, and why sites are lost in this sum.
     _nodes: dict[str, int]
     _lost: dict[str, str]
-    # Of all sums of the run: a site that shuts out one reader in each round has more disputes than any of these.
+    # Of all sums of the run.
     _disputes: frozenset[Dispute] = frozenset()
+    # Sites that too many others do not know, so that a sum began again without them.
+    _unknown: frozenset[str] = frozenset()
     # Sites that wait for a decision about their disputes.
     _waiting: frozenset[str] = frozenset()
 
@@ -48,7 +50,7 @@ class Steps(Federation):
     def _key_list(self, keys: Mapping[str, str]) -> dict[str, Member]:
         """The sites with valid keys that no dispute excludes. One that repeats another's key, or has none, is rejected."""
         found: dict[str, Member] = {}
-        for name in sorted(keys.keys() - left_out(self._disputes)):
+        for name in sorted(keys.keys() - self._unknown - self._untrusted()):
             try:
                 member = sum_proto.unpack_member(bytes.fromhex(keys[name]))
                 if member.site != name:
@@ -59,6 +61,12 @@ class Steps(Federation):
             except (ValueError, SealError, SurrogateError) as error:
                 self._reject(self._nodes[name], f"its keys for the secure sum cannot be used: {error}")
         return found
+
+    def _untrusted(self) -> set[str]:
+        """The sites to leave out for their shares in any sum of the run: one that shuts out a reader in each round has more
+        disputes than any of these. Sites that do not know a key are lost in each sum, and do not count against its owner.
+        """
+        return left_out({each for each in self._disputes if each.what == "shares"})
 
     def _request(self, kind: str, name: str, payload: bytes) -> Message:
         return self._message(kind, self._nodes[name], to_record(payload, {**self._values(), "bytes": len(payload)}))

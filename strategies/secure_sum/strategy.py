@@ -86,7 +86,10 @@ class SecureSum(Steps):
             self._dealt = self._ask("sum_shares", dict.fromkeys(self._members, listed), lost, self._shares, "keys")
             if len(self._dealt) >= self._rules.least or not self._waiting:
                 break
-            self._decide(left_out(self._disputes) & self._members.keys(), lost)
+            found = {each for each in self._disputes if each.what == "keys" and each.by in self._waiting}
+            unknown = left_out(found) & self._members.keys()
+            self._unknown |= unknown
+            self._decide(unknown, lost)
         self._decide(self._waiting, lost)
         self._enough(len(self._dealt), self._rules.least, "have shared their secrets")
         self._check_quorum(len(self._dealt), "have shared their secrets")
@@ -160,7 +163,7 @@ class SecureSum(Steps):
         waiting = self._waiting
         if not waiting:
             return []
-        out = left_out(self._disputes) & self._dealt.keys()
+        out = self._untrusted() & self._dealt.keys()
         again = waiting - out
         unread = {name: {each.about for each in self._disputes if each.by == name} for name in again}
         delivered = self._delivered | {name: self._delivered[name] - unread[name] for name in again}

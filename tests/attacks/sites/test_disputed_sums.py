@@ -258,6 +258,20 @@ def test_a_site_that_does_not_know_another_is_lost_and_says_whom(tmp_path: Path)
     assert "it says that the key of 'east' is not the one in its peers" in rejected(folder)["north"]
 
 
+@pytest.mark.parametrize(
+    "faults", [{}, {6: Fault(kind=SHARES, payload=spoiled("a"))}], ids=["", "and a dispute about shares"]
+)
+def test_a_site_that_some_do_not_know_stays_in_all_rounds(tmp_path: Path, faults: dict[int, Fault]) -> None:
+    """Those who do not know it are lost. It must not be left out later for their sake: the others sum with it only."""
+    hospitals = open_hospitals(tmp_path, "abcdefg")
+    without_peer(hospitals, "d", ("b", "c"))
+    grid = InProcessGrid(list(hospitals.nodes.values()), faults)
+    settings = EXACT | {"method": "fedavg", "fedavg.rounds": 2, "dropouts": 0.5}
+    folder = run_federation(tmp_path / "run", grid, **settings)
+    assert [entry["used"] for entry in metrics_of(folder)["rounds"]] == [4 if faults else 5] * 2
+    assert rejected(folder).keys() == ({"a", "b", "c"} if faults else {"b", "c"})
+
+
 def test_without_any_room_for_losses_the_run_begins_again_without_the_site_that_complains(tmp_path: Path) -> None:
     hospitals = open_hospitals(tmp_path, NAMES)
     without_peer(hospitals, "east", ["north"])
