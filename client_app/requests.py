@@ -32,11 +32,11 @@ from client_app.offline.keys import private_key
 from client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_shares
 from common.config.flat_settings import Scalar
 from common.config.run_config import RunConfig, parse_run_config, run_digest
-from common.errors import LedgerError, PolicyError, SurrogateError
+from common.errors import DisputeError, LedgerError, PolicyError, SurrogateError
 from common.security.sealing import public_key
 from common.signed_models.making import received_model
 from common.wire.model_proto import pack_classifier
-from common.wire.records import Info, Record, from_record, to_record
+from common.wire.records import DISPUTED, Info, Record, from_record, to_record
 
 LARGEST_MODEL = 2**30
 # Requests that may contain a model; the others have no payload.
@@ -79,7 +79,12 @@ def answer(
     admit(run, node, policy, flower_run)
     before = check_receipts(node, asked.get("receipts", ""))
     with _one_by_one(run, node, site):
-        payload, reported = WORK[work](Asked(content, run, node, site, flower_run))
+        try:
+            payload, reported = WORK[work](Asked(content, run, node, site, flower_run))
+        except DisputeError as error:
+            # Places in the coordinator's own key list say whom this site does not accept; no text leaves.
+            log.error("%s: %s", error.code, error)
+            return to_record(None, {"status": error.code, DISPUTED: list(error.places), "site": site})
     reported = in_clear(policy, work, reported)
     info: Info = {"status": "ok"} | reported | new_receipt(node, before) | {"site": site, "version": own_version()}
     return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
@@ -114,7 +119,7 @@ def _surrogate(asked: Asked) -> Answer:
     if not (run.epsilon or run.secure_sum) or prepared.found.simulated:
         # The duration of the work reveals the number of records, and in a private run no exact number may leave.
         reported |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
-    leave(gate, prepared.release, _staged(prepared.keep, prepared.must_keep), prepared.last)
+    leave(gate, prepared.release, _staged(prepared.keep, prepared.must_keep), prepared.guard)
     return prepared.payload, reported
 
 

@@ -1,5 +1,9 @@
 """Expected errors, and the fixed sentences about them that may leave a site."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 
 class FedSurrogateError(Exception):
     """Base of all expected errors. The text stays on the machine of the error; only `code` may leave a site."""
@@ -53,6 +57,14 @@ class SealError(FedSurrogateError):
     """A relayed message was changed on its way, or is not for this site."""
 
     code = "seal"
+
+
+class DisputeError(SealError):
+    """What other sites of a secure sum have sent cannot be used. places: of these sites in the key list, by name, from 0."""
+
+    def __init__(self, text: str, places: Sequence[int]) -> None:
+        super().__init__(text)
+        self.places = tuple(places)
 
 
 class StateError(FedSurrogateError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from client_app.governance.budget import Budget, check_budget, runs_left, spent
@@ -129,21 +129,18 @@ class Gate:
             raise PolicyError("without-dp = false: the release has no differential privacy")
         return check_budget(self.ledger.entries(), release, self._budget())
 
-    def let_out(self, release: Release, last: Callable[[], None] | None = None) -> float:
+    def let_out(self, release: Release) -> float:
         """Record a release in the ledger, flushed; it may leave only after this returns. Returns epsilon spent so far.
 
-        last: see `MethodOutput`. Raises PolicyError, BudgetError or LedgerError, and then nothing may leave.
+        Raises PolicyError, BudgetError or LedgerError, and then nothing may leave.
         """
-        # The size reveals how many components exceed the noise, or how many entries are not zero. Then it is charged before
-        # it decides anything.
-        size_first = release.mechanism not in ("dp-em", "dp-sgd")
-        if size_first:
+        if release.mechanism not in ("dp-em", "dp-sgd"):
             self.check(release)
-        if last is not None:
-            last()
+            return self.ledger.charge(release, self._budget())
+        # The size reveals how many components exceed the noise, or how many entries are not zero. So it is charged before
+        # it decides anything.
         spent = self.ledger.charge(release, self._budget())
-        if not size_first:
-            self._check_size(release)
+        self._check_size(release)
         return spent
 
     def _check_size(self, release: Release) -> None:

@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from client_app.governance.uncharged import FALLBACK, with_records
 from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig, is_protected
 from common.config.run_config import RunConfig, run_digest
+from common.errors import LedgerError
 from common.privacy.accounting import GaussianEvent
 from common.privacy.claims import Claim, make_claim, released_in
 from common.rules.counting import EXACT
@@ -45,7 +47,7 @@ class Prepared:
     """A payload before its release, its entry for the ledger, numbers sent with it (`answer`), and the time it took.
 
     failure: why it was made without records in a private run; empty if it was made from records. It stays at the site.
-    last: see `MethodOutput`.
+    guard: see `MethodOutput`.
     """
 
     payload: bytes
@@ -57,7 +59,7 @@ class Prepared:
     keep: Mapping[Path, bytes] = field(default_factory=dict)
     must_keep: bool = False
     failure: str = ""
-    last: Callable[[], None] | None = None
+    guard: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> Prepared:
@@ -89,7 +91,7 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
     if gate.exact_counts(run):
         release = replace(release, mechanism=EXACT)
     kept = (made.keep, made.must_keep)
-    return Prepared(made.payload, release, made.claim, found, seconds, made.answer, *kept, failure, made.last)
+    return Prepared(made.payload, release, made.claim, found, seconds, made.answer, *kept, failure, made.guard)
 
 
 def entry(run: RunConfig, flower_run: str, made: MethodOutput, number: int = 1) -> Release:
@@ -160,17 +162,31 @@ def stage_file(file: Path, content: bytes) -> Path:
     return temporary
 
 
-def leave(gate: Gate, release: Release, staged: Mapping[Path, Path], last: Callable[[], None] | None = None) -> None:
+def leave(
+    gate: Gate,
+    release: Release,
+    staged: Mapping[Path, Path],
+    guard: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> None:
     """Charge a release, then give its staged files their final names; delete these if the release may not leave.
 
-    staged: the temporary file of each file.
+    staged: the temporary file of each file. guard: see `MethodOutput`. Raises LedgerError if a file cannot get its name.
     """
     try:
-        gate.let_out(release, last)
+        with guard():
+            gate.let_out(release)
+            for file, temporary in staged.items():
+                # Flushed before the release leaves: after a power failure, a site must not mask a second vector with the
+                # same masks.
+                _put(temporary, file)
     except BaseException:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)
         raise
-    for file, temporary in staged.items():
-        # Flushed before the release leaves: after a power failure, a site must not mask a second vector with the same masks.
+
+
+def _put(temporary: Path, file: Path) -> None:
+    try:
         put_in_place(temporary, file)
+    except OSError as error:
+        raise LedgerError(f"{file} cannot be written ({error}), so the charged release does not leave") from None

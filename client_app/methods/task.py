@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -163,8 +164,8 @@ class MethodOutput:
 
     events: its noise, for the ledger. facts: measures of it, which stay at the site. answer: numbers sent with it. keep:
     files and their content, written only once the release is charged, so later rounds may use them freely. must_keep:
-    whether the next round needs these files. sealed: whether only other sites can read the payload. last: called once
-    nothing else refuses the release, before it is charged; it may refuse it too.
+    whether the next round needs these files. sealed: whether only other sites can read the payload. guard: the
+    release is charged in this context. It may refuse it on entry, and what it keeps of it is written on exit without error.
     """
 
     payload: bytes
@@ -175,4 +176,4 @@ class MethodOutput:
     keep: Mapping[Path, bytes] = field(default_factory=dict)
     must_keep: bool = False
     sealed: bool = False
-    last: Callable[[], None] | None = None
+    guard: Callable[[], AbstractContextManager[object]] = nullcontext

@@ -46,7 +46,7 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
         staged = stage_file(file, pack_bundle(request, site, prepared.payload, facts, key))
     except OSError as error:
         raise LedgerError(f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged") from None
-    leave(gate, prepared.release, {file: staged}, prepared.last)
+    leave(gate, prepared.release, {file: staged}, prepared.guard)
     if receipt := new_receipt(node, before):
         # The receipt exists only after the charge. If it cannot be written, the bundle is valid without it.
         with suppress(OSError):

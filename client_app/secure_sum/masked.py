@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -55,14 +57,14 @@ def masked_sum(task: Task) -> MethodOutput:
             whole[each] = whole[each] + drawn
     vector = np.concatenate([whole[each.name] for each in spec.sums(run, task.round)])
     after, masked = mask(state, delivered, rules, vector)
-    last = None
+    guard: Callable[[], AbstractContextManager[object]] = nullcontext
     if same_sites.applies(run, task.node):
         records = same_sites.records_in(task.found, task.node, run, task.limits)
-        last = partial(same_sites.fix, task.node, name, [after.by_name[site].public for site in after.shares], records)
+        guard = partial(same_sites.fixing, task.node, name, [after.by_name[site].public for site in after.shares], records)
     payload = pack_masked(task.header(run.classes), masked, claim)
     events = (GaussianEvent(claim.noise_multiplier) if joint else released_in(run, task.round),) if claim else ()
     keep = {**kept, store.file_of(task.node, name, task.site): pack_state(replace(after, spare=spare))}
-    return MethodOutput(payload, claim, events, facts, keep=keep, must_keep=True, last=last)
+    return MethodOutput(payload, claim, events, facts, keep=keep, must_keep=True, guard=guard)
 
 
 def _check_range(values: dict[str, Tensor], numbers: dict[str, FixedPoint]) -> None:

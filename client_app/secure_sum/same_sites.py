@@ -70,25 +70,21 @@ def records_in(found: SiteFeatures, node: NodeConfig, run: RunConfig, limits: Si
     return {kind: hashlib.sha256(f"{found.key} {node.label_column} {found.selected} {least}".encode()).hexdigest()}
 
 
-def fix(node: NodeConfig, name: str, sites: Collection[bytes], records: Mapping[str, str]) -> None:
-    """Store, before a masked vector leaves, the sites (lasting keys) that may be in the sum `name`.
+@contextmanager
+def fixing(node: NodeConfig, name: str, sites: Collection[bytes], records: Mapping[str, str]) -> Iterator[None]:
+    """Charge a masked vector in this context, which stores the sites (lasting keys) that may be in the sum `name`.
 
-    records: see `records_in`. Raises PolicyError if an earlier sum was over other sites, or other records of this kind.
+    It stores them on exit, so a release that failed fixes nothing; the vector leaves after that. records: see `records_in`.
+    Raises PolicyError on entry if an earlier sum was over other sites, or other records of this kind.
     """
     now = _digests(sites)
     with _locked(node) as file:
         before = _read(file)
-        if before is None:
-            _write(file, Fixed(now, name, records))
-            return
-        _check(before, now)
-        if any(before.records.get(kind, digest) != digest for kind, digest in records.items()):
-            raise PolicyError(
-                "this site's data have changed since an earlier sum without noise, or the run splits them otherwise (seed, "
-                "test-fraction, classes), or its policy now asks for other numbers of records of a class (smallest-class in "
-                f"training, smallest-cell in counts), and the difference of both sums would show the change; {REMEDY}"
-            )
-        _write(file, Fixed(now, "", {**before.records, **records}))
+        if before is not None:
+            _check(before, now)
+            _check_records(before, records)
+        yield
+        _write(file, Fixed(now, name, records) if before is None else Fixed(now, "", {**before.records, **records}))
 
 
 def check_summed(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
@@ -125,6 +121,15 @@ def _check(before: Fixed, now: tuple[str, ...]) -> None:
         raise PolicyError(
             f"an earlier sum without joint noise was with other sites ({len(before.sites)} sites, now {len(now)}; "
             f"{len(set(now) ^ set(before.sites))} differ), and several such sums may show the part of one site; {REMEDY}"
+        )
+
+
+def _check_records(before: Fixed, records: Mapping[str, str]) -> None:
+    if any(before.records.get(kind, digest) != digest for kind, digest in records.items()):
+        raise PolicyError(
+            "this site's data have changed since an earlier sum without noise, or the run splits them otherwise (seed, "
+            "test-fraction, classes), or its policy now asks for other numbers of records of a class (smallest-class in "
+            f"training, smallest-cell in counts), and the difference of both sums would show the change; {REMEDY}"
         )
 
 

@@ -268,6 +268,11 @@ def digest_settings(config: RunConfig) -> tuple[str, ...]:
 
 
 def run_digest(config: RunConfig) -> str:
+    """A short name of a run's settings, see `full_digest`. An attacker can find two settings with the same one."""
+    return full_digest(config)[:16]
+
+
+def full_digest(config: RunConfig) -> str:
     """Digest of the settings that affect a surrogate: equal digests mean comparable surrogates on any machine.
 
     The location of the data, the device and the coordinator's own settings are left out, so a simulation and a deployment
@@ -290,4 +295,4 @@ def run_digest(config: RunConfig) -> str:
         chosen["power"] = config.power
     if config.secure_sum:
         chosen["secure-sum"] = [getattr(config, name.replace("-", "_")) for name in SECURE_SUM_KEYS]
-    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()

@@ -135,12 +135,12 @@ def shapes_of(
 
 def context_of(config: RunConfig, name: str) -> bytes:
     """Digest that binds keys, shares and signatures to the settings of a run and to one sum."""
-    from common.config.run_config import run_digest
+    from common.config.run_config import full_digest
 
     # Not in the digest, because simulations and deployments differ in them; but they select each site's records.
     chosen = {key: getattr(config, key) for key in SELECTING}
     selected = json.dumps(chosen, sort_keys=True)
-    return hashlib.sha256(f"{run_digest(config)}\0{name}\0{selected}".encode()).digest()
+    return hashlib.sha256(f"{full_digest(config)}\0{name}\0{selected}".encode()).digest()
 
 
 def local_epsilon(config: RunConfig, rules: SumRules) -> float:

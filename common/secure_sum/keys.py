@@ -11,11 +11,15 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from common.errors import SealError
+from common.errors import DisputeError, SealError
 from common.secure_sum.shamir import SECRET_BYTES
 from common.security.sealing import PUBLIC_BYTES, SEED_BYTES, sign, verify
 
 PURPOSE = b"secure sum keys"
+# Any private key: whether another key gives a secret with it does not depend on it.
+PROBE = bytes(SEED_BYTES)
+# Most names of sites in one message.
+MOST_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -56,22 +60,51 @@ def announce(site: str, secrets: Secrets, private: bytes, public: bytes, context
 
 
 def check_members(members: Sequence[Member], context: bytes, pinned: Mapping[str, bytes] | None = None) -> None:
-    """Raise SealError unless every entry is signed by its own lasting key, and no name or key occurs twice.
+    """Raise SealError unless every entry passes `check_member`, and no name or key occurs twice.
 
-    pinned: the lasting keys that a site knows; then every entry must have the one of its name.
+    pinned: the lasting keys that a site knows; then every entry must have the one of its name, or it raises DisputeError.
     """
+    check_distinct(members)
+    if pinned is not None:
+        names = sorted(member.site for member in members)
+        if unknown := sorted(member.site for member in members if pinned.get(member.site) != member.public):
+            raise DisputeError(
+                f"the key of site {quoted(unknown)} in the key list is not the one in peers; for a hospital that you know, "
+                "put the line that `site key` prints there into the file that peers in the node-config names",
+                [names.index(name) for name in unknown],
+            )
+    for member in members:
+        check_member(member, context)
+
+
+def check_distinct(members: Sequence[Member]) -> None:
+    """Raise SealError if a name or key occurs twice."""
     for what in ("site", "public", "masking", "sharing"):
         values = [getattr(member, what) for member in members]
         if len(set(values)) < len(values):
             raise SealError(f"two sites of this secure sum have the same {what}: one of them would count twice")
     if len({member.public[SEED_BYTES:] for member in members}) < len(members):
         raise SealError("two sites of this secure sum have the same signature key: one of them would count twice")
-    for member in members:
-        if pinned is not None and pinned.get(member.site) != member.public:
-            raise SealError(f"the key of site {member.site[:64]!r} in the key list is not the one in peers")
-        if len(member.public) != PUBLIC_BYTES:
-            raise SealError(f"the key of site {member.site[:64]!r} has {len(member.public)} bytes, not {PUBLIC_BYTES}")
-        verify(context + member.content, member.signature, member.public, PURPOSE)
+
+
+def check_member(member: Member, context: bytes) -> None:
+    """Raise SealError unless an entry is signed by its own lasting key, and other sites can agree on secrets with its keys.
+
+    A key of small order gives no secret: the first site that used it would refuse, and after it all others.
+    """
+    if len(member.public) != PUBLIC_BYTES:
+        raise SealError(f"the key of site {member.site[:64]!r} has {len(member.public)} bytes, not {PUBLIC_BYTES}")
+    for key in (member.masking, member.sharing):
+        try:
+            agreed(PROBE, key, b"")
+        except SealError:
+            raise SealError(f"a key of site {member.site[:64]!r} for this secure sum is not a valid X25519 key") from None
+    verify(context + member.content, member.signature, member.public, PURPOSE)
+
+
+def quoted(names: Sequence[str]) -> str:
+    """Names of sites for a message, shortened."""
+    return ", ".join(repr(name[:64]) for name in names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
 
 
 def list_digest(members: Sequence[Member], context: bytes) -> bytes:

@@ -13,8 +13,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import SealError, StateError
-from common.secure_sum.keys import Member, Secrets, announce, check_members, list_digest, masking_key, public_half
+from common.errors import DisputeError, SealError, StateError
+from common.secure_sum.keys import (
+    Member,
+    Secrets,
+    announce,
+    check_members,
+    list_digest,
+    masking_key,
+    public_half,
+    quoted,
+)
 from common.secure_sum.masks import own_mask, pair_masks
 from common.secure_sum.rules import SumRules
 from common.secure_sum.shares import KINDS, Dealt, deal, open_share
@@ -87,7 +96,8 @@ def share(
 
     public: digest of the public map. With another map for one site, the sum would show what that site adds to it.
 
-    Raises SealError for a list that the coordinator or a site has changed, PolicyError if its sum would be of too few sites.
+    Raises SealError for a list that the coordinator or a site has changed, DisputeError for sites whose keys are not the
+    pinned ones, PolicyError if its sum would be of too few sites.
     """
     state.at("keys")
     rules.check(smallest_sum)
@@ -104,7 +114,9 @@ def share(
 def mask(state: SumState, delivered: Sequence[Dealt], rules: SumRules, values: NDArray[np.int64]) -> tuple[SumState, Words]:
     """Mask a vector of whole numbers. delivered: the shares that the other sites and this one have dealt to this site.
 
-    Raises SealError unless every sender has seen the same key list, and StateError when there are too few.
+    Raises SealError unless the shares are those of sites in the list, StateError when there are too few, and DisputeError,
+    which names the senders, for shares that cannot be used: this site would hold no share of their secrets, and a sum with
+    their masks might never be completed. It then keeps its state, and may be asked again without these senders.
     """
     state.at("shares")
     members, digest = state.by_name, state.digest
@@ -113,8 +125,16 @@ def mask(state: SumState, delivered: Sequence[Dealt], rules: SumRules, values: N
         raise SealError("the shares for this site are not those of sites in the key list, each once, and its own")
     if len(senders) < rules.least:
         raise StateError(f"shares of {len(senders)} sites for a secure sum that needs {rules.least}")
-    secret = state.secrets.sharing
-    shares = {dealt.site: open_share(dealt, state.site, secret, members, digest) for dealt in delivered}
+    shares, unreadable = {}, {}
+    for dealt in delivered:
+        try:
+            shares[dealt.site] = open_share(dealt, state.site, state.secrets.sharing, members, digest)
+        except SealError as error:
+            unreadable[dealt.site] = str(error)
+    if unreadable:
+        first = next(iter(unreadable.values()))
+        places = [place for place, name in enumerate(sorted(members)) if name in unreadable]
+        raise DisputeError(f"the shares of {quoted(sorted(unreadable))} cannot be used: {first}", places)
     others = [name for name in senders if name != state.site]
     total = words(values) + own_mask(state.secrets.blind, digest, len(values))
     total += pair_masks(state.site, state.secrets.masking, members, others, digest, len(values))

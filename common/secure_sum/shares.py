@@ -16,6 +16,7 @@ from common.secure_sum.shamir import SHARE_BYTES, combine, split
 KINDS = ("blind", "masking")
 # A key encrypts one message only.
 NONCE = bytes(12)
+TAG_BYTES, DIGEST_BYTES = 16, 32
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,14 @@ def deal(site: str, secrets: Secrets, members: Mapping[str, Member], threshold: 
         content[reader] = ChaCha20Poly1305(key).encrypt(NONCE, both["blind"] + both["masking"], digest)
     checks = {kind: share_digest(getattr(secrets, kind), site, site, f"{kind} secret", digest) for kind in KINDS}
     return Dealt(site, content, digests, checks, digest)
+
+
+def check_dealt(dealt: Dealt) -> None:
+    """Raise SurrogateError for shares that no reader could open, as far as this shows without their keys."""
+    sizes = {len(both) for both in dealt.content.values()}
+    digests = {len(each) for both in (dealt.checks, *dealt.digests.values()) for each in both.values()}
+    if sizes != {2 * SHARE_BYTES + TAG_BYTES} or digests != {DIGEST_BYTES}:
+        raise SurrogateError("encrypted shares or digests of shares of the wrong length")
 
 
 def open_share(dealt: Dealt, reader: str, sharing: bytes, members: Mapping[str, Member], digest: bytes) -> dict[str, bytes]:

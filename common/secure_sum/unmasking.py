@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -33,10 +33,12 @@ def unmask(
     members: Mapping[str, Member],
     revealed: Mapping[str, Shares],
     rules: SumRules,
+    delivered: Mapping[str, Collection[str]] | None = None,
 ) -> Words:
     """The sum of the vectors in `masked`, by site. revealed: shares by reader, kind and site, after `check_revealed`.
 
-    dealt: of all sites whose shares were delivered. Raises SurrogateError when shares are missing or do not fit.
+    dealt: of all sites whose shares were delivered. delivered: by site in the sum, the sites whose shares it has, with which
+    its vector is masked; by default all. Raises SurrogateError when shares are missing or do not fit.
     """
     total: Words = np.zeros_like(next(iter(masked.values())))
     for vector in masked.values():
@@ -44,7 +46,10 @@ def unmask(
     readers = sorted(members)
     for site, each in dealt.items():
         kind = "blind" if site in masked else "masking"
-        shares = {reader: found[kind][site] for reader, found in revealed.items()}
+        with_it = [name for name in masked if delivered is None or site in delivered[name]]
+        if not with_it:
+            continue
+        shares = {reader: found[kind][site] for reader, found in revealed.items() if site in found[kind]}
         secret = recover(each, kind, shares, readers, rules.threshold)
         if kind == "blind":
             total = total - own_mask(secret, each.digest, len(total))
@@ -52,5 +57,5 @@ def unmask(
             if public_half(masking_key(secret)) != members[site].masking:
                 raise SurrogateError(f"site {site!r} has dealt shares of another key than its own")
             # The masks that the lost site would have added are what is missing for those of the others to cancel.
-            total = total + pair_masks(site, secret, members, list(masked), each.digest, len(total))
+            total = total + pair_masks(site, secret, members, with_it, each.digest, len(total))
     return total

@@ -36,6 +36,8 @@ Record = RecordDict
 
 PAYLOAD = "payload"
 INFO = "info"
+# In a refusal: places in the key list of a secure sum, of the sites that the refusing site has a dispute with.
+DISPUTED = "disputed"
 STORED_AS = "fedsurrogate.protobuf"
 # Limits on the values next to a payload: enough for the names of ten thousand classes, or the points of a figure.
 MOST_VALUES, LARGEST_INFO = 256, 2**22

@@ -23,7 +23,7 @@ from strategies.base.introductions import Group, Introduction, introduction, set
 from strategies.base.outcome import NO_REPLY, Outcome, Points, Site, nameless
 from strategies.base.receipts import Receipts
 from strategies.base.registered import Registered, addressed, admit, check_name
-from strategies.base.reported import downstream_in, numbers_in, share_in, whole_number
+from strategies.base.reported import RefusedError, downstream_in, numbers_in, share_in, whole_number
 from strategies.flower.settings import Settings, settings_of
 from strategies.flower.strategy import FlowerStrategy
 from strategies.flower.workers import no_reply
@@ -204,7 +204,7 @@ class Federation(FlowerStrategy):
             site.version = version
         if (status := info.get("status")) != "ok":
             sentence = PUBLIC_SENTENCES.get(str(status), PUBLIC_SENTENCES["internal"])
-            raise SurrogateError(f"{sentence}: {info['reason']}" if self.simulated and info.get("reason") else sentence)
+            raise RefusedError(f"{sentence}: {info['reason']}" if self.simulated and info.get("reason") else sentence, info)
         for node in [node for node, each in self.outcome.sites.items() if each is site]:
             self.receipts.take(site.name, node, info.get("receipt"))
         return payload, info

@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
+from common.errors import SurrogateError
 from common.wire.records import Info
 
 DOWNSTREAM = "downstream."
 # A site's scores of a generator and their upper bounds: shares, and distances between embeddings of norm one.
 DOWNSTREAM_LIMITS = {f"{kind}-{head}": 1.0 for kind in ("accuracy", "balanced") for head in ("local", "synthetic", "mixed")}
 DOWNSTREAM_LIMITS |= {"share": 1.0, "sliced": 4.0, "sinkhorn": 4.0}
+
+
+class RefusedError(SurrogateError):
+    """A site has refused what was asked. info: what it reports, not checked."""
+
+    def __init__(self, text: str, info: Info) -> None:
+        super().__init__(text)
+        self.info = info
 
 
 def whole_number(info: Info, key: str) -> int:

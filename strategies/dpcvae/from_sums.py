@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.errors import RunError, SurrogateError
+from common.errors import SurrogateError
 from common.models.parameters import Parameters, by_name
 from strategies.base.training import Training
 from strategies.dpcvae.generating import check_first_round, expected_shapes, moved_by, with_classes
+from strategies.pooling.possible import false_numbers, weight_of
 from strategies.pooling.total import Total
 
 
 def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:
     """Update the generator with the sum over the sites `summed`, and finish the round.
 
-    Raises RunError for sums that no records have, or without the weight of any site.
+    Raises RunError for sums that no records have.
     """
     if training.round == 0:
         tensors = {name: tensor.float() for name, tensor in total.tensors.items()}
@@ -22,11 +23,9 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
         try:
             check_first_round(pooled, training.config, len(summed))
         except SurrogateError as error:
-            raise RunError(f"{error}, so some site has added false numbers; nothing shows which one") from None
+            raise false_numbers(f"sums that no records have: {error}") from None
         training.model = with_classes(training, [pooled], len(summed))
     else:
-        weight = float(total.tensors["records"].sum().round())
-        if weight < 1:
-            raise RunError("the sites of the secure sum have no record of the run's classes")
+        weight = weight_of(total, len(summed), 0.0 if training.config.dpcvae.weights == "records" else 1.0)
         training.model = moved_by(training, by_name(total.tensors["update"] / weight, expected_shapes(training)))
     training.finish_round(summed)

@@ -8,21 +8,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from common.errors import RunError
 from common.models.parameters import Parameters, by_name
 from common.rules.secure_sum import MECHANISM
 from strategies.base.training import Training
 from strategies.fedavg.aggregation import aggregate
+from strategies.pooling.possible import check_gradients, weight_of
 from strategies.pooling.total import Total
 
 # Of the steps with joint noise. A bias acts as a feature of value one, and features of records have norm one: at the full
 # rate the bias alone would double the largest curvature.
 MOMENTUM, BIAS = 0.9, 0.1
+# Standard deviations that the length of noise exceeds its root mean square by hardly ever.
+TAIL = 6.0
 VELOCITY, RECORDS = "velocity.", "records"
 
 
 def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:
-    """Update the model with the sum over the sites `summed`, and finish the round. Raises RunError without records."""
+    """Update the model with the sum over the sites `summed`, and finish the round.
+
+    Raises RunError for a sum that no records have.
+    """
     if total.claim is not None and total.claim.mechanism == MECHANISM:
         training.model, training.memory = _step(total, total.claim.clip, training)
     else:
@@ -32,9 +37,9 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
 
 def _mean_update(total: Total, training: Training, sites: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The model moved by the mean update, and the memory of the aggregator."""
-    records = float(total.tensors["records"].sum().round())
-    if records < 1:
-        raise RunError("the sites of the secure sum have no record of the run's classes")
+    # With noise at every site, all weigh the same.
+    public = float(training.config.secure_sum_records) if training.config.epsilon else 0.0
+    records = weight_of(total, sites, public)
     moved = {name: part.float() for name, part in by_name(total.tensors["update"] / records, training.shapes()).items()}
     mean = Parameters(training.header(), training.round + 1, moved, int(records))
     return aggregate(training.config, training.model, [mean], training.memory, sites)
@@ -44,14 +49,18 @@ def _step(total: Total, clip: float, training: Training) -> tuple[dict[str, Tens
     """The model after a step with momentum along the mean of clipped gradients, and the memory for the next one.
 
     All of it is computed from noisy sums, so it costs no privacy. The number of records is the mean of all rounds' noisy
-    numbers, and at least the noise on it.
+    numbers, and at least the noise on it. As gradients have norm one, the mean is shortened to one, plus the noise.
     """
+    check_gradients(total)
     settings, rounds = training.config.fedavg, training.round + 1
     counted = training.memory.get(RECORDS, torch.zeros(1)) + total.tensors["records"].float()
     records = max(float(counted) / rounds, total.sigmas["records"] / math.sqrt(rounds), 1.0)
     rate = settings.joint_rate(len(training.classes))
+    summed, sigma = total.tensors["gradients"], total.sigmas["gradients"]
+    longest = records + sigma * (math.sqrt(summed.numel()) + TAIL)
+    mean = summed * (clip / records * longest / max(float(summed.norm()), longest))
     model, memory = {}, {RECORDS: counted}
-    for name, gradient in by_name(total.tensors["gradients"] * (clip / records), training.shapes()).items():
+    for name, gradient in by_name(mean, training.shapes()).items():
         before = training.memory.get(VELOCITY + name, torch.zeros_like(training.model[name]))
         memory[VELOCITY + name] = velocity = MOMENTUM * before + gradient.float()
         slower = BIAS if settings.kind == "linear" and name == "bias" else 1.0

@@ -14,6 +14,7 @@ from common.models.parameters import Parameters
 from common.surrogates.class_sums import unfold
 from common.surrogates.surrogates import Header
 from strategies.base.one_shot import Learned
+from strategies.pooling.possible import check_moments
 from strategies.pooling.total import Total
 from strategies.robustness.defence import Defended
 
@@ -73,7 +74,11 @@ def in_projection(head: Head, total: Total) -> Learned:
 
 
 def pooled_of(total: Total) -> Pooled:
-    """The statistics of the sum over all sites, of classes with records. Raises RunError when no class has one."""
+    """The statistics of the sum over all sites, of classes with records.
+
+    Raises RunError when no class has one, or no records have these sums.
+    """
+    check_moments(total)
     counts, sums = total.tensors["counts"].round(), total.tensors["sums"]
     kept = counts > 0
     if not kept.any():

@@ -17,7 +17,8 @@ class Total:
     """Tensors (float64) summed over all sites. header: of the run, with all its classes.
 
     sigmas: standard deviation of the noise in every entry, by tensor; empty without privacy. claim: of every site.
-    public: what was done with the features before all else.
+    public: what was done with the features before all else. rounding: by tensor, most that rounding to whole steps has
+    changed an entry.
     """
 
     header: Header
@@ -25,3 +26,4 @@ class Total:
     sigmas: Mapping[str, float] = field(default_factory=dict)
     claim: Claim | None = None
     public: PublicMap = field(default_factory=PublicMap)
+    rounding: Mapping[str, float] = field(default_factory=dict)

@@ -100,7 +100,7 @@ class SecureRounds(SecureSum):
         training = self._training
         if (training.fingerprint, training.inputs) != (group.fingerprint, group.dimension):
             raise RunError(f"the sites have another backbone ({group.fingerprint[:16]}) than in the first round")
-        training.asked += 1
+        training.asked = self._number
         return training.question(), group.dimension
 
     def _learn(self, summed: list[str], numbers: Words) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,15 +14,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 
 from common.config.run_config import run_digest
-from common.errors import FedSurrogateError, RunError, SealError, SurrogateError
-from common.privacy.claims import Claim, check_claim
-from common.rules.secure_sum import MECHANISM, context_of, local_epsilon, numbers_of, rules_of, shapes_of
+from common.errors import FedSurrogateError, RunError, SurrogateError
+from common.privacy.claims import Claim, check_claim, make_claim
+from common.rules.secure_sum import MECHANISM, local_epsilon, numbers_of, rules_of, shapes_of
 from common.rules.spec import load
-from common.secure_sum.keys import Member, check_members, list_digest
+from common.secure_sum.keys import list_digest
 from common.secure_sum.member import PURPOSE, signed_list
-from common.secure_sum.noise import noise_of_sum, spare_of
-from common.secure_sum.rules import SumRules
-from common.secure_sum.shares import Dealt
+from common.secure_sum.noise import noise_of_sum, site_variances, spare_of
+from common.secure_sum.shares import Dealt, check_dealt
 from common.secure_sum.unmasking import Shares, check_revealed, unmask
 from common.secure_sum.words import Words, words
 from common.security.sealing import verify
@@ -33,22 +31,21 @@ from common.wire import sum_proto
 from common.wire.records import Info, to_record
 from common.wire.surrogate_proto import centre_digest
 from strategies.base.collection import Collection, check_quorum
-from strategies.base.federation import HELLO, Federation
+from strategies.base.federation import HELLO
 from strategies.base.introductions import Group
 from strategies.base.one_shot import Learned
 from strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
 from strategies.pooling.public_projection import read_map
 from strategies.pooling.total import Total
+from strategies.secure_sum.disputes import left_out
+from strategies.secure_sum.steps import Steps
 
 TOTAL_FILE = "sum.pb"
-T = TypeVar("T")
 
 
-class SecureSum(Federation):
+class SecureSum(Steps):
     """One secure sum, from which the method of the run learns. Its members are the sites that announce keys."""
 
-    _grid: Grid
-    _rules: SumRules
     _header: Header
     _map = PublicMap()
 
@@ -70,40 +67,70 @@ class SecureSum(Federation):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Collect keys and shares; return the requests for masked vectors. Raises RunError when too few sites are left."""
         check_no_settings(config, "train_config")
-        self._grid, self._sum = grid, secrets.token_hex(16)
-        self._lost: dict[str, str] = {}
-        self._pinned: dict[str, bool] = {}
+        self._grid, self._lost = grid, {}
+        self._prepare()
+        return [self._delivery(name) for name in self._dealt]
+
+    def _prepare(self) -> None:
+        """Collect keys and shares of a new sum. Raises RunError when too few sites are left.
+
+        If too few sites accept the key list, they begin again without those that they do not accept: nothing is charged yet.
+        """
         self._masked: dict[str, Words] = {}
         self._claims: dict[str, Claim | None] = {}
         self._spares: dict[str, bytes] = {}
-        group = self.introduce(grid, self.deadline)
+        lost = "lost after its keys"
+        while True:
+            self._begin()
+            listed = sum_proto.pack_members(self._members.values(), sum_proto.map_digest(self._public))
+            self._dealt = self._ask("sum_shares", dict.fromkeys(self._members, listed), lost, self._shares, "keys")
+            if len(self._dealt) >= self._rules.least or not self._waiting:
+                break
+            found = {each for each in self._disputes if each.what == "keys" and each.by in self._waiting}
+            unknown = left_out(found) & self._members.keys()
+            self._unknown |= unknown
+            self._decide(unknown, lost)
+        self._decide(self._waiting, lost)
+        self._enough(len(self._dealt), self._rules.least, "have shared their secrets")
+        self._check_quorum(len(self._dealt), "have shared their secrets")
+        self._delivered = dict.fromkeys(self._dealt, frozenset(self._dealt))
+
+    def _begin(self) -> None:
+        """Collect the keys of a new sum. Raises RunError when too few sites are left."""
+        self._sum = secrets.token_hex(16)
+        self._pinned: dict[str, bool] = {}
+        group = self.introduce(self._grid, self.deadline)
         self._nodes, classes = dict(group.nodes), group.classes
         self._header = Header(self.config.method, run_digest(self.config), "coordinator", group.fingerprint, classes)
         self._public, dimension = self._told_to_all(group)
         self._shapes = shapes_of(self.config, self.config.spec, classes, dimension, self._number)
         self._members = self._key_list(group.keys)
-        public = sum_proto.map_digest(self._public)
-        self._digest = list_digest(list(self._members.values()), self._context + public)
+        self._digest = list_digest(list(self._members.values()), self._context + sum_proto.map_digest(self._public))
         self._rules = rules_of(self.config, len(self._members))
         try:
             self._rules.check()
             self._numbers = numbers_of(self.config, self.config.spec, len(self._members), self._number)
+            claim = make_claim(self.config, "record")
+            if claim is not None and claim.mechanism == MECHANISM:
+                # The sites would refuse noise that does not fit into the modulus, without a reason.
+                site_variances(claim, self._numbers, self._shapes, self._rules)
         except FedSurrogateError as error:
-            raise RunError(str(error)) from None
-        listed = sum_proto.pack_members(self._members.values(), public)
-        asked = dict.fromkeys(self._members, listed)
-        self._dealt = self._ask("sum_shares", asked, "lost after its keys", self._shares)
-        self._enough(len(self._dealt), self._rules.least, "have shared their secrets")
-        return [
-            self._request(MessageType.TRAIN, name, sum_proto.pack_delivery(self._dealt.values(), name, self._public))
-            for name in self._dealt
-        ]
+            lost = "".join(f"; {name}: {reason}" for name, reason in sorted(self._lost.items()))
+            raise RunError(f"{error}{lost}") from None
+
+    def _delivery(self, name: str) -> Message:
+        dealt = [self._dealt[sender] for sender in self._dealt if sender in self._delivered[name]]
+        return self._request(MessageType.TRAIN, name, sum_proto.pack_delivery(dealt, name, self._public))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Complete the sum, and learn from it. Raises RunError when too few sites are left."""
-        self._collect(replies, list(self._dealt), "lost after its shares", self._vector)
+        lost = "lost after its shares"
+        self._collect(replies, list(self._dealt), lost, self._vector, "shares")
+        while again := self._without_disputes(lost):
+            messages = [self._delivery(name) for name in again]
+            self._collect(Collection(self._grid, messages, self.deadline), again, lost, self._vector, "shares")
         self._enough(len(self._masked), self._rules.least, "have sent their masked vectors")
         summed = sorted(self._masked)
         listed = dict.fromkeys(summed, sum_proto.pack_list(summed))
@@ -114,9 +141,9 @@ class SecureSum(Federation):
         revealed = self._ask("sum_open", signed, why, self._revealed)
         self._enough(len(revealed), self._rules.threshold, "have replied to the end")
         try:
-            numbers = unmask(self._masked, self._dealt, self._members, revealed, self._rules)
+            numbers = unmask(self._masked, self._dealt, self._members, revealed, self._rules, self._delivered)
         except SurrogateError as error:
-            raise RunError(f"the secure sum cannot be completed: {error}; run again without that site") from None
+            raise RunError(f"the secure sum cannot be completed: {error}; {self._remedy}") from None
         for name in summed:
             site = self.outcome.sites[self._nodes[name]]
             site.fate, site.reason, site.claim = "used", "", self._claims[name]
@@ -125,6 +152,33 @@ class SecureSum(Federation):
         facts = {"bytes_up": sum(site.bytes_up for site in self.outcome.sites.values()), "used": len(summed)}
         model = self.outcome.model
         return None if model is None else classifier_arrays(model), metrics_of(facts)
+
+    def _without_disputes(self, lost: str) -> list[str]:
+        """Leave sites out until no dispute about shares is left; return those that are asked for their vectors again.
+
+        These have sent no vector, and were charged for none. They will not mask with sites whose shares they cannot use. If
+        others did, enough of them must have shares that take such masks out. If too few sites are left, all begin again, or
+        the sites that complain are lost where another one that stays has sent its vector.
+        """
+        waiting = self._waiting
+        if not waiting:
+            return []
+        out = self._untrusted() & self._dealt.keys()
+        again = waiting - out
+        unread = {name: {each.about for each in self._disputes if each.by == name} for name in again}
+        delivered = self._delivered | {name: self._delivered[name] - unread[name] for name in again}
+        summed = self._masked.keys() - out | again
+        readers = [sum(name in delivered[each] for each in summed) for name in self._dealt.keys() - summed]
+        if len(summed) < self._rules.least or any(0 < count < self._rules.threshold for count in readers):
+            if not self._masked.keys() - out:
+                self._decide(out, lost)
+                self._prepare()
+                return sorted(self._dealt)
+            out, again = set(waiting), frozenset()
+        self._decide(out, lost)
+        self._masked = {name: vector for name, vector in self._masked.items() if name not in out}
+        self._delivered = delivered
+        return sorted(again)
 
     def _told_to_all(self, group: Group) -> tuple[bytes, int]:
         """What all sites must receive alike before they compute their vectors, and the dimension of the features then."""
@@ -147,7 +201,7 @@ class SecureSum(Federation):
 
     def _total(self, summed: list[str], numbers: Words) -> tuple[Total, dict[str, str | float]]:
         """The sum as real numbers, and facts about it. Raises RunError when it is of too few sites."""
-        config, claim = self.config, next(iter(self._claims.values()))
+        config, claim = self.config, self._claims[summed[0]]
         self.recorder.keep(TOTAL_FILE, sum_proto.pack_total(self._header, summed, numbers, claim))
         rules, sigmas = self._rules, {}
         if claim is not None and claim.mechanism == MECHANISM:
@@ -160,7 +214,7 @@ class SecureSum(Federation):
                 if spare:
                     numbers = numbers - words(np.concatenate([spare[name] for name in self._shapes]))
             sigmas = noise_of_sum(claim, *given, len(summed), len(self._spares))
-        check_quorum(len(summed), len(self.outcome.sites), config.sites, config.quorum, reasons=self.outcome.reasons)
+        self._check_quorum(len(summed), "can be used")
         tensors, at = {}, 0
         for name, shape in self._shapes.items():
             count = prod(shape)
@@ -176,67 +230,21 @@ class SecureSum(Federation):
             **({"local-epsilon": local_epsilon(config, rules)} if sigmas else {}),
             **{f"noise-{name}": sigma for name, sigma in sigmas.items()},
         }
-        return Total(self._header, tensors, sigmas, claim, self._map), facts
+        rounding = {name: len(summed) * self._numbers[name].step / 2 for name in tensors}
+        return Total(self._header, tensors, sigmas, claim, self._map, rounding), facts
+
+    def _check_quorum(self, there: int, what: str) -> None:
+        config, outcome = self.config, self.outcome
+        check_quorum(there, len(outcome.sites), config.sites, config.quorum, what, outcome.reasons)
 
     @property
     def _number(self) -> int:
         """The number of the current round, from one."""
         return 1
 
-    @property
-    def _context(self) -> bytes:
-        return context_of(self.config, self._sum)
-
-    def _values(self) -> Info:
-        return {"run": run_digest(self.config), "sum": self._sum}
-
-    def _key_list(self, keys: Mapping[str, str]) -> dict[str, Member]:
-        """The sites with valid keys. One that repeats another's key, or has none, is rejected."""
-        found: dict[str, Member] = {}
-        for name in sorted(keys):
-            try:
-                member = sum_proto.unpack_member(bytes.fromhex(keys[name]))
-                if member.site != name:
-                    raise SurrogateError("keys of another site")
-                check_members([*found.values(), member], self._context)
-                found[name] = member
-            except (ValueError, SealError, SurrogateError) as error:
-                self._reject(self._nodes[name], f"its keys for the secure sum cannot be used: {error}")
-        return found
-
-    def _request(self, kind: str, name: str, payload: bytes) -> Message:
-        return self._message(kind, self._nodes[name], to_record(payload, {**self._values(), "bytes": len(payload)}))
-
-    def _ask(
-        self, kind: str, payloads: Mapping[str, bytes], lost: str, read: Callable[[str, bytes, Info], T]
-    ) -> dict[str, T]:
-        """The replies of sites to one step. lost: what is recorded of a site that does not reply."""
-        messages = [self._request(f"{MessageType.QUERY}.{kind}", name, payload) for name, payload in payloads.items()]
-        return self._collect(Collection(self._grid, messages, self.deadline), list(payloads), lost, read)
-
-    def _collect(
-        self, replies: Iterable[Message], asked: list[str], lost: str, read: Callable[[str, bytes, Info], T]
-    ) -> dict[str, T]:
-        found: dict[str, T] = {}
-        names = {node: name for name, node in self._nodes.items()}
-        for reply in replies:
-            node = self._node(reply)
-            try:
-                payload, info = self._read(reply, self.outcome.sites[node])
-                if payload is None:
-                    raise SurrogateError("a reply without content")
-                found[names[node]] = read(names[node], payload, info)
-            except (SurrogateError, SealError) as error:
-                self._lost[names[node]] = f"{lost}: {error}"
-                self._reject(node, self._lost[names[node]])
-        for name in asked:
-            if name not in found and name not in self._lost:
-                self._lost[name] = self.outcome.sites[self._nodes[name]].reason = lost
-                self.recorder.event("dropped", site=name, reason=lost)
-        return found
-
     def _shares(self, name: str, payload: bytes, info: Info) -> Dealt:
         dealt = sum_proto.unpack_dealt(payload)
+        check_dealt(dealt)
         if dealt.site != name or dealt.content.keys() != self._members.keys() or dealt.digest != self._digest:
             raise SurrogateError("shares that are not for the sites of this sum")
         self._pinned[name] = info.get("pinned") is True
@@ -259,18 +267,8 @@ class SecureSum(Federation):
 
     def _revealed(self, name: str, payload: bytes, info: Info) -> Shares:
         found = sum_proto.unpack_revealed(payload)
-        check_revealed(name, found, self._dealt, list(self._masked))
+        check_revealed(name, found, {each: self._dealt[each] for each in self._delivered[name]}, list(self._masked))
         # A false seed adds noise, as a site could have done before.
         if (spare := sum_proto.unpack_spare(payload)) and self._masked.keys() == self._members.keys():
             self._spares[name] = spare
         return found
-
-    def _enough(self, there: int, needed: int, what: str) -> None:
-        """Raise RunError, which names the lost sites, when fewer than `needed` sites are left."""
-        if there >= needed:
-            return
-        lost = "".join(f"; {name}: {why}" for name, why in sorted(self._lost.items()))
-        raise RunError(
-            f"the secure sum cannot be completed: {there} of {self._rules.members} sites {what}, {needed} are needed "
-            f"(see dropouts, colluding and secure-sum-threshold); nothing was revealed{lost}"
-        )

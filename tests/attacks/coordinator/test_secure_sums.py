@@ -286,6 +286,18 @@ def test_a_step_of_another_sum_or_of_other_settings_is_refused(hospitals: Hospit
         assert hospitals.status("north", "query.sum_list", sum_proto.pack_list(NAMES)) in ("state", "surrogate")
 
 
+def test_settings_whose_short_digests_are_equal_do_not_share_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's digest has 64 bits, so 2^32 tries find two settings with the same one. With a tiny learning rate for all sites
+    but one, the sum of updates is that site's.
+    """
+    settings = PLAIN | {"method": "fedavg", "fedavg.learning-rate": 0.1}
+    runs = [parse_run_config(settings | {"fedavg.learning-rate": rate}) for rate in (0.1, 1e-9)]
+    monkeypatch.setattr("common.config.run_config.run_digest", lambda config: "0" * 16)
+    name = secrets.token_hex(16)
+    assert context_of(runs[0], name) != context_of(runs[1], name)
+    assert context_of(runs[0], name) == context_of(parse_run_config(settings), name)
+
+
 def test_the_difference_of_two_sums_does_not_show_one_site(hospitals: Hospitals) -> None:
     hospitals.up_to_masked()
     hospitals.signatures(NAMES)

@@ -13,8 +13,11 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from client_app.cli.main import app
+from client_app.governance import release
+from client_app.governance.ledger import Ledger
 from common import surrogate_pb2 as pb
 from common.config.run_config import parse_run_config
+from common.errors import LedgerError
 from common.rules.secure_sum import rules_of
 from common.secure_sum.unmasking import check_revealed, unmask
 from common.secure_sum.words import Words, unpack_words
@@ -214,6 +217,39 @@ def test_a_release_that_attacks_refuse_fixes_no_set_of_sites(seven: Hospitals) -
     assert not list(seven.folder.glob("4/state/sums/*.json"))
     policy.write_text(POLICY)
     assert total(seven, "2345") is not None
+
+
+@pytest.mark.parametrize("failing", ["charge", "file"])
+def test_a_release_that_fails_fixes_no_set_of_sites(seven: Hospitals, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    """A full disk, or another run that has spent the budget meanwhile: nothing has left, so other sums show nothing."""
+
+    def fail(*given: Any) -> None:
+        raise LedgerError("no room") if failing == "charge" else OSError("no room")
+
+    dealt = seven.shares(seven.keys("1234"), "1234")
+    with monkeypatch.context() as broken:
+        broken.setattr(*((Ledger, "charge") if failing == "charge" else (release, "put_in_place")), fail)
+        assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == "ledger"
+    assert not list(seven.folder.glob("4/state/sums/*.json"))
+    assert not list(seven.folder.glob("4/state/sums/.*")), "no staged file stays"
+    assert total(seven, "2345") is not None
+
+
+def test_a_release_that_is_too_large_fixes_no_set_of_sites(seven: Hospitals) -> None:
+    """Releases of DP-SGD are charged before their size decides anything."""
+    for site in "1234":
+        small = "largest-payload-mib = 1e-5\n" if site == "4" else ""
+        (seven.folder / site / "policy.toml").write_text(f"require-secure-sum = true\nsmallest-colluding = 0.0\n{small}")
+    seven.settings |= {"method": "dp-fedavg", "fedavg.rounds": 2, "fedavg.noise": "site", "epsilon": 1.0, "delta": 1e-5}
+    model = Training.begin(parse_run_config(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6).question()
+    members = seven.keys("1234")
+    listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
+    replies = [seven.ask(site, "query.sum_shares", listed)[0] for site in "1234"]
+    dealt = [sum_proto.unpack_dealt(each) for each in replies if each is not None]
+    assert seven.status("4", "train", sum_proto.pack_delivery(dealt, "4", model), round=1) == "policy"
+    assert "largest-payload-mib" in seven.log("4")
+    assert seven.released("4") == 1
+    assert not list(seven.folder.glob("4/state/sums/*.json"))
 
 
 def test_rounds_of_training_are_over_the_same_sites(seven: Hospitals) -> None:

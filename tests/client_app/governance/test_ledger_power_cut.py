@@ -93,7 +93,7 @@ def test_the_state_kept_with_a_release_survives_a_power_cut(
     """Otherwise a site would mask a second vector of a secure sum with the masks of the first."""
 
     class Open:
-        def let_out(self, release: Release, last: object = None) -> float:
+        def let_out(self, release: Release) -> float:
             return 0.0
 
     (state / "sum.pb").write_bytes(b"shares")

@@ -22,9 +22,10 @@ from client_app.offline.keys import private_key
 from client_app.offline.replies import is_message, reply_to
 from common.config.run_config import RunConfig
 from common.errors import ConfigError, FedSurrogateError, RunError, SealError, StateError
-from common.exchange.message_files import MessageReply, digest, pack_reply, pack_request, unpack_request
+from common.exchange.message_files import MessageReply, digest, pack_reply, pack_request, unpack_reply, unpack_request
 from common.security.sealing import new_key, public_key
 from common.signed_models.signed_model import read_signed_model
+from common.wire.sum_proto import pack_dealt, unpack_dealt
 from server_app.deployment.request_key import VARIABLE, make_request_key, read_request_key
 from server_app.exchange.run import run_by_files
 from server_app.offline import make_request
@@ -151,6 +152,30 @@ def test_a_method_in_rounds_works_by_files(
     (folder,) = (tmp_path / "runs").glob("*fedavg*")
     assert [each["round"] for each in metrics_of(folder)["rounds"]] == [1, 2]
     assert metrics_of(folder)["sites"]["used"] == 2
+
+
+def test_shares_that_nobody_can_read_cost_their_sender_and_one_more_file_of_the_others(tmp_path: Path) -> None:
+    """The refusal that names the sender is a reply file like any other, so nobody has to mark a site as lost."""
+    post = Post(tmp_path, 4)
+
+    def carry(file: Path) -> None:
+        if file.name != "02-site-3.request":
+            post.answer(file)
+            return
+        aside, key = file.with_suffix(".carried"), private_key(post.nodes["site-3"], "site-3")
+        reply_to(aside, file, post.nodes["site-3"])
+        honest = unpack_reply(aside.read_bytes(), public_key(key))
+        dealt = unpack_dealt(honest.payload or b"")
+        content = dict.fromkeys(dealt.content, bytes(50)) | {"site-3": dealt.content["site-3"]}
+        spoiled = pack_dealt(replace(dealt, content=content))
+        aside.write_bytes(pack_reply(replace(honest, payload=spoiled), key))
+        aside.replace(file.with_suffix(".reply"))
+
+    folder = post.run(GRAM | {"dropouts": 0.3}, carry)
+    assert metrics_of(folder)["sites"] == {"invited": 4, "used": 3, "rejected": 1, "dropped": 0}
+    (reason,) = [event["reason"] for event in events_of(folder) if event["event"] == "rejected"]
+    assert "its shares cannot be used, by the report of 'site-0', 'site-1', 'site-2'" in reason
+    assert sum(file.stem.endswith("site-0") for file in post.out.glob("*.reply")) == 7
 
 
 def test_a_site_that_a_person_marks_as_lost_is_dropped_and_the_others_finish(tmp_path: Path) -> None:

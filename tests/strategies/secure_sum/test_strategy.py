@@ -159,6 +159,13 @@ def test_too_few_sites_end_the_run_and_are_named(tmp_path: Path, kind: str) -> N
     assert not list(tmp_path.glob("runs/*/sum.pb"))
 
 
+def test_a_quorum_that_is_missed_after_the_shares_ends_the_run_before_any_charge(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(5), lost(("4",), "query.sum_shares"))
+    with pytest.raises(RunError, match="quorum missed: 4 of 5 sites have shared their secrets"):
+        run_federation(tmp_path, grid, deadline=0.5, quorum=1.0, **PRIVATE)
+    assert not grid.asked("train")
+
+
 def test_a_site_that_answers_nonsense_is_named(tmp_path: Path) -> None:
     for kind in ("query.sum_shares", "train", "query.sum_list", "query.sum_open"):
         grid = InProcessGrid(sites(5), lost(("2",), kind, payload=lambda payload: b"\x0a\x03abc"))

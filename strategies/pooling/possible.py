@@ -1,0 +1,93 @@
+"""Totals of secure sums that no records can have. Nothing shows which site added the false numbers, so the run ends.
+
+With joint noise the bounds are those of `lengths` (common/surrogates/class_sums.py), which honest Gaussian noise exceeds
+with a probability of at most FALSE_ALARM = 1e-7 in one total. Discrete Gaussian noise is sub-Gaussian with the same
+deviation, so the length of D numbers exceeds sqrt(D) + t no more often (Hsu, Kakade & Zhang 2012).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from common.errors import RunError
+from common.surrogates.class_sums import Sums, lengths, unfold
+from strategies.pooling.total import Total
+
+# Of the second moment's trace: a covariance that is further below zero cannot be repaired.
+ROUNDING = 0.01
+GRADIENTS = {
+    "the count below zero": "a number of records below zero",
+    "a class sum beyond its count": "a sum of shortened gradients beyond their number",
+}
+
+
+def check_moments(total: Total) -> None:
+    """Raise RunError for counts below zero, and for class sums or second moments that are too long for the counts.
+
+    A record has norm one under joint noise. Without noise, the squared length of a class sum over its count is at most that
+    class's part of the second moment's trace. Also raises RunError where rounding hides whether it is.
+    """
+    counts, sums, squares = (total.tensors[name] for name in ("counts", "sums", "squares"))
+    if total.sigmas:
+        _check_lengths(Sums(counts, sums, squares, total.sigmas), {})
+        return
+    counts = counts.round()
+    if float(counts.min()) < 0:
+        raise false_numbers(f"a class of {float(counts.min()):g} records")
+    d = sums.shape[1]
+    trace, longest = float(unfold(squares, d).trace()), _squared(sums.norm(dim=1), counts)
+    if longest <= trace + ROUNDING * abs(trace):
+        return
+    # What the sums and the trace are at least and at most, before whole steps.
+    least = _squared(sums.norm(dim=1) - total.rounding.get("sums", 0.0) * math.sqrt(d), counts)
+    if least > trace + total.rounding.get("squares", 0.0) * d:
+        raise false_numbers("class sums longer than the second moment allows")
+    raise RunError(
+        "the features are so small that the fixed-point numbers of the secure sum round them away; set a smaller "
+        "secure-sum-range (the largest magnitude of a feature) or secure-sum-records"
+    )
+
+
+def check_gradients(total: Total) -> None:
+    """Raise RunError for a number of records below zero, or a sum of gradients of norm one that is longer than it."""
+    noise = {"counts": total.sigmas["records"], "sums": total.sigmas["gradients"]}
+    _check_lengths(Sums(total.tensors["records"], total.tensors["gradients"][None], None, noise), GRADIENTS)
+
+
+def weight_of(total: Total, sites: int, each: float = 0.0) -> float:
+    """The sum of the sites' weights. each: the weight of every site where it is public; then no site can change it.
+
+    Otherwise it is the number of their records. Raises RunError if it is below one of each site.
+    """
+    if each:
+        return sites * each
+    records = float(total.tensors["records"].sum().round())
+    if records < sites:
+        raise false_numbers(f"{records:g} records of {sites} sites, each of which has at least one")
+    return records
+
+
+def false_numbers(what: str) -> RunError:
+    """The error for a total that is not possible."""
+    return RunError(
+        f"the secure sum has {what}, so some site has added false numbers, or more records than secure-sum-records; nothing "
+        "shows which one: run again with other sites or a larger secure-sum-records, or with a defence instead of secure-sum"
+    )
+
+
+def _squared(lengths: Tensor, counts: Tensor) -> float:
+    """Sum of squared lengths (C,) over counts (C,). A negative length is zero."""
+    return float((lengths.clamp_min(0).square() / counts.clamp_min(1)).sum())
+
+
+def _check_lengths(sums: Sums, names: dict[str, str]) -> None:
+    for name, length, most in lengths(sums):
+        if bool((length > most).any()):
+            worst = int(torch.argmax(length - most))
+            raise false_numbers(
+                f"{names.get(name, name)} (length {float(length[worst]):.4g}; at most {float(most[worst]):.4g} is possible "
+                "for this number of records and the noise)"
+            )

@@ -1,0 +1,208 @@
+"""A hostile site adds false numbers to a secure sum, whose parts nobody can see: totals that no records have are refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import client_app.secure_sum.masked as masked
+from common.config.run_config import parse_run_config
+from common.errors import RunError
+from common.privacy.claims import make_claim
+from common.rules.secure_sum import numbers_of
+from strategies.base.training import Training
+from strategies.dpcvae.from_sums import absorb_total as absorb_generator
+from strategies.dpcvae.generating import expected_shapes
+from strategies.fedavg.from_sums import absorb_total
+from strategies.pooling.possible import check_gradients, check_moments
+from strategies.pooling.total import Total
+from tests.grid import NodeConfig, run_federation, sites
+
+CLASSES = ",".join(map(str, range(10)))
+SECURE: dict[str, Any] = {"classes": CLASSES, "secure-sum": True, "colluding": 0.0, "dropouts": 0.2}
+GRAM = SECURE | {"fedpft.covariance": "gram", "head.max-samples": 20_000}
+BUDGET = {"epsilon": 4.0, "delta": 1e-5}
+JOINT = SECURE | BUDGET | {"method": "dp-fedavg", "fedavg.rounds": 2}
+FALSE = "some site has added false numbers"
+Lie = Callable[[np.ndarray], None]
+
+
+@pytest.fixture(autouse=True)
+def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+
+
+def run_with_a_liar(folder: Path, lie: Lie, settings: dict[str, Any]) -> Path:
+    """A run of five sites, one of which changes its whole numbers before it masks them."""
+    real = masked.mask
+
+    def false(state: Any, delivered: Any, rules: Any, values: np.ndarray) -> Any:
+        if state.site == "2":
+            values = values.copy()
+            lie(values)
+        return real(state, delivered, rules, values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masked, "mask", false)
+        return run_federation(folder, sites(5), **settings)
+
+
+def largest(settings: dict[str, Any], name: str) -> int:
+    config = parse_run_config(settings)
+    return numbers_of(config, config.spec, 5)[name].largest
+
+
+def test_gradients_longer_than_the_number_of_records_are_refused(tmp_path: Path) -> None:
+    """Each is shortened to the clip, so their sum is not longer than their number, apart from the noise."""
+
+    def end_of_the_range(values: np.ndarray) -> None:
+        values[1:] = largest(JOINT, "gradients")
+
+    with pytest.raises(RunError, match=FALSE):
+        run_with_a_liar(tmp_path, end_of_the_range, JOINT)
+
+
+def test_class_sums_longer_than_their_counts_are_refused_with_joint_noise(tmp_path: Path) -> None:
+    def end_of_the_range(values: np.ndarray) -> None:
+        values[10 : 10 + 64] = largest(GRAM | BUDGET, "sums")
+
+    with pytest.raises(RunError, match=FALSE):
+        run_with_a_liar(tmp_path, end_of_the_range, GRAM | BUDGET)
+
+
+@pytest.mark.parametrize("settings", [GRAM, GRAM | BUDGET, SECURE | {"method": "afl"}], ids=["exact", "noisy", "afl"])
+def test_negative_counts_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """They were taken for classes that no site has."""
+    step = 1 if "epsilon" not in settings else largest(settings, "counts") / 20_000
+
+    def fewer(values: np.ndarray) -> None:
+        values[:5] -= round(2000 * step)
+
+    with pytest.raises(RunError, match=FALSE):
+        run_with_a_liar(tmp_path, fewer, settings)
+
+
+@pytest.mark.parametrize("method", ["afl", "fedcgs", "gh-ofl"])
+def test_class_sums_longer_than_the_second_moment_allows_are_refused_in_every_method(tmp_path: Path, method: str) -> None:
+    settings = SECURE | {"method": method}
+
+    def longer(values: np.ndarray) -> None:
+        values[10:74] = largest(settings, "sums")
+
+    with pytest.raises(RunError, match=FALSE):
+        run_with_a_liar(tmp_path, longer, settings)
+
+
+def test_fewer_records_than_sites_are_refused(tmp_path: Path) -> None:
+    """The sum of the updates is divided by them. Without privacy, a site without records does not take part."""
+
+    def fewer(values: np.ndarray) -> None:
+        values[0] -= 1438 - 2
+
+    with pytest.raises(RunError, match=FALSE):
+        run_with_a_liar(tmp_path, fewer, SECURE | {"method": "fedavg", "fedavg.rounds": 1})
+
+
+def test_a_number_of_records_that_grows_in_one_round_makes_no_longer_step() -> None:
+    """The step is divided by the mean of all rounds' numbers, so a liar made it almost as many times as long as rounds."""
+    config = parse_run_config(JOINT | {"classes": "a,b", "fedavg.rounds": 10})
+    training = Training.begin(config, ("a", "b"), "f", 4)
+    sigmas, claim = {"records": 1.0, "gradients": 0.01}, make_claim(config, "record")
+    for records in [1000.0] * 9 + [1e6]:
+        before = training.model["weight"]
+        gradients = torch.zeros(10).double()
+        gradients[9] = 1e6 if records > 1000 else 0.0
+        tensors = {"records": torch.tensor([records]).double(), "gradients": gradients}
+        absorb_total(Total(training.header(), tensors, sigmas, claim), training, ["1", "2"])
+    step = float((training.model["weight"] - before).norm())
+    assert step == pytest.approx(config.fedavg.joint_rate(2) * config.fedavg.clip, rel=0.01)
+
+
+@pytest.mark.parametrize("claimed", [1.0, 1e6])
+def test_with_noise_at_every_site_a_false_weight_changes_nothing(claimed: float) -> None:
+    """All sites weigh the same, so the sum of their weights is public; a liar made the step 60,000 times as long."""
+    config = parse_run_config(JOINT | {"classes": "a,b", "fedavg.noise": "site"})
+    update = torch.randn(10, generator=torch.Generator().manual_seed(0)).double() * config.secure_sum_records
+    found = []
+    for records in (3.0 * config.secure_sum_records, claimed):
+        training = Training.begin(config, ("a", "b"), "f", 4)
+        tensors = {"records": torch.tensor([records]).double(), "update": update}
+        absorb_total(Total(training.header(), tensors, {}, make_claim(config, "record")), training, ["1", "2", "3"])
+        found.append(training.model["weight"])
+    assert found[0].abs().max() > 0.1
+    assert torch.equal(*found)
+
+
+def test_a_false_weight_of_a_generator_is_refused_or_changes_nothing() -> None:
+    settings = SECURE | {"method": "dpcvae", "classes": "a,b", "dpcvae.hidden": 8, "dpcvae.latent": 2}
+    for weights in ("records", "equal"):
+        config = parse_run_config(settings | {"dpcvae.weights": weights})
+        training = Training.begin(config, ("a", "b"), "f", 4)
+        training.round = 1
+        count = sum(math.prod(shape) for shape in expected_shapes(training).values())
+        tensors = {"records": torch.tensor([2.0]).double(), "update": torch.zeros(count).double()}
+        total = Total(training.header(), tensors)
+        if weights == "records":
+            with pytest.raises(RunError, match=FALSE):
+                absorb_generator(total, training, ["1", "2", "3"])
+        else:
+            absorb_generator(total, training, ["1", "2", "3"])
+
+
+@pytest.mark.parametrize("method", ["fedpft", "afl"])
+def test_rounding_of_small_features_is_not_taken_for_false_numbers(tmp_path: Path, method: str) -> None:
+    """With one record of a class, a class sum is as long as the second moment allows, and whole numbers are rounded."""
+    policy, nodes = tmp_path / "policy.toml", list[NodeConfig]()
+    policy.write_text("without-dp = true\nsmallest-class = 1\nsmallest-colluding = 0.0\n")
+    for site in "abc":
+        folder = tmp_path / site
+        folder.mkdir()
+        features = torch.randn(2, 200, generator=torch.Generator().manual_seed(ord(site))) * 1e-3
+        for part in ("train", "test"):
+            tables, facts = {"x": features.abs(), "y": torch.arange(2)}, {"classes": "no,yes", "fingerprint": "f" * 16}
+            save_file(tables, folder / f"f-{part}.safetensors", facts)
+        own: NodeConfig = {"site": site, "data": "safetensors", "data-dir": str(folder), "dataset": "f"}
+        nodes.append(own | {"policy": str(policy), "state-dir": str(folder / "state")})
+    settings = {"secure-sum": True, "colluding": 0.0, "dropouts": 0.0, "classes": "no,yes", "method": method}
+    settings |= {"fedpft.covariance": "gram"} if method == "fedpft" else {}
+    with pytest.raises(RunError, match="set a smaller secure-sum-range") as failure:
+        run_federation(tmp_path, nodes, **settings)
+    assert FALSE not in str(failure.value)
+    run_federation(tmp_path, nodes, **settings | {"secure-sum-range": 0.01})
+
+
+@pytest.mark.parametrize("records", [0, 40, 2000])
+def test_honest_noise_is_never_refused(records: int) -> None:
+    """The worst honest case: all records have the same feature, or the same gradient, of norm one."""
+    config = parse_run_config(JOINT)
+    claim = make_claim(config, "record")
+    assert claim is not None
+    training, generator = Training.begin(config, tuple(CLASSES.split(",")), "f", 64), torch.Generator().manual_seed(1)
+    sigmas = {name: sigma for name, (sigma, _) in claim.noise.items()}
+
+    def noise(name: str, *shape: int) -> torch.Tensor:
+        return sigmas[name] * torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    for _ in range(1000):
+        gradients = noise("gradients", 650)
+        gradients[0] += records
+        tensors = {"records": records + noise("records", 1), "gradients": gradients}
+        check_gradients(Total(training.header(), tensors, sigmas, claim))
+    gram = parse_run_config(GRAM | BUDGET)
+    claim = make_claim(gram, "record")
+    assert claim is not None
+    sigmas = {name: sigma for name, (sigma, _) in claim.noise.items()}
+    for _ in range(300):
+        sums, squares = noise("sums", 10, 64), noise("squares", 2080)
+        sums[0, 0] += records
+        squares[0] += records
+        counts = noise("counts", 10)
+        counts[0] += records
+        check_moments(Total(training.header(), {"counts": counts, "sums": sums, "squares": squares}, sigmas, claim))
