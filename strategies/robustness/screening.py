@@ -120,6 +120,7 @@ def compare(points: ClassPoints) -> Compared:
     # Some sites at a time: for ten thousand sites, one more table of their means would be the largest in memory.
     own_squares = torch.cat([some.square().sum(2) for some in torch.split(points.means, SITES)])
     squared, noise_total = weights * own_squares, (weights.square() * points.noise).sum(0)
+    squared_total = squared.sum(0)
     noise_mean = (weights * points.noise).sum(0)
     knowing, d = (weights > 0).sum(0), points.means.shape[2]
     names = ("own", "nearest", "other", "along", "deviation", "spread", "judged", "between")
@@ -147,7 +148,7 @@ def compare(points: ClassPoints) -> Compared:
         rows["along"].append((own - nearest - SIGMAS * error) / (2 * length) + 0.5)
         summed = points.noise[site] + noise
         rows["deviation"].append(2 * (own.clamp_min(0) * summed).sqrt() + (2 * d) ** 0.5 * summed)
-        scatter = (squared.sum(0) - squared[site]) / left - centres.square().sum(1)
+        scatter = (squared_total - squared[site]) / left - centres.square().sum(1)
         rows["spread"].append(scatter - d * ((noise_mean - weight * points.noise[site]) / left - noise))
         several = apart[known][:, known]
         off = several[~torch.eye(len(several), dtype=torch.bool)]
