@@ -102,7 +102,7 @@ class CovarianceSum:
         """All factors side by side (d, m), float64, of the sum over `by`."""
         widths = [factor.shape[1] for factor, _ in self._factors]
         joined = torch.empty(self._d, sum(widths), dtype=torch.float64)
-        for (factor, weight), part in zip(self._factors, joined.split(widths, 1), strict=True):
+        for (factor, weight), part in zip(self._factors, torch.split(joined, widths, 1), strict=True):
             part.copy_(factor).mul_((weight / by) ** 0.5)
         return joined
 
