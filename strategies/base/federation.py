@@ -62,8 +62,7 @@ class Federation(FlowerStrategy):
         self._receivers: dict[str, int] = {}
         # Connected nodes. No other site may take the name of one of them, unless that one was rejected.
         self._connected: set[int] = set()
-        # The last node that took a name.
-        self._named_nodes: dict[str, int] = {}
+        self._named_nodes: dict[str, int] = {}  # The last node that took a name.
 
     def receive_late(self, grace: float) -> bool:
         """Accept replies that arrive up to `grace` seconds after the deadline; return whether any did.
@@ -220,12 +219,10 @@ class Federation(FlowerStrategy):
             if not (gone or other.fate == "rejected"):
                 return
             other.name, other.heard = nameless(other.node), False
-            if gone:
-                # The same site has returned with a new node id.
+            if gone:  # The same site has returned with a new node id.
                 site.bytes_up, site.bytes_down = site.bytes_up + other.bytes_up, site.bytes_down + other.bytes_down
                 del self.outcome.sites[other.node]
-        site.name, site.heard = name, True
-        self._named_nodes[name] = site.node
+        site.name, site.heard, self._named_nodes[name] = name, True, site.node
 
     def _reject(self, node: int, reason: str, number: int | None = None) -> None:
         site = self.outcome.sites[node]

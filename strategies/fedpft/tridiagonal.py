@@ -117,7 +117,7 @@ def _product(matrix: Tensor | Factored, scale: float) -> Callable[[Tensor], Tens
     if isinstance(matrix, Tensor):
         scaled = (matrix / scale).float()
         return lambda vectors: vectors @ scaled
-    factor, variances = matrix.factor.float().div_(scale**0.5), (matrix.variances / scale).float()
+    factor, variances = matrix.factor.float() / scale**0.5, (matrix.variances / scale).float()
     return lambda vectors: torch.addmm(variances * vectors, vectors @ factor, factor.T)
 
 
