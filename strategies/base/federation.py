@@ -206,7 +206,7 @@ class Federation(FlowerStrategy):
         if (status := info.get("status")) != "ok":
             sentence = PUBLIC_SENTENCES.get(str(status), PUBLIC_SENTENCES["internal"])
             raise SurrogateError(f"{sentence}: {info['reason']}" if self.simulated and info.get("reason") else sentence)
-        self.receipts.take(site.name, site.node, info.get("receipt"))
+        self.receipts.take(site.name if site.node else "", site.node, info.get("receipt"))
         return payload, info
 
     def _name(self, site: Site, name: object) -> None:

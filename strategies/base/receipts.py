@@ -61,10 +61,8 @@ class Receipts:
             record.config_records[INFO]["receipts"] = text
 
     def take(self, name: str, node: int, text: object) -> None:
-        """Store a site's receipt, if it sent one. node: 0 for a reply outside the run's sites, whose receipt is left. Raises
-        SurrogateError for an invalid receipt.
-        """
-        if text is None or not node or not SITE_NAME.fullmatch(name):
+        """Store a site's receipt, if it sent one. Raises SurrogateError for an invalid receipt."""
+        if text is None or not SITE_NAME.fullmatch(name):
             return
         receipt = parse_receipt(text)
         if name not in self._known and len(self._known) >= MOST_SITES:
