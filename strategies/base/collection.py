@@ -113,12 +113,12 @@ def connected_nodes(
     """
 
     def look() -> tuple[list[int], int, str]:
-        nodes = sorted(grid.get_node_ids())
+        nodes = set(grid.get_node_ids())
         if registered is None:
-            return nodes, len(nodes), ""
+            return sorted(nodes), len(nodes), ""
         names = registered()
         missing = ", ".join(sorted(name for node, name in names.items() if node not in nodes))
-        return nodes, sum(node in names for node in nodes), f"; not connected: {missing}" if missing else ""
+        return sorted(nodes), len(nodes & names.keys()), f"; not connected: {missing}" if missing else ""
 
     wanted, limit = max(1, expected), min(deadline, CONNECT_SECONDS)
     end, (nodes, there, missing) = time.monotonic() + limit, look()

@@ -62,6 +62,7 @@ class Federation(FlowerStrategy):
         self._receivers: dict[str, int] = {}
         # Connected nodes. No other site may take the name of one of them, unless that one was rejected.
         self._connected: set[int] = set()
+        self._named_nodes: dict[str, int] = {}  # The last node that took a name.
 
     def receive_late(self, grace: float) -> bool:
         """Accept replies that arrive up to `grace` seconds after the deadline; return whether any did.
@@ -145,13 +146,13 @@ class Federation(FlowerStrategy):
 
     def _judge(self, replies: Iterable[Message]) -> float | None:
         """Record each site's accuracy on its own test split; return the accuracy over all these splits together."""
-        silent = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
+        silent = {node: site.name for node, site in self.outcome.sites.items() if site.fate == "used"}
         for node in silent:
             self.outcome.sites[node].correct = self.outcome.sites[node].tested = 0
         for reply in replies:
             node = self._node(reply)
             site = self.outcome.sites[node]
-            silent.remove(node)
+            del silent[node]
             try:
                 _, info = self._read(reply, site)
                 correct, tested = whole_number(info, "correct"), whole_number(info, "tested")
@@ -163,8 +164,8 @@ class Federation(FlowerStrategy):
             site.correct, site.tested, site.downstream = correct, tested, downstream_in(info)
             if site.tested:
                 self.recorder.event("evaluated", site=site.name, accuracy=site.correct / site.tested, tested=site.tested)
-        for node in silent:
-            self.recorder.event("evaluation-failed", site=self.outcome.sites[node].name, reason=NO_REPLY)
+        for name in silent.values():
+            self.recorder.event("evaluation-failed", site=name, reason=NO_REPLY)
         tested = sum(site.tested for site in self.outcome.sites.values())
         correct = sum(site.correct for site in self.outcome.sites.values())
         return correct / tested if tested else None
@@ -205,24 +206,23 @@ class Federation(FlowerStrategy):
         if (status := info.get("status")) != "ok":
             sentence = PUBLIC_SENTENCES.get(str(status), PUBLIC_SENTENCES["internal"])
             raise RefusedError(f"{sentence}: {info['reason']}" if self.simulated and info.get("reason") else sentence, info)
-        for node in [node for node, each in self.outcome.sites.items() if each is site]:
-            self.receipts.take(site.name, node, info.get("receipt"))
+        self.receipts.take(site.name if site.node else "", site.node, info.get("receipt"))
         return payload, info
 
     def _name(self, site: Site, name: object) -> None:
         """Set a site's name to the one it reports, once. A name of a connected site that was not rejected is refused."""
         if site.fate == "used" or not (isinstance(name, str) and SITE_NAME.fullmatch(name)):
             return
-        others = {node: other for node, other in self.outcome.sites.items() if other is not site and other.name == name}
-        gone = {node: other for node, other in others.items() if node not in self._connected}
-        if all(node in gone or other.fate == "rejected" for node, other in others.items()):
-            site.name, site.heard = name, True
-            for node, other in others.items():
-                other.name, other.heard = nameless(node), False
-            for node, other in gone.items():
-                # The same site has returned with a new node id.
+        other = self.outcome.sites.get(self._named_nodes.get(name, site.node), site)
+        if other is not site and other.name == name:
+            gone = other.node not in self._connected
+            if not (gone or other.fate == "rejected"):
+                return
+            other.name, other.heard = nameless(other.node), False
+            if gone:  # The same site has returned with a new node id.
                 site.bytes_up, site.bytes_down = site.bytes_up + other.bytes_up, site.bytes_down + other.bytes_down
-                del self.outcome.sites[node]
+                del self.outcome.sites[other.node]
+        site.name, site.heard, self._named_nodes[name] = name, True, site.node
 
     def _reject(self, node: int, reason: str, number: int | None = None) -> None:
         site = self.outcome.sites[node]

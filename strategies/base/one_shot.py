@@ -158,17 +158,20 @@ class OneShot(Federation, Generic[S]):
         self.recorder.event("invited", sites=len(found))
         if (question := pack_question(self._centre)) is not None:
             self.recorder.keep(CENTRE_FILE, question)
+        taken = set[str]()
         for number, (source, content) in enumerate(found, 1):
             site = self.outcome.sites[number] = Site(name=source)
             if isinstance(content, SurrogateError):
                 self._reject(number, str(content))
                 continue
             name, payload = content
-            if taken := [other for other in self.outcome.sites.values() if other.name == name and other.fate == "used"]:
-                self._reject(number, f"a second surrogate of site {taken[0].name!r}")
+            if name in taken:
+                self._reject(number, f"a second surrogate of site {name!r}")
                 continue
             site.name, site.bytes_up = name, len(payload)
             self._take(number, payload, {})
+            if site.fate == "used":
+                taken.add(name)
         self._conclude()
 
     def receive_late(self, grace: float) -> bool:
@@ -199,7 +202,7 @@ class OneShot(Federation, Generic[S]):
         The name is needed to show the site the latest receipts of its ledger. A node without a name is left out.
         """
         sites = self.outcome.sites
-        unknown = [n for n in nodes if self.receipts and not (sites[n].registered or self.receipts.has_node(n))]
+        unknown = {n for n in nodes if self.receipts and not (sites[n].registered or self.receipts.has_node(n))}
         asked = [self._message(NAME, node, to_record(None, {"run": run_digest(self.config)})) for node in unknown]
         for reply in Collection(grid, asked, min(self.deadline, NAME_SECONDS)) if asked else ():
             unknown.remove(node := self._node(reply))

@@ -24,6 +24,7 @@ class Site:
     deadline. barred: it is excluded and not asked again. kept_share: share of its weight that is kept, below 1 if capped.
     suspect: why the screen excluded it. claim: the privacy claim of its rounds. downstream: quality scores of a generator
     at this site. registered: its name is that of its key. heard: it has replied under its name. version: of its software.
+    node: its Flower node id, or 0.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Site:
     registered: bool = False
     heard: bool = False
     version: str = ""
+    node: int = 0
 
 
 class PointSource(Protocol):

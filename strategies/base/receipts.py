@@ -32,12 +32,13 @@ class Receipts:
         self._recorder = recorder
         self._known: dict[str, dict[str, Receipt]] = {}
         self._nodes: dict[str, int] = {}
+        self._names: dict[int, dict[str, None]] = {}
         folders = [self._folder]
         if config.resume:
             folders.append(Path(config.resume).expanduser().absolute().parent / FOLDER)
         for folder in dict.fromkeys(folders):
             for name, node, receipts in _stored(folder):
-                self._nodes.setdefault(name, node)
+                self._place(name, self._nodes.get(name, node))
                 for receipt in receipts:
                     self._put(name, receipt)
 
@@ -46,12 +47,12 @@ class Receipts:
 
     def has_node(self, node: int) -> bool:
         """Whether `node` is the last known node of a site with receipts."""
-        return node in self._nodes.values()
+        return bool(self._names.get(node))
 
     def of(self, name: str, node: int | None = None) -> str:
         """The receipts, as one text, of the site with this name or whose last known node is `node`."""
-        names = [each for each in self._known if each == name or (node is not None and self._nodes[each] == node)]
-        found = [receipt for each in names for receipt in self._known[each].values()]
+        names = dict.fromkeys([*(self._names.get(node, ()) if node is not None else ()), name])
+        found = [receipt for each in names for receipt in self._known.get(each, {}).values()]
         return join_receipts(found[-MOST_RECEIPTS:])
 
     def show(self, record: RecordDict, name: str, node: int) -> None:
@@ -72,12 +73,18 @@ class Receipts:
             for stored in receipts if other == name else ():
                 self._put(name, stored)
         self._put(name, receipt)
-        self._nodes[name] = node
+        self._place(name, node)
         try:
             self._write(name)
         except OSError as error:
             # The run continues with the receipts in memory; the site's own witness is not affected.
             self._recorder.event("receipt-not-kept", site=name, reason=type(error).__name__)
+
+    def _place(self, name: str, node: int) -> None:
+        """Set the last known node of a site."""
+        self._names.get(self._nodes.get(name, node), {}).pop(name, None)
+        self._nodes[name] = node
+        self._names.setdefault(node, {})[name] = None
 
     def _put(self, name: str, receipt: Receipt) -> None:
         """Keep the longest receipt of each ledger, and only the most recent ledgers."""

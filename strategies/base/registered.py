@@ -87,31 +87,32 @@ def admit(
     sites = outcome.sites
     if names is None:
         for node in nodes:
-            sites.setdefault(node, Site(name=nameless(node)))
+            sites.setdefault(node, Site(name=nameless(node), node=node))
         return list(nodes)
+    earlier = {site.name: node for node, site in sites.items()}
     for node in nodes:
         if node in names:
-            _enter(sites, node, names[node])
+            _enter(sites, node, names[node], earlier.get(names[node]))
         elif node not in sites or sites[node].registered:
-            site = sites.setdefault(node, Site(name=nameless(node)))
+            site = sites.setdefault(node, Site(name=nameless(node), node=node))
             site.fate, site.reason, site.barred, site.registered = "rejected", NOT_REGISTERED, True, False
             recorder.event("rejected", site=site.name, reason=NOT_REGISTERED, round=number)
     there = {site.name for site in sites.values()}
-    absent = sorted(set(names.values()) - there)
+    absent, known = sorted(set(names.values()) - there), set(outcome.absent)
     for name in absent:
-        if name not in outcome.absent:
+        if name not in known:
             recorder.event("absent", site=name, reason=ABSENT, round=number)
     outcome.absent = absent
     return [node for node in nodes if node in names]
 
 
-def _enter(sites: dict[int, Site], node: int, name: str) -> None:
-    """Assign a registered node to its site. The site had another node if its key was replaced."""
+def _enter(sites: dict[int, Site], node: int, name: str, earlier: int | None) -> None:
+    """Assign a registered node to its site. The site had another node, `earlier`, if its key was replaced."""
     if node in sites and sites[node].name == name:
         return
-    site = sites[node] = Site(name=name, registered=True)
-    for other in [each for each in sites if each != node and sites[each].name == name]:
-        before = sites.pop(other)
+    site = sites[node] = Site(name=name, registered=True, node=node)
+    if earlier in sites and sites[earlier].name == name and earlier != node:
+        before = sites.pop(earlier)
         site.bytes_up, site.bytes_down = site.bytes_up + before.bytes_up, site.bytes_down + before.bytes_down
 
 

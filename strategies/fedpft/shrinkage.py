@@ -42,7 +42,7 @@ def chosen(statistics: Statistics) -> float:
     reduced = Tridiagonal.of(statistics.covariance, statistics.means.T, whole=wide, projected=True)
     values, means = reduced.values, reduced.columns.T
     mean_variance = trace / d
-    normals = torch.randn(draws, min(classes, d), generator=stream(0, "", "shrinkage"), dtype=torch.float64).to(means)
+    normals = torch.randn(draws, min(classes, d), generator=stream(0, "", "shrinkage"), dtype=torch.float64).to(means).T
     accuracies = []
     for shrinkage in SHRINKAGES:
         share = reduced.sum_of(values / ((1 - shrinkage) * values + shrinkage * mean_variance)) / records
@@ -53,14 +53,14 @@ def chosen(statistics: Statistics) -> float:
         solution = reduced.solved(1 - shrinkage, shrinkage * mean_variance)
         bias = priors.clamp_min(1e-300).log() - (means * solution.T).sum(1) / 2
         if wide:
-            noise = normals @ (solution * values.sqrt()[:, None]) * (1 + optimism) + bias
+            noise = (solution * values.sqrt()[:, None]).T @ normals * (1 + optimism)
         else:
             spread = solution.T @ reduced.times(solution) * (1 + optimism) ** 2
             spread.diagonal().add_(1e-9 * float(spread.diagonal().mean()) + 1e-300)
-            noise = normals @ factor_of(spread).T + bias
-        scores = means[judged] @ solution
+            noise = factor_of(spread) @ normals
+        scores = means[judged] @ solution + bias
         scores[torch.arange(len(judged)), judged] -= optimism * records / counts[judged]
-        accuracies.append(float(priors[judged] @ _right(noise.float(), scores.float(), judged).double()))
+        accuracies.append(float(priors[judged] @ _right(noise.float(), scores.float(), judged)))
     enough = next(s for s, accuracy in zip(SHRINKAGES, accuracies, strict=True) if accuracy >= max(accuracies) - TOLERANCE)
     # The sum of the squares of the values is at most that of all eigenvalues, and may settle which is larger.
     if oracle_approximating(trace, float(values.square().sum()), records, d) <= enough:
@@ -69,12 +69,14 @@ def chosen(statistics: Statistics) -> float:
 
 
 def _right(noise: Tensor, scores: Tensor, classes: Tensor) -> Tensor:
-    """Share of draws (J,) in which noise (draws, C) + scores (J, C) are largest at each of the classes (J,)."""
-    at_once, found = max(1, NUMBERS // noise.numel()), noise.new_zeros(len(classes))
-    parts = zip(*(torch.split(each, at_once) for each in (found, scores, classes)), strict=True)
-    for part, rows, own in parts:
-        part.copy_(((noise + rows[:, None]).argmax(2) == own[:, None]).double().mean(1))
-    return found
+    """Share of draws (J,) in which noise (C, draws) + scores (J, C) are largest at each of the classes (J,)."""
+    # The longer of both dimensions is contiguous in memory, which makes the maximum fast.
+    noise = noise.T.contiguous().T if len(noise) > noise.shape[1] else noise
+    at_once, found = max(1, NUMBERS // noise.numel()), []
+    for rows, own in zip(torch.split(scores, at_once), torch.split(classes, at_once), strict=True):
+        sums = noise + rows[:, :, None]
+        found.append((sums[torch.arange(len(own)), own] >= sums.amax(1)).double().mean(1))
+    return torch.cat(found)
 
 
 def oracle_approximating(trace: float, squares: float, records: float, d: int) -> float:

@@ -140,10 +140,10 @@ def _add(spread: CovarianceSum, covariance: AnyCovariance, sizes: Tensor) -> Non
         case Gram():
             spread.add_matrix(covariance.matrix.double(), total)
         case LowRank():
-            spread.add_factor(covariance.factor.double(), total)
+            spread.add_factor(covariance.factor, total)
             spread.add_variances(covariance.variances.double() * total)
         case Spherical() | Diagonal():
             spread.add_variances((sizes[:, None] * covariance.variances_per_dimension().double()).sum(0))
         case Full():
             for size, factor in zip(sizes.tolist(), covariance.cholesky, strict=True):
-                spread.add_factor(factor.double(), size)
+                spread.add_factor(factor, size)

@@ -39,8 +39,8 @@ MOVED, USUAL = 6.0, 0.5
 # Allowance for chance in standard errors; a smaller one for nearness, which is only needed roughly. Factor of the variance
 # along the line between two classes, which is larger than in the average dimension.
 SIGMAS, ROUGHLY, ALONG = 3.5, 1.0, 16.0
-# Number of sites whose means are copied at a time.
-SITES = 256
+# Numbers of a table that are compared at a time.
+NUMBERS = 2**17
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Compared:
     distance to the nearest of their other classes, and the index of that class. along (S, C): position between the two
     (0: own class, 1: other class), minus its standard errors. spread (S, C): mean squared distance of the others' means
     from their mean. judged (S, C): whether enough others have the class. between (S,): median squared distance between two
-    classes of the others. extent: squared extent of all data around the origin of the scale. misplaced: for each site, the
-    scores (P,) of its parts and the index of the nearest class for each part.
+    classes of the others. extent: squared extent of all data around the origin of the scale. misplaced: for each site with
+    parts, its index, the scores (P,) of its parts and the index of the nearest class for each part.
     """
 
     own: Tensor
@@ -74,7 +74,7 @@ class Compared:
     judged: Tensor
     between: Tensor
     extent: float
-    misplaced: tuple[tuple[Tensor, Tensor], ...] = ()
+    misplaced: tuple[tuple[int, Tensor, Tensor], ...] = ()
 
 
 def screen(points: ClassPoints) -> list[Suspect]:
@@ -116,50 +116,84 @@ def worst(points: ClassPoints, pairs: Pairs) -> Suspect | None:
 def compare(points: ClassPoints) -> Compared:
     """Compare every site with the mean of all others. In it, no site's weight exceeds that of the median site of a class."""
     weights = _weights(points)
-    total, weighted = weights.sum(0), torch.einsum("sc,scd->cd", weights, points.means)
     # Some sites at a time: for ten thousand sites, one more table of their means would be the largest in memory.
-    own_squares = torch.cat([some.square().sum(2) for some in torch.split(points.means, SITES)])
-    squared, noise_total = weights * own_squares, (weights.square() * points.noise).sum(0)
-    noise_mean = (weights * points.noise).sum(0)
-    knowing, d = (weights > 0).sum(0), points.means.shape[2]
-    names = ("own", "nearest", "other", "along", "deviation", "spread", "judged", "between")
-    misplaced: list[tuple[Tensor, Tensor]] = []
-    rows: dict[str, list[Tensor]] = {name: [] for name in names}
-    for site, weight in enumerate(weights):
-        left = (total - weight).clamp_min(1e-30)
-        centres = (weighted - weight[:, None] * points.means[site]) / left[:, None]
-        noise = ((noise_total - weight.square() * points.noise[site]) / left.square()).clamp_min(0)
-        known = knowing - (weight > 0).int() >= KNOWN_BY - 1
-        judged = known & (weight > 0)
-        apart = _squares(centres, centres) - d * (noise[:, None] + noise)
-        both = noise[:, None] + noise
-        squares = _squares(points.means[site], centres) - d * (points.noise[site][:, None] + noise)
-        own = squares.diagonal()
-        # If privacy noise hides the distance between two classes, a site cannot be accused of confusing them.
-        blurred = apart < SIGMAS * (2 * (apart.clamp_min(0) * both).sqrt() + (2 * d) ** 0.5 * both)
-        others = squares.masked_fill(~known | blurred | torch.eye(len(known), dtype=torch.bool), torch.inf)
-        nearest, other = others.min(1)
-        pair = torch.arange(len(known)), other
-        length = apart[pair].clamp_min(1e-30)
-        wide = (1.0 if points.power > 1 else ALONG) * (points.noise[site] + both[pair])
-        error = 2 * (length * wide).sqrt() + (2 * d) ** 0.5 * both[pair]
-        error += 2 * points.stretch[site] * (centres * (centres[other] - centres)).sum(1).abs()
-        rows["along"].append((own - nearest - SIGMAS * error) / (2 * length) + 0.5)
-        summed = points.noise[site] + noise
-        rows["deviation"].append(2 * (own.clamp_min(0) * summed).sqrt() + (2 * d) ** 0.5 * summed)
-        scatter = (squared.sum(0) - squared[site]) / left - centres.square().sum(1)
-        rows["spread"].append(scatter - d * ((noise_mean - weight * points.noise[site]) / left - noise))
-        several = apart[known][:, known]
-        off = several[~torch.eye(len(several), dtype=torch.bool)]
-        rows["between"].append(off.median().clamp_min(0) if len(off) else torch.tensor(0.0))
-        if points.parts:
-            misplaced.append(scores_of(points.parts[site], centres, known, noise, apart, rows["spread"][-1]))
-        for name, value in (("own", own), ("nearest", nearest), ("other", other), ("judged", judged)):
-            rows[name].append(value)
+    sites, classes, d = points.means.shape
+    at_once = max(1, NUMBERS // (classes * max(classes, d)))
+    own_squares = torch.cat([some.square().sum(2) for some in torch.split(points.means, at_once)])
+    everyone = _Sums(
+        weights.sum(0),
+        torch.einsum("sc,scd->cd", weights, points.means),
+        (weights.square() * points.noise).sum(0),
+        (weights * points.noise).sum(0),
+        (weights * own_squares).sum(0),
+        (weights > 0).sum(0),
+    )
+    found = [
+        _compare_some(points, weights, own_squares, everyone, slice(first, first + at_once))
+        for first in range(0, sites, at_once)
+    ]
     lengths = own_squares[weights > 0]
     extent = points.within + (float(lengths.median()) if len(lengths) else 0.0)
-    tables = {name: torch.stack(values) for name, values in rows.items()}
-    return Compared(**tables, extent=extent, misplaced=tuple(misplaced))
+    tables = {name: torch.cat([part[name] for part, _ in found]) for name in found[0][0]}
+    return Compared(**tables, extent=extent, misplaced=tuple(each for _, parts in found for each in parts))
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums over all sites: weight (C,), weighted means (C, d), noise of the weighted sum and weighted noise (C,), weighted
+    squared length (C,), and the number of sites that have a class (C,).
+    """
+
+    weight: Tensor
+    means: Tensor
+    noise: Tensor
+    noises: Tensor
+    squares: Tensor
+    knowing: Tensor
+
+
+def _compare_some(
+    points: ClassPoints, weights: Tensor, own_squares: Tensor, everyone: _Sums, some: slice
+) -> tuple[dict[str, Tensor], list[tuple[int, Tensor, Tensor]]]:
+    """The tables of `Compared` for n sites, and their misplaced parts."""
+    means, own_noise, weight, d = points.means[some], points.noise[some], weights[some], points.means.shape[2]
+    left = (everyone.weight - weight).clamp_min(1e-30)
+    centres = (everyone.means - weight[..., None] * means) / left[..., None]
+    noise = ((everyone.noise - weight.square() * own_noise) / left.square()).clamp_min(0)
+    known = everyone.knowing - (weight > 0).int() >= KNOWN_BY - 1
+    judged, same = known & (weight > 0), torch.eye(known.shape[1], dtype=torch.bool)
+    both, summed = noise[:, :, None] + noise[:, None], own_noise + noise
+    apart = _squares(centres, centres) - d * both
+    squares = _squares(means, centres) - d * (own_noise[:, :, None] + noise[:, None])
+    own = squares.diagonal(dim1=1, dim2=2)
+    # If privacy noise hides the distance between two classes, a site cannot be accused of confusing them.
+    blurred = apart < SIGMAS * (2 * (apart.clamp_min(0) * both).sqrt() + (2 * d) ** 0.5 * both)
+    nearest, other = squares.masked_fill(~known[:, None] | blurred | same, torch.inf).min(2)
+    length = apart.gather(2, other[..., None])[..., 0].clamp_min(1e-30)
+    noise_of_both = both.gather(2, other[..., None])[..., 0]
+    wide = (1.0 if points.power > 1 else ALONG) * (own_noise + noise_of_both)
+    error = 2 * (length * wide).sqrt() + (2 * d) ** 0.5 * noise_of_both
+    ways = centres.gather(1, other[..., None].expand_as(centres)) - centres
+    error += 2 * points.stretch[some] * (centres * ways).sum(2).abs()
+    scatter = (everyone.squares - weight * own_squares[some]) / left - centres.square().sum(2)
+    spread = scatter - d * ((everyone.noises - weight * own_noise) / left - noise)
+    pairs = known[:, :, None] & known[:, None] & ~same
+    tables = {
+        "own": own,
+        "nearest": nearest,
+        "other": other,
+        "along": (own - nearest - SIGMAS * error) / (2 * length) + 0.5,
+        "deviation": 2 * (own.clamp_min(0) * summed).sqrt() + (2 * d) ** 0.5 * summed,
+        "spread": spread,
+        "judged": judged,
+        "between": apart.masked_fill(~pairs, torch.nan).flatten(1).nanmedian(1).values.clamp_min(0).nan_to_num(0.0),
+    }
+    misplaced = [
+        (some.start + row, *scores_of(parts, centres[row], known[row], noise[row], apart[row], spread[row]))
+        for row, parts in enumerate(points.parts[some])
+        if len(parts.points)
+    ]
+    return tables, misplaced
 
 
 def far(points: ClassPoints, compared: Compared) -> Tensor:
@@ -203,9 +237,10 @@ def _weights(points: ClassPoints) -> Tensor:
 
 
 def _squares(one: Tensor, two: Tensor) -> Tensor:
-    """Squared distances (n, m) between rows, computed in double precision because small noise is subtracted later."""
+    """Squared distances (..., n, m) between rows, in double precision because small noise is subtracted later."""
     a, b = one.double(), two.double()
-    return (a.square().sum(1, keepdim=True) - 2 * a @ b.T + b.square().sum(1)).clamp_min(0).float()
+    lengths = a.square().sum(-1)[..., None] + b.square().sum(-1)[..., None, :]
+    return torch.baddbmm(lengths, a, b.mT, alpha=-2).clamp_min(0).float()
 
 
 def _odd(points: ClassPoints, site: int) -> Suspect:
@@ -216,15 +251,14 @@ def _odd(points: ClassPoints, site: int) -> Suspect:
 
 def _misplaced(points: ClassPoints, compared: Compared) -> Suspect | None:
     """The site with the component that lies most clearly where the others have another class."""
-    tops = [float(scores.max()) if len(scores) else 0.0 for scores, _ in compared.misplaced]
+    tops = [float(scores.max()) for _, scores, _ in compared.misplaced]
     if not tops or max(tops) < 1:
         return None
-    site = tops.index(max(tops))
-    scores, other = compared.misplaced[site]
-    index = int(scores.argmax())
+    site, scores, other = compared.misplaced[tops.index(max(tops))]
+    index, top = int(scores.argmax()), float(scores.max())
     name, where = points.parts[site].names[index], points.classes[int(other[index])]
     why = f"a component of its class {name!r} lies where the other sites have class {where!r}"
-    return Suspect(points.sites[site], "label", tops[site], why)
+    return Suspect(points.sites[site], "label", top, why)
 
 
 def _suspect(points: ClassPoints, compared: Compared, kind: str, site: int, index: int, score: float) -> Suspect:

@@ -39,7 +39,7 @@ def test_the_number_of_sites_that_are_copied_at_a_time_changes_no_decision(monke
     points = of_mixtures(sites(), CLASSES)
     found = []
     for together in (1, 7, 1000):
-        monkeypatch.setattr(screening, "SITES", together)
+        monkeypatch.setattr(screening, "NUMBERS", 24 * together)
         compared = compare(points)
         found.append((screen(points), compared.own, compared.extent))
     assert [suspect.site for suspect in found[0][0]] == ["s29"]
