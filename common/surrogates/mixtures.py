@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common.errors import DataError
 from common.models.devices import one_thread_each
-from common.surrogates.covariances import Cluster, CovarianceLimits, CovarianceModel, Spherical, products
+from common.surrogates.covariances import Cluster, CovarianceLimits, CovarianceModel, Spherical, squared_distances
 from common.surrogates.shared_covariances import FAMILIES, AnyCovariance, Gram, LowRank, gram
 
 # Lower bound of variances, as a share of the mean variance, like scikit-learn's reg_covar for unit-scale data.
@@ -26,6 +26,9 @@ STARTS, START_DIMENSIONS = 3, 64
 # EM steps with spherical covariances before those with covariances of another family: they still move records that the
 # small variances of a diagonal covariance would hold. Ten components of CIFAR-10 features gain 9 nats with five steps.
 SPHERICAL_STEPS = 5
+
+
+SETTLED = 1e-4
 
 
 @dataclass(frozen=True)
@@ -205,8 +208,11 @@ def _fit_group(
         joints = _joint_log_densities(clusters, covariance)
         updated = [_responsibilities(joint) for joint in joints]
         likelihood = sum(float((j.amax(1) - r.amax(1).log()).sum()) for j, r in zip(joints, updated, strict=True)) / records
+        settled = not family.iterative and all(
+            float((new - old).abs().amax()) < SETTLED for new, old in zip(updated, responsibilities, strict=True)
+        )
         # Small components are removed even after the last iteration. Each time at least one goes, so the loop ends.
-        if likelihood - best < settings.tolerance or step >= settings.max_iterations:
+        if settled or likelihood - best < settings.tolerance or step >= settings.max_iterations:
             too_small = any(len(c.sizes) > 1 and c.sizes.min() < smallest for c in clusters)
             if not too_small:
                 break
@@ -264,19 +270,19 @@ def k_means(points: Tensor, clusters: int, generator: torch.Generator, iteration
         return points.new_ones(len(points), 1)
     d = points.shape[1]
     if d > 2 * START_DIMENSIONS:
-        points = products(points, torch.randn(START_DIMENSIONS, d, generator=generator).to(points))
+        points = (torch.randn(START_DIMENSIONS, d, generator=generator).to(points) @ points.T).T
     norms = points.square().sum(1)
     centres, previous = _seeds(points, norms, clusters, generator), None
+    shape = (STARTS, -1, len(points))
     for _ in range(iterations):
-        distances = _squared_distances(points, norms, centres)
-        nearest, assignment = distances.min(1, keepdim=True)
+        distances = squared_distances(points, norms, centres)
+        nearest, assignment = distances.view(shape).min(1, keepdim=True)
         if previous is not None and torch.equal(previous, assignment):
             break
         previous = assignment
-        one_hot = torch.zeros_like(distances).scatter_(1, assignment, 1)
-        sizes = one_hot.sum(2, keepdim=True)
-        means = (one_hot.flatten(0, 1) @ points).view_as(centres) / sizes.clamp_min(1)
-        centres = torch.where(sizes > 0, means, centres)
+        one_hot = torch.zeros_like(distances).view(shape).scatter_(1, assignment, 1)
+        sizes = one_hot.sum(2).view(-1, 1)
+        centres = one_hot.view_as(distances) @ points / sizes.clamp_min(1)
     costs = nearest.sum((1, 2))
     # The first of the best: rounding does not decide among starts that found the same clusters.
     best = one_hot[(costs <= costs.min() * (1 + 1e-4)).int().argmax()]
@@ -284,24 +290,17 @@ def k_means(points: Tensor, clusters: int, generator: torch.Generator, iteration
 
 
 def _seeds(points: Tensor, norms: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
-    """Centres (STARTS, k, d), k <= clusters, by k-means++: each is the best of a few draws in proportion to the squared
+    """Centres (STARTS * k, d), k <= clusters, by k-means++: each is the best of a few draws in proportion to the squared
     distance.
     """
     chosen = torch.randint(len(points), (STARTS, 1), generator=generator).to(points.device)
-    nearest = _squared_distances(points, norms, points[chosen])
+    nearest = squared_distances(points, norms, points[chosen.flatten()])
     starts, trials = torch.arange(STARTS), 2 + int(math.log(clusters))
     smallest = torch.finfo(points.dtype).eps * 100 * norms.mean()
-    while chosen.shape[1] < clusters and (nearest.amax(2) > smallest).all():
-        weights = nearest.squeeze(1).double().cpu()
-        candidates = torch.multinomial(weights, trials, replacement=True, generator=generator).to(points.device)
-        costs = torch.minimum(nearest, _squared_distances(points, norms, points[candidates]))
+    while chosen.shape[1] < clusters and nearest.amax(1).min() > smallest:
+        drawn = torch.multinomial(nearest.double().cpu(), trials, replacement=True, generator=generator).to(points.device)
+        costs = squared_distances(points, norms, points[drawn.flatten()]).view(STARTS, trials, -1)
+        costs = torch.minimum(costs, nearest[:, None])
         best = costs.sum(2).argmin(1)
-        chosen, nearest = torch.cat([chosen, candidates[starts, best, None]], 1), costs[starts, best, None]
-    return points[chosen]
-
-
-def _squared_distances(points: Tensor, norms: Tensor, centres: Tensor) -> Tensor:
-    """Of points (n, d), with their squared norms (n,), from the centres (s, k, d) of s starts: (s, k, n)."""
-    flat = centres.flatten(0, 1)
-    apart = torch.addmm(norms + flat.square().sum(1, keepdim=True), flat, points.T, alpha=-2)
-    return apart.clamp_min_(0).view(*centres.shape[:2], len(points))
+        chosen, nearest = torch.cat([chosen, drawn[starts, best, None]], 1), costs[starts, best]
+    return points[chosen.flatten()]
