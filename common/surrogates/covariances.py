@@ -76,10 +76,9 @@ class CovarianceModel(Protocol):
         """Number of standard normals per sample."""
 
 
-def squared_distances(points: Tensor, norms: Tensor, centres: Tensor) -> Tensor:
-    """Squared distances (K, n) from centres (K, d) to points (n, d), whose squared norms (n,) are known."""
-    apart = torch.addmm(norms + centres.square().sum(1, keepdim=True), centres, points.T, alpha=-2)
-    return apart.clamp_min_(0)
+def products(points: Tensor, few: Tensor) -> Tensor:
+    """Inner products (n, K) of points (n, d) with a few vectors (K, d). In this order they take a third of the time."""
+    return (few @ points.T).T
 
 
 @dataclass(frozen=True)
@@ -104,10 +103,8 @@ class Diagonal:
     def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
         """(n, M). The square is expanded, so the cost is two matrix products."""
         precision, known = 1 / self.variances, self.squares(points) if squares is None else squares
-        # With the components first, the matrix products take half of the time.
-        apart = torch.addmm((means.square() * precision).sum(1, keepdim=True), precision, known.T)
-        apart = apart.addmm_(means * precision, points.T, alpha=-2).clamp_min_(0)
-        return -0.5 * (apart.T + (self.variances.log().sum(1) + points.shape[1] * LOG_2PI))
+        apart = products(known, precision) - 2 * products(points, means * precision) + (means.square() * precision).sum(1)
+        return -0.5 * (apart.clamp_min(0) + self.variances.log().sum(1) + points.shape[1] * LOG_2PI)
 
     def colour(self, normals: Tensor, component: Tensor) -> Tensor:
         """(n, d) -> (n, d)."""
@@ -148,8 +145,8 @@ class Spherical:
     def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
         """(n, M)."""
         dimension, known = points.shape[1], self.squares(points) if squares is None else squares
-        apart = squared_distances(points, known, means).T
-        return -0.5 * (apart / self.variances + dimension * (self.variances.log() + LOG_2PI))
+        apart = known[:, None] - 2 * products(points, means) + means.square().sum(1)
+        return -0.5 * (apart.clamp_min(0) / self.variances + dimension * (self.variances.log() + LOG_2PI))
 
     def colour(self, normals: Tensor, component: Tensor) -> Tensor:
         """(n, d) -> (n, d)."""

@@ -6,7 +6,6 @@ Source: FedPFT (Beitollahi et al. 2024), section 4.1 and algorithm 1.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,20 +14,17 @@ from torch import Tensor
 
 from common.errors import DataError
 from common.models.devices import one_thread_each
-from common.surrogates.covariances import Cluster, CovarianceLimits, CovarianceModel, Spherical, squared_distances
+from common.surrogates.covariances import Cluster, CovarianceLimits, CovarianceModel
+from common.surrogates.k_means import k_means
 from common.surrogates.shared_covariances import FAMILIES, AnyCovariance, Gram, LowRank, gram
 
 # Lower bound of variances, as a share of the mean variance, like scikit-learn's reg_covar for unit-scale data.
 RELATIVE_FLOOR = 1e-6
-# Starts of k-means, and the dimensions of the random projection in which they run: a projection keeps the cost of every
-# clustering (Makarychev, Makarychev & Razenshteyn 2019).
-STARTS, START_DIMENSIONS = 3, 64
-# EM steps with spherical covariances before those with covariances of another family: they still move records that the
-# small variances of a diagonal covariance would hold. Ten components of CIFAR-10 features gain 9 nats with five steps.
-SPHERICAL_STEPS = 5
-
-
+# A larger change of any responsibility calls for another step.
 SETTLED = 1e-4
+
+# Weights (K,) and means (K, d) of each class, and their covariance.
+Fitted = tuple[list[Tensor], list[Tensor], AnyCovariance]
 
 
 @dataclass(frozen=True)
@@ -130,28 +126,31 @@ def fit(
     if len(features) == 0:
         raise DataError("no records to fit mixtures to")
     counts = torch.bincount(labels, minlength=num_classes)
-    # A copy, sorted by class: the fit changes it in place.
-    ordered = features.index_select(0, labels.to(features.device).argsort(stable=True))
-    parts = [part for part in torch.split(ordered, counts.tolist()) if len(part)]
+    by_class = labels.argsort(stable=True).to(features.device)
+    classes = [rows for rows in torch.split(by_class, counts.tolist()) if len(rows)]
     family = FAMILIES[settings.family]
     rank = max(1, min(settings.rank, len(features) // settings.samples_per_component, features.shape[1]))
+
+    def fit_group(group: Sequence[Tensor], stream: torch.Generator) -> Fitted:
+        # Copies: the fit changes them in place.
+        return _fit_group([features.index_select(0, rows) for rows in group], family, rank, settings, stream)
+
+    groups = [classes] if family.shared else [[rows] for rows in classes]
     if family.shared or settings.components == 1 or features.is_cuda:
-        groups = [parts] if family.shared else [[part] for part in parts]
-        fitted = [_fit_group(group, family, rank, settings, generator) for group in groups]
+        fitted = [fit_group(group, generator) for group in groups]
     else:
         # A stream for each class, so that the result does not depend on which class is fitted first.
-        streams = [_stream(generator) for _ in parts]
-        fitted = one_thread_each(
-            lambda index: _fit_group([parts[index]], family, rank, settings, streams[index]),
-            range(len(parts)),
-            [len(part) for part in parts],
-        )
-    present = counts.nonzero().squeeze(1)
-    sizes = torch.cat([torch.as_tensor([len(w) for w in weights]) for weights, _, _ in fitted]).to(labels.device)
+        streams = [_stream(generator) for _ in groups]
+        order = range(len(groups))
+        fitted = one_thread_each(lambda index: fit_group(groups[index], streams[index]), order, [len(c) for c in classes])
+    weights = [w for each, _, _ in fitted for w in each]
+    # Without repeat_interleave: it wakes all threads for a few numbers, and they then spin on the cores of the next fit.
+    present = counts.nonzero().flatten().tolist()
+    own = [torch.full((len(w),), label) for label, w in zip(present, weights, strict=True)]
     return Mixtures(
         counts=counts,
-        labels=present.repeat_interleave(sizes),
-        weights=torch.cat([w for weights, _, _ in fitted for w in weights]),
+        labels=torch.cat(own).to(labels.device),
+        weights=torch.cat(weights),
         means=torch.cat([m for _, means, _ in fitted for m in means]),
         covariance=_concatenate([covariance for _, _, covariance in fitted]),
     )
@@ -175,8 +174,8 @@ def _fit_group(
     rank: int,
     settings: MixtureSettings,
     generator: torch.Generator,
-) -> tuple[list[Tensor], list[Tensor], AnyCovariance]:
-    """EM over classes that share a covariance. Returns weights (K,) and means (K, d) of each class, and the covariance.
+) -> Fitted:
+    """EM over classes that share a covariance.
 
     `parts` are overwritten: for the fit, each class is centred, and all are scaled to unit mean variance.
     """
@@ -194,12 +193,10 @@ def _fit_group(
         k_means(part, max(1, min(settings.components, len(part) // settings.samples_per_component)), generator)
         for part in parts
     ]
-    if not (family.shared or family is Spherical):
-        responsibilities = [_spherical_steps(*each, limits) for each in zip(parts, responsibilities, strict=True)]
     squares = [family.squares(part) for part in parts]
     smallest = settings.samples_per_component / 2
     covariance: AnyCovariance | None = None
-    best, records = -torch.inf, sum(map(len, parts))
+    best = -torch.inf
     for step in itertools.count(1):
         clusters = [_summarise(*each) for each in zip(parts, responsibilities, squares, strict=True)]
         covariance = family.estimate(clusters, limits, covariance)
@@ -207,10 +204,11 @@ def _fit_group(
             break
         joints = _joint_log_densities(clusters, covariance)
         updated = [_responsibilities(joint) for joint in joints]
-        likelihood = sum(float((j.amax(1) - r.amax(1).log()).sum()) for j, r in zip(joints, updated, strict=True)) / records
-        settled = not family.iterative and all(
-            float((new - old).abs().amax()) < SETTLED for new, old in zip(updated, responsibilities, strict=True)
-        )
+        # A record's log-density is its joint one less the log-responsibility, of any component.
+        densities = [j.amax(1) - r.amax(1).log() for j, r in zip(joints, updated, strict=True)]
+        likelihood = float(torch.cat(densities).mean())
+        changes = (float((new - old).abs().amax()) for new, old in zip(updated, responsibilities, strict=True))
+        settled = not family.iterative and max(changes) < SETTLED
         # Small components are removed even after the last iteration. Each time at least one goes, so the loop ends.
         if settled or likelihood - best < settings.tolerance or step >= settings.max_iterations:
             too_small = any(len(c.sizes) > 1 and c.sizes.min() < smallest for c in clusters)
@@ -246,61 +244,3 @@ def _without_small(joint: Tensor, sizes: Tensor, smallest: float) -> Tensor:
         return joint
     below = int((sizes < smallest).sum())
     return joint[:, sizes.argsort()[(below + 1) // 2 :].sort().values]
-
-
-def _spherical_steps(points: Tensor, responsibilities: Tensor, limits: CovarianceLimits) -> Tensor:
-    """Responsibilities (n, K) after EM steps with spherical covariances."""
-    if responsibilities.shape[1] == 1:
-        return responsibilities
-    squares = Spherical.squares(points)
-    for _ in range(SPHERICAL_STEPS):
-        clusters = [_summarise(points, responsibilities, squares)]
-        [joint] = _joint_log_densities(clusters, Spherical.estimate(clusters, limits, None))
-        responsibilities = _responsibilities(joint)
-    return responsibilities
-
-
-def k_means(points: Tensor, clusters: int, generator: torch.Generator, iterations: int = 20) -> Tensor:
-    """Hard assignments (n, k) as 0/1, k <= clusters, from k-means++ seeds (Arthur & Vassilvitskii 2007) and Lloyd steps.
-
-    The best of STARTS starts in few dimensions; one matrix product serves them all. If points coincide, the result has fewer
-    clusters, and none is empty.
-    """
-    if clusters == 1:
-        return points.new_ones(len(points), 1)
-    d = points.shape[1]
-    if d > 2 * START_DIMENSIONS:
-        points = (torch.randn(START_DIMENSIONS, d, generator=generator).to(points) @ points.T).T
-    norms = points.square().sum(1)
-    centres, previous = _seeds(points, norms, clusters, generator), None
-    shape = (STARTS, -1, len(points))
-    for _ in range(iterations):
-        distances = squared_distances(points, norms, centres)
-        nearest, assignment = distances.view(shape).min(1, keepdim=True)
-        if previous is not None and torch.equal(previous, assignment):
-            break
-        previous = assignment
-        one_hot = torch.zeros_like(distances).view(shape).scatter_(1, assignment, 1)
-        sizes = one_hot.sum(2).view(-1, 1)
-        centres = one_hot.view_as(distances) @ points / sizes.clamp_min(1)
-    costs = nearest.sum((1, 2))
-    # The first of the best: rounding does not decide among starts that found the same clusters.
-    best = one_hot[(costs <= costs.min() * (1 + 1e-4)).int().argmax()]
-    return best[best.sum(1) > 0].T
-
-
-def _seeds(points: Tensor, norms: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
-    """Centres (STARTS * k, d), k <= clusters, by k-means++: each is the best of a few draws in proportion to the squared
-    distance.
-    """
-    chosen = torch.randint(len(points), (STARTS, 1), generator=generator).to(points.device)
-    nearest = squared_distances(points, norms, points[chosen.flatten()])
-    starts, trials = torch.arange(STARTS), 2 + int(math.log(clusters))
-    smallest = torch.finfo(points.dtype).eps * 100 * norms.mean()
-    while chosen.shape[1] < clusters and nearest.amax(1).min() > smallest:
-        drawn = torch.multinomial(nearest.double().cpu(), trials, replacement=True, generator=generator).to(points.device)
-        costs = squared_distances(points, norms, points[drawn.flatten()]).view(STARTS, trials, -1)
-        costs = torch.minimum(costs, nearest[:, None])
-        best = costs.sum(2).argmin(1)
-        chosen, nearest = torch.cat([chosen, drawn[starts, best, None]], 1), costs[starts, best]
-    return points[chosen.flatten()]
