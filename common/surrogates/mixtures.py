@@ -14,15 +14,17 @@ from torch import Tensor
 
 from common.errors import DataError
 from common.models.devices import one_thread_each
-from common.surrogates.covariances import Cluster, CovarianceLimits, CovarianceModel, products
+from common.surrogates.covariances import Cluster, CovarianceLimits, CovarianceModel
+from common.surrogates.k_means import k_means
 from common.surrogates.shared_covariances import FAMILIES, AnyCovariance, Gram, LowRank, gram
 
 # Lower bound of variances, as a share of the mean variance, like scikit-learn's reg_covar for unit-scale data.
 RELATIVE_FLOOR = 1e-6
-# Starts of k-means, the steps after which the best one is known, and the dimensions of the random projection in which they
-# run: a projection keeps the cost of every clustering (Makarychev, Makarychev & Razenshteyn 2019). For ten components and
-# CIFAR-10 features the fit takes a fifth less time than with starts in all dimensions, at higher likelihood.
-STARTS, FIRST_STEPS, START_DIMENSIONS = 3, 6, 64
+# A larger change of any responsibility calls for another step.
+SETTLED = 1e-4
+
+# Weights (K,) and means (K, d) of each class, and their covariance.
+Fitted = tuple[list[Tensor], list[Tensor], AnyCovariance]
 
 
 @dataclass(frozen=True)
@@ -124,28 +126,31 @@ def fit(
     if len(features) == 0:
         raise DataError("no records to fit mixtures to")
     counts = torch.bincount(labels, minlength=num_classes)
-    # A copy, sorted by class: the fit changes it in place.
-    ordered = features[labels.argsort(stable=True)]
-    parts = [part for part in torch.split(ordered, counts.tolist()) if len(part)]
+    by_class = labels.argsort(stable=True).to(features.device)
+    classes = [rows for rows in torch.split(by_class, counts.tolist()) if len(rows)]
     family = FAMILIES[settings.family]
     rank = max(1, min(settings.rank, len(features) // settings.samples_per_component, features.shape[1]))
+
+    def fit_group(group: Sequence[Tensor], stream: torch.Generator) -> Fitted:
+        # Copies: the fit changes them in place.
+        return _fit_group([features.index_select(0, rows) for rows in group], family, rank, settings, stream)
+
+    groups = [classes] if family.shared else [[rows] for rows in classes]
     if family.shared or settings.components == 1 or features.is_cuda:
-        groups = [parts] if family.shared else [[part] for part in parts]
-        fitted = [_fit_group(group, family, rank, settings, generator) for group in groups]
+        fitted = [fit_group(group, generator) for group in groups]
     else:
         # A stream for each class, so that the result does not depend on which class is fitted first.
-        streams = [_stream(generator) for _ in parts]
-        fitted = one_thread_each(
-            lambda index: _fit_group([parts[index]], family, rank, settings, streams[index]),
-            range(len(parts)),
-            [len(part) for part in parts],
-        )
-    present = counts.nonzero().squeeze(1)
-    sizes = torch.cat([torch.as_tensor([len(w) for w in weights]) for weights, _, _ in fitted]).to(labels.device)
+        streams = [_stream(generator) for _ in groups]
+        order = range(len(groups))
+        fitted = one_thread_each(lambda index: fit_group(groups[index], streams[index]), order, [len(c) for c in classes])
+    weights = [w for each, _, _ in fitted for w in each]
+    # Without repeat_interleave: it wakes all threads for a few numbers, and they then spin on the cores of the next fit.
+    present = counts.nonzero().flatten().tolist()
+    own = [torch.full((len(w),), label) for label, w in zip(present, weights, strict=True)]
     return Mixtures(
         counts=counts,
-        labels=present.repeat_interleave(sizes),
-        weights=torch.cat([w for weights, _, _ in fitted for w in weights]),
+        labels=torch.cat(own).to(labels.device),
+        weights=torch.cat(weights),
         means=torch.cat([m for _, means, _ in fitted for m in means]),
         covariance=_concatenate([covariance for _, _, covariance in fitted]),
     )
@@ -169,8 +174,8 @@ def _fit_group(
     rank: int,
     settings: MixtureSettings,
     generator: torch.Generator,
-) -> tuple[list[Tensor], list[Tensor], AnyCovariance]:
-    """EM over classes that share a covariance. Returns weights (K,) and means (K, d) of each class, and the covariance.
+) -> Fitted:
+    """EM over classes that share a covariance.
 
     `parts` are overwritten: for the fit, each class is centred, and all are scaled to unit mean variance.
     """
@@ -198,16 +203,20 @@ def _fit_group(
         if not family.iterative and all(len(c.sizes) == 1 for c in clusters):
             break
         joints = _joint_log_densities(clusters, covariance)
-        likelihood = float(sum(joint.logsumexp(1).sum() for joint in joints)) / sum(map(len, parts))
+        updated = [_responsibilities(joint) for joint in joints]
+        # A record's log-density is its joint one less the log-responsibility, of any component.
+        densities = [j.amax(1) - r.amax(1).log() for j, r in zip(joints, updated, strict=True)]
+        likelihood = float(torch.cat(densities).mean())
+        changes = (float((new - old).abs().amax()) for new, old in zip(updated, responsibilities, strict=True))
+        settled = not family.iterative and max(changes) < SETTLED
         # Small components are removed even after the last iteration. Each time at least one goes, so the loop ends.
-        if likelihood - best < settings.tolerance or step >= settings.max_iterations:
+        if settled or likelihood - best < settings.tolerance or step >= settings.max_iterations:
             too_small = any(len(c.sizes) > 1 and c.sizes.min() < smallest for c in clusters)
             if not too_small:
                 break
-            joints = [_without_small(joint, c.sizes, smallest) for joint, c in zip(joints, clusters, strict=True)]
-            likelihood = -torch.inf
-        best = likelihood
-        responsibilities = [joint.softmax(1) for joint in joints]
+            kept = [_without_small(joint, c.sizes, smallest) for joint, c in zip(joints, clusters, strict=True)]
+            updated, likelihood = [_responsibilities(joint) for joint in kept], -torch.inf
+        best, responsibilities = likelihood, updated
     assert covariance is not None  # the loop runs at least once
     weights = [c.sizes / c.sizes.sum() for c in clusters]
     means = [c.means * scale + centre for c, centre in zip(clusters, centres, strict=True)]
@@ -224,66 +233,14 @@ def _joint_log_densities(clusters: Sequence[Cluster], covariance: CovarianceMode
     return [covariance.log_density(c.points, c.means, c.squares) + (c.sizes / c.sizes.sum()).log() for c in clusters]
 
 
+def _responsibilities(joint: Tensor) -> Tensor:
+    """Posterior probabilities (n, K) from joint log-densities (n, K). Over columns, softmax takes a tenth of the time."""
+    return joint.T.softmax(0).T
+
+
 def _without_small(joint: Tensor, sizes: Tensor, smallest: float) -> Tensor:
     """Drop the smaller half of the components below the bound; the other components take their records."""
     if len(sizes) == 1:
         return joint
     below = int((sizes < smallest).sum())
     return joint[:, sizes.argsort()[(below + 1) // 2 :].sort().values]
-
-
-def k_means(points: Tensor, clusters: int, generator: torch.Generator, iterations: int = 20) -> Tensor:
-    """Hard assignments (n, k) as 0/1, k <= clusters, from k-means++ seeds (Arthur & Vassilvitskii 2007) and Lloyd steps.
-
-    The best of STARTS starts after FIRST_STEPS steps in few dimensions is continued in all. If points coincide, the result
-    has fewer clusters, and none is empty.
-    """
-    if clusters == 1:
-        return points.new_ones(len(points), 1)
-    few, d = points, points.shape[1]
-    if d > 2 * START_DIMENSIONS:
-        few = points @ torch.randn(d, START_DIMENSIONS, generator=generator).to(points)
-    norms = few.square().sum(1)
-    starts = [_lloyd(few, norms, _seeds(few, norms, clusters, generator), FIRST_STEPS) for _ in range(STARTS)]
-    _, one_hot = min(starts, key=lambda start: start[0])
-    return _lloyd(points, points.square().sum(1), _centres(points, one_hot), iterations)[1]
-
-
-def _seeds(points: Tensor, norms: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
-    """Centres (k, d), k <= clusters, by k-means++: each is the best of a few draws in proportion to the squared distance."""
-
-    def pick(weights: Tensor, count: int = 1) -> Tensor:
-        return torch.multinomial(weights.double().cpu(), count, replacement=True, generator=generator).to(points.device)
-
-    chosen = pick(torch.ones(len(points)))
-    nearest = _squared_distances(points, norms, points[chosen]).squeeze(1)
-    trials = 2 + int(torch.log(torch.tensor(float(clusters))))
-    smallest = torch.finfo(points.dtype).eps * 100 * norms.mean()
-    while len(chosen) < clusters and nearest.max() > smallest:
-        candidates = pick(nearest, trials)
-        costs = torch.minimum(nearest[:, None], _squared_distances(points, norms, points[candidates]))
-        best = costs.sum(0).argmin()
-        chosen, nearest = torch.cat([chosen, candidates[best : best + 1]]), costs[:, best]
-    return points[chosen]
-
-
-def _lloyd(points: Tensor, norms: Tensor, centres: Tensor, iterations: int) -> tuple[float, Tensor]:
-    """Sum of squared distances to the centres of the last assignment, and that assignment (n, k) as 0/1."""
-    assignment = None
-    for _ in range(iterations):
-        distances = _squared_distances(points, norms, centres)
-        previous, assignment = assignment, distances.argmin(1)
-        one_hot = torch.nn.functional.one_hot(assignment, len(centres)).to(points)
-        one_hot = one_hot[:, one_hot.sum(0) > 0]
-        if previous is not None and torch.equal(previous, assignment):
-            break
-        centres = _centres(points, one_hot)
-    return float(distances.amin(1).sum()), one_hot
-
-
-def _centres(points: Tensor, one_hot: Tensor) -> Tensor:
-    return one_hot.T @ points / one_hot.sum(0)[:, None]
-
-
-def _squared_distances(points: Tensor, norms: Tensor, centres: Tensor) -> Tensor:
-    return (norms[:, None] - 2 * products(points, centres) + centres.square().sum(1)).clamp_min(0)

@@ -14,7 +14,8 @@ from torch.distributions import MultivariateNormal
 
 from common.errors import DataError
 from common.surrogates.covariances import Diagonal, Full, Spherical
-from common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures, MixtureSettings, fit, k_means
+from common.surrogates.k_means import k_means
+from common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures, MixtureSettings, fit
 from common.surrogates.shared_covariances import LowRank
 
 FAMILIES = ("full", "diag", "spherical", "lowrank")
