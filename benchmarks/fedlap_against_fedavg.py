@@ -49,7 +49,7 @@ def methods(case: str, rounds: int, epsilon: float, records: int) -> dict[str, d
     lap = budget | {"method": "fedlap", "fedlap.rounds": rounds, "fedlap.images-per-class": 3}
     return {
         "FedLAP-DP": lap,
-        "FedLAP-DP, no memory": lap | {"fedlap.memory": 0.0},
+        "FedLAP-DP, memory": lap | {"fedlap.memory": 0.33},
         "DP-FedAvg": whole | {"method": "dp-fedavg"},
         "DP-FedProx": whole | {"method": "dp-fedprox"},
         "DP-FedAvg, tenths": tenths | {"method": "dp-fedavg"},

@@ -50,7 +50,7 @@ def methods(rounds: int, records: int) -> dict[str, dict[str, Any]]:
         "FedDM": paper | FEDDM,
         "FedDM, one shot": FEDDM | {"fedlap.rounds": 1},
         "FedPFT on pixels": {"method": "fedpft"},
-        "FedLAP-DP": lap | MEMORY | private | {"method": "fedlap"},
+        "FedLAP-DP": lap | private | {"method": "fedlap"},
         "DP-FedAvg": average | EPSILON | whole | {"method": "dp-fedavg"},
         "PSG": {"method": "psg", "fedlap.rounds": 1, "fedlap.trajectories": 5} | private,
         "FedPFT on pixels, epsilon": EPSILON | {"method": "fedpft"},

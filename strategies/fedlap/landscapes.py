@@ -69,7 +69,7 @@ def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") ->
     records = LandscapeRecords.pool(
         [_records(each, classes, shape, device) for each in sets], [max(1, s.records) for s in sets]
     )
-    records, memory = _remembered(records, training.memory, settings.memory)
+    records, memory = _remembered(records, training.memory, settings.remembered(bool(training.config.epsilon)))
     number = sets[0].round
     radii = heeded({each.header.site: each.radius for each in sets})
     radius = common_radius(settings.rule, list(radii.values()), settings.trust_radius)

@@ -89,11 +89,12 @@ class FedLAPConfig(Settings):
         "median", description="How the radii of the sites become one; fixed is trust-radius."
     )
     memory: float = Field(
-        0.33,
-        ge=0,
+        -1.0,
+        ge=-1,
         lt=1,
         description=(
-            "Share of the coordinator's loss that images of the three rounds before have from round 2 on; 0 in the paper."
+            "Share of the coordinator's loss that images of the three rounds before have from round 2 on, 0 in the paper; "
+            "negative for 0.33, and 0 under privacy."
         ),
     )
     augment: Augmentations = Field((), description="Random changes of the images in training; only for a ConvNet.")
@@ -120,6 +121,10 @@ class FedLAPConfig(Settings):
         if self.mse_weight >= 0 or private:
             return max(self.mse_weight, 0.0)
         return 1.0 if self.kind == "convnet" else 0.1
+
+    def remembered(self, private: bool) -> float:
+        """The share of earlier rounds' images in the coordinator's loss."""
+        return self.memory if self.memory >= 0 else 0.0 if private else 0.33
 
     def rate(self, round: int) -> float:
         """The model's learning rate in a round, counted from one."""

@@ -249,8 +249,8 @@ def test_fedlap_takes_the_network_that_the_features_allow(images: dict[str, Scal
         assert parse_run_config(flat | {"fedlap.model": other}).fedlap.kind == other
 
 
-def test_runs_of_fedlap_that_name_their_network_and_steps_keep_their_digest() -> None:
-    steps = {"fedlap.image-steps": 100}
+def test_runs_of_fedlap_that_name_their_network_steps_and_memory_keep_their_digest() -> None:
+    steps = {"fedlap.image-steps": 100, "fedlap.memory": 0.33}
     preset = {"method": "fedlap", "image-size": 16, "partition": "classes", "classes-per-site": 2}
     assert run_digest(parse_run_config(preset | steps)) == "8e53cacea5ac005a"
     assert run_digest(parse_run_config({"method": "fedlap", "fedlap.model": "convnet"} | steps)) == "920559813665d306"

@@ -118,6 +118,19 @@ def test_images_of_the_round_before_count_as_much_as_those_of_this_round() -> No
     assert any(not torch.allclose(alone.model[n], t, atol=1e-4) for n, t in together.model.items())
 
 
+def test_by_default_images_are_remembered_without_privacy_only() -> None:
+    default = FedLAPConfig()
+    usual, chosen = default.remembered(private=False), FedLAPConfig(memory=0.2)
+    assert (usual, default.remembered(private=True)) == (0.33, 0.0)
+    assert chosen.remembered(private=True) == chosen.remembered(private=False) == 0.2
+    for epsilon in (0.0, 8.0):
+        update = {"epsilon": epsilon, "fedlap": SETTINGS.model_copy(update={"memory": default.memory})}
+        config = parse_run_config({"method": "fedlap"}).model_copy(update=update)
+        training = Training(config, CLASSES, "f", 64, model(), NOTHING)
+        learn(training, [synthetic("a")])
+        assert bool(training.memory) == (not epsilon)
+
+
 def test_three_rounds_are_remembered_and_older_ones_count_less() -> None:
     memory = NOTHING
     for name in "abcde":
