@@ -100,7 +100,8 @@ def test_every_site_may_have_a_data_set_or_arrays_of_images(tmp_path: Path) -> N
     test = (IMAGES[600:900, None] / 255, Y[600:900])
     result = fs.simulate([as_tensor, arrays], backbone=module, test=test, output_dir=tmp_path, **QUICK)
     assert json.loads((result.folder / "manifest.json").read_text())["config"]["backbone"] == "own"
-    assert result.accuracy == pytest.approx(result.model.score(fs.features(test[0], module), test[1]), abs=1e-6)
+    # The sites decide with the head in 16 bits: one record of 300 may be on the other side.
+    assert result.accuracy == pytest.approx(result.model.score(fs.features(test[0], module), test[1]), abs=1.01 / 300)
     fs.register_backbone("sixteen", module)
     named = fs.simulate([as_tensor, arrays], backbone="sixteen", test=test, output_dir=tmp_path, **QUICK)
     assert named.accuracy == result.accuracy
