@@ -2,6 +2,7 @@
 
     python benchmarks/fedlap_comparators.py digits
     python benchmarks/fedlap_comparators.py cifar10            sample data next to the checkout, 2,000 records a site
+    python benchmarks/fedlap_comparators.py digits --seeds 12 --only FedLAP-DP --only DP-FedAvg       more draws of the noise
 
 All but FedPFT train the same ConvNet of width 32; FedPFT takes the pixels as features, and sends once. PSG needs a budget,
 and DSC and FedDM refuse one. FedRep shares all layers but the last; its accuracies are means over the sites' own models.
@@ -51,6 +52,7 @@ def methods(rounds: int, records: int) -> dict[str, dict[str, Any]]:
         "FedDM, one shot": FEDDM | {"fedlap.rounds": 1},
         "FedPFT on pixels": {"method": "fedpft"},
         "FedLAP-DP": lap | private | {"method": "fedlap"},
+        "FedLAP-DP, memory": lap | private | MEMORY | {"method": "fedlap"},
         "DP-FedAvg": average | EPSILON | whole | {"method": "dp-fedavg"},
         "PSG": {"method": "psg", "fedlap.rounds": 1, "fedlap.trajectories": 5} | private,
         "FedPFT on pixels, epsilon": EPSILON | {"method": "fedpft"},

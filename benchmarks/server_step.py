@@ -1,7 +1,8 @@
 """The coordinator's step (sample and learn): ours against the recipe of Flower's FedPFT baseline, on the same surrogates.
 
 The recipe: sample every mixture once with scikit-learn and the same seed, store the samples as a Python list, feed a
-DataLoader with batches of 32, and train 50 epochs with AdamW at 1e-4. Claim: 10 times faster, and as accurate.
+DataLoader with batches of 32, and train 50 epochs with AdamW at 1e-4. Claim: about 10 times faster, with an
+accuracy within two points.
 """
 
 import numpy as np

@@ -42,6 +42,7 @@ ROWS: dict[str, dict[str, Any] | None] = {
     "lowrank r=64 (ours)": {"fedpft.rank": 64},
     "gram (ours)": {"fedpft.covariance": "gram"},
 }
+DIVIDED = {"alpha": 0.1}
 STAND_INS = {"CIFAR10": "cifar10", "PACS (P)": "pacs-photo", "PACS (S)": "pacs-sketch"}
 
 
@@ -57,7 +58,7 @@ def main() -> None:
     sizes: dict[str, tuple[int, int, int]] = {}
     for name, settings in pairs.items():
         for seed in range(options.seeds):
-            base = settings | {"seed": seed}
+            base = DIVIDED | settings | {"seed": seed}
             run = parse_run_config(base)
             data = load(run, options.sites)
             records = sum(len(site.train.labels) for site in data.sites)
@@ -78,7 +79,8 @@ def main() -> None:
     columns = ["data", *(f"paper: {what}" for what in ("images", "classes", "model"))]
     columns += ["ours: model", "images", "classes", "dimensions", *ROWS]
     megabytes = {f"{name}, {row}": measured[0].bytes / 1e6 for (name, row), measured in found.items()}
-    title = f"FedPFT table 1, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds, accuracy in %"
+    alphas = " and ".join(sorted({f"{each.get('alpha', DIVIDED['alpha'])}" for each in pairs.values()}))
+    title = f"FedPFT table 1, {options.sites} sites, Dirichlet {alphas}, {options.seeds} seeds, accuracy in %"
     report(options.name, title, columns, rows, megabytes=megabytes)
 
 
