@@ -14,6 +14,9 @@ from strategies.base.one_shot import Learned, OneShot
 from strategies.heads.combining import combine
 from strategies.robustness.defence import Defended, defend_updates
 
+# Numbers, 256 MB: a small payload must not need far more memory.
+MOST_ZEROS = 2**26
+
 
 class Heads(OneShot[Parameters]):
     """One round in which every site sends one head."""
@@ -27,8 +30,10 @@ class Heads(OneShot[Parameters]):
         check_update(sent, {name: tuple(tensor.shape) for name, tensor in sent.tensors.items()}, 1, private=False)
 
     def most_numbers(self, payload: bytes) -> int:
-        """Limit on the numbers in a message, zeros that are left out included."""
-        return len(payload)
+        """Limit on the numbers in a message, zeros that are left out included; these take one bit each. The head of a site
+        with one class is all zeros, and so are its weights for pixels that are always black.
+        """
+        return max(len(payload), min(8 * len(payload), MOST_ZEROS))
 
     def dimension(self, sent: Parameters) -> int:
         """Number of columns of the weight."""

@@ -13,16 +13,19 @@ NEARER, DISAGREE = 6.0, 1.5
 # For a class that too few sites have: squared distance to a class of the others, as a share of that class's squared
 # distance to its nearest class.
 CLOSE = 0.2
+# Records of a site's misplaced parts near one class, as a share of the others' records of that class. Small components of an
+# honest site lie near other classes too. Those of a hostile site do little harm below this share.
+SHARE = 0.1
 
 
 def scores_of(
-    parts: Parts, centres: Tensor, known: Tensor, noise: Tensor, apart: Tensor, spread: Tensor
+    parts: Parts, centres: Tensor, known: Tensor, noise: Tensor, apart: Tensor, spread: Tensor, records: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Scores (P,), at least 1 where a part belongs to another class, and the index (P,) of the nearest class.
 
     centres (C, d): the others' class means; known (C,): whether enough of them have the class; noise (C,): variance of
     their coordinates; apart (C, C): squared distances between them; spread (C,): mean squared distance of the others'
-    means from their mean.
+    means from their mean; records (C,): the others' records.
     """
     if not len(parts.points) or int(known.sum()) < 2:
         return torch.zeros(len(parts.points)), torch.zeros(len(parts.points), dtype=torch.int64)
@@ -35,6 +38,9 @@ def scores_of(
     others = squares.masked_fill(~known, torch.inf)
     others[index[has], column[has]] = torch.inf
     nearest, other = others.min(1)
+    # A squared distance between few records is known to one standard error only; it can be negative.
+    error = summed[index, other]
+    nearest = nearest.clamp_min(0) + 2 * (nearest.clamp_min(0) * error).sqrt() + (2 * d) ** 0.5 * error
     own = squares[index, column]
     ways = apart.masked_fill(~known | torch.eye(len(known), dtype=torch.bool), torch.inf).min(1).values
     way = ways[other].clamp_min(1e-30)
@@ -42,4 +48,8 @@ def scores_of(
     mixed_up = torch.where(judged, own / (NEARER * nearest.clamp_min(1e-30)), 0.0)
     double = torch.where(has, 0.0, CLOSE * way / nearest.clamp_min(1e-30))
     scores = torch.maximum(mixed_up, double).nan_to_num(0.0, 0.0).clamp_max(1e6)
-    return torch.where(nearest.isfinite(), scores, 0.0), other
+    found = (scores >= 1) & nearest.isfinite()
+    mixed = found & has
+    near = torch.zeros_like(records).index_add_(0, other[mixed], 1 / parts.noise[mixed])
+    # A class that the others do not have can take another one's place with few records: some heads weigh all classes alike.
+    return torch.where(found & (~has | (near > SHARE * records)[other]), scores, 0.0), other

@@ -116,6 +116,8 @@ def worst(points: ClassPoints, pairs: Pairs) -> Suspect | None:
 def compare(points: ClassPoints) -> Compared:
     """Compare every site with the mean of all others. In it, no site's weight exceeds that of the median site of a class."""
     weights = _weights(points)
+    # At most those of the second largest site, so that no single site decides how many records the others have.
+    records = points.counts.minimum(points.counts.topk(min(2, len(points.counts)), 0).values[-1])
     # Some sites at a time: for ten thousand sites, one more table of their means would be the largest in memory.
     sites, classes, d = points.means.shape
     at_once = max(1, NUMBERS // (classes * max(classes, d)))
@@ -127,9 +129,10 @@ def compare(points: ClassPoints) -> Compared:
         (weights * points.noise).sum(0),
         (weights * own_squares).sum(0),
         (weights > 0).sum(0),
+        records.sum(0),
     )
     found = [
-        _compare_some(points, weights, own_squares, everyone, slice(first, first + at_once))
+        _compare_some(points, weights, own_squares, records, everyone, slice(first, first + at_once))
         for first in range(0, sites, at_once)
     ]
     lengths = own_squares[weights > 0]
@@ -141,7 +144,7 @@ def compare(points: ClassPoints) -> Compared:
 @dataclass(frozen=True)
 class _Sums:
     """Sums over all sites: weight (C,), weighted means (C, d), noise of the weighted sum and weighted noise (C,), weighted
-    squared length (C,), and the number of sites that have a class (C,).
+    squared length (C,), the number of sites that have a class (C,), and records (C,).
     """
 
     weight: Tensor
@@ -150,10 +153,11 @@ class _Sums:
     noises: Tensor
     squares: Tensor
     knowing: Tensor
+    records: Tensor
 
 
 def _compare_some(
-    points: ClassPoints, weights: Tensor, own_squares: Tensor, everyone: _Sums, some: slice
+    points: ClassPoints, weights: Tensor, own_squares: Tensor, records: Tensor, everyone: _Sums, some: slice
 ) -> tuple[dict[str, Tensor], list[tuple[int, Tensor, Tensor]]]:
     """The tables of `Compared` for n sites, and their misplaced parts."""
     means, own_noise, weight, d = points.means[some], points.noise[some], weights[some], points.means.shape[2]
@@ -188,8 +192,12 @@ def _compare_some(
         "judged": judged,
         "between": apart.masked_fill(~pairs, torch.nan).flatten(1).nanmedian(1).values.clamp_min(0).nan_to_num(0.0),
     }
+    left_records = everyone.records - records[some]
     misplaced = [
-        (some.start + row, *scores_of(parts, centres[row], known[row], noise[row], apart[row], spread[row]))
+        (
+            some.start + row,
+            *scores_of(parts, centres[row], known[row], noise[row], apart[row], spread[row], left_records[row]),
+        )
         for row, parts in enumerate(points.parts[some])
         if len(parts.points)
     ]

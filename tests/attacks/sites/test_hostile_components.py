@@ -17,6 +17,7 @@ from common.surrogates.mixtures import Mixtures
 from common.surrogates.surrogates import AnySurrogate, Surrogate
 from strategies.fedpft.learn import LearnedHead, learn
 from strategies.robustness.class_points import class_points
+from strategies.robustness.component_screening import SHARE
 from strategies.robustness.screening import screen
 from tests.hostile_sites import claiming_each, digits_of, surrogate_of
 
@@ -133,6 +134,28 @@ def test_components_that_keep_a_classs_mean_do_not_shift_labels() -> None:
 
 def test_honest_components_are_not_suspected() -> None:
     assert screen(class_points(honest(3)[0], CLASSES)) == []
+
+
+@pytest.mark.parametrize("share", [0.9, 2.0])
+def test_misplaced_components_below_the_share_that_is_examined_do_little_harm(share: float) -> None:
+    """Each class gets a component at the next class's mean, with `share` times SHARE of the others' records there."""
+    others = [each.mixtures.counts for each in honest()[0][2:] if isinstance(each, Surrogate)]
+    records = torch.stack(others).sum(0).roll(-1, 0)
+
+    def lie(sent: Surrogate) -> Surrogate:
+        table = sent.mixtures
+        assert isinstance(table.covariance, Diagonal)
+        added = share * SHARE * records
+        counts = table.counts + added.round().long()
+        weights = torch.stack([table.counts / counts, 1 - table.counts / counts], 1).flatten()
+        means = torch.stack([table.means, table.means.roll(-1, 0)], 1).flatten(0, 1)
+        labels = table.labels.repeat_interleave(2)
+        covariance = Diagonal(table.covariance.variances.repeat_interleave(2, 0))
+        return replace(sent, mixtures=Mixtures(counts, labels, weights, means, covariance))
+
+    found, accuracy, alone = attacked(lie)
+    assert accuracy > alone - 0.03
+    assert {suspect.site for suspect in found.defended.suspects} == (set() if share < 1 else {"0", "1"})
 
 
 @pytest.mark.parametrize("share", [0.9, 0.5])

@@ -1,13 +1,18 @@
 """One model from heads of sites with different classes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from common.config.run_config import parse_run_config
+from common.config.run_config import parse_run_config, run_digest
 from common.models.classifiers import Ensemble, Head
 from common.models.parameters import Parameters
 from common.surrogates.surrogates import Header
+from common.wire.model_proto import pack_parameters
+from strategies import stored_strategy
+from strategies.base.collection import Unrecorded
 from strategies.heads.combining import combine
 
 CLASSES = ("a", "b", "c")
@@ -51,6 +56,18 @@ def test_the_ensemble_gives_unknown_classes_no_probability() -> None:
     second = torch.tensor([[3 * 0.3 - 1.0, 5 * 0.1 + 1.0]]).softmax(1)
     expected = (first + torch.tensor([[second[0, 0], 0.0, second[0, 1]]])) / 2
     assert torch.allclose(found.scores(x).exp(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["ensemble", "average"])
+def test_a_head_of_zeros_from_a_site_with_one_class_is_read(method: str) -> None:
+    """Zeros are left out of a message, so it has far fewer bytes than numbers."""
+    run = parse_run_config({"method": method})
+    zeros = head("3", ("b",), torch.zeros(1, 2048), torch.zeros(1), 30)
+    tensors = {name: zeros.tensors[name] for name in ("weight", "bias")}
+    header = replace(zeros.header, method=method, run=run_digest(run))
+    payload = pack_parameters(replace(zeros, header=header, tensors=tensors))
+    sent = stored_strategy(run)(run, Unrecorded()).unpack(payload)
+    assert len(payload) < sent.tensors["weight"].numel() == 2048
 
 
 @pytest.mark.parametrize("method", ["fedbe", "fedkt"])

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 import torch
+from safetensors.torch import load_file
 
+from client_app.datasets.partition import partition
+from common.config.run_config import parse_run_config
 from common.surrogates.mixtures import MixtureSettings, fit
 from common.surrogates.surrogates import Header, Surrogate
-from strategies.robustness.class_points import class_points
+from strategies.robustness.class_points import Parts, class_points
+from strategies.robustness.component_screening import scores_of
 from strategies.robustness.screening import screen
+from tests.hostile_sites import surrogate_of
 
+FEATURES = Path(__file__).parents[4] / "shared" / "features" / "cifar10-train.safetensors"
 CLASSES, DIMENSION, SITES = "abc", 24, 8
 
 
@@ -42,3 +50,31 @@ def test_a_component_far_beyond_those_of_the_others_is_found() -> None:
     means[1] *= 4 if means[1].norm() > means[0].norm() else 12
     hostile[3] = replace(hostile[3], mixtures=replace(table, means=means))
     assert [suspect.site for suspect in screen(class_points(hostile, tuple(CLASSES)))] == ["site 3"]
+
+
+@pytest.mark.parametrize(("records", "suspected"), [(6, False), (60, False), (300, True)])
+def test_few_records_near_another_class_are_no_reason_and_many_are(records: int, suspected: bool) -> None:
+    """A component of the first of two classes, exactly at the mean of the second, which the others have 1,000 records of."""
+    d = 1280
+    centres = torch.zeros(2, d)
+    centres[1, 0] = 10.0
+    by_chance = torch.randn(d, generator=torch.Generator().manual_seed(0)) / records**0.5
+    parts = Parts((centres[1] + by_chance)[None], torch.tensor([0]), torch.tensor([1 / records]), ("a",))
+    tables = torch.tensor([True, True]), torch.full((2,), 1e-3), 100.0 * (1 - torch.eye(2)), torch.ones(2)
+    scores, other = scores_of(parts, centres, *tables, torch.tensor([1000.0, 1000.0]))
+    assert other.tolist() == [1]
+    assert (float(scores[0]) >= 1) == suspected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FEATURES.is_file(), reason="no sample features next to the checkout")
+@pytest.mark.parametrize("seed", [2, 6, 7, 8])
+def test_honest_sites_with_ten_gaussians_of_real_features_stay(seed: int) -> None:
+    """CIFAR-10 features, Dirichlet 0.1: before their records counted, two or three of ten sites were suspects here."""
+    train, classes = load_file(FEATURES), tuple(map(str, range(10)))
+    features, labels = train["x"].float(), train["y"]
+    spherical = {"fedpft.covariance": "spherical", "fedpft.components": 10, "fedpft.samples-per-component": 1}
+    run = parse_run_config({"alpha": 0.1, "seed": seed} | spherical)
+    parts = partition(labels, None, run, 10)
+    sent = [surrogate_of((features[part], labels[part]), classes, "f", str(i), run) for i, part in enumerate(parts)]
+    assert screen(class_points(sent, classes)) == []
