@@ -39,6 +39,8 @@ MOVED, USUAL = 6.0, 0.5
 # Allowance for chance in standard errors; a smaller one for nearness, which is only needed roughly. Factor of the variance
 # along the line between two classes, which is larger than in the average dimension.
 SIGMAS, ROUGHLY, ALONG = 3.5, 1.0, 16.0
+# Records of a site in a class that count, as a multiple of the median site's; the default of `max-share`.
+MOST = 3.0
 # Numbers of a table that are compared at a time.
 NUMBERS = 2**17
 
@@ -116,8 +118,11 @@ def worst(points: ClassPoints, pairs: Pairs) -> Suspect | None:
 def compare(points: ClassPoints) -> Compared:
     """Compare every site with the mean of all others. In it, no site's weight exceeds that of the median site of a class."""
     weights = _weights(points)
-    # At most those of the second largest site, so that no single site decides how many records the others have.
-    records = points.counts.minimum(points.counts.topk(min(2, len(points.counts)), 0).values[-1])
+    # At most those of the second largest site of a class, and MOST times the median's: no site alone decides how many
+    # records the others have, and records that the cap on a site's weight takes away do not hide a liar.
+    usual = points.counts.masked_fill(points.counts == 0, torch.nan).nanmedian(0).values.nan_to_num(0.0)
+    second = points.counts.topk(min(2, len(points.counts)), 0).values[-1]
+    records = points.counts.minimum(second).minimum(MOST * usual)
     # Some sites at a time: for ten thousand sites, one more table of their means would be the largest in memory.
     sites, classes, d = points.means.shape
     at_once = max(1, NUMBERS // (classes * max(classes, d)))

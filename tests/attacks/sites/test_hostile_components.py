@@ -132,6 +132,26 @@ def test_components_that_keep_a_classs_mean_do_not_shift_labels() -> None:
     assert "a component of its class" in found.defended.suspects[0].reason
 
 
+def test_large_sites_whose_weight_is_capped_do_not_hide_misplaced_components() -> None:
+    """Two thirds of the records of each class are said to lie at the next class: few beside those of two large sites, but
+    not beside what the cap leaves of these.
+    """
+    good, _ = honest()
+    large = [claiming_each(each, 10 * int(each.mixtures.counts.max())) for each in good[2:4] if isinstance(each, Surrogate)]
+
+    def lie(sent: AnySurrogate) -> Surrogate:
+        assert isinstance(sent, Surrogate)
+        assert isinstance(sent.mixtures.covariance, Diagonal)
+        table, weights = sent.mixtures, torch.tensor([0.35, 0.65]).repeat(len(sent.mixtures.counts))
+        means = torch.stack([table.means, table.means.roll(-1, 0)], 1).flatten(0, 1)
+        covariance = Diagonal(sent.mixtures.covariance.variances.repeat_interleave(2, 0))
+        made = Mixtures(3 * table.counts, table.labels.repeat_interleave(2), weights, means, covariance)
+        return replace(sent, mixtures=made)
+
+    sent = [*map(lie, good[:2]), *large, *good[4:]]
+    assert {suspect.site for suspect in screen(class_points(sent, CLASSES))} == {"0", "1"}
+
+
 def test_honest_components_are_not_suspected() -> None:
     assert screen(class_points(honest(3)[0], CLASSES)) == []
 
