@@ -43,6 +43,10 @@ class Analytic(Heads):
         if trace < 0 or torch.linalg.cholesky_ex(squares)[1]:
             raise SurrogateError("second moments that no records have: the matrix has a negative eigenvalue")
 
+    def most_numbers(self, payload: bytes) -> int:
+        """Most second moments of images with a black border are zero and left out, at one bit each."""
+        return max(len(payload), min(8 * len(payload), LARGEST_DIMENSION**2))
+
     def dimension(self, sent: Parameters) -> int:
         """Columns of the sums."""
         return sent.tensors["sums"].shape[1]

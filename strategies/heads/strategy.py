@@ -14,8 +14,8 @@ from strategies.base.one_shot import Learned, OneShot
 from strategies.heads.combining import combine
 from strategies.robustness.defence import Defended, defend_updates
 
-# Numbers, 256 MB: a small payload must not need far more memory.
-MOST_ZEROS = 2**26
+# Numbers, 16 MB: a small payload must not need far more memory.
+MOST_ZEROS = 2**22
 
 
 class Heads(OneShot[Parameters]):

@@ -14,8 +14,8 @@ NEARER, DISAGREE = 6.0, 1.5
 # distance to its nearest class.
 CLOSE = 0.2
 # Records of a site's misplaced parts near one class, as a share of the others' records of that class. Small components of an
-# honest site lie near other classes too. Those of a hostile site do little harm below this share.
-SHARE = 0.1
+# honest site lie near other classes too. A smaller share suspects more honest sites; a larger one lets liars do more harm.
+SHARE = 0.05
 
 
 def scores_of(
