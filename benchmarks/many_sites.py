@@ -34,8 +34,7 @@ CLASSES, DIMENSION, RECORDS, TESTED = 10, 128, 40, 4
 SHRINKAGE = 0.1
 POLICY = "without-dp = true\nsmallest-class = 1\n"
 COLUMNS = ("sites", "used", "seconds", "CPU s", "of it in the system, s", "CPU ms a site", "peak GB")
-COLUMNS += ("before the run, GB", "stored MB")
-COLUMNS += ("head apart from pooled records",)
+COLUMNS += ("before the run, GB", "stored MB", "head apart from pooled records")
 
 
 def records(rows: int, centres: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -103,7 +102,7 @@ def plot(rows: list[tuple[float, ...]]) -> None:
     left, right = Figure(figsize=(9, 3.5), layout="constrained").subplots(1, 2)
     sites, cpu, memory = ([row[column] for row in rows] for column in (0, 3, 6))
     left.loglog(sites, cpu, "o-", label="all hospitals and the coordinator")
-    left.loglog(sites, [row[3] - row[4] for row in rows], "s-", label="of it outside the system's file calls")
+    left.loglog(sites, [row[3] - row[4] for row in rows], "s-", label="of it outside the system")
     left.loglog(sites, [cpu[-1] * count / sites[-1] for count in sites], ":", label="linear")
     left.set(xlabel="hospitals", ylabel="CPU s")
     right.semilogx(sites, memory, "s-", color="tab:green")

@@ -42,7 +42,7 @@ ROWS: dict[str, dict[str, Any] | None] = {
     "lowrank r=64 (ours)": {"fedpft.rank": 64},
     "gram (ours)": {"fedpft.covariance": "gram"},
 }
-DIVIDED = {"alpha": 0.1}
+DIVIDED: dict[str, Scalar] = {"alpha": 0.1}
 STAND_INS = {"CIFAR10": "cifar10", "PACS (P)": "pacs-photo", "PACS (S)": "pacs-sketch"}
 
 
@@ -51,14 +51,14 @@ def main() -> None:
     parser.add_argument("--pair", nargs=2, action="append", default=[], metavar=("NAME", "'key=value ...'"))
     parser.add_argument("--sites", type=int, default=50)
     options = parser.parse_args()
-    pairs: dict[str, dict[str, Scalar]] = {name: parse_overrides([text]) for name, text in options.pair}
+    pairs: dict[str, dict[str, Scalar]] = {name: DIVIDED | parse_overrides([text]) for name, text in options.pair}
     if not pairs:
-        pairs = {name: settings_of(options, {"dataset": file})[0] for name, file in STAND_INS.items()}
+        pairs = {name: DIVIDED | settings_of(options, {"dataset": file})[0] for name, file in STAND_INS.items()}
     found: dict[tuple[str, str], list[Measured]] = defaultdict(list)
     sizes: dict[str, tuple[int, int, int]] = {}
     for name, settings in pairs.items():
         for seed in range(options.seeds):
-            base = DIVIDED | settings | {"seed": seed}
+            base = settings | {"seed": seed}
             run = parse_run_config(base)
             data = load(run, options.sites)
             records = sum(len(site.train.labels) for site in data.sites)
@@ -79,7 +79,7 @@ def main() -> None:
     columns = ["data", *(f"paper: {what}" for what in ("images", "classes", "model"))]
     columns += ["ours: model", "images", "classes", "dimensions", *ROWS]
     megabytes = {f"{name}, {row}": measured[0].bytes / 1e6 for (name, row), measured in found.items()}
-    alphas = " and ".join(sorted({f"{each.get('alpha', DIVIDED['alpha'])}" for each in pairs.values()}))
+    alphas = " and ".join(sorted({str(each["alpha"]) for each in pairs.values()}))
     title = f"FedPFT table 1, {options.sites} sites, Dirichlet {alphas}, {options.seeds} seeds, accuracy in %"
     report(options.name, title, columns, rows, megabytes=megabytes)
 

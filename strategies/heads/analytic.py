@@ -30,6 +30,9 @@ ROUNDING = 1e-3
 class Analytic(Heads):
     """Least squares on the records of all sites together, whatever their partition (AFL, He et al. 2025)."""
 
+    # Most second moments of images with a black border are zero.
+    most_with_zeros = LARGEST_DIMENSION**2
+
     def check(self, sent: Parameters) -> None:
         """Check that some records can have these sums. Raises SurrogateError."""
         super().check(sent)
@@ -42,10 +45,6 @@ class Analytic(Heads):
         squares.diagonal().add_(ROUNDING * trace + 1e-30)
         if trace < 0 or torch.linalg.cholesky_ex(squares)[1]:
             raise SurrogateError("second moments that no records have: the matrix has a negative eigenvalue")
-
-    def most_numbers(self, payload: bytes) -> int:
-        """Most second moments of images with a black border are zero and left out, at one bit each."""
-        return max(len(payload), min(8 * len(payload), LARGEST_DIMENSION**2))
 
     def dimension(self, sent: Parameters) -> int:
         """Columns of the sums."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,16 +23,15 @@ from strategies.robustness.defence import Defended
 class ClassMeans(Heads):
     """A head from class means alone (FedCOF, Goswami et al. 2025, algorithm 1)."""
 
+    # Most groups of a site with few records are missing. No limit but the format's own.
+    most_with_zeros = sys.maxsize
+
     def check(self, sent: Parameters) -> None:
         """Check the records of the groups, and that groups without records have no mean. Raises SurrogateError."""
         super().check(sent)
         check_size(sent, self.dimension(sent), "groups")
         if sent.tensors["means"][sent.tensors["counts"] == 0].any():
             raise SurrogateError("the mean of a group without records is not zero")
-
-    def most_numbers(self, payload: bytes) -> int:
-        """Most groups of a site with few records are missing; zeros take one bit each."""
-        return 8 * len(payload)
 
     def dimension(self, sent: Parameters) -> int:
         """Numbers in one mean."""

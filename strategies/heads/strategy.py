@@ -14,12 +14,15 @@ from strategies.base.one_shot import Learned, OneShot
 from strategies.heads.combining import combine
 from strategies.robustness.defence import Defended, defend_updates
 
-# Numbers, 16 MB: a small payload must not need far more memory.
-MOST_ZEROS = 2**22
-
 
 class Heads(OneShot[Parameters]):
-    """One round in which every site sends one head."""
+    """One round in which every site sends one head.
+
+    most_with_zeros: numbers in a message that leaves zeros out, if these are more than its bytes. A small payload must not
+    need far more memory; here at most 16 MB.
+    """
+
+    most_with_zeros = 2**22
 
     def parse(self, payload: bytes) -> Parameters:
         """Parse a head. Raises SurrogateError."""
@@ -33,7 +36,7 @@ class Heads(OneShot[Parameters]):
         """Limit on the numbers in a message, zeros that are left out included; these take one bit each. The head of a site
         with one class is all zeros, and so are its weights for pixels that are always black.
         """
-        return max(len(payload), min(8 * len(payload), MOST_ZEROS))
+        return max(len(payload), min(8 * len(payload), self.most_with_zeros))
 
     def dimension(self, sent: Parameters) -> int:
         """Number of columns of the weight."""

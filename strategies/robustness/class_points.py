@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -73,6 +74,11 @@ class ClassPoints:
         tables["odd"] = None if self.odd is None else self.odd[kept]
         tables["parts"] = tuple(self.parts[index] for index in kept) if self.parts else ()
         return replace(self, sites=tuple(self.sites[index] for index in kept), **tables)
+
+
+def standard_error(squares: Tensor, noise: Tensor, d: int) -> Tensor:
+    """Of squared distances in d dimensions from which the variance `noise` of every coordinate was subtracted."""
+    return 2 * (squares.clamp_min(0) * noise).sqrt() + math.sqrt(2 * d) * noise
 
 
 def class_points(surrogates: Sequence[AnySurrogate], classes: tuple[str, ...]) -> ClassPoints:

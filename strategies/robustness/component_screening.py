@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strategies.robustness.class_points import Parts
+from strategies.robustness.class_points import Parts, standard_error
 
 # Thresholds: how many times nearer (squared distance) to another class of the others than to its own; squared distance to
 # its own class, as a multiple of the others' spread.
@@ -39,8 +39,7 @@ def scores_of(
     others[index[has], column[has]] = torch.inf
     nearest, other = others.min(1)
     # A squared distance between few records is known to one standard error only; it can be negative.
-    error = summed[index, other]
-    nearest = nearest.clamp_min(0) + 2 * (nearest.clamp_min(0) * error).sqrt() + (2 * d) ** 0.5 * error
+    nearest = nearest.clamp_min(0) + standard_error(nearest, summed[index, other], d)
     own = squares[index, column]
     ways = apart.masked_fill(~known | torch.eye(len(known), dtype=torch.bool), torch.inf).min(1).values
     way = ways[other].clamp_min(1e-30)

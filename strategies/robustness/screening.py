@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from strategies.robustness.agreement import Pairs, correlations, unrelated
-from strategies.robustness.class_points import KNOWN_BY, ClassPoints
+from strategies.robustness.class_points import KNOWN_BY, ClassPoints, standard_error
 from strategies.robustness.component_screening import scores_of
 
 Kind = Literal["far", "moved", "label", "unrelated", "opposed"]
@@ -117,10 +117,10 @@ def worst(points: ClassPoints, pairs: Pairs) -> Suspect | None:
 
 def compare(points: ClassPoints) -> Compared:
     """Compare every site with the mean of all others. In it, no site's weight exceeds that of the median site of a class."""
-    weights = _weights(points)
+    usual = points.counts.masked_fill(points.counts == 0, torch.nan).nanmedian(0).values.nan_to_num(0.0)
+    weights = points.counts.minimum(usual) ** points.power
     # At most those of the second largest site of a class, and MOST times the median's: no site alone decides how many
     # records the others have, and records that the cap on a site's weight takes away do not hide a liar.
-    usual = points.counts.masked_fill(points.counts == 0, torch.nan).nanmedian(0).values.nan_to_num(0.0)
     second = points.counts.topk(min(2, len(points.counts)), 0).values[-1]
     records = points.counts.minimum(second).minimum(MOST * usual)
     # Some sites at a time: for ten thousand sites, one more table of their means would be the largest in memory.
@@ -176,7 +176,7 @@ def _compare_some(
     squares = _squares(means, centres) - d * (own_noise[:, :, None] + noise[:, None])
     own = squares.diagonal(dim1=1, dim2=2)
     # If privacy noise hides the distance between two classes, a site cannot be accused of confusing them.
-    blurred = apart < SIGMAS * (2 * (apart.clamp_min(0) * both).sqrt() + (2 * d) ** 0.5 * both)
+    blurred = apart < SIGMAS * standard_error(apart, both, d)
     nearest, other = squares.masked_fill(~known[:, None] | blurred | same, torch.inf).min(2)
     length = apart.gather(2, other[..., None])[..., 0].clamp_min(1e-30)
     noise_of_both = both.gather(2, other[..., None])[..., 0]
@@ -192,7 +192,7 @@ def _compare_some(
         "nearest": nearest,
         "other": other,
         "along": (own - nearest - SIGMAS * error) / (2 * length) + 0.5,
-        "deviation": 2 * (own.clamp_min(0) * summed).sqrt() + (2 * d) ** 0.5 * summed,
+        "deviation": standard_error(own, summed, d),
         "spread": spread,
         "judged": judged,
         "between": apart.masked_fill(~pairs, torch.nan).flatten(1).nanmedian(1).values.clamp_min(0).nan_to_num(0.0),
@@ -241,12 +241,6 @@ def _median_of_others(row: Tensor) -> Tensor:
     """For every entry of (C,), the median of the other entries without NaN, or 0."""
     without = row.expand(len(row), -1).masked_fill(torch.eye(len(row), dtype=torch.bool), torch.nan)
     return without.nanmedian(1).values.nan_to_num(0.0)
-
-
-def _weights(points: ClassPoints) -> Tensor:
-    """Weight of each site in the mean of a class: its records, at most those of the median site with this class."""
-    counts = points.counts.masked_fill(points.counts == 0, torch.nan)
-    return points.counts.minimum(counts.nanmedian(0).values.nan_to_num(0.0)) ** points.power
 
 
 def _squares(one: Tensor, two: Tensor) -> Tensor:

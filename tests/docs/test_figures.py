@@ -75,7 +75,7 @@ def numbers(value: Any) -> Iterator[float]:
 
 @cache
 def written(names: str) -> list[float]:
-    """The numbers in the rows of these results, and of the curves behind them, sorted."""
+    """The numbers in the rows of these results, and the sizes beside them, sorted."""
     found = [json.loads((RESULTS / f"{name}.json").read_text()) for name in names.split()]
     return sorted({number for each in found for key in ("rows", "megabytes") for number in numbers(each.get(key, []))})
 

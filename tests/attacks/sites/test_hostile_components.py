@@ -110,19 +110,25 @@ def with_classes(sent: AnySurrogate, dropped: set[str]) -> AnySurrogate:
     return kept
 
 
+def in_two(sent: Surrogate, counts: Tensor, share: Tensor, means: tuple[Tensor, Tensor]) -> Surrogate:
+    """Two components per class, with the variances of its first. counts (C,); share (C,): weight of the second; means:
+    two tables (C, d).
+    """
+    table = sent.mixtures
+    assert isinstance(table.covariance, Diagonal)
+    labels = torch.arange(len(counts)).repeat_interleave(2)
+    first = (table.components.cumsum(0) - table.components)[labels]
+    weights, both = torch.stack([1 - share, share], 1).flatten(), torch.stack(means, 1).flatten(0, 1)
+    return replace(sent, mixtures=Mixtures(counts, labels, weights, both, Diagonal(table.covariance.variances[first])))
+
+
 def preserving(sent: Surrogate) -> Surrogate:
     """Two components per class: one at the next class, and one mirrored at the mean, so that the mean is unchanged."""
     table = sent.mixtures
     weights = table.weights[:, None]
     own = torch.zeros(len(table.counts), sent.dimension).index_add_(0, table.labels, weights * table.means)
-    means = torch.stack([own.roll(-1, 0), 2 * own - own.roll(-1, 0)], 1).flatten(0, 1)
-    labels = torch.arange(len(own)).repeat_interleave(2)
-    assert isinstance(table.covariance, Diagonal)
-    first = (table.components.cumsum(0) - table.components)[labels]
-    made = Mixtures(
-        3 * table.counts, labels, torch.full((len(labels),), 0.5), means, Diagonal(table.covariance.variances[first])
-    )
-    return replace(sent, mixtures=made)
+    halves = torch.full((len(own),), 0.5)
+    return in_two(sent, 3 * table.counts, halves, (own.roll(-1, 0), 2 * own - own.roll(-1, 0)))
 
 
 def test_components_that_keep_a_classs_mean_do_not_shift_labels() -> None:
@@ -141,12 +147,9 @@ def test_large_sites_whose_weight_is_capped_do_not_hide_misplaced_components() -
 
     def lie(sent: AnySurrogate) -> Surrogate:
         assert isinstance(sent, Surrogate)
-        assert isinstance(sent.mixtures.covariance, Diagonal)
-        table, weights = sent.mixtures, torch.tensor([0.35, 0.65]).repeat(len(sent.mixtures.counts))
-        means = torch.stack([table.means, table.means.roll(-1, 0)], 1).flatten(0, 1)
-        covariance = Diagonal(sent.mixtures.covariance.variances.repeat_interleave(2, 0))
-        made = Mixtures(3 * table.counts, table.labels.repeat_interleave(2), weights, means, covariance)
-        return replace(sent, mixtures=made)
+        table = sent.mixtures
+        misplaced = torch.full((len(table.counts),), 0.65)
+        return in_two(sent, 3 * table.counts, misplaced, (table.means, table.means.roll(-1, 0)))
 
     sent = [*map(lie, good[:2]), *large, *good[4:]]
     assert {suspect.site for suspect in screen(class_points(sent, CLASSES))} == {"0", "1"}
@@ -164,14 +167,8 @@ def test_misplaced_components_below_the_share_that_is_examined_do_little_harm(sh
 
     def lie(sent: Surrogate) -> Surrogate:
         table = sent.mixtures
-        assert isinstance(table.covariance, Diagonal)
-        added = share * SHARE * records
-        counts = table.counts + added.round().long()
-        weights = torch.stack([table.counts / counts, 1 - table.counts / counts], 1).flatten()
-        means = torch.stack([table.means, table.means.roll(-1, 0)], 1).flatten(0, 1)
-        labels = table.labels.repeat_interleave(2)
-        covariance = Diagonal(table.covariance.variances.repeat_interleave(2, 0))
-        return replace(sent, mixtures=Mixtures(counts, labels, weights, means, covariance))
+        counts = table.counts + (share * SHARE * records).round().long()
+        return in_two(sent, counts, 1 - table.counts / counts, (table.means, table.means.roll(-1, 0)))
 
     found, accuracy, alone = attacked(lie)
     assert accuracy > alone - 0.03
