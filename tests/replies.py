@@ -16,7 +16,8 @@ from common.models.parameters import Parameters
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
 from common.surrogates.synthetic import Synthetic
 from common.wire.float16 import pack, unpack
-from common.wire.model_proto import unpack_relay
+from common.wire.model_proto import pack_classifier, unpack_classifier, unpack_relay
+from fedsurrogate import Model
 from strategies import strategy_of
 from strategies.base.chain import Chain
 from strategies.base.one_shot import OneShot
@@ -139,3 +140,8 @@ def refused(check: Check, payload: bytes) -> bool:
     except SurrogateError:
         return True
     return False
+
+
+def as_received(model: Model) -> Model:
+    """The model as sites receive it, in 16 bits."""
+    return Model(unpack_classifier(pack_classifier(model.classifier)))
