@@ -95,22 +95,29 @@ class Looks:
 
 @pytest.mark.slow
 def test_synthesis_brings_the_synthetic_gradient_to_the_real_one() -> None:
+    """Means of four starts that differ by 1e-6: the steps amplify rounding, which differs between processors."""
     body, model = body_and_model()
-    noise = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(3))
-    begin = LandscapeRecords.evenly(noise, torch.arange(20) % 2)
     target = gradient(body, model, real())
     settings = FedLAPConfig(image_steps=300, image_learning_rate=5.0)
-    made, story = synthesise(body, model, begin, Looks(lambda here: target), Matching(settings, 0.1, 0.1), unchanged())
 
-    def cosine(records: LandscapeRecords) -> float:
+    def apart(records: LandscapeRecords) -> float:
         mine = torch.cat([part.flatten() for part in gradient(body, model, records).values()])
-        return float(torch.cosine_similarity(mine, torch.cat([part.flatten() for part in target.values()]), dim=0))
+        return 1 - float(torch.cosine_similarity(mine, torch.cat([part.flatten() for part in target.values()]), dim=0))
 
-    # The steps amplify rounding, which differs between processors: over 27 starts that differ by 1e-6, 0.08 to 0.53 of the
-    # mismatch was left, and 0.20 to 0.75 of the distance in angle.
-    assert story.last < 0.7 * story.first
-    assert 1 - cosine(made) < 0.9 * (1 - cosine(begin))
-    assert torch.equal(made.labels, begin.labels)
+    mismatches, angles = [], []
+    for start in range(4):
+        generator = torch.Generator().manual_seed(3)
+        noise = torch.randn(20, 1, 8, 8, generator=generator)
+        noise += 1e-6 * start * torch.randn(20, 1, 8, 8, generator=generator)
+        begin = LandscapeRecords.evenly(noise, torch.arange(20) % 2)
+        matching = Matching(settings, 0.1, 0.1)
+        made, story = synthesise(body, model, begin, Looks(lambda here: target), matching, unchanged())
+        mismatches.append(story.last / story.first)
+        angles.append(apart(made) / apart(begin))
+        assert torch.equal(made.labels, begin.labels)
+    # Single starts, over 27 of them: 0.08 to 0.53, and 0.20 to 0.75.
+    assert sum(mismatches) / 4 < 0.5
+    assert sum(angles) / 4 < 0.7
 
 
 def test_a_synthesis_looks_as_often_as_it_says_and_walks_only_between_loops() -> None:
