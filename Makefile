@@ -1,11 +1,17 @@
-# make demo | make demo-compose | make test | make test-all | make faults | make mutants | make audit | make gpu | make lint | make docs | make bench. Each sets up what it needs; VENV=/path takes an environment that exists.
+# make setup | make demo | make demo-compose | make test | make test-all | make test-samples | make test-fresh | make test-oldest
+# make lint | make docs | make faults | make mutants | make audit | make gpu | make bench | make lock | make outdated
+# Each sets up what it needs. VENV=/path takes another environment, TORCH=cpu a torch without libraries for GPUs.
 VENV ?= .venv
 PYTHON ?= python3
+TORCH ?= auto
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+SAMPLES ?= ../shared
 RUN := PYTHONPATH="$(CURDIR)" "$(VENV)/bin/python"
+# Of the demo: how many sites, and where its run folder goes.
 SITES ?= 5
-NEEDED := flwr torch torchvision open_clip_torch timm scikit-learn scipy dp-accounting opacus POT cryptography pydantic safetensors protobuf pyarrow \
-	pydicom pillow filelock psutil rich typer jinja2 matplotlib pytest pytest-xdist PyYAML hypothesis ruff mypy grpcio-tools \
-	types-protobuf types-psutil prometheus_client pandas mkdocs mkdocs-material mkdocstrings-python
+OUT ?= runs
+# Files or folders of tests, such as TESTS=tests/common; all of them without it.
+TESTS ?=
 
 export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
@@ -13,39 +19,45 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export RAY_USAGE_STATS_ENABLED = 0
 export GRPC_ENABLE_FORK_SUPPORT = 0
 
-# The packages are there, and the commands of this project are those that pyproject.toml names now.
-define CHECK_INSTALLED
-import sys, tomllib
-from importlib.metadata import distribution, version
-[version(name) for name in sys.argv[1:]]
-scripts = {entry.name: entry.value for entry in distribution("fedsurrogate").entry_points}
-assert scripts == tomllib.load(open("pyproject.toml", "rb"))["project"]["scripts"]
-endef
-export CHECK_INSTALLED
+.PHONY: setup lock outdated demo demo-compose test test-all test-samples test-fresh test-oldest faults mutants audit gpu lint docs \
+	bench proto
 
-.PHONY: setup demo demo-compose test test-all faults mutants audit gpu lint docs bench proto
-
+# Prints what it does, and nothing where the environment has all versions of the lock.
 setup:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
-	@test -x "$(VENV)/bin/python" || $(PYTHON) -m venv "$(VENV)"
-	@"$(VENV)/bin/python" -c "$$CHECK_INSTALLED" $(NEEDED) 2>/dev/null \
-		|| "$(VENV)/bin/python" -m pip install --quiet --progress-bar off -c constraints.txt -e '.[dev]'
+	@$$(test -x "$(VENV)/bin/python" && echo "$(VENV)/bin/python" || echo "$(PYTHON)") deploy/environment.py "$(VENV)" \
+		--torch $(TORCH) --torch-index "$(TORCH_INDEX)"
+
+# Newer versions into requirements.lock, as far as pyproject.toml allows; then `make setup` installs them.
+lock: setup
+	@$(RUN) deploy/lock.py renew
+
+outdated: setup
+	@$(RUN) deploy/lock.py outdated
 
 # A coordinator and three hospitals in containers; on a machine with Docker.
 demo-compose:
 	@deploy/demo.sh
 
 demo: setup
-	@$(RUN) -m server_app.cli.main simulate --sites $(SITES) -c 'compare=true'
+	@$(RUN) -m server_app.cli.main simulate --sites $(SITES) -c 'compare=true output-dir="$(OUT)"'
 
 # One thread a process: the same numbers on every machine. Three, because tests of real processes mostly wait.
 PYTEST := -m pytest -n 3 --dist worksteal --durations 25
 test: setup
-	OMP_NUM_THREADS=1 $(RUN) $(PYTEST) -m "not faults and not slow"
+	OMP_NUM_THREADS=1 $(RUN) $(PYTEST) -m "not faults and not slow and not samples" $(TESTS)
 
 # And what takes minutes: real processes, and checks that repeat a run hundreds of times. `make bench` runs the faults.
 test-all: setup
-	OMP_NUM_THREADS=1 $(RUN) $(PYTEST) -m "not faults"
+	OMP_NUM_THREADS=1 $(RUN) $(PYTEST) -m "not faults and not samples" $(TESTS)
+
+# Tests on real images and trained weights, in the folder SAMPLES; a test whose file is not there is skipped, and says so.
+test-samples: setup
+	FEDSURROGATE_SAMPLES="$$(realpath -m "$(SAMPLES)")" OMP_NUM_THREADS=1 $(RUN) $(PYTEST) -rs -m "samples and not faults" $(TESTS)
+
+# The two commands above in clones on machines unlike this one: other users, paths, languages, Pythons. PLACES="blank busy"
+# plays some, WHOLE=1 runs all tests in each. Some places need root.
+test-fresh: setup
+	$(RUN) tests/fresh/places.py $(if $(PLACES),--only $(PLACES)) $(if $(WHOLE),--whole)
 
 # Processes are killed, lines cut and disks filled, as in a real deployment; they mostly wait, but for minutes each. And all
 # pairs of neighbours, of which `make test-all` examines a third.

@@ -18,15 +18,16 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared"
+# As in `make test-samples`.
+SHARED = Path(os.environ.get("FEDSURROGATE_SAMPLES") or ROOT.parent / "shared")
 RESULTS = ROOT / "benchmarks" / "results"
 
 
 def shared(path: str) -> Path:
-    """A file of the optional sample data next to the checkout; without it, the script prints a note and exits with 0."""
+    """A file of the optional sample data; without it, the script prints a note and exits with 0."""
     found = SHARED / path
     if not found.exists():
-        print(f"skipped: needs {path} in a folder 'shared' next to the checkout")
+        print(f"skipped: needs {path} in the folder that FEDSURROGATE_SAMPLES names, or 'shared' next to the checkout")
         sys.exit(0)
     return found
 

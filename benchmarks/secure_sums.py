@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _report import RESULTS, described, machine, report, shared
+from _report import RESULTS, SHARED, described, machine, report, shared
 
 import client_app.datasets.partition as partition
 import strategies.base.collection as collection
@@ -36,8 +36,8 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0)
 DELTA = 1e-5
 GRAM: dict[str, Any] = {"fedpft.covariance": "gram"}
 SECURE = GRAM | {"secure-sum": True, "secure-sum-records": 5000}
-HEAD = {"features.projection": str(shared("weights/mobilenet_v2-imagenet.safetensors"))}
-IMAGES = {"fedpft.public": str(shared("features/pacs-photo-train.safetensors"))}
+HEAD = {"features.projection": str(SHARED / "weights" / "mobilenet_v2-imagenet.safetensors")}
+IMAGES = {"fedpft.public": str(SHARED / "features" / "pacs-photo-train.safetensors")}
 PUBLIC = SECURE | HEAD | IMAGES
 LOWRANK = IMAGES | {"fedpft.covariance": "lowrank", "fedpft.rank": 64}
 SPHERICAL = {"fedpft.covariance": "spherical"}
@@ -246,6 +246,8 @@ def main() -> None:
     )
     parser.add_argument("--rows", nargs="+", default=[row.name for row in ROWS], choices=[row.name for row in ROWS])
     options = parser.parse_args()
+    for file in (HEAD["features.projection"], IMAGES["fedpft.public"]):
+        shared(file)
     torch.set_num_threads(1)
     collection.POLL_SECONDS = 0.05
     # A simulation reads its files for every message. Here all sites and rounds share what was read once.

@@ -7,8 +7,6 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -35,6 +33,7 @@ from common.config.run_config import RunConfig, parse_run_config, run_digest
 from common.errors import DisputeError, LedgerError, PolicyError, SurrogateError
 from common.security.sealing import public_key
 from common.signed_models.making import received_model
+from common.version import own_version
 from common.wire.model_proto import pack_classifier
 from common.wire.records import DISPUTED, Info, Record, from_record, to_record
 
@@ -96,15 +95,6 @@ def _one_by_one(run: RunConfig, node: NodeConfig, site: str) -> AbstractContextM
         return nullcontext()
     (node.state / "sums").mkdir(parents=True, exist_ok=True)
     return FileLock(node.state / "sums" / f"{site}.lock")
-
-
-@cache
-def own_version() -> str:
-    """The version of this software; empty where it is not installed."""
-    try:
-        return version("fedsurrogate")
-    except PackageNotFoundError:
-        return ""
 
 
 def _surrogate(asked: Asked) -> Answer:

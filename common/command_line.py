@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from common.errors import FedSurrogateError
+from common.version import NAME, own_version
 
 if TYPE_CHECKING:
     from common.config.run_config import RunConfig
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 console = Console(highlight=False, markup=False, emoji=False)
 # Characters of a summary in a list of commands; a summary is folded, not cut.
 LONGEST_SUMMARY = 200
-SHOWN_VERSIONS = ("fedsurrogate", "flwr", "torch")
+SHOWN_VERSIONS = ("flwr", "torch")
 
 
 def complete_settings(incomplete: str) -> list[tuple[str, str]]:
@@ -61,7 +62,7 @@ def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> N
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             found.append(f"{package} is not installed")
-    click.echo(f"{found[0]} ({', '.join(found[1:])}, Python {sys.version.split()[0]})")
+    click.echo(f"{NAME} {own_version()} ({', '.join(found)}, Python {sys.version.split()[0]})")
     context.exit()
 
 

@@ -1,26 +1,221 @@
-"""Print a requirements file with the SHA-256 of every wheel in a folder, for `pip install --require-hashes`.
+"""The lock: every package of every extra at one version, and every file of it by its hash.
 
-Needs no network. After `pip download -d deploy/wheels`: python deploy/lock.py deploy/wheels > deploy/requirements.lock
+    python3 deploy/lock.py print core simulation   # what these extras need, for `pip install --require-hashes --no-deps -r`
+    python3 deploy/lock.py renew                   # `make lock`: resolve again; needs uv and an index of packages
+    python3 deploy/lock.py outdated                # `make outdated`: what has a newer version, and who holds it back
+
+`print` needs nothing but Python: images are built with it. The head of the lock has the names of the packages of each extra,
+and the size of a whole installation, because pip's format cannot say either.
 """
 
-import hashlib
+import argparse
+import json
 import re
+import subprocess
 import sys
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
+LOCK = ROOT / "requirements.lock"
+PYTHON = "3.11"
+"""The oldest Python for which the lock holds."""
+CORE = "core"
+"""The name of what is needed without any extra."""
+TORCH = ("torch", "torchvision")
+GPU_ONLY = ("nvidia-", "cuda-", "triton")
+"""Beginnings of the names of packages that only torch's build for GPUs needs."""
+FREE = "nobody; `make lock` takes it unless its own needs do not fit"
+HEAD = """\
+# All packages of all extras, each file by its hash: `make lock` renews this, `deploy/lock.py print` takes a part of it.
+# pip install --require-hashes --no-deps -r requirements.lock
+"""
 
-def lines(folder: Path) -> list[str]:
-    """One line for each package; several wheels of a package and version, for several platforms, share it."""
-    found: dict[str, set[str]] = {}
-    for wheel in sorted(folder.glob("*.whl")):
-        name, version = wheel.name.split("-")[:2]
-        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        found.setdefault(f"{re.sub(r'[-_.]+', '-', name).lower()}=={version}", set()).add(digest)
-    names = [key.partition("==")[0] for key in found]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        sys.exit(f"{folder} has several versions of {', '.join(twice)}; keep one of each")
-    return [f"{key} {' '.join(f'--hash=sha256:{digest}' for digest in sorted(found[key]))}" for key in sorted(found)]
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock that has been read.
+
+    Attributes:
+        entries: pip's lines by the package's normal name; several where the version depends on that of Python.
+        sets: normal names of the packages by extra, and by CORE.
+        sizes: MB to download and MB on disk, by "gpu" and "cpu", of an installation for development.
+    """
+
+    entries: Mapping[str, tuple[str, ...]]
+    sets: Mapping[str, frozenset[str]]
+    sizes: Mapping[str, tuple[int, int]]
+
+    def names(self, extras: Collection[str]) -> frozenset[str]:
+        """Normal names of the packages that these extras need. Raises ValueError for an extra that is not there."""
+        if unknown := sorted(set(extras) - set(self.sets)):
+            raise ValueError(f"no extra {', '.join(unknown)} in {LOCK.name}; there are {', '.join(sorted(self.sets))}")
+        return frozenset[str]().union(*(self.sets[each] for each in extras))
+
+    def part(self, names: Collection[str]) -> str:
+        """What pip reads to install these packages."""
+        return "".join(line for name, lines in self.entries.items() if name in names for line in lines)
+
+
+def read(file: Path = LOCK) -> Lock:
+    """Read a lock. Raises ValueError where it has no entry, or an entry without a hash."""
+    text = file.read_text()
+    entries: dict[str, tuple[str, ...]] = {}
+    for found in re.finditer(r"^([A-Za-z0-9][\w.-]*)==[^\n]*\n(?:[ ]+[^\n]*\n)*", text, re.MULTILINE):
+        if "--hash=sha256:" not in found.group():
+            raise ValueError(f"{file.name}: {found.group(1)} has no hash")
+        name = normal(found.group(1))
+        entries[name] = (*entries.get(name, ()), found.group())
+    if not entries:
+        raise ValueError(f"{file.name} has no package")
+    sets = {name: frozenset(names.split()) for name, names in re.findall(r"^# extra (\S+): (.*)$", text, re.MULTILINE)}
+    sizes = {
+        kind: (int(download), int(disk))
+        for kind, download, disk in re.findall(r"^# size (\S+): (\d+) MB to download, (\d+) MB on disk", text, re.MULTILINE)
+    }
+    return Lock(entries, sets, sizes)
+
+
+def versions_of(lines: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Version and marker of each entry of a package; the marker is empty where the version holds everywhere."""
+    for line in lines:
+        first = line.splitlines()[0].rstrip(" \\")
+        version, _, marker = first.partition("==")[2].partition(";")
+        yield version.strip(), marker.strip()
+
+
+def without_gpu(names: Collection[str]) -> frozenset[str]:
+    """The packages that are left where torch comes from an index of builds for processors."""
+    return frozenset(name for name in names if name not in TORCH and not name.startswith(GPU_ONLY))
+
+
+def torch_pins(lock: Lock, names: Collection[str]) -> list[str]:
+    """torch and torchvision at the versions of the lock, without hashes: builds for processors have other files."""
+    return [f"{name}=={next(versions_of(lock.entries[name]))[0]}" for name in TORCH if name in names]
+
+
+def normal(name: str) -> str:
+    """A package's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def renew(file: Path = LOCK) -> None:
+    """Resolve all extras again, each package at the newest version that is allowed, and write the lock."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    entries = _compile("--all-extras", "--generate-hashes")
+    with_sizes = tomllib.loads(_compile("--all-extras", "--format", "pylock.toml"))
+    pins = file.with_suffix(".pins")
+    pins.write_text(re.sub(r" \\\n(?: +--hash.*\n)+", "\n", entries))
+    try:
+        wanted: dict[str, list[str]] = {CORE: []} | {name: ["--extra", name] for name in project["optional-dependencies"]}
+        sets = {
+            name: sorted(set(_names(_compile("-c", str(pins), "--no-annotate", *options))))
+            for name, options in sorted(wanted.items())
+        }
+    finally:
+        pins.unlink()
+    head = HEAD + "".join(f"# extra {name}: {' '.join(names)}\n" for name, names in sets.items())
+    download, disk = _downloads(with_sizes, sets["dev"]), _on_disk()
+    for kind, names in (("gpu", frozenset(sets["dev"])), ("cpu", without_gpu(sets["dev"]))):
+        sizes = (sum(size.get(name, 0) for name in names) for size in (download, disk))
+        head += "# size {}: {:.0f} MB to download, {:.0f} MB on disk\n".format(kind, *sizes)
+    file.write_text(head + entries)
+
+
+def _compile(*options: str) -> str:
+    command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--quiet", "--universal", "--no-header"]
+    done = subprocess.run(
+        [*command, "--python-version", PYTHON, *options], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit("uv found no set of versions; its reason stands above")
+    return done.stdout
+
+
+def _names(compiled: str) -> Iterator[str]:
+    for found in re.finditer(r"^([A-Za-z0-9][\w.-]*)==", compiled, re.MULTILINE):
+        yield normal(found.group(1))
+
+
+def _downloads(lock: Mapping[str, object], wanted: Collection[str]) -> dict[str, float]:
+    """MB to download of each of these packages, for this machine and this Python."""
+    from packaging.tags import sys_tags
+    from packaging.utils import parse_wheel_filename
+
+    here, found = {tag: place for place, tag in enumerate(sys_tags())}, dict[str, float]()
+    for package in lock["packages"]:  # type: ignore[attr-defined]
+        fitting = []
+        for wheel in package.get("wheels", ()) if normal(package["name"]) in wanted else ():
+            tags = parse_wheel_filename(wheel["url"].rpartition("/")[2].replace("%2B", "+"))[3]
+            places = [here[tag] for tag in tags if tag in here]
+            fitting += [(min(places), wheel["size"])] if places else []
+        if fitting:
+            found[normal(package["name"])] = min(fitting)[1] / 1e6
+    return found
+
+
+def _on_disk() -> dict[str, float]:
+    """MB on disk of each package of this environment."""
+    from importlib.metadata import distributions
+
+    found = {}
+    for each in distributions():
+        places = [Path(str(file.locate())) for file in each.files or ()]
+        found[normal(each.name)] = sum(place.stat().st_size for place in places if place.is_file()) / 1e6
+    return found
+
+
+def outdated() -> Iterator[tuple[str, str, str, str]]:
+    """Packages of this environment with a newer version: name, version here, newest, and who holds it back."""
+    from importlib.metadata import distributions
+
+    from packaging.requirements import Requirement
+
+    command = [sys.executable, "-m", "uv", "pip", "list", "--outdated", "--format", "json", "--python", sys.executable]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit("the index did not answer; its reason stands above")
+    lines = [(each.name, Requirement(line)) for each in distributions() for line in each.requires or ()]
+    needed = [(name, each) for name, each in lines if each.marker is None or each.marker.evaluate({"extra": ""})]
+    for package in json.loads(done.stdout):
+        name, newest = normal(package["name"]), package["latest_version"]
+        holders = {
+            f"{holder} needs {each.name}{each.specifier}"
+            for holder, each in needed
+            if normal(each.name) == name and not each.specifier.contains(newest, prereleases=True)
+        }
+        yield package["name"], package["version"], newest, "; ".join(sorted(holders)) or FREE
+
+
+def main(arguments: Collection[str] | None = None) -> None:
+    """The command line; see above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    printing = commands.add_parser("print", help="what some extras need, as pip reads it")
+    printing.add_argument("extras", nargs="+", metavar="EXTRA", help=f"an extra of pyproject.toml, or {CORE}")
+    printing.add_argument("--without-torch", action="store_true", help="leave out torch, torchvision and libraries of GPUs")
+    printing.add_argument("--only-torch", action="store_true", help="only torch and torchvision, with no hashes")
+    commands.add_parser("renew", help="resolve all extras again")
+    commands.add_parser("outdated", help="list newer versions")
+    asked = parser.parse_args(None if arguments is None else list(arguments))
+    if asked.command == "renew":
+        renew()
+    elif asked.command == "outdated":
+        for name, version, newest, holder in outdated():
+            print(f"{name:28} {version:18} {newest:18} {holder}")
+    else:
+        lock = read()
+        try:
+            names = lock.names(asked.extras)
+        except ValueError as error:
+            sys.exit(str(error))
+        if asked.only_torch:
+            print("\n".join(torch_pins(lock, names)))
+        else:
+            print(lock.part(without_gpu(names) if asked.without_torch else names), end="")
 
 
 if __name__ == "__main__":
-    print("\n".join(lines(Path(sys.argv[1]))))
+    main()

@@ -19,6 +19,7 @@ Settings are keyword arguments: those of the run (`epsilon=2.0`), those of the m
 `fit` decides nothing about release: a hospital's policy and ledger do, in the `site` command.
 """
 
+from common.version import own_version
 from fedsurrogate._images import features, labelled_features, register_backbone
 from fedsurrogate._model import ImageModel, Model
 from fedsurrogate._privacy import epsilon, noise_multiplier, noisy
@@ -26,12 +27,15 @@ from fedsurrogate._simulation import Result, simulate
 from fedsurrogate._surrogate import Surrogate, fit, learn, load
 from fedsurrogate._sweep import Sweep, sweep
 
+__version__ = own_version()
+
 __all__ = [
     "ImageModel",
     "Model",
     "Result",
     "Surrogate",
     "Sweep",
+    "__version__",
     "epsilon",
     "features",
     "fit",

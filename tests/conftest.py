@@ -1,4 +1,7 @@
-"""Every test draws the same random numbers each time, whatever ran before it. Slow files are marked here.
+"""Every test draws the same random numbers each time, whatever ran before it, and does not depend on how it was started.
+
+Slow files are marked here, and each test gets its time limit. The home folder is a temporary one. Signals that a shell
+ignores for what it starts in the background have their default effect again, also in processes that tests start.
 
 Noise of privacy comes from the operating system. In the process of the tests its keys follow from the test that asks, so
 that a bound of a few standard deviations holds always or never. `pytest --noise 1` gives other noise, which finds bounds
@@ -8,6 +11,8 @@ Hypothesis tries the same examples each time.
 
 import hashlib
 import os
+import signal
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +24,7 @@ import torch
 from hypothesis import settings
 
 from common.privacy import gaussian_mechanism
+from tests.samples import Samples, sample
 
 TESTS = Path(__file__).parent
 # Real processes, checks that repeat a run hundreds of times, full runs of every method: minutes each. `make test-all` runs
@@ -35,14 +41,25 @@ SLOW = (
     "client_app/processes",
     "test_defaults.py",
 )
+# Seconds after which a test counts as hanging, fixtures included. All other tests: `timeout` in pyproject.toml.
+LIMITS = {"slow": 900, "faults": 3600}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark slow tests by their folder."""
+    """Mark slow tests by their folder, those of sample data by their fixture, and give each its time limit.
+
+    First, before `-m` selects by these marks.
+    """
     slow = [TESTS / name for name in SLOW]
     for item in items:
         if any(path == item.path or path in item.path.parents for path in slow):
             item.add_marker(pytest.mark.slow)
+        if "samples" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.samples)
+        limits = [seconds for name, seconds in LIMITS.items() if item.get_closest_marker(name)]
+        if limits and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(max(limits)))
 
 
 class Keys:
@@ -76,6 +93,25 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("the same")
     KEYS.salt = config.getoption("--noise", 0)
     gaussian_mechanism.os = SimpleNamespace(urandom=KEYS.urandom)  # type: ignore[attr-defined]
+    _heed_signals()
+    if not hasattr(config, "workerinput"):
+        _own_home(config)
+
+
+def _heed_signals() -> None:
+    """Undo what a shell without job control does to background processes: they ignore Ctrl-C, and so do their children."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _own_home(config: pytest.Config) -> None:
+    """A home folder for this run of the tests, which its worker processes share. Tests leave nothing in the user's own."""
+    folder = tempfile.TemporaryDirectory(prefix="fedsurrogate-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    for name in [each for each in os.environ if each.startswith("XDG_")]:
+        del os.environ[name]
+    os.environ["HOME"] = folder.name
 
 
 @pytest.hookimpl(wrapper=True)
@@ -97,6 +133,30 @@ def pytest_fixture_setup(
     finally:
         KEYS.owner, KEYS.drawn = before
         torch.set_rng_state(state)
+
+
+@pytest.fixture(scope="session")
+def samples() -> Samples:
+    """The function that finds files of the sample data; who takes this fixture is marked `samples`."""
+    return sample
+
+
+@pytest.fixture(scope="session")
+def mobilenet_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of random weights for the backbone torchvision:mobilenet_v2, in 16 bits."""
+    from safetensors.torch import save_file
+    from torchvision.models import mobilenet_v2
+
+    file, model = tmp_path_factory.mktemp("weights") / "mobilenet_v2.safetensors", mobilenet_v2(weights=None)
+    with torch.no_grad():
+        # Means and variances of a batch: without them, the features of random weights vanish.
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.momentum = 1.0
+        model.train()(torch.randn(8, 3, 64, 64))
+    state = model.state_dict()
+    save_file({key: value.half() if value.is_floating_point() else value for key, value in state.items()}, file)
+    return file
 
 
 @pytest.fixture

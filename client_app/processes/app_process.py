@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from flwr.supercore.exit import add_exit_handler
 
 from common.flower_environment import without_proxy_here
 from common.logs.output import configure_log
+from common.version import own_version
 
 COMMAND = "site-app"
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
@@ -92,7 +92,7 @@ def _load_installed(**_: object) -> Callable[[str, str, str], ClientApp]:
     def load(name: str, asked: str, digest: str) -> ClientApp:
         from client_app.app import app
 
-        if asked != (own := version("fedsurrogate")):
+        if asked != (own := own_version()):
             log.warning("the run contains version %s of %s; this site uses its own, %s", asked, name, own)
         return app
 

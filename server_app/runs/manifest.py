@@ -11,9 +11,9 @@ from typing import Any
 from common.config.flat_settings import flatten
 from common.config.run_config import RunConfig, run_digest
 from common.models.classifiers import Classifier
+from common.version import NAME, own_version
 
 PACKAGES = (
-    "fedsurrogate",
     "flwr",
     "torch",
     "torchvision",
@@ -62,7 +62,7 @@ def make_manifest(config: RunConfig, start: Start, model: Classifier | None = No
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    found = {NAME: own_version()}
     for package in PACKAGES:
         try:
             found[package] = version(package)

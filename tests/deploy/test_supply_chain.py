@@ -1,12 +1,10 @@
-"""The list of software of an image, and the lock of its dependencies by hash."""
+"""The list of software of an image."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,32 +56,6 @@ def test_every_reference_in_the_list_is_one_of_its_components(bom: dict[str, Any
         assert {each["ref"], *each["dependsOn"]} <= set(references)
     flower = next(each for each in bom["dependencies"] if each["ref"].startswith("pkg:pypi/flwr@"))
     assert any(needed.startswith("pkg:pypi/grpcio@") for needed in flower["dependsOn"])
-
-
-def test_a_lock_has_the_hash_of_every_wheel_and_pip_reads_it(tmp_path: Path) -> None:
-    wheels = {"Some_Package-1.2-py3-none-any.whl": b"one", "some.package-1.2-cp311-linux.whl": b"two", "x-3-py3.whl": b"x"}
-    for name, content in wheels.items():
-        (tmp_path / name).write_bytes(content)
-    some, other = printed("lock.py", tmp_path).splitlines()
-    assert some.startswith("some-package==1.2 --hash=sha256:")
-    assert all(hashlib.sha256(content).hexdigest() in some for content in (b"one", b"two"))
-    assert other == f"x==3 --hash=sha256:{hashlib.sha256(b'x').hexdigest()}"
-    (tmp_path / "x-4-py3.whl").write_bytes(b"y")
-    done = subprocess.run(
-        [sys.executable, str(DEPLOY / "lock.py"), str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "several versions of x" in done.stderr
-
-
-def test_pip_refuses_a_wheel_that_is_not_the_locked_one(tmp_path: Path) -> None:
-    (tmp_path / "x-3-py3-none-any.whl").write_bytes(b"another file")
-    (tmp_path / "lock").write_text(f"x==3 --hash=sha256:{hashlib.sha256(b'x').hexdigest()}\n")
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--find-links", str(tmp_path)]
-    command += ["--require-hashes", "--no-deps", "-r", str(tmp_path / "lock")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "DO NOT MATCH THE HASHES" in done.stderr
 
 
 def test_an_image_has_its_labels_and_its_list() -> None:

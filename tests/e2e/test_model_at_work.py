@@ -17,14 +17,13 @@ from PIL import Image
 from common.signed_models.signed_model import read_signed_model
 from tests.dicom_files import image, save
 from tests.e2e.processes import coordinator, federation, site_command
+from tests.samples import Samples
 
-SAMPLE = Path(__file__).parents[3] / "shared" / "data" / "pneumonia" / "pneumonia-28px.npz"
 CLASSES = ("no", "yes")
 SETTINGS = (
     'classes="no,yes" epsilon=2.0 delta=1e-5 fedpft.covariance="spherical" backbone="pixels" image-size=14 sites=3 '
     "quorum=1.0 deadline=600.0"
 )
-pytestmark = pytest.mark.skipif(not SAMPLE.exists(), reason="no sample of X-rays")
 
 
 def write_png(folder: Path, pixels: Any, labels: Any) -> None:
@@ -63,12 +62,12 @@ COUNTS: dict[str, tuple[tuple[str, ...], float]] = {
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, samples: Samples) -> Path:
     """Three hospitals after one private run and its counts, and new images of each kind. The commands' output: NAME.json."""
     home = tmp_path_factory.mktemp("work")
     mechanisms = 'mechanisms = ["sums", "counts", "secure-sums"]\n'
     (home / "policy.toml").write_text(f"{mechanisms}epsilon-per-run = 4.0\nepsilon-total = 8.5\n")
-    with np.load(SAMPLE) as content:
+    with np.load(samples("data/pneumonia/pneumonia-28px.npz")) as content:
         pixels = np.concatenate([content["train_images"], content["test_images"]])
         labels = np.concatenate([content["train_labels"], content["test_labels"]]).ravel()
     # Classes of similar size: at epsilon 2 a class with few records does not stand out from the noise.

@@ -16,14 +16,14 @@ from client_app.audit import release_audit
 from client_app.audit.membership import Matrix, Trials, lira
 from tests import commands
 from tests.client_app.audit.test_release_audit import OPEN, attacked, hospital
+from tests.samples import Samples
 
-XRAYS = Path(__file__).parents[4] / "shared" / "data" / "pneumonia" / "pneumonia-28px.npz"
 COPIES = 30
 
 
-def write_xrays(folder: Path, count: int) -> None:
+def write_xrays(xrays: Path, folder: Path, count: int) -> None:
     """X-rays in folders of their classes, and a class of near-copies of one of them: a pixel differs."""
-    with np.load(XRAYS) as content:
+    with np.load(xrays) as content:
         images, labels = content["train_images"], content["train_labels"].ravel()
     rows = np.random.default_rng(0).permutation(len(images))[:count]
     for row in rows:
@@ -38,9 +38,10 @@ def write_xrays(folder: Path, count: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not XRAYS.is_file(), reason="needs the sample X-rays")
-def test_the_audit_of_a_hospital_with_xrays_names_a_class_of_copies(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    write_xrays(tmp_path / "images", 300 - COPIES)
+def test_the_audit_of_a_hospital_with_xrays_names_a_class_of_copies(
+    tmp_path: Path, monkeypatch: Any, capsys: Any, samples: Samples
+) -> None:
+    write_xrays(samples("data/pneumonia/pneumonia-28px.npz"), tmp_path / "images", 300 - COPIES)
     (tmp_path / "policy.toml").write_text(OPEN)
     node = f"site='north' data='imagefolder' data-dir='{tmp_path}/images' policy='{tmp_path}/policy.toml'"
     node += f" state-dir='{tmp_path}/state' cache-dir='{tmp_path}/cache'"

@@ -20,6 +20,7 @@ from client_app.features.parts import in_parts
 from client_app.features.shards import SHARDS
 from common.backbones.backbones import Backbone, load_backbone
 from common.errors import BackboneError, DataError
+from tests.samples import Samples
 
 
 def png(level: int, size: int = 4) -> bytes:
@@ -37,13 +38,6 @@ def dataset_of(folder: Path, images: list[bytes]) -> Dataset:
 @pytest.fixture
 def pixels() -> Backbone:
     return load_backbone("pixels", device="cpu")
-
-
-def shared(name: str) -> Path:
-    path = Path(__file__).parents[3].parent / "shared" / name
-    if not path.exists():
-        pytest.skip(f"needs the real data in {path}")
-    return path
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 32, 64, 1000])
@@ -195,8 +189,9 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, pixels: Backbon
 
 
 @pytest.mark.slow
-def test_bits_do_not_depend_on_cores_threads_or_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = shared("weights/mobilenet_v2-imagenet.safetensors")
+def test_bits_do_not_depend_on_cores_threads_or_batch_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mobilenet_weights: Path
+) -> None:
     noise = torch.randint(0, 256, (37, 64, 64, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     files = [io.BytesIO() for _ in noise]
     for file, pixels in zip(files, noise.numpy(), strict=True):
@@ -204,7 +199,7 @@ def test_bits_do_not_depend_on_cores_threads_or_batch_size(tmp_path: Path, monke
     images = [file.getvalue() for file in files]
     images[5] = b"broken"
     dataset = dataset_of(tmp_path / "d", images)
-    backbone = load_backbone("torchvision:mobilenet_v2", str(weights), 64, "cpu")
+    backbone = load_backbone("torchvision:mobilenet_v2", str(mobilenet_weights), 64, "cpu")
     threads = torch.get_num_threads()
     found = []
     try:
@@ -233,13 +228,13 @@ def test_threads_started_afterwards_use_as_many_cores_as_before(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_real_images_give_the_published_features(tmp_path: Path) -> None:
-    weights = shared("weights/mobilenet_v2-imagenet.safetensors")
-    table = pq.read_table(shared("data/pacs/photo-test.parquet")).slice(0, 32)
+def test_real_images_give_the_published_features(tmp_path: Path, samples: Samples) -> None:
+    weights = samples("weights/mobilenet_v2-imagenet.safetensors")
+    table = pq.read_table(samples("data/pacs/photo-test.parquet")).slice(0, 32)
     pq.write_table(table, tmp_path / "photo.parquet")
     dataset = load(DataSource("parquet", str(tmp_path)), seed=0)
     found = extract(dataset, load_backbone("torchvision:mobilenet_v2", str(weights), 224, "cpu"), tmp_path)
-    published = load_file(shared("features/pacs-photo-test.safetensors"))
+    published = load_file(samples("features/pacs-photo-test.safetensors"))
     assert torch.equal(dataset.labels, published["y"][:32])
     for ours, theirs in zip(found.x.float().numpy(), published["x"][:32].float().numpy(), strict=True):
         assert np.corrcoef(ours, theirs)[0, 1] > 0.99

@@ -13,12 +13,9 @@ from common.errors import BackboneError
 MOBILENET = "torchvision:mobilenet_v2"
 
 
-@pytest.fixture(scope="module")
-def weights() -> str:
-    path = Path(__file__).parents[3].parent / "shared" / "weights" / "mobilenet_v2-imagenet.safetensors"
-    if not path.is_file():
-        pytest.skip(f"needs the real weights in {path}")
-    return str(path)
+@pytest.fixture
+def weights(mobilenet_weights: Path) -> str:
+    return str(mobilenet_weights)
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:

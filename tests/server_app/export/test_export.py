@@ -29,8 +29,6 @@ from server_app.export.graph import check_onnx, graph_of, write_graph
 from tests import commands
 from tests.client_app.model_use.hospitals import federation
 
-SHARED = Path(__file__).parents[4] / "shared"
-WEIGHTS = SHARED / "weights" / "mobilenet_v2-imagenet.safetensors"
 KEY = bytes(range(32))
 HAVE_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime", "onnxscript"))
 FORMATS = ["torchscript", "torch-export", pytest.param("onnx", marks=pytest.mark.skipif(not HAVE_ONNX, reason="no onnx"))]

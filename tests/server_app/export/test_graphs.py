@@ -23,20 +23,13 @@ from server_app.export.graph import graph_of
 from tests import commands
 from tests.client_app.model_use.hospitals import hospital
 from tests.grid import FAST, InProcessGrid, run_federation
-from tests.server_app.export.test_export import FORMATS, SHARED, WEIGHTS, resized, signed
+from tests.samples import Samples
+from tests.server_app.export.test_export import FORMATS, resized, signed
 
-TRAIN, TEST = (SHARED / "data" / "pacs" / f"photo-{part}.parquet" for part in ("train", "test"))
+TRAIN, TEST = (f"data/pacs/photo-{part}.parquet" for part in ("train", "test"))
 COUNT, TOGETHER = 200, 25
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not TEST.exists() or not WEIGHTS.exists(), reason="no shared photographs and weights"),
-]
-
-
-def mobilenet(home: Path) -> Path:
-    """The weights that were trained on ImageNet."""
-    del home
-    return WEIGHTS
+TRAINED = "torchvision:mobilenet_v2"
+pytestmark = pytest.mark.slow
 
 
 def timm_weights(home: Path) -> Path:
@@ -74,7 +67,6 @@ def _saved(module: Any, home: Path) -> Path:
 
 
 BACKBONES: dict[str, Callable[[Path], Path]] = {
-    "torchvision:mobilenet_v2": mobilenet,
     "timm:resnet10t": timm_weights,
     "open_clip:ViT-B-32/openai": clip_weights,
 }
@@ -102,12 +94,16 @@ def photographs(file: Path, count: int, labels: Collection[int] = range(7)) -> l
     return [(Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB"), row["label"]) for row in kept]
 
 
-@pytest.fixture(scope="module", params=BACKBONES)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+@pytest.fixture(scope="module", params=[TRAINED, *BACKBONES])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, samples: Samples) -> Made:
     torch.manual_seed(0)
-    home = tmp_path_factory.mktemp("graphs")
-    weights, pictures = BACKBONES[request.param](home), photographs(TEST, COUNT)
-    run = learned(home, request.param, weights) if weights == WEIGHTS else drawn(home, request.param, weights)
+    home, pictures = tmp_path_factory.mktemp("graphs"), photographs(samples(TEST), COUNT)
+    if request.param == TRAINED:
+        weights = samples("weights/mobilenet_v2-imagenet.safetensors")
+        run = learned(home, request.param, weights, samples(TRAIN))
+    else:
+        weights = BACKBONES[request.param](home)
+        run = drawn(home, request.param, weights)
     model = read_signed_model(run / "model.fedsurrogate")
     config, images = model.manifest.run_config(), [image for image, _ in pictures]
     backbone, graph = load_backbone(config.backbone, str(weights), config.image_size, "cpu"), graph_of(model, str(weights))
@@ -120,9 +116,9 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Made(run, weights, model, torch.stack([resized(image, graph) for image in images]), wanted)
 
 
-def learned(home: Path, backbone: str, weights: Path) -> Path:
+def learned(home: Path, backbone: str, weights: Path, train: Path) -> Path:
     """A run of one hospital over other photographs of three classes."""
-    for number, (image, label) in enumerate(photographs(TRAIN, 400, {0, 1, 2})[:120]):
+    for number, (image, label) in enumerate(photographs(train, 400, {0, 1, 2})[:120]):
         file = home / "images" / "abc"[label] / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         image.save(file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +16,8 @@ from strategies.robustness.class_points import Parts, class_points
 from strategies.robustness.component_screening import scores_of
 from strategies.robustness.screening import screen
 from tests.hostile_sites import surrogate_of
+from tests.samples import Samples
 
-FEATURES = Path(__file__).parents[4] / "shared" / "features" / "cifar10-train.safetensors"
 CLASSES, DIMENSION, SITES = "abc", 24, 8
 
 
@@ -67,11 +66,10 @@ def test_few_records_near_another_class_are_no_reason_and_many_are(records: int,
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not FEATURES.is_file(), reason="no sample features next to the checkout")
 @pytest.mark.parametrize("seed", [2, 6, 8])
-def test_honest_sites_with_ten_gaussians_of_real_features_stay(seed: int) -> None:
+def test_honest_sites_with_ten_gaussians_of_real_features_stay(seed: int, samples: Samples) -> None:
     """CIFAR-10 features, Dirichlet 0.1: before their records counted, two or three of ten sites were suspects here."""
-    train, classes = load_file(FEATURES), tuple(map(str, range(10)))
+    train, classes = load_file(samples("features/cifar10-train.safetensors")), tuple(map(str, range(10)))
     features, labels = train["x"].float(), train["y"]
     spherical = {"fedpft.covariance": "spherical", "fedpft.components": 10, "fedpft.samples-per-component": 1}
     run = parse_run_config({"alpha": 0.1, "seed": seed} | spherical)

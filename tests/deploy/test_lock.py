@@ -1,0 +1,193 @@
+"""The lock holds what pyproject.toml asks for, at fitting versions, each file by its hash; pip and the setup keep to it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import distributions
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+
+from tests.deploy.test_compose import DEPLOY
+from tests.documents import ROOT
+
+sys.path.insert(0, str(DEPLOY))
+import environment
+import lock
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOCKED = lock.read()
+EXTRAS = {lock.CORE: PROJECT["dependencies"]} | PROJECT["optional-dependencies"]
+
+
+def here(name: str) -> str:
+    """The version of a package that the lock gives this Python; empty if none."""
+    found = [number for number, marker in lock.versions_of(LOCKED.entries[name]) if not marker or Marker(marker).evaluate()]
+    return found[0] if found else ""
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_lock_has_every_requirement_of_every_extra_at_a_version_that_it_allows(extra: str) -> None:
+    names = LOCKED.names([extra])
+    for line in EXTRAS[extra]:
+        wanted = Requirement(line)
+        if lock.normal(wanted.name) == "fedsurrogate":
+            assert LOCKED.names(sorted(wanted.extras)) <= names
+            continue
+        assert lock.normal(wanted.name) in names, f"make lock: {line} is not in the lock"
+        assert wanted.specifier.contains(here(lock.normal(wanted.name))), f"make lock: the lock does not fit {line}"
+
+
+def test_the_lock_is_closed_under_what_its_packages_need() -> None:
+    """By the metadata of what is installed here: nothing that a locked package needs is missing."""
+    names = LOCKED.names(["dev"])
+    for each in distributions():
+        if lock.normal(each.name) in names and here(lock.normal(each.name)) == each.version:
+            for line in each.requires or ():
+                needed = Requirement(line)
+                if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                    found = here(lock.normal(needed.name)) if lock.normal(needed.name) in names else "nothing"
+                    assert needed.specifier.contains(found), f"{each.name} needs {line}, the lock has {found}"
+
+
+def test_every_file_has_a_hash_and_nothing_is_named_by_an_address() -> None:
+    for name, lines in LOCKED.entries.items():
+        for line in lines:
+            assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", line), name
+            assert "://" not in line
+    assert "pylibjpeg-libjpeg" not in LOCKED.names(["dev"]), "a decoder under the GPL is nobody's default"
+    assert all(disk > download > 100 for download, disk in LOCKED.sizes.values())
+
+
+@given(st.sets(st.sampled_from(sorted(LOCKED.sets)), min_size=1))
+def test_a_part_of_the_lock_has_the_packages_of_its_extras_and_no_other(extras: set[str]) -> None:
+    names = LOCKED.names(extras)
+    assert LOCKED.names([lock.CORE]) <= names | LOCKED.names([lock.CORE])
+    text = LOCKED.part(names)
+    listed = {lock.normal(found) for found in re.findall(r"^([A-Za-z0-9][\w.-]*)==", text, re.MULTILINE)}
+    assert listed == names
+    small = lock.without_gpu(names)
+    assert not [name for name in small if name.startswith(("nvidia-", "cuda-", "triton")) or name in lock.TORCH]
+    assert {pin.partition("==")[0] for pin in lock.torch_pins(LOCKED, names)} == set(lock.TORCH) & names
+
+
+def test_a_part_is_printed_for_a_machine_that_has_only_python(tmp_path: Path) -> None:
+    """An image is built with two files and the Python of its base."""
+    (tmp_path / "deploy").mkdir()
+    shutil.copy(DEPLOY / "lock.py", tmp_path / "deploy")
+    shutil.copy(lock.LOCK, tmp_path)
+    command = [sys.executable, "-I", "-S", str(tmp_path / "deploy" / "lock.py"), "print", "core"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "flwr==" in done.stdout
+    wrong = subprocess.run([*command, "nothing"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, "no extra nothing" in wrong.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("", "has no package"), ("a==1\n    # via b\n", "a has no hash"), ("# extra core: a\n", "no package")],
+)
+def test_a_lock_without_packages_or_hashes_is_refused(content: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text(content)
+    with pytest.raises(ValueError, match=reason):
+        lock.read(tmp_path / "lock")
+
+
+def test_pip_refuses_a_file_that_is_not_the_locked_one(tmp_path: Path) -> None:
+    (tmp_path / "x-3-py3-none-any.whl").write_bytes(b"another file")
+    (tmp_path / "lock").write_text(f"x==3 --hash=sha256:{hashlib.sha256(b'x').hexdigest()}\n")
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--find-links", str(tmp_path)]
+    command += ["--require-hashes", "--no-deps", "-r", str(tmp_path / "lock")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in done.stderr
+
+
+def differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, extra: str = "dev") -> list[str]:
+    """What the check of the environment of these tests finds, with this lock in place of the project's."""
+    (tmp_path / "deploy").mkdir()
+    for name in ("lock.py", "environment.py"):
+        shutil.copy(DEPLOY / name, tmp_path / "deploy")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "requirements.lock").write_text(text)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    found: list[str] = environment._differences(Path(sys.executable), [extra], "auto")
+    return found
+
+
+HASH = f"    --hash=sha256:{'0' * 64}\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("pytest==0.1 \\\n", "pytest .* in place of 0.1"),
+        ("no-such-package==1 \\\n", "no-such-package is not installed"),
+        ("pytest==0.1 ; python_version < '3' \\\n", None),
+    ],
+)
+def test_the_setup_finds_what_differs_from_the_lock(
+    entry: str, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = entry.partition("==")[0]
+    found = differences(tmp_path, monkeypatch, f"# extra dev: {name}\n{entry}{HASH}")
+    assert [line for line in found if not line.startswith("fedsurrogate")] == found
+    assert (found == []) if reason is None else re.fullmatch(reason, "".join(found))
+
+
+def make(tmp_path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Call the script that `make setup` calls, for an environment that is not there."""
+    command = [sys.executable, str(DEPLOY / "environment.py"), str(tmp_path / "env"), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"} | variables)
+
+
+def test_without_an_index_the_setup_says_what_pip_reads(tmp_path: Path) -> None:
+    done = make(tmp_path, PIP_NO_INDEX="1")
+    assert done.returncode == 1
+    assert "MB to download" in done.stdout
+    assert "TORCH=cpu" in done.stdout
+    assert "pip failed" in done.stderr
+    assert "PIP_FIND_LINKS" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_named_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2e9}))
+    with pytest.raises(SystemExit, match=r"has 2,000 MB free, and 9,\d{3} MB are needed.*VENV=/path"):
+        environment._check_disk(tmp_path / "a" / "b", 7300.0)
+    environment._check_disk(tmp_path, 100.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_old_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 10, 4))
+    monkeypatch.setattr(sys, "argv", ["environment.py", str(tmp_path / "env")])
+    with pytest.raises(SystemExit, match=r"Python 3.11 or newer is needed, this is 3.10.4: make PYTHON="):
+        environment.main()
+
+
+def test_an_old_python_can_read_the_script() -> None:
+    """Nothing newer than Python 3.8 before the check of the version, or a syntax error would be all that a user sees."""
+    import ast
+
+    ast.parse((DEPLOY / "environment.py").read_text(), feature_version=(3, 8))
+
+
+def modules() -> list[ModuleType]:
+    return [lock, environment]
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda each: each.__name__)
+def test_the_scripts_need_nothing_but_python_to_be_imported(module: ModuleType) -> None:
+    code = f"import sys; sys.path.insert(0, {str(DEPLOY)!r}); import {module.__name__}"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
