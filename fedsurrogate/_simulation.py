@@ -72,7 +72,7 @@ class Result:
         return Model(load_model(file))
 
     def to_frame(self) -> Any:
-        """A pandas data frame, one row a site: accuracy there, and bytes sent. Raises ConfigError without pandas."""
+        """A pandas data frame, one row a site: accuracy there, and bytes sent. Raises PackageError without pandas."""
         accuracy, sent = self.metrics["accuracy"]["per_site"], self.metrics["bytes"]["up_per_site"]
         names = sorted(accuracy.keys() | sent.keys())
         rows = [{"site": name, "accuracy": accuracy.get(name), "bytes": sent.get(name)} for name in names]
