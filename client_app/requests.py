@@ -33,6 +33,7 @@ from client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_
 from common.config.flat_settings import Scalar
 from common.config.run_config import RunConfig, parse_run_config, run_digest
 from common.errors import DisputeError, LedgerError, PolicyError, SurrogateError
+from common.extras.needed import check_packages
 from common.security.sealing import public_key
 from common.signed_models.making import received_model
 from common.wire.model_proto import pack_classifier
@@ -78,6 +79,9 @@ def answer(
     _, asked = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
     admit(run, node, policy, flower_run)
     before = check_receipts(node, asked.get("receipts", ""))
+    if work != "name":
+        # Before any work, and before records are looked at: settings and installed software alone decide this.
+        check_packages(run, node.data or run.data, judges=not (node.data and run.epsilon))
     with _one_by_one(run, node, site):
         try:
             payload, reported = WORK[work](Asked(content, run, node, site, flower_run))
