@@ -266,28 +266,37 @@ def test_the_policy_template_is_the_default_policy_with_every_key() -> None:
     assert set(tomllib.loads(file.read_text())) == set(DEFAULT.model_dump(by_alias=True))
 
 
-def test_the_image_gets_every_dependency_but_rays() -> None:
-    command = [sys.executable, str(DEPLOY / "requirements.py"), str(DEPLOY.parent / "pyproject.toml")]
-    whole, small = (
-        subprocess.run([*command, choice], capture_output=True, text=True, check=True).stdout.splitlines()
-        for choice in ("yes", "no")
-    )
-    listed = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert [each.replace("flwr[simulation]", "flwr") for each in listed] == whole[1:]
-    left_out = {each.partition(">")[0] for each in set(whole) - set(small)}
-    assert left_out == {"torchvision", "open_clip_torch", "timm"}
+def requirements(*words: str) -> list[str]:
+    """What deploy/requirements.py prints for the image."""
+    command = [sys.executable, str(DEPLOY / "requirements.py"), str(DEPLOY.parent / "pyproject.toml"), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_the_image_gets_all_that_sites_and_coordinator_use_but_not_ray() -> None:
+    whole, small = requirements("yes"), requirements("no")
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    assert whole[1 : 1 + len(project["dependencies"])] == project["dependencies"]
+    more = {re.split("[>=<]", each)[0] for each in whole[1 + len(project["dependencies"]) :]}
+    backbones = {"torchvision", "open_clip_torch", "timm"}
+    assert more == {"opacus", "POT", "pyarrow", "pydicom", "matplotlib"} | backbones
+    assert {re.split("[>=<]", each)[0] for each in set(whole) - set(small)} == backbones
+    assert not any("simulation" in each or "pylibjpeg" in each for each in whole)
 
 
 def test_the_image_gets_the_extras_that_are_asked_for() -> None:
-    command = [sys.executable, str(DEPLOY / "requirements.py"), str(DEPLOY.parent / "pyproject.toml"), "no"]
-    plain, more = (
-        subprocess.run([*command, *extras], capture_output=True, text=True, check=True).stdout.splitlines()
-        for extras in ([], ["dicom"])
-    )
-    assert {each.partition(">")[0] for each in more[len(plain) :]} == {
-        "pylibjpeg", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg",
+    plain, more = requirements("no"), requirements("no", "dicom-decoders", "monitor")
+    assert {re.split("[>=<]", each)[0] for each in more[len(plain) :]} == {
+        "pylibjpeg", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg", "prometheus_client",
     }  # fmt: skip
-    assert any(each.startswith("pydicom") for each in plain)
+    # An extra that consists of others, and one that the image has anyway.
+    assert {"flwr[simulation]>=1.34.0,<1.35", "pandas>=2.2"} <= set(requirements("no", "all"))
+    assert requirements("no", "dicom") == plain
+
+
+def test_an_extra_that_does_not_exist_ends_the_build_with_its_name() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as ended:
+        requirements("no", "dcm")
+    assert "there is no extra 'dcm'; there are simulation, backbones" in ended.value.stderr
 
 
 def test_what_the_demo_needs_is_reported_where_it_is_missing(tmp_path: Path) -> None:
