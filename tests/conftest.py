@@ -34,6 +34,7 @@ SLOW = (
     "client_app/methods/fedpft/test_empirical_epsilon.py",
     "client_app/processes",
     "test_defaults.py",
+    "test_dependencies_alone.py",
 )
 
 

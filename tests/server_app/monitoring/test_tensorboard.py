@@ -13,6 +13,7 @@ from server_app.cli import main as cli
 from server_app.monitoring.tensorboard import scalars_at_end, scalars_of, write_scalars
 from server_app.runs.state import state_of
 from tests.grid import FAST, events_of, metrics_of, run_federation, sites
+from tests.uses_of_extras import hidden
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +88,8 @@ def test_the_command_names_the_folder(
 def test_without_the_library_the_extra_is_named(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     monkeypatch.setattr(sys, "argv", ["coordinator", "tensorboard", str(run)])
-    with pytest.raises(SystemExit, match="1"):
+    with hidden("tensorboard"), pytest.raises(SystemExit, match="1"):
         cli.main()
     error = capsys.readouterr().err
     assert "fedsurrogate[tensorboard]" in error
