@@ -11,6 +11,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
@@ -37,7 +38,10 @@ from common.extras.needed import check_packages
 from common.security.sealing import public_key
 from common.signed_models.making import received_model
 from common.wire.model_proto import pack_classifier
-from common.wire.records import DISPUTED, Info, Record, from_record, to_record
+from common.wire.records import DISPUTED, Info, from_record, to_record
+
+if TYPE_CHECKING:
+    from common.wire.records import Record
 
 LARGEST_MODEL = 2**30
 # Requests that may contain a model; the others have no payload.

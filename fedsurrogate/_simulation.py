@@ -24,7 +24,6 @@ from fedsurrogate._frames import data_frame
 from fedsurrogate._images import NamedRecords, is_own, records_for
 from fedsurrogate._inputs import Array, flat_settings
 from fedsurrogate._model import Model
-from server_app.deployment.local_engine import run_here
 from server_app.deployment.submit import OnEvent
 from server_app.report.build import write_report
 
@@ -113,6 +112,8 @@ class Simulation:
 
     def run(self, settings: Mapping[str, Scalar], output_dir: str | Path, on_event: OnEvent) -> Path:
         """Run the federation with these settings of a run; return the run folder. Raises FedSurrogateError."""
+        from server_app.deployment.local_engine import run_here
+
         flat = dict(self.flat) | dict(settings) | {"output-dir": str(output_dir)}
         nodes = [{"partition-id": index, "num-partitions": self.count} | dict(self.own) for index in range(self.count)]
         with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as folder:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -195,3 +197,11 @@ HEAVY = ("ray", "torchvision", "timm", "open-clip-torch", "opacus", "pyarrow", "
 def test_the_library_alone_installs_no_heavy_package(name: str) -> None:
     assert name not in closure(*PROJECT["dependencies"])
     assert name in closure(*parts("all"))
+
+
+def test_the_library_is_imported_without_flower_and_heavy_packages() -> None:
+    names = [*EXTRAS, "flwr", "sklearn", "scipy", "dp_accounting"]
+    script = f"import sys, fedsurrogate; print(*(name for name in {names} if name in sys.modules))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
