@@ -159,6 +159,14 @@ def test_the_table_of_extras_is_that_of_the_project() -> None:
         assert not wanted & closure(*PROJECT["dependencies"]), "a dependency installs it anyway"
 
 
+def test_the_documentation_lists_every_extra() -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    rows = re.findall(r"(?m)^\| `([a-z-]+)` \|", page.partition("## What to install")[2].partition("\n## ")[0])
+    assert rows
+    assert len(set(rows)) == len(rows)
+    assert set(rows) == set(PROJECT["optional-dependencies"])
+
+
 def test_names_of_packages_are_those_under_which_they_are_installed() -> None:
     for name in EXTRAS:
         if found := origins().get(name):
