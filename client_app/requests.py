@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
@@ -31,11 +32,15 @@ from client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_
 from common.config.flat_settings import Scalar
 from common.config.run_config import RunConfig, parse_run_config, run_digest
 from common.errors import DisputeError, LedgerError, PolicyError, SurrogateError
+from common.extras.needed import check_packages
 from common.security.sealing import public_key
 from common.signed_models.making import received_model
 from common.version import own_version
 from common.wire.model_proto import pack_classifier
-from common.wire.records import DISPUTED, Info, Record, from_record, to_record
+from common.wire.records import DISPUTED, Info, from_record, to_record
+
+if TYPE_CHECKING:
+    from common.wire.records import Record
 
 LARGEST_MODEL = 2**30
 # Requests that may contain a model; the others have no payload.
@@ -77,6 +82,9 @@ def answer(
     _, asked = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
     admit(run, node, policy, flower_run)
     before = check_receipts(node, asked.get("receipts", ""))
+    if work != "name":
+        # Before any work, and before records are looked at: settings and installed software alone decide this.
+        check_packages(run, node.data or run.data, judges=not (node.data and run.epsilon))
     with _one_by_one(run, node, site):
         try:
             payload, reported = WORK[work](Asked(content, run, node, site, flower_run))

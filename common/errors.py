@@ -17,6 +17,12 @@ class ConfigError(FedSurrogateError):
     code = "config"
 
 
+class PackageError(ConfigError):
+    """A setting or a command needs an optional package that is not installed on this machine."""
+
+    code = "package"
+
+
 class DataError(FedSurrogateError):
     """The site's data is missing, empty or unreadable."""
 
@@ -82,6 +88,7 @@ class RunError(FedSurrogateError):
 # Messages to the coordinator when a site fails. They are fixed, so no data, paths or names of the site can leak.
 PUBLIC_SENTENCES = {
     "config": "the site cannot work with these settings",
+    "package": "the site lacks a software package that this run needs",
     "data": "the site has no usable data for this run",
     "backbone": "the site cannot load the backbone, or its weights do not fit",
     "policy": "the site's policy does not allow what was asked",

@@ -184,6 +184,7 @@ DP_FEDAVG = replace(
     summed=training.dp_fedavg_summed,
     needs_budget=True,
     refusal=training.no_augmentation,
+    packages=training.dp_sgd_packages,
 )
 DP_FEDPROX = replace(
     DP_FEDAVG,

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.errors import ConfigError
+from common.extras.packages import needed_for
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """A pandas data frame with one row for each mapping. Raises ConfigError without the extra `pandas`."""
-    try:
+    """A pandas data frame with one row for each mapping. Raises PackageError without the extra `pandas`."""
+    with needed_for("a data frame"):
         import pandas as pd
-    except ImportError:
-        raise ConfigError("pandas is not installed; it is the extra `pandas`: pip install 'fedsurrogate[pandas]'") from None
     return pd.DataFrame(rows)

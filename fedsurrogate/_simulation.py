@@ -24,7 +24,6 @@ from fedsurrogate._frames import data_frame
 from fedsurrogate._images import NamedRecords, is_own, records_for
 from fedsurrogate._inputs import Array, flat_settings
 from fedsurrogate._model import Model
-from server_app.deployment.local_engine import run_here
 from server_app.deployment.submit import OnEvent
 from server_app.report.build import write_report
 
@@ -72,7 +71,7 @@ class Result:
         return Model(load_model(file))
 
     def to_frame(self) -> Any:
-        """A pandas data frame, one row a site: accuracy there, and bytes sent. Raises ConfigError without pandas."""
+        """A pandas data frame, one row a site: accuracy there, and bytes sent. Raises PackageError without pandas."""
         accuracy, sent = self.metrics["accuracy"]["per_site"], self.metrics["bytes"]["up_per_site"]
         names = sorted(accuracy.keys() | sent.keys())
         rows = [{"site": name, "accuracy": accuracy.get(name), "bytes": sent.get(name)} for name in names]
@@ -113,6 +112,8 @@ class Simulation:
 
     def run(self, settings: Mapping[str, Scalar], output_dir: str | Path, on_event: OnEvent) -> Path:
         """Run the federation with these settings of a run; return the run folder. Raises FedSurrogateError."""
+        from server_app.deployment.local_engine import run_here
+
         flat = dict(self.flat) | dict(settings) | {"output-dir": str(output_dir)}
         nodes = [{"partition-id": index, "num-partitions": self.count} | dict(self.own) for index in range(self.count)]
         with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as folder:

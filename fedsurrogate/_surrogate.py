@@ -20,7 +20,6 @@ from common.surrogates.surrogates import Header
 from common.wire.model_files import load_model
 from fedsurrogate._inputs import Array, check_budget, config_of, flat_settings, labelled
 from fedsurrogate._model import ImageModel, Model
-from server_app.deployment.local_engine import quiet
 from strategies import stored_strategy
 
 
@@ -102,6 +101,9 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
     changed = flat_settings(config.method, settings)
     chosen = parse_run_config(flatten(config.model_dump(by_alias=True, mode="json")) | changed)
     strategy = stored_strategy(chosen)(chosen)
+    # Imported here, as in `simulate`: Flower takes as long to import as all of this package.
+    from server_app.deployment.local_engine import quiet
+
     with quiet():
         strategy.learn_from([(each.site, (each.site, each.payload)) for each in surrogates])
     suspects = {}

@@ -42,7 +42,7 @@ class Sweep:
         return summarise(self.trials)
 
     def to_frame(self) -> Any:
-        """A pandas data frame of `rows`. Raises ConfigError without pandas; `rows` needs none."""
+        """A pandas data frame of `rows`. Raises PackageError without pandas; `rows` needs none."""
         return data_frame(self.rows)
 
     def plot(self, path: str | Path | None = None) -> Any:

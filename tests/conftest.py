@@ -40,6 +40,7 @@ SLOW = (
     "client_app/methods/fedpft/test_empirical_epsilon.py",
     "client_app/processes",
     "test_defaults.py",
+    "test_dependencies_alone.py",
 )
 # Seconds after which a test counts as hanging, fixtures included. All other tests: `timeout` in pyproject.toml.
 LIMITS = {"slow": 900, "faults": 3600}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from common.pages.style import page_head
-from common.pages.svg import BLUE, FAINT, LINE, make_axes, render
+from common.pages.svg import BLUE, FAINT, LINE, make_axes, render, undrawn
 
 if TYPE_CHECKING:
     from client_app.audit.release_audit import ReleaseAudit
@@ -41,7 +41,7 @@ the records, and shows less of each. Nothing has left, and nothing was charged.<
 {% if a.nearest %}<div class="tile"><dt>means that are nearly a record</dt><dd>{{ "%.1f" | format(100 * a.nearest.copies) }} %</dd><dd class="quiet">nearest used record at {{ "%.2f" | format(a.nearest.ratio) }} of the distance of the nearest other (smallest {{ "%.2f" | format(a.nearest.smallest) }})</dd></div>{% endif %}
 </dl>
 <div class="grid">
-<figure class="card"><h2>Success of the attack</h2><div class="plots">{{ curve }}</div><figcaption>Both axes are logarithmic: what matters is whether some records are found with few false alarms.</figcaption></figure>
+<figure class="card"><h2>Success of the attack</h2><div class="plots">{{ curve }}</div><figcaption>{{ undrawn }}{% if not undrawn %}Both axes are logarithmic: what matters is whether some records are found with few false alarms.{% endif %}</figcaption></figure>
 <section class="card"><h2>By class</h2><div class="scroll"><table><thead><tr><th>class</th><th class="number">records</th><th class="number">attack AUC</th></tr></thead><tbody>
 {% for name, pair in a.per_class.items() %}<tr><td>{{ name }}</td><td class="number">{{ pair[0] }}</td><td class="number">{{ "%.3f" | format(pair[1]) }}</td></tr>{% endfor %}
 </tbody></table></div></section>
@@ -80,7 +80,8 @@ def page_of(found: ReleaseAudit, broken: str = "", pictures: Sequence[bytes] = (
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     faces = [base64.b64encode(content).decode() for content in pictures]
     curve = Markup(render("audit-curve", 3.4, lambda figure: _draw(figure, found)))
-    return environment.from_string(PAGE).render(a=found, broken=broken, faces=faces, curve=curve)
+    page = environment.from_string(PAGE)
+    return page.render(a=found, broken=broken, faces=faces, curve=curve, undrawn=undrawn())
 
 
 def _draw(figure: Any, found: ReleaseAudit) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from client_app.datasets.dicom_pixels import open_place, without_warnings
+from client_app.datasets.dicom_pixels import DICOM, open_place, without_warnings
 from client_app.datasets.duplicates import remembered, same_files
 from client_app.datasets.image_folders import find_table, in_class_folders, note_depth, split_of
 from client_app.datasets.left_out import LeftOut
@@ -28,13 +28,12 @@ from client_app.datasets.records import Records, without
 from client_app.datasets.tables import read_table
 from client_app.node_config import Frames
 from common.errors import DataError
+from common.extras.packages import DECODERS, install_command, needed_for
 
 LOG = logging.getLogger("fedsurrogate.site")
 # Columns by which a table may identify images, the most specific first.
 KEYS = ("path", "SOPInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
 TAGS = (*KEYS[1:], "IssuerOfPatientID", "Rows", "Columns", "NumberOfFrames", "BurnedInAnnotation")
-# The extra "dicom" of this project.
-DECODERS = "pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg"
 # Pillow takes a larger image for a decompression bomb.
 MOST_PIXELS = 178_956_970
 
@@ -166,7 +165,8 @@ def _rows(table: Path, columns: dict[str, list[Any]], key: str, given: Sequence[
 
 def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomImage]:
     """Read the headers of all files that are DICOM images; log once the number of others."""
-    from pydicom.errors import InvalidDicomError
+    with needed_for(DICOM):
+        from pydicom.errors import InvalidDicomError
 
     without_warnings()
     images: list[DicomImage] = []
@@ -198,7 +198,8 @@ def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomI
 
 
 def _read_header(root: Path, file: Path) -> DicomImage | None:
-    from pydicom import dcmread
+    with needed_for(DICOM):
+        from pydicom import dcmread
 
     header = dcmread(file, stop_before_pixels=True, specific_tags=list(TAGS))
     if "Rows" not in header:
@@ -272,8 +273,9 @@ def _refuse_frames(images: Sequence[DicomImage], frames: Frames, left: LeftOut) 
 
 def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tuple[str, ...]]]:
     """The available decoders for every transfer syntax. Images without a decoder are left out or refused."""
-    from pydicom.pixels.decoders.base import get_decoder
-    from pydicom.uid import UID, DeflatedExplicitVRLittleEndian
+    with needed_for(DICOM):
+        from pydicom.pixels.decoders.base import get_decoder
+        from pydicom.uid import UID, DeflatedExplicitVRLittleEndian
 
     by_syntax: dict[str, list[int]] = defaultdict(list)
     for row, image in enumerate(images):
@@ -287,7 +289,7 @@ def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tu
             if decoder.is_available and syntax != DeflatedExplicitVRLittleEndian:
                 found.append((syntax, decoder.available_plugins))
                 continue
-            remedy = remedy if decoder.is_available else DECODERS
+            remedy = remedy if decoder.is_available else f"run {install_command(DECODERS)}"
         left.note(
             those,
             f"{len(those)} DICOM images, such as '{images[those[0]].path}', have the transfer syntax {UID(syntax).name} "

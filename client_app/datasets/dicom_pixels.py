@@ -10,11 +10,13 @@ import numpy as np
 from PIL import Image
 
 from common.errors import DataError
+from common.extras.packages import needed_for
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
 Array = np.ndarray[Any, np.dtype[Any]]
+DICOM = "data = 'dicom'"
 
 # All tags that affect how pixels are shown, and none that identifies the patient.
 DISPLAY = (
@@ -34,7 +36,8 @@ def open_place(places: Sequence[tuple[Path, int]], index: int, _: int = 0) -> Im
 
 def without_warnings() -> None:
     """Turn off pydicom's warnings in this process: they show malformed values, and a value may identify a patient."""
-    from pydicom import config
+    with needed_for(DICOM):
+        from pydicom import config
 
     config.settings.reading_validation_mode = config.IGNORE
 
@@ -48,8 +51,9 @@ def open_dicom(file: Path, frame: int = 0) -> Image.Image:
     - otherwise: the smallest to the largest value in this image, as in most viewers.
     MONOCHROME1 is then inverted. Colours of any encoding are converted to RGB and scaled by the stored bits.
     """
-    from pydicom import dcmread
-    from pydicom.pixels.utils import pixel_array
+    with needed_for(DICOM):
+        from pydicom import dcmread
+        from pydicom.pixels.utils import pixel_array
 
     try:
         with file.open("rb") as stream:
@@ -71,7 +75,8 @@ def _in_colour(values: Array, header: Dataset) -> bool:
 
 def _colour(values: Array, header: Dataset) -> Array:
     """Return (rows, columns, 3) uint8."""
-    from pydicom.pixels.processing import apply_color_lut
+    with needed_for(DICOM):
+        from pydicom.pixels.processing import apply_color_lut
 
     if values.ndim == 3:
         return _to_8_bits(values, 0, 2**header.BitsStored - 1)
@@ -81,7 +86,8 @@ def _colour(values: Array, header: Dataset) -> Array:
 
 def _grey(values: Array, header: Dataset) -> Array:
     """Return (rows, columns) uint8."""
-    from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
+    with needed_for(DICOM):
+        from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
     values = apply_modality_lut(values, header)
     shown = _to_8_bits(apply_voi_lut(values, header), *_range(values, header))
@@ -90,7 +96,8 @@ def _grey(values: Array, header: Dataset) -> Array:
 
 def _range(values: Array, header: Dataset) -> tuple[float, float]:
     """The values shown as black and as white: of the output of the VOI LUT or window, or of `values` without either."""
-    from pydicom.pixels.processing import apply_modality_lut, apply_windowing
+    with needed_for(DICOM):
+        from pydicom.pixels.processing import apply_modality_lut, apply_windowing
 
     if header.get("VOILUTSequence"):
         return 0, 2 ** header.VOILUTSequence[0].LUTDescriptor[2] - 1

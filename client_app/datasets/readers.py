@@ -23,9 +23,11 @@ from client_app.datasets.left_out import LeftOut
 from client_app.datasets.records import Records, without
 from client_app.datasets.tables import ParquetImages
 from common.errors import DataError
+from common.extras.packages import needed_for
 
 # Rows of features that are checked at a time, and bytes of a file that is not copied to memory.
 CHECKED, LARGE = 8192, 2**26
+PARQUET = "data = 'parquet'"
 
 
 def read_digits() -> Records:
@@ -109,8 +111,9 @@ def read_parquet(
 ) -> Records:
     """Read images stored as bytes in parquet files, in Hugging Face's layout. Nothing is decoded here."""
     left = left or LeftOut()
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    with needed_for(PARQUET):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
     files = split_files(folder, name, ".parquet")
     try:
@@ -220,7 +223,8 @@ def _class_label_names(metadata: dict[bytes, bytes] | None, column: str) -> tupl
 
 def image_column(schema: Any) -> str:
     """Return "image", or the only other column that can hold images."""
-    import pyarrow as pa
+    with needed_for(PARQUET):
+        import pyarrow as pa
 
     def holds_bytes(kind: Any) -> bool:
         return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_struct(kind))

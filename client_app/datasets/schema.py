@@ -11,6 +11,7 @@ from client_app.datasets.dicom import key_of
 from client_app.datasets.image_folders import find_table
 from client_app.datasets.readers import image_column, refuse_columns, require_columns, some, split_files
 from common.errors import DataError
+from common.extras.packages import needed_for
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,9 @@ def _features(files: list[Path], patient_column: str) -> Schema:
 
 def _parquet_columns(file: Path) -> tuple[list[str], str]:
     """All columns, and the column of images."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    with needed_for(f"the file '{file}'"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
     try:
         schema = pq.read_schema(file)

@@ -11,6 +11,7 @@ from typing import Any
 
 from client_app.datasets.left_out import LeftOut
 from common.errors import DataError
+from common.extras.packages import needed_for
 
 # Longest line in bytes that is read when lines are left out one by one.
 LONGEST_LINE = 2**16
@@ -53,7 +54,8 @@ class ParquetImages:
         return content
 
     def _find_groups(self) -> None:
-        import pyarrow.parquet as pq
+        with needed_for("data = 'parquet'"):
+            import pyarrow.parquet as pq
 
         groups: list[tuple[Any, int]] = []
         first, records = [], 0
@@ -110,9 +112,10 @@ def _values(line: bytes) -> list[str] | None:
 
 
 def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[Any]]:
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet as pq
+    with needed_for(f"the table '{file}'"):
+        import pyarrow as pa
+        import pyarrow.csv
+        import pyarrow.parquet as pq
 
     uneven: list[tuple[int | None, int, int]] = []
 
@@ -141,7 +144,8 @@ def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[An
 
 def _texts(column: Any) -> list[Any]:
     """The values of a column; invalid bytes are replaced, so one bad value does not remove the others."""
-    import pyarrow as pa
+    with needed_for("a table"):
+        import pyarrow as pa
 
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         values: list[Any] = column.to_pylist()

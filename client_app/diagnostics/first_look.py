@@ -10,16 +10,21 @@ from client_app.datasets.left_out import LeftOut
 from client_app.datasets.schema import read_schema
 from client_app.node_config import NodeConfig
 from common.errors import DataError
+from common.extras.needed import OF_DATA
+from common.extras.packages import check_installed
 
 
 def check_files(node: NodeConfig) -> list[str]:
-    """Check the data that a node-config names. Raises DataError for a wrong file, column or type.
+    """Check the data that a node-config names. Raises DataError for a wrong file, column or type; PackageError for a kind of
+    data whose optional package is not installed.
 
     Returns warnings about folders without images, or not of classes. They do not stop the site: whether it joins must not
     depend on its records, because the coordinator sees it.
     """
     if not node.data or node.data == "digits":
         return []
+    if node.data in OF_DATA:
+        check_installed(OF_DATA[node.data], f"data = {node.data!r} in the node-config")
     warnings: list[str] = []
     for name in node.dataset or ("",):
         source = DataSource(node.data, node.data_dir, (name,), node.label_column, "", node.patient_column)

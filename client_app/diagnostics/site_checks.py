@@ -26,6 +26,7 @@ from common.backbones.feature_power import with_power
 from common.config.run_config import RunConfig
 from common.costs import costs
 from common.errors import FedSurrogateError
+from common.extras.needed import check_packages, packages_for
 from common.models.devices import gpus_of
 from common.privacy.claims import plan_of
 
@@ -46,6 +47,7 @@ def check_site(run: RunConfig, node: NodeConfig, fingerprint: str = "", run_name
     yield _guarded("policy", "see `site policy check`", lambda: _policy(run, node))
     yield _guarded("ledger", "every release is refused until it is repaired; see `site ledger`", lambda: _ledger(run, node))
     yield from check_keys(run, node)
+    yield _guarded("packages", "", lambda: _packages(run, node))
     part: list[SiteShare] = []
     dimension = 0
     yield _guarded(
@@ -148,6 +150,13 @@ def _ledger(run: RunConfig, node: NodeConfig) -> Finding:
     if noise:
         return Finding("ledger", "WARN", found, "site.log in state-dir has the error; correct it before the next run")
     return Finding("ledger", "PASS", found)
+
+
+def _packages(run: RunConfig, node: NodeConfig) -> Finding:
+    data, judges = node.data or run.data, not (node.data and run.epsilon)
+    check_packages(run, data, judges)
+    needed = [package for package, _ in packages_for(run, data, judges)]
+    return Finding("packages", "PASS", ", ".join(needed) if needed else "no optional package is needed")
 
 
 def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:

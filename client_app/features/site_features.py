@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,7 +28,10 @@ from common.config.run_config import RunConfig
 from common.errors import BackboneError, ConfigError, DataError
 from common.models.devices import pick_device
 from common.rules.counting import JUDGING
-from common.wire.records import INFO, Record
+from common.wire.records import INFO
+
+if TYPE_CHECKING:
+    from common.wire.records import Record
 
 # Stands for a backbone's fingerprint where only labels are counted.
 NO_FEATURES = "labels-only"

@@ -2,7 +2,7 @@
 
 The rule: **before a charge, nothing may depend on data.** In a private run every uncharged reply of a hospital, refusals and
 their codes included, is a function of public facts and of the site's own settings: the request, the node-config, the policy,
-the ledger, the backbone, whether the configured folder can be read, and the schema of its files
+the ledger, the backbone, the installed software, whether the configured folder can be read, and the schema of its files
 (client_app/datasets/schema.py). One more record, a broken record or one of another class changes none of these.
 
 The mechanism: the site does the same work as if it had no record (`without_records`). A failure in that work depends on
@@ -42,6 +42,7 @@ from common.backbones.backbones import Backbone
 from common.backbones.feature_power import with_power
 from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError
+from common.extras.needed import check_packages
 from common.rules.counting import JUDGING
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ log = logging.getLogger("fedsurrogate.site")
 def without_records(run: RunConfig, node: NodeConfig) -> SiteFeatures:
     """This site without any record: backbone, dimension and classes, from settings and schema alone.
 
-    Raises ConfigError, DataError or BackboneError, each a function of public facts.
+    Raises ConfigError, PackageError, DataError or BackboneError, each a function of public facts.
     """
     return _empty(run, node)[0]
 
@@ -61,6 +62,8 @@ def without_records(run: RunConfig, node: NodeConfig) -> SiteFeatures:
 def _empty(run: RunConfig, node: NodeConfig) -> tuple[SiteFeatures, Backbone | None]:
     """As `without_records`; also the backbone if the data are images."""
     check_settings(run, node)
+    # With records alone a missing package would look like records that cannot be used.
+    check_packages(run, node.data, judges=False)
     schema, backbone = read_schema(DataSource.of_node(node, run)), None
     dimension, fingerprint = schema.dimension, schema.fingerprint
     if run.counting.kind == "survey":

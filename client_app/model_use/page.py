@@ -7,7 +7,7 @@ from typing import Any
 
 from common.number_format import shorten
 from common.pages.style import page_head
-from common.pages.svg import CLASS_COLOURS, FAINT, LINE, make_axes, render
+from common.pages.svg import CLASS_COLOURS, FAINT, LINE, make_axes, render, undrawn
 
 MOST_DRAWN = len(CLASS_COLOURS)
 NAMES = {
@@ -67,6 +67,9 @@ Intervals are percentiles of {{ "whole patients" if r.units else "records" }} dr
 {{ tile("macro AUROC", r.averages.macro_auroc) }}{{ tile("macro AUPRC", r.averages.macro_auprc) }}{{ tile("macro F1", r.averages.macro_f1) }}
 </dl>
 <div class="grid">
+{% if undrawn %}
+<p class="quiet">{{ undrawn }}.</p>
+{% endif %}
 {% for key, title, svg in pictures %}
 <figure class="card"><h2>{{ title }}</h2><div class="plots">{{ svg }}</div>
 {% if key == "reliability" %}<figcaption>On the diagonal, predicted probabilities are right. Calibration errors are over ten equal bins.</figcaption>
@@ -141,7 +144,7 @@ def page_of(facts: Mapping[str, Any]) -> str:
         }
         for column, kinds in facts["groups"].items()
     }
-    return page.render(e=dict(facts) | {"groups": groups}, r=shown, names=NAMES, pictures=drawn).lstrip()
+    return page.render(e=dict(facts) | {"groups": groups}, r=shown, names=NAMES, pictures=drawn, undrawn=undrawn()).lstrip()
 
 
 def _pictures(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -151,7 +154,7 @@ def _pictures(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     found = []
     for key, (title, across, up) in TITLES.items():
         lines = {name: facts["curves"][name][key] for name in names if facts["curves"][name].get(key)}
-        if lines:
+        if lines and not undrawn():
             found.append((key, title, render(f"evaluation-{key}", 3.6, _drawing(lines, key, across, up))))
     return found
 

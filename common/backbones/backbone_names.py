@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from common.errors import BackboneError
+from common.extras.packages import check_installed, is_installed
 
 FORMS = "'pixels', 'pixels:rgb', 'torchvision:MODEL', 'open_clip:MODEL/TAG' or 'timm:MODEL'"
 # Backbones whose dimension depends on the image size unless image-size is set.
@@ -28,18 +29,19 @@ LONGEST_HEADER = 100_000_000
 def check_backbone_name(name: str, required: bool = True) -> None:
     """Raise BackboneError for a name that no library here knows.
 
-    required: whether the library must be installed here; without it, its models are unknown and not checked. The models
-    are read from the library's source files, which takes milliseconds; when in doubt a name passes, and loading decides.
+    required: whether the library must be installed here; if so, PackageError is raised where it is not. Without it, its
+    models are unknown and not checked. The models are read from the library's source files, which takes milliseconds; when
+    in doubt a name passes, and loading decides.
     """
     library, _, model = name.partition(":")
     if name in WITHOUT_LIBRARY:
         return
     if library not in LIBRARIES or not model:
         raise BackboneError(f"backbone = {name!r} is unknown; use {FORMS}")
-    spec = find_spec(library)
+    if required:
+        check_installed(library, f"backbone = {name!r}")
+    spec = find_spec(library) if is_installed(library) else None
     if spec is None or spec.origin is None:
-        if required:
-            raise BackboneError(f"backbone = {name!r} needs the package {library}, which is not installed here; install it")
         return
     folder = Path(spec.origin).parent
     if library == "open_clip":

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from common.backbones.backbone_names import FORMS
 from common.backbones.preprocessing import OwnTransform, Preprocessing
 from common.errors import BackboneError
+from common.extras.packages import needed_for
 from common.models.devices import pick_device
 
 # On a CPU, the activations of eight images fit into its caches: 2 to 3 times the measured rate of batches of 64.
@@ -61,8 +62,8 @@ def load_backbone(name: str, weights_path: str = "", image_size: int = 0, device
     image_size: 0 for the model's own preprocessing. Otherwise the shorter side of the whole image is resized to it
         (bicubic) and the centre square kept, without the margin that published presets cut off.
 
-    Raises BackboneError for an unknown name, missing or unsuitable weights, or an unsupported image size; ConfigError for a
-    device that does not exist.
+    Raises BackboneError for an unknown name, missing or unsuitable weights, or an unsupported image size; PackageError for a
+    library that is not installed; ConfigError for a device that does not exist.
     """
     target = torch.device(pick_device(device))
     if name in ("pixels", "pixels:rgb"):
@@ -76,7 +77,7 @@ def load_backbone(name: str, weights_path: str = "", image_size: int = 0, device
 
 
 def load_network(name: str, weights_path: str = "", image_size: int = 0) -> LoadedNetwork:
-    """The module of a backbone from a library, frozen, and its preprocessing. Raises BackboneError."""
+    """The module of a backbone from a library, frozen, and its preprocessing. Raises BackboneError, PackageError."""
     library, _, model_name = name.partition(":")
     if library not in _LIBRARIES or not model_name:
         raise BackboneError(f"backbone = {name!r} is unknown; use {FORMS}")
@@ -199,7 +200,8 @@ def _no_download(name: str, error: Exception) -> BackboneError:
 
 
 def _torchvision(model_name: str, *, pretrained: bool) -> LoadedNetwork:
-    from torchvision import models
+    with needed_for(f"backbone = 'torchvision:{model_name}'"):
+        from torchvision import models
 
     known = models.list_models(module=models)
     if model_name not in known:
@@ -226,7 +228,8 @@ def _torchvision(model_name: str, *, pretrained: bool) -> LoadedNetwork:
 
 
 def _open_clip(model_name: str, *, pretrained: bool) -> LoadedNetwork:
-    import open_clip
+    with needed_for(f"backbone = 'open_clip:{model_name}'"):
+        import open_clip
 
     architecture, _, tag = model_name.partition("/")
     tags = open_clip.list_pretrained_tags_by_model(architecture)
@@ -259,7 +262,8 @@ def _open_clip(model_name: str, *, pretrained: bool) -> LoadedNetwork:
 
 
 def _timm(model_name: str, *, pretrained: bool) -> LoadedNetwork:
-    import timm
+    with needed_for(f"backbone = 'timm:{model_name}'"):
+        import timm
 
     if not timm.is_model(model_name):
         close = difflib.get_close_matches(model_name, timm.list_models(), n=5, cutoff=0.3)

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.extras.packages import EXTRAS, install_command, is_installed, needed_for
 from common.number_format import human_bytes, shorten
 
+PICTURES = "a picture"
 INK, QUIET, LINE, FAINT = "#1c2430", "#5d6878", "#c9d0d9", "#eef1f5"
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#c25500", "#00805d", "#aa4c87"
 # Colours of a plot by their name in the page's style, each with its value on a dark page.
@@ -63,13 +65,27 @@ _STYLE = {
 }
 
 
+def undrawn() -> str:
+    """Why pages have no pictures on this machine, and what to do; empty if they have."""
+    if is_installed("matplotlib"):
+        return ""
+    return (
+        "matplotlib is not installed where this page was written, so it has no pictures; run "
+        f"{install_command(EXTRAS['matplotlib'])} there, and write the page again"
+    )
+
+
 def render(name: str, height: float, draw: Callable[[Any], None]) -> str:
     """Draw a figure of `height` inches and return it as inline SVG whose ids start with `name`.
 
-    Its colours are variables of the page's style, so that they follow a dark screen.
+    Its colours are variables of the page's style, so that they follow a dark screen. Empty where matplotlib is not
+    installed: a page without pictures is better than none, and `undrawn` is the sentence for it.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
+    if undrawn():
+        return ""
+    with needed_for(PICTURES):
+        import matplotlib
+        from matplotlib.figure import Figure
 
     out = StringIO()
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
@@ -118,7 +134,8 @@ def accuracy_range(values: Sequence[float]) -> tuple[float, float]:
 
 def percent_axis(axis: Any) -> None:
     """Show an axis of shares in percent, without rounding two ticks to one text."""
-    from matplotlib.ticker import MaxNLocator
+    with needed_for(PICTURES):
+        from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     axis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")

@@ -91,6 +91,7 @@ DPCVAE = MethodSpec(
     makes_surrogates=True,
     signs=False,
     keeps_result=True,
+    judging_packages=("ot",),
     summed=lambda config: DECODER_SUMS,
     first_summed=first_summed,
     site_sums="client_app.methods.dpcvae.training:generator_sums",

@@ -126,6 +126,7 @@ class MethodSpec:
     coordinator signs the final model for the sites. keeps_result: whether sites keep the result in any run, such as a
     generator. samples: whether it can draw features from what it learned. counts: whether sites count records and nothing is
     learned.
+    packages: optional packages that a site needs for the settings. judging_packages: those it needs to evaluate the result.
     """
 
     name: str
@@ -176,6 +177,8 @@ class MethodSpec:
     keeps_result: bool = False
     samples: bool = False
     counts: bool = False
+    packages: Callable[[RunConfig], tuple[str, ...]] = lambda config: ()
+    judging_packages: tuple[str, ...] = ()
 
     def sizes(self, config: RunConfig, classes: int, dimension: int, records: int) -> Sizes:
         """Sizes of all symbols in `sends`."""

@@ -70,6 +70,11 @@ def dp_fedavg_mechanism(config: RunConfig) -> str:
     return MECHANISM if config.secure_sum and config.fedavg.noise == "joint" else "dp-sgd"
 
 
+def dp_sgd_packages(config: RunConfig) -> tuple[str, ...]:
+    """Opacus finds the gradients of single records, except where one step of a linear model needs none of them."""
+    return () if config.mechanism == MECHANISM and config.fedavg.kind != "convnet" else ("opacus",)
+
+
 def dp_fedavg_summed(config: RunConfig) -> tuple[Summed, ...]:
     """What DP-FedAvg sums over all sites."""
     return GRADIENT_SUMS if config.mechanism == MECHANISM else UPDATES

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from common import surrogate_pb2 as pb
@@ -29,10 +28,13 @@ from common.wire.surrogate_proto import (
     unpack_sums,
 )
 
-Info = dict[str, str | int | float | bool | list[int] | list[float]]
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
 
-# Alias for modules that use records but do not import Flower.
-Record = RecordDict
+    # Alias for modules that use records but do not import Flower, which takes longer than many a fit: so do functions here.
+    Record = RecordDict
+
+Info = dict[str, str | int | float | bool | list[int] | list[float]]
 
 PAYLOAD = "payload"
 INFO = "info"
@@ -120,6 +122,8 @@ def unpack_question(payload: bytes | None) -> Tensor | None:
 
 def to_record(payload: bytes | None, info: Info) -> RecordDict:
     """A Flower record of canonical bytes (or none) and a few values, without empty values: these break Flower's counters."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
     record = RecordDict({INFO: ConfigRecord({key: value for key, value in info.items() if value not in ("", [])})})
     if payload is not None:
         record[PAYLOAD] = ArrayRecord({PAYLOAD: Array("uint8", (len(payload),), STORED_AS, payload)})
@@ -131,6 +135,8 @@ def check_form(record: RecordDict) -> None:
 
     Checks only the first few of too many entries: a hostile record must not cost much time.
     """
+    from flwr.app import ArrayRecord, ConfigRecord
+
     if not set(islice(record, 3)) <= {INFO, PAYLOAD}:
         raise SurrogateError(f"{len(record)} records; only {INFO!r} and {PAYLOAD!r} are allowed")
     info, arrays = record.get(INFO, ConfigRecord()), record.get(PAYLOAD, ArrayRecord())
@@ -163,6 +169,8 @@ def from_record(record: RecordDict, largest: int) -> tuple[bytes | None, Info]:
     """Read a record of `to_record`. Raises SurrogateError for another form, or a payload larger than `largest` or of another
     size than announced.
     """
+    from flwr.app import ConfigRecord
+
     check_form(record)
     info = cast(Info, dict(record.config_records.get(INFO, ConfigRecord())))
     arrays = record.array_records.get(PAYLOAD)

@@ -15,6 +15,7 @@ import typer
 
 from common.command_line import Json, RunSettings, console, new_app, run_command, stderr_console
 from common.errors import ConfigError
+from common.extras.packages import install_command
 from server_app.cli.certs import certs
 from server_app.cli.control import register, run, superlink, unregister
 from server_app.cli.kit import kit
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 # Unix time at which this program was started, up to the import of its first modules.
 BEGAN = time.time()
+WITHOUT_RAY = (
+    "Ray is not installed, so the sites run in this process, one after another; the results are the same. For sites in "
+    f"parallel run {install_command('simulation')}"
+)
 app = new_app("The coordinator of a federation: simulate, plan, run and watch runs, and read their results.")
 
 
@@ -66,15 +71,19 @@ def simulate(
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json and the folder, no table.")] = False,
     engine: Annotated[
-        Engine, typer.Option(help="flower: Flower's simulation, sites in parallel. local: in this process, one by one.")
-    ] = Engine.flower,
+        Engine | None,
+        typer.Option(
+            help="flower: Flower's simulation, sites in parallel. local: in this process, one by one.",
+            show_default="flower where Ray is installed, else local",
+        ),
+    ] = None,
 ) -> None:
     """Run a whole federation on this machine.
 
     Example: coordinator simulate --sites 10 -c 'fedpft.covariance="lowrank" fedpft.rank=16 compare=true'
     """
     from common.config.flat_settings import parse_overrides
-    from server_app.lifecycle.before_start import check_simulation
+    from server_app.lifecycle.before_start import check_simulation, flower_engine
     from server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
     from server_app.monitoring.progress import Progress
     from server_app.runs.presets import preset_settings
@@ -82,6 +91,10 @@ def simulate(
     # Before the imports of an engine, which take seconds.
     _, settings = check_simulation(preset_settings(preset) | parse_overrides(run_config or []))
     progress, so_far = stderr_console(), Progress()
+    # Only Flower's simulation has these options.
+    by_flower = flower_engine(engine is Engine.flower if engine else True if parallel or gpus else None)
+    if not (by_flower or engine):
+        progress.print(WITHOUT_RAY, soft_wrap=True)
     with _timed(), progress.status(f"starting {sites} simulated sites") as status:
 
         def show(event: dict[str, Any]) -> None:
@@ -90,18 +103,18 @@ def simulate(
 
         try:
             with interruptible():
-                if engine is Engine.local:
-                    from server_app.deployment.local_engine import simulate_here
-
-                    folder = simulate_here(sites, settings, show)
-                else:
+                if by_flower:
                     from server_app.deployment.simulate import Machine
                     from server_app.deployment.simulate import simulate as start
 
                     folder = start(sites, settings, Machine(parallel, gpus), show)
+                else:
+                    from server_app.deployment.local_engine import simulate_here
+
+                    folder = simulate_here(sites, settings, show)
         except Interrupted as stop:
             status.stop()
-            options = ["--sites", str(sites), "--engine", engine.value]
+            options = ["--sites", str(sites), "--engine", Engine.flower if by_flower else Engine.local]
             options += ["--parallel", str(parallel)] if parallel else []
             options += ["--gpus", f"{gpus:g}"] if gpus else []
             for line in goodbye(stop, ["coordinator", "simulate", *options], settings):
@@ -203,6 +216,7 @@ def report(
     ] = None,
 ) -> None:
     """Write RUN/report.html again from the files in the run folder."""
+    from common.pages.svg import undrawn
     from server_app.report.build import write_csv, write_report
     from server_app.report.privacy_view import privacy_line
     from server_app.runs.run_view import read_run
@@ -211,6 +225,8 @@ def report(
     for file in write_csv(run, csv, beside or ()) if csv is not None else ():
         console.print(str(file), soft_wrap=True)
     console.print(str(write_report(run, beside or ())), soft_wrap=True)
+    if why := undrawn():
+        stderr_console().print(f"warning: {why}", style="yellow", soft_wrap=True)
 
 
 @app.command()

@@ -39,6 +39,7 @@ def sweep(
     """
     from common.config.flat_settings import parse_overrides
     from common.config.run_config import parse_run_config
+    from common.extras.packages import is_installed, missing
     from server_app.deployment.local_engine import simulate_here
     from server_app.report.plots.sweep import draw_sweep
     from server_app.runs.presets import preset_settings
@@ -59,12 +60,17 @@ def sweep(
     found, file = run_trials(trials, lambda varied: parse_run_config(merged(fixed, varied)), run, show, output)
     summaries = summarise(found)
     picture = file.with_suffix(".png")
-    draw_sweep(summaries).savefig(picture, dpi=150)
+    drawn = is_installed("matplotlib")
+    if drawn:
+        draw_sweep(summaries).savefig(picture, dpi=150)
+    else:
+        # The rows of runs that may have taken hours must not be lost for their picture.
+        progress.print(f"warning: {missing('matplotlib', 'the plot')}", style="yellow", soft_wrap=True)
     if as_json:
         typer.echo(json.dumps([trial.row() for trial in found], indent=2))
     else:
         console.print(_table(summaries))
-        console.print(f"rows {file}\nplot {picture}", soft_wrap=True)
+        console.print(f"rows {file}" + (f"\nplot {picture}" if drawn else ""), soft_wrap=True)
     if failed := sum(bool(trial.error) for trial in found):
         progress.print(f"{failed} of {len(found)} runs failed; the lines above say why", style="red", soft_wrap=True)
         raise typer.Exit(1)

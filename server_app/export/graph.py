@@ -17,6 +17,7 @@ from common.backbones.backbones import load_backbone, load_network
 from common.backbones.feature_power import power_in, raised, with_power
 from common.backbones.preprocessing import Preprocessing
 from common.errors import BackboneError, ConfigError, RunError
+from common.extras.packages import EXTRAS, check_installed, needed_for
 from common.models.classifiers import Classifier
 from common.signed_models.signed_model import SignedModel
 from server_app.export.classifier_modules import module_of
@@ -25,7 +26,7 @@ from server_app.export.classifier_modules import module_of
 TOLERANCE = 1e-4
 CHECKED = 5
 ONNX = "onnx"
-PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+PACKAGES = tuple(package for package, extra in EXTRAS.items() if extra == ONNX)
 # An ONNX file is a protobuf message, which ends at 2 GiB; the weights of a larger graph get a file of their own.
 ONE_FILE = 1_900_000_000
 
@@ -109,7 +110,7 @@ def write_graph(graph: Graph, kind: str, file: Path) -> float:
     """Write a graph, read it again, and return the largest difference of a probability on new images of another number.
 
     kind: "torchscript", "torch-export" or "onnx". Above `ONE_FILE` bytes, ONNX weights are in `<file>.data`. Raises
-    ConfigError where a package is missing, RunError where the written graph gives other probabilities.
+    PackageError where a package is missing, RunError where the written graph gives other probabilities.
     """
     if kind == ONNX:
         check_onnx()
@@ -128,13 +129,9 @@ def write_graph(graph: Graph, kind: str, file: Path) -> float:
 
 
 def check_onnx() -> None:
-    """Raise ConfigError if a package for ONNX is missing."""
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"--format onnx needs {', '.join(missing)}, not installed here; install with pip install 'fedsurrogate[onnx]', "
-            "or use --format torchscript"
-        )
+    """Raise PackageError if a package for ONNX is missing."""
+    for package in PACKAGES:
+        check_installed(package, "--format onnx", "use --format torchscript")
 
 
 def _torchscript(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
@@ -158,7 +155,8 @@ def _onnx(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
     names |= {"dynamo": True, "dynamic_shapes": {"images": {0: batch}}, "verbose": False}
     size = sum(tensor.nbytes for tensor in graph.module.state_dict().values())
     torch.onnx.export(graph.module, (graph.examples,), str(file), external_data=size > ONE_FILE, **names)
-    session = importlib.import_module("onnxruntime").InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    with needed_for("--format onnx"):
+        session = importlib.import_module("onnxruntime").InferenceSession(str(file), providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Any:
         return np.asarray(session.run(None, {"images": images.numpy().astype(np.float32)})[0])

@@ -12,6 +12,8 @@ from common.backbones.backbone_names import OWN_BACKBONE, check_backbone_name, c
 from common.config.flat_settings import Scalar
 from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError
+from common.extras.needed import check_packages
+from common.extras.packages import check_installed, is_installed
 from common.flower_environment import is_loopback
 from common.models.devices import pick_device
 from server_app.lifecycle.resume import check_resume
@@ -55,9 +57,11 @@ def check_simulation(overrides: Mapping[str, Scalar], own_backbones: bool = Fals
     """Check a simulation as far as no data is needed; return its settings, and them flat with absolute paths.
 
     own_backbones: whether the node-configs of the sites name a backbone.
-    Raises ConfigError, RunError or BackboneError.
+    Raises ConfigError, PackageError, RunError or BackboneError.
     """
     config, settings = parse_run_config(overrides), dict(overrides)
+    # This machine is every site.
+    check_packages(config, config.data, judges=True)
     for key in PATHS:
         if settings.get(key):
             # The processes of the run have another working folder.
@@ -83,6 +87,20 @@ def check_simulation(overrides: Mapping[str, Scalar], own_backbones: bool = Fals
     output = str(Path(config.output_dir).expanduser().absolute())
     resume = {"resume": str(Path(config.resume).expanduser().absolute())} if config.resume else {}
     return config, settings | {"output-dir": output} | resume
+
+
+def flower_engine(wanted: bool | None) -> bool:
+    """Whether Flower's simulation runs the sites, which needs Ray, and not this process.
+
+    Args:
+        wanted: The user's choice; None for Flower's simulation where Ray is installed. Both give the same results.
+
+    Raises:
+        PackageError: It is wanted, and Ray is not installed.
+    """
+    if wanted:
+        check_installed("ray", "--engine flower", "use --engine local, which runs the sites one after another")
+    return is_installed("ray") if wanted is None else wanted
 
 
 def check_records(overrides: Mapping[str, Scalar], sites: int) -> Sequence[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError, RunError
+from common.extras.packages import needed_for
 from server_app.monitoring.watch_view import elapsed, silent_for
 from server_app.runs.event_tail import LiveRun, find_run, run_folders
 from server_app.runs.json_values import natural_order
@@ -19,6 +20,7 @@ from server_app.runs.state import RunState, SiteState
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+USER = "`coordinator metrics`"
 STATUSES = ("running", "ok", "failed", "interrupted")
 # Only the first sites of a run, by name, have their own series; the counts by fate include all sites.
 MOST_SITES = 200
@@ -71,15 +73,12 @@ class RunCollector:
 def serve(path: Path, host: str, port: int, newest: int, exposed: bool) -> Iterator[str]:
     """Serve Prometheus from a thread while the context is open; its value is the URL of the page.
 
-    Raises ConfigError for an address that other machines reach unless `exposed`, for an address that cannot be used, and
-    without the extra `monitor`; RunError when `path` is a file.
+    Raises ConfigError for an address that other machines reach unless `exposed`, for an address that cannot be used;
+    PackageError without the extra `monitor`; RunError when `path` is a file.
     """
-    try:
+    with needed_for(USER):
         from prometheus_client import CollectorRegistry, start_http_server
-    except ImportError:
-        raise ConfigError(
-            "prometheus_client is not installed; it is the extra `monitor`: pip install 'fedsurrogate[monitor]'"
-        ) from None
+
     if not (exposed or is_loopback(host)):
         raise ConfigError(
             f"--host {host!r}: other machines reach this address, and no password protects it; listen on 127.0.0.1, or add "
@@ -121,7 +120,8 @@ def _is_there(run: LiveRun) -> bool:
 
 def _families(runs: Sequence[tuple[str, RunState]]) -> Iterator[Metric]:
     """All metrics by name, each with the runs that have a value for it."""
-    from prometheus_client.core import GaugeMetricFamily
+    with needed_for(USER):
+        from prometheus_client.core import GaugeMetricFamily
 
     yield GaugeMetricFamily("fedsurrogate_runs", "Runs on this page.", value=len(runs))
     yield from _counted(runs)
@@ -142,7 +142,8 @@ def _families(runs: Sequence[tuple[str, RunState]]) -> Iterator[Metric]:
 
 def _counted(runs: Sequence[tuple[str, RunState]]) -> Iterator[Metric]:
     """Metrics with a category label: run status, sites by fate, bytes by direction."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    with needed_for(USER):
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     status = GaugeMetricFamily("fedsurrogate_run_status", "1 for the run's status.", labels=("run", "method", "status"))
     sites = GaugeMetricFamily("fedsurrogate_run_sites", "Number of sites by fate.", labels=("run", "method", "fate"))

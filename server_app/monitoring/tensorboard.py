@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from common.errors import ConfigError
+from common.extras.packages import needed_for
 from server_app.runs.event_tail import LiveRun, await_run, follow
 from server_app.runs.json_values import Json, as_number
 from server_app.runs.state import RunState, when
@@ -54,15 +54,11 @@ def scalars_at_end(state: RunState) -> Iterator[Scalar]:
 def write_scalars(path: Path, logdir: Path | None = None, timeout: float = 0.0) -> Path:
     """Write a run's scalars until it ends. Return their folder: `logdir`/<run name>, else <run folder>/tensorboard.
 
-    Replaces earlier scalars of the run there. path, timeout: as for `event_tail.await_run`. Raises ConfigError without
+    Replaces earlier scalars of the run there. path, timeout: as for `event_tail.await_run`. Raises PackageError without
     the extra `tensorboard`.
     """
-    try:
+    with needed_for("`coordinator tensorboard`"):
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ConfigError(
-            "tensorboard is not installed; it is the extra `tensorboard`: pip install 'fedsurrogate[tensorboard]'"
-        ) from None
     run = LiveRun(await_run(path, timeout=timeout).resolve())
     folder = run.folder / "tensorboard" if logdir is None else logdir / run.folder.name
     for earlier in folder.glob(WRITTEN):

@@ -11,7 +11,7 @@ import numpy as np
 from common.config.flat_settings import flatten
 from common.config.run_config import RunConfig
 from common.number_format import human_bytes, human_seconds, percent
-from common.pages.svg import NAMED_SITES
+from common.pages.svg import NAMED_SITES, undrawn
 from server_app.report.comparison import compared, comparison_table, of_other_records
 from server_app.report.counts_view import CountsView, counts_views
 from server_app.report.layout import layout
@@ -111,6 +111,9 @@ def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
         warned += of_other_records(runs)
     if drawn := privacy_picture(privacy["rows"]):
         pictures["privacy"] = (drawn,)
+    unseen = undrawn()
+    if unseen:
+        pictures = {}
     changed, unchanged = _settings(as_table(run.manifest.get("config")))
     private = {row["name"] for row in privacy["rows"]}
     measured = sorted((s for s in run.sites if s.accuracy is not None), key=lambda site: site.accuracy or 0.0)
@@ -126,7 +129,8 @@ def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
         "warnings": warned,
         "counts": counts,
         "counting": (counting := _counting(run, counts)),
-        "undrawn": [] if counting else [what for key, what in PICTURES.items() if key not in pictures],
+        "without_pictures": unseen,
+        "undrawn": [] if counting or unseen else [what for key, what in PICTURES.items() if key not in pictures],
         "lowest": measured[:3] if len(measured) > NAMED_SITES else [],
         "troubles": _troubles(run),
         "card": _card(run),

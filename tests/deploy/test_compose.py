@@ -3,7 +3,6 @@
 import re
 import shlex
 import subprocess
-import sys
 import tarfile
 import tomllib
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from client_app.offline.keys import coordinator_key
 from common.config.flat_settings import parse_overrides
 from common.errors import ConfigError
 from common.security.sealing import public_key
+from deploy import lock
 from server_app.deployment.certificates import issue
 from server_app.deployment.kit import pack_kit
 from server_app.deployment.request_key import read_request_key
@@ -266,28 +266,16 @@ def test_the_policy_template_is_the_default_policy_with_every_key() -> None:
     assert set(tomllib.loads(file.read_text())) == set(DEFAULT.model_dump(by_alias=True))
 
 
-def test_the_image_gets_every_dependency_but_rays() -> None:
-    command = [sys.executable, str(DEPLOY / "requirements.py"), str(DEPLOY.parent / "pyproject.toml")]
-    whole, small = (
-        subprocess.run([*command, choice], capture_output=True, text=True, check=True).stdout.splitlines()
-        for choice in ("yes", "no")
-    )
-    listed = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert [each.replace("flwr[simulation]", "flwr") for each in listed] == whole[1:]
-    left_out = {each.partition(">")[0] for each in set(whole) - set(small)}
-    assert left_out == {"torchvision", "open_clip_torch", "timm"}
-
-
-def test_the_image_gets_the_extras_that_are_asked_for() -> None:
-    command = [sys.executable, str(DEPLOY / "requirements.py"), str(DEPLOY.parent / "pyproject.toml"), "no"]
-    plain, more = (
-        subprocess.run([*command, *extras], capture_output=True, text=True, check=True).stdout.splitlines()
-        for extras in ([], ["dicom"])
-    )
-    assert {each.partition(">")[0] for each in more[len(plain) :]} == {
-        "pylibjpeg", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg",
-    }  # fmt: skip
-    assert any(each.startswith("pydicom") for each in plain)
+def test_the_image_gets_all_that_sites_and_coordinator_use_but_not_ray() -> None:
+    """The names of the lock's packages, as the Dockerfile prints them."""
+    text = (DEPLOY / "Dockerfile").read_text()
+    assert 'extras="image $([ "${BACKBONES}" = no ] || echo backbones) ${EXTRAS}"' in text
+    locked = lock.read()
+    small, whole = locked.names(["image"]), locked.names(["image", "backbones"])
+    assert locked.names(["core", "dp-sgd", "generators", "tables", "dicom", "plots"]) <= small
+    assert {"torchvision", "open-clip-torch", "timm"} <= whole - small
+    assert not {"ray", "pytest", "pylibjpeg-libjpeg"} & whole
+    assert "pylibjpeg-libjpeg" in locked.names(["image", "dicom-decoders"])
 
 
 def test_what_the_demo_needs_is_reported_where_it_is_missing(tmp_path: Path) -> None:

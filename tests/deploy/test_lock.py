@@ -18,12 +18,9 @@ from hypothesis import strategies as st
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
+from deploy import environment, lock
 from tests.deploy.test_compose import DEPLOY
 from tests.documents import ROOT
-
-sys.path.insert(0, str(DEPLOY))
-import environment
-import lock
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCKED = lock.read()
@@ -189,5 +186,5 @@ def modules() -> list[ModuleType]:
 
 @pytest.mark.parametrize("module", modules(), ids=lambda each: each.__name__)
 def test_the_scripts_need_nothing_but_python_to_be_imported(module: ModuleType) -> None:
-    code = f"import sys; sys.path.insert(0, {str(DEPLOY)!r}); import {module.__name__}"
+    code = f"import sys; sys.path.insert(0, {str(DEPLOY)!r}); import {module.__name__.rpartition('.')[2]}"
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)

@@ -14,8 +14,11 @@ from client_app.methods.dp.linear_clipping import clipped_sums
 from client_app.methods.dp.record_chunks import per_record
 from client_app.methods.dp.record_gradients import add_clipped, norms_of, poisson_sample, sums_like
 from common.config.sections import FedAvgConfig, Model
+from common.extras.packages import needed_for
 from common.privacy.claims import Claim
 from common.privacy.gaussian_mechanism import BoundedSum, release
+
+USER = "DP-SGD"
 
 
 def train_privately(
@@ -28,7 +31,8 @@ def train_privately(
     takes longer steps, which agrees with FedAvg's weights. FedProx's term is added after the noise: it depends on public
     numbers only, and Opacus' hooks would overwrite it.
     """
-    from opacus import GradSampleModule
+    with needed_for(USER):
+        from opacus import GradSampleModule
 
     start = [parameter.detach().clone() for parameter in module.parameters()]
     sampled = GradSampleModule(module, loss_reduction="sum")
@@ -53,7 +57,8 @@ def train_privately(
 def clipped_gradients(module: nn.Module, kind: Model, features: Tensor, labels: Tensor, clip: float) -> dict[str, Tensor]:
     """The sum (float64), by parameter, of all records' gradients clipped at norm `clip`."""
     if kind == "convnet":
-        from opacus import GradSampleModule
+        with needed_for(USER):
+            from opacus import GradSampleModule
 
         names = [name for name, _ in module.named_parameters()]
         total, _ = _clipped_sum(GradSampleModule(module, loss_reduction="sum"), features, labels, clip)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from common.config.sections import HeadConfig
 from common.errors import ConfigError, DataError
+from common.extras.packages import needed_for
 from common.models.classifiers import Classifier, Head
 from common.models.head_training import train_on_features
 from common.privacy.gaussian_mechanism import clip
@@ -147,7 +148,9 @@ def ranks_above(inside: Tensor, outside: Tensor) -> float:
 def fidelity(real: Tensor, synthetic: Tensor, seed: int) -> dict[str, float]:
     """Sliced and Sinkhorn Wasserstein distances, of order 2, between two sets of embeddings (n, d) of norm one."""
     import numpy as np
-    import ot
+
+    with needed_for("the distance between records and synthetic records"):
+        import ot
 
     random = torch.Generator().manual_seed(seed)
     one, other = (

@@ -75,6 +75,9 @@ This picture exists only because the run was a simulation. In a deployment the r
 </figure>
 {% endfor %}
 </div>
+{% if without_pictures %}
+<p class="quiet">{{ without_pictures }}.</p>
+{% endif %}
 {% if undrawn %}
 <p class="quiet" style="margin-top: 14px; font-size: 14px">Not drawn, because the numbers are missing: {{ undrawn | join(", ") }}.</p>
 {% endif %}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.extras.packages import needed_for
 from common.number_format import human_bytes, human_seconds, percent, shorten
 from common.pages.svg import (
     BLUE,
@@ -21,6 +22,7 @@ from common.pages.svg import (
     NAMED_SITES,
     NUMBERED_CLASSES,
     ORANGE,
+    PICTURES,
     POINTS,
     PURPLE,
     QUIET,
@@ -148,7 +150,8 @@ def class_counts(names: Sequence[str], classes: Sequence[str], counts: NDArray[n
     bottom = 0.3 + (0.075 * longest + 0.05 if upright else 0.2)
 
     def draw(figure: Any) -> None:
-        from matplotlib.colors import LinearSegmentedColormap, PowerNorm, to_rgba
+        with needed_for(PICTURES):
+            from matplotlib.colors import LinearSegmentedColormap, PowerNorm, to_rgba
 
         numbered = not many and len(classes) <= NUMBERED_CLASSES
         left = 0.42 if many else margin(names)

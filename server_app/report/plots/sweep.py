@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from common.config.flat_settings import Scalar
+from common.extras.packages import needed_for
 from common.pages.svg import FAINT, INK, accuracy_range
 from server_app.sweep import Summary, named
 
@@ -17,9 +18,10 @@ WIDE = 8
 
 def draw_sweep(summaries: Sequence[Summary]) -> Any:
     """A matplotlib figure. A numerical setting makes the x axis, with a line for each combination of the others; without
-    one, every combination is a bar.
+    one, every combination is a bar. Raises PackageError without matplotlib.
     """
-    from matplotlib.figure import Figure
+    with needed_for("the plot of a sweep"):
+        from matplotlib.figure import Figure
 
     shown = [each for each in summaries if each.accuracy is not None]
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")

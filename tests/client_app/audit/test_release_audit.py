@@ -18,6 +18,7 @@ from common.config.run_config import parse_run_config
 from common.errors import ConfigError, DataError, PolicyError
 from common.privacy import gaussian_mechanism
 from tests import commands
+from tests.uses_of_extras import hidden
 
 OPEN = "without-dp = true\nsmallest-class = 1\nepsilon-per-run = 1000\nepsilon-total = 10000\n"
 
@@ -205,6 +206,16 @@ def test_an_attack_far_below_a_guess_contradicts_the_claim(tmp_path: Path, kind:
     }[kind]
     assert "error of the software" in claim_broken(wrong)
     assert "More than the claim allows" in page_of(wrong, claim_broken(wrong))
+
+
+def test_an_audit_without_matplotlib_has_its_tables_and_says_why_it_has_no_curve(tmp_path: Path) -> None:
+    found = attacked(hospital(tmp_path, [30, 30]))
+    assert "matplotlib is not" not in page_of(found)
+    with hidden("matplotlib"):
+        page = page_of(found)
+    assert '<svg class="audit-curve"' not in page
+    assert page.count("matplotlib is not installed where this page was written") == 1
+    assert "By class" in page
 
 
 def test_the_command_writes_a_page_and_says_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -215,7 +215,7 @@ def test_a_transfer_syntax_that_nothing_decodes_is_named_with_what_to_do(
     if syntax == HTJ2KLossless:
         # As on a machine without optional decoders.
         monkeypatch.setattr(get_decoder(syntax), "_available", {})
-    remedy = "pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg" if syntax == HTJ2KLossless else "leave them out"
+    remedy = r"run pip install 'fedsurrogate\[dicom-decoders\]'" if syntax == HTJ2KLossless else "leave them out"
     with pytest.raises(DataError, match=rf"1 DICOM images, such as '{files[1]}', have the .* \({syntax}\).*; {remedy}"):
         load(source(tmp_path), 0)
 

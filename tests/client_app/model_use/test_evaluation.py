@@ -26,6 +26,7 @@ from common.config.flat_settings import parse_overrides
 from common.errors import ConfigError
 from common.signed_models.gaussians import fit_gaussians
 from tests.client_app.model_use.hospitals import federation, rows_of_classes, site, text, write_images
+from tests.uses_of_extras import hidden
 
 Json = dict[str, Any]
 
@@ -81,6 +82,15 @@ def test_groups_are_judged_alone_and_small_ones_are_marked(home: Path) -> None:
     page = (out / "evaluation.html").read_text()
     assert "By scanner" in page
     assert "fewer than ten records" in page
+
+
+def test_an_evaluation_without_matplotlib_has_its_tables_and_says_why_it_has_no_curves(home: Path) -> None:
+    with hidden("matplotlib"):
+        _, out = evaluate(home)
+    page = (out / "evaluation.html").read_text()
+    assert "<svg" not in page
+    assert page.count("matplotlib is not installed where this page was written") == 1
+    assert "Confusion matrix" in page
 
 
 def test_the_page_needs_no_network_and_no_script(home: Path) -> None:

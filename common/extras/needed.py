@@ -1,0 +1,41 @@
+"""Which optional packages the settings of a run need at a site, so that a missing one is reported before the run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from common.extras.packages import EXTRAS, check_installed
+
+if TYPE_CHECKING:
+    from common.config.run_config import RunConfig
+
+# By kind of data. A table next to images needs one only if it is there, which the settings do not say.
+OF_DATA = {"parquet": "pyarrow", "dicom": "pydicom"}
+
+
+def check_packages(run: RunConfig, data: str, judges: bool) -> None:
+    """Raise PackageError if a package is missing that a site needs for a run; a function of settings alone.
+
+    Args:
+        run: Settings of the run.
+        data: Kind of the site's data: its own, or in a simulation the run's.
+        judges: Whether the site may evaluate the result of the run on its own test records.
+
+    Raises:
+        PackageError: A package is missing; the error names the setting that needs it, and the command to install it.
+    """
+    for package, setting in packages_for(run, data, judges):
+        check_installed(package, setting)
+
+
+def packages_for(run: RunConfig, data: str, judges: bool) -> Iterator[tuple[str, str]]:
+    """Optional packages that a site needs, each with the setting that needs it. Arguments as for `check_packages`."""
+    if data in OF_DATA:
+        yield OF_DATA[data], f"data = {data!r}"
+    library = run.backbone.partition(":")[0]
+    # Stored features need no backbone, nor do the labels that a survey counts.
+    if library in EXTRAS and data != "safetensors" and run.counting.kind != "survey":
+        yield library, f"backbone = {run.backbone!r}"
+    for package in (*run.spec.packages(run), *(run.spec.judging_packages if judges else ())):
+        yield package, f"method = {run.method!r}"

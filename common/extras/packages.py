@@ -1,0 +1,92 @@
+"""The table of optional packages and extras; every import of an optional package goes through this module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from common.errors import PackageError
+
+# By the name that Python imports: the extra in pyproject.toml that installs it.
+EXTRAS = {
+    "ray": "simulation",
+    "torchvision": "backbones",
+    "open_clip": "backbones",
+    "timm": "backbones",
+    "opacus": "dp-sgd",
+    "ot": "generators",
+    "pyarrow": "tables",
+    "pydicom": "dicom",
+    "matplotlib": "plots",
+    "pandas": "pandas",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "onnxscript": "onnx",
+    "prometheus_client": "monitor",
+    "tensorboard": "tensorboard",
+}
+# Names at the package index, where they differ from those that Python imports.
+DISTRIBUTIONS = {"open_clip": "open_clip_torch", "ot": "POT"}
+# pydicom finds these by itself, and nothing imports them.
+DECODERS = "dicom-decoders"
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra."""
+    return f"pip install 'fedsurrogate[{extra}]'"
+
+
+def is_installed(package: str) -> bool:
+    """Whether Python finds a package. Imports nothing, which for some takes seconds."""
+    try:
+        found = find_spec(package)
+    except ValueError:
+        # It is imported, and was not found by a search.
+        return True
+    # A folder without Python code, such as one of the user's that has this name by chance, has no origin.
+    return found is not None and found.origin is not None
+
+
+def check_installed(package: str, user: str, otherwise: str = "") -> None:
+    """Raise PackageError if an optional package is missing.
+
+    Args:
+        package: A key of `EXTRAS`.
+        user: What needs it, such as the setting with its value; the subject of the sentence.
+        otherwise: What a person can do instead of installing it, such as "use --engine local".
+
+    Raises:
+        PackageError: The package is not installed here.
+    """
+    if not is_installed(package):
+        raise missing(package, user, otherwise)
+
+
+@contextmanager
+def needed_for(user: str) -> Iterator[None]:
+    """Import optional packages inside: `with needed_for("method = 'dp-fedavg'"): from opacus import GradSampleModule`.
+
+    Args:
+        user: As for `check_installed`.
+
+    Raises:
+        PackageError: A package of `EXTRAS` is not installed here. Any other error of an import stays as it is: a package
+            that is damaged, or lacks one of its own, is not missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS or (error.name != package and is_installed(package)):
+            raise
+        raise missing(package, user) from None
+
+
+def missing(package: str, user: str, otherwise: str = "") -> PackageError:
+    """The error for a missing package; arguments as for `check_installed`."""
+    name = DISTRIBUTIONS.get(package, package)
+    instead = f", or {otherwise}" if otherwise else ""
+    return PackageError(
+        f"{user} needs the package {name}, which is not installed here; run {install_command(EXTRAS[package])}{instead}"
+    )

@@ -1,0 +1,115 @@
+"""One use or more of every optional package, and what an environment without the package must answer.
+
+Run as a program, it does every use and prints the errors: for an environment that has the dependencies alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedsurrogate as fs
+from client_app.datasets.left_out import LeftOut
+from client_app.datasets.tables import read_table
+from client_app.methods.dp.dp_sgd import clipped_gradients
+from client_app.methods.dpcvae.downstream import fidelity
+from common.backbones.backbones import load_backbone
+from common.extras.packages import EXTRAS
+from common.models.networks import convnet
+from fedsurrogate._frames import data_frame
+from server_app.export.graph import check_onnx
+from server_app.lifecycle.before_start import flower_engine
+from server_app.monitoring.prometheus import serve
+from server_app.monitoring.tensorboard import write_scalars
+from server_app.report.plots.sweep import draw_sweep
+
+PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1,2,3,4,5,6,7,8,9"}
+
+
+def _simulate(folder: Path, **settings: Any) -> object:
+    return fs.simulate(2, output_dir=folder / "runs", **settings)
+
+
+def _serve(folder: Path) -> None:
+    with serve(folder, "127.0.0.1", 0, 1, exposed=False):
+        pass
+
+
+def _table(folder: Path) -> object:
+    file = folder / "labels.csv"
+    file.write_text("path,label\na.png,0\n")
+    return read_table(file, (), LeftOut())
+
+
+# The package, what the error names as its user, and the use.
+USES: list[tuple[str, str, Callable[[Path], object]]] = [
+    ("ray", "--engine flower", lambda _: flower_engine(True)),
+    ("torchvision", "backbone = 'torchvision:resnet18'", lambda at: _simulate(at, backbone="torchvision:resnet18")),
+    ("torchvision", "backbone = 'torchvision:resnet18'", lambda _: load_backbone("torchvision:resnet18")),
+    ("open_clip", "backbone = 'open_clip:RN50/openai'", lambda at: _simulate(at, backbone="open_clip:RN50/openai")),
+    ("open_clip", "backbone = 'open_clip:RN50/openai'", lambda _: load_backbone("open_clip:RN50/openai")),
+    ("timm", "backbone = 'timm:resnet18'", lambda at: _simulate(at, backbone="timm:resnet18")),
+    ("timm", "backbone = 'timm:resnet18'", lambda _: load_backbone("timm:resnet18")),
+    ("opacus", "method = 'dp-fedavg'", lambda at: _simulate(at, method="dp-fedavg", **PRIVATE)),
+    ("opacus", "method = 'dp-fedprox'", lambda at: _simulate(at, method="dp-fedprox", **PRIVATE)),
+    (
+        "opacus",
+        "DP-SGD",
+        lambda _: clipped_gradients(convnet(64, 2, 4), "convnet", torch.zeros(2, 64), torch.tensor([0, 1]), 1.0),
+    ),
+    ("ot", "method = 'dpcvae'", lambda at: _simulate(at, method="dpcvae")),
+    ("ot", "method = 'dpcgan'", lambda at: _simulate(at, method="dpcgan", **PRIVATE)),
+    ("ot", "the distance between records and synthetic records", lambda _: fidelity(torch.eye(4), torch.eye(4), 0)),
+    ("pyarrow", "data = 'parquet'", lambda at: _simulate(at, data="parquet", data_dir=str(at))),
+    ("pyarrow", "the table '", _table),
+    ("pydicom", "data = 'dicom'", lambda at: _simulate(at, data="dicom", data_dir=str(at))),
+    ("matplotlib", "the plot of a sweep", lambda _: draw_sweep(())),
+    ("pandas", "a data frame", lambda _: data_frame([])),
+    ("onnx", "--format onnx", lambda _: check_onnx()),
+    ("onnxruntime", "--format onnx", lambda _: check_onnx()),
+    ("onnxscript", "--format onnx", lambda _: check_onnx()),
+    ("prometheus_client", "`coordinator metrics`", _serve),
+    ("tensorboard", "`coordinator tensorboard`", write_scalars),
+]
+
+
+@contextmanager
+def hidden(package: str) -> Iterator[None]:
+    """This process as if a package were not installed, whatever has imported it before."""
+    # A module of torch holds TensorBoard from an earlier import.
+    wrapper = f"torch.utils.{package}"
+    names = {package, *(name for name in sys.modules if name.startswith((f"{package}.", wrapper)))}
+    before = {name: sys.modules[name] for name in names if name in sys.modules}
+    for name in names:
+        if name.startswith(wrapper):
+            del sys.modules[name]
+        else:
+            sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
+
+
+def answers(folder: Path) -> Iterator[tuple[str, str]]:
+    """The error of every use, by its kind and text; empty where there is none."""
+    assert {package for package, _, _ in USES} == set(EXTRAS)
+    for _, _, use in USES:
+        try:
+            use(folder)
+        except Exception as error:
+            yield type(error).__name__, str(error)
+        else:
+            yield "", ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(list(answers(Path(sys.argv[1])))))
