@@ -59,6 +59,14 @@ test-samples: setup
 test-fresh: setup
 	$(RUN) tests/fresh/places.py $(if $(PLACES),--only $(PLACES)) $(if $(WHOLE),--whole)
 
+# The quick part with the oldest versions that pyproject.toml allows, in an environment of its own. The newest allowed ones are
+# those of a new `make lock`.
+OLDEST ?= .venv-oldest
+test-oldest: setup
+	@test -f "$(OLDEST).lock" || $(RUN) deploy/lock.py oldest "$(OLDEST).lock"
+	@"$(PYTHON)" deploy/environment.py "$(OLDEST)" --lock "$(OLDEST).lock" --torch $(TORCH) --torch-index "$(TORCH_INDEX)"
+	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" "$(OLDEST)/bin/python" $(PYTEST) -m "not faults and not slow and not samples" $(TESTS)
+
 # Processes are killed, lines cut and disks filled, as in a real deployment; they mostly wait, but for minutes each. And all
 # pairs of neighbours, of which `make test-all` examines a third.
 faults: setup

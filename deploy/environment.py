@@ -48,13 +48,14 @@ def main() -> None:
         help="cpu: torch from --torch-index, without libraries for GPUs. auto: as it is in the environment, else gpu",
     )
     parser.add_argument("--torch-index", default=TORCH_INDEX, metavar="URL", help="an index that has torch's build for CPUs")
+    parser.add_argument("--lock", type=Path, default=ROOT / "requirements.lock", metavar="FILE", help="another lock")
     asked = parser.parse_args()
     if sys.version_info < NEEDED:
         shown = ".".join(map(str, NEEDED))
         sys.exit(f"Python {shown} or newer is needed, this is {_python()}: make PYTHON=/path/to/python{shown}")
     sys.path.insert(0, str(ROOT / "deploy"))
     python = asked.folder.absolute() / "bin" / "python"
-    if not python.exists() or _differences(python, asked.extras, asked.torch):
+    if not python.exists() or _differences(python, asked):
         if asked.torch == "auto":
             asked.torch = "cpu" if python.exists() and _has_cpu_build(python) else "gpu"
         _install(python, asked)
@@ -73,12 +74,12 @@ def _has_cpu_build(python: Path) -> bool:
 def _install(python: Path, asked: argparse.Namespace) -> None:
     import lock
 
-    locked, began = lock.read(), time.monotonic()
+    locked, began = lock.read(asked.lock), time.monotonic()
     names = locked.names(asked.extras)
     installed = lock.without_gpu(names) | set(lock.TORCH) & names if asked.torch == "cpu" else names
     download, disk = locked.sizes[asked.torch]
     folder = python.parents[1]
-    print(f"Setting up {folder}: {len(installed)} packages at the versions of requirements.lock.")
+    print(f"Setting up {folder}: {len(installed)} packages at the versions of {asked.lock.name}.")
     if not python.exists():
         print(f"At most {download:,} MB to download, {disk:,} MB on disk; 2 to 15 minutes, as fast as the network.")
         if asked.torch == "gpu":
@@ -98,7 +99,7 @@ def _install(python: Path, asked: argparse.Namespace) -> None:
         wanted.unlink()
     # Nothing but the command lines and the path of this checkout: all that it needs is there.
     _run([*pip, "--no-build-isolation", "--editable", str(ROOT)], 0)
-    if wrong := _differences(python, asked.extras, asked.torch):
+    if wrong := _differences(python, asked):
         sys.exit("After the installation these packages are wrong: {}".format("; ".join(wrong)))
     for words in (["-m", "pip", "check"], ["-c", IMPORTS]):
         done = subprocess.run([str(python), *words], capture_output=True, text=True, check=False, cwd=ROOT)
@@ -147,9 +148,9 @@ def _run(command: list[str], packages: int) -> None:
         sys.exit("pip failed:\n{}{}".format("".join(said[-15:]), "".join(f"\n{hint}." for hint in hints[:1])))
 
 
-def _differences(python: Path, extras: list[str], torch: str) -> list[str]:
+def _differences(python: Path, asked: argparse.Namespace) -> list[str]:
     """What this environment lacks, or has at another version than the lock; empty if it is as the lock says."""
-    command = [str(python), "-c", CHECK, str(ROOT), torch, *extras]
+    command = [str(python), "-c", CHECK, str(ROOT), str(asked.lock.absolute()), asked.torch, *asked.extras]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=python.parents[1])
     if done.returncode:
         return [(done.stderr.strip().splitlines() or ["its Python does not start"])[-1]]
@@ -163,7 +164,7 @@ import sys, tomllib
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
-root, torch, *extras = sys.argv[1:]
+root, file, torch, *extras = sys.argv[1:]
 sys.path.append(root + "/deploy")
 sys.dont_write_bytecode = True
 import lock
@@ -172,7 +173,7 @@ def holds(marker):
     from packaging.markers import Marker
     return not marker or Marker(marker).evaluate()
 
-locked = lock.read()
+locked = lock.read(Path(file))
 names = locked.names(extras)
 if torch == "auto":
     torch = "cpu" if version("torch").endswith("+cpu") else "gpu"

@@ -3,6 +3,7 @@
     python3 deploy/lock.py print core simulation   # what these extras need, for `pip install --require-hashes --no-deps -r`
     python3 deploy/lock.py renew                   # `make lock`: resolve again; needs uv and an index of packages
     python3 deploy/lock.py outdated                # `make outdated`: what has a newer version, and who holds it back
+    python3 deploy/lock.py oldest FILE             # a lock for `make test-oldest`: the oldest versions that are allowed
 
 `print` needs nothing but Python: images are built with it. The head of the lock has the names of the packages of each extra,
 and the size of a whole installation, because pip's format cannot say either.
@@ -124,6 +125,13 @@ def renew(file: Path = LOCK) -> None:
     file.write_text(head + entries)
 
 
+def oldest(file: Path) -> None:
+    """Write a lock for development with the oldest allowed version of each package that pyproject.toml names."""
+    entries = _compile("--extra", "dev", "--generate-hashes", "--resolution", "lowest-direct")
+    sizes = [line for line in LOCK.read_text().splitlines(keepends=True) if line.startswith("# size ")]
+    file.write_text(f"# extra dev: {' '.join(sorted(set(_names(entries))))}\n{''.join(sizes)}{entries}")
+
+
 def _compile(*options: str) -> str:
     command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--quiet", "--universal", "--no-header"]
     done = subprocess.run(
@@ -199,9 +207,13 @@ def main(arguments: Collection[str] | None = None) -> None:
     printing.add_argument("--only-torch", action="store_true", help="only torch and torchvision, with no hashes")
     commands.add_parser("renew", help="resolve all extras again")
     commands.add_parser("outdated", help="list newer versions")
+    old = commands.add_parser("oldest", help="write a lock with the oldest allowed versions")
+    old.add_argument("file", type=Path)
     asked = parser.parse_args(None if arguments is None else list(arguments))
     if asked.command == "renew":
         renew()
+    elif asked.command == "oldest":
+        oldest(asked.file)
     elif asked.command == "outdated":
         for name, version, newest, holder in outdated():
             print(f"{name:28} {version:18} {newest:18} {holder}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import re
 import shutil
@@ -118,8 +119,8 @@ def differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, extr
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "requirements.lock").write_text(text)
     monkeypatch.setattr(environment, "ROOT", tmp_path)
-    found: list[str] = environment._differences(Path(sys.executable), [extra], "auto")
-    return found
+    asked = argparse.Namespace(extras=[extra], torch="auto", lock=tmp_path / "requirements.lock")
+    return environment._differences(Path(sys.executable), asked)
 
 
 HASH = f"    --hash=sha256:{'0' * 64}\n"
