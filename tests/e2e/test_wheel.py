@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -85,6 +86,28 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path, source: Path) -
     assert {"common/surrogate.proto", "server_app/preset_files/fedlap.toml", "deploy/kit/policy.toml"} <= wanted
     assert wanted - names == set()
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "docs/", "examples/"))]
+
+
+def test_building_leaves_nothing_behind_and_warns_of_nothing(source: Path) -> None:
+    before = {path.relative_to(source) for path in source.rglob("*")}
+    words = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-v"]
+    done = subprocess.run([*words, "-w", source.parent / "again", source], capture_output=True, text=True, check=True)
+    assert "deprecat" not in (done.stdout + done.stderr).lower()
+    assert {path.relative_to(source) for path in source.rglob("*")} == before
+
+
+def test_the_source_archive_can_be_set_up_tested_and_built_into_an_image(tmp_path: Path) -> None:
+    """Of a clone, as a release is made: files that git ignores are no part of it."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs a repository")
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tmp_path / "clone")], check=True)
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, folder=tmp_path / "clone")
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as content:
+        names = {name.partition("/")[2] for name in content.getnames()}
+    tracked = subprocess.run(["git", "ls-files"], cwd=tmp_path / "clone", capture_output=True, text=True, check=True)
+    assert set(tracked.stdout.splitlines()) <= names
+    assert {"Makefile", "requirements.lock", "deploy/Dockerfile", "PKG-INFO"} <= names
 
 
 def test_the_version_of_python_that_the_package_needs_is_the_one_that_is_tested() -> None:
