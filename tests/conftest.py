@@ -90,7 +90,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Replace the operating system's random bytes where privacy noise is drawn, and only there."""
-    settings.register_profile("the same", derandomize=True)
+    # No deadline: on a busy machine every example may be slow.
+    settings.register_profile("the same", derandomize=True, deadline=None)
     settings.load_profile("the same")
     KEYS.salt = config.getoption("--noise", 0)
     gaussian_mechanism.os = SimpleNamespace(urandom=KEYS.urandom)  # type: ignore[attr-defined]
