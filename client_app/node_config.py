@@ -15,6 +15,7 @@ from common.config.sections import DataKind, Device, Names, Settings
 from common.config.sections.base import MiB, Range
 from common.config.sections.base import Unit as Quantity
 from common.errors import ConfigError
+from common.extras.needed import packages_for
 from common.privacy.accounting import Unit
 from common.rules.counting import JUDGING
 
@@ -151,6 +152,13 @@ def is_protected(run: RunConfig, node: NodeConfig) -> bool:
 def judges(run: RunConfig, node: NodeConfig) -> bool:
     """Whether a run evaluates a model on a hospital's own held-out records."""
     return run.counting.kind in JUDGING and node.data not in ("", "digits")
+
+
+def packages_of(run: RunConfig, node: NodeConfig) -> list[tuple[str, str]]:
+    """Optional packages that this site needs for a run, each with the setting that needs it; from settings alone."""
+    # Of a hospital's own records no accuracy may leave then, so the hospital computes none.
+    hidden = bool(node.data) and (bool(run.epsilon) or run.secure_sum)
+    return list(packages_for(run, node.data or run.data, judges=not hidden))
 
 
 def check_held_out(run: RunConfig, node: NodeConfig) -> None:

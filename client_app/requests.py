@@ -26,7 +26,7 @@ from client_app.methods.evaluation import evaluate, own_classifier, received_cla
 from client_app.methods.pooled_baselines import check_comparable, compare
 from client_app.methods.task import MethodOutput, SiteLimits, Task
 from client_app.model_use.store import keep_received
-from client_app.node_config import NodeConfig, is_protected, parse_node_config
+from client_app.node_config import NodeConfig, is_protected, packages_of, parse_node_config
 from client_app.offline.keys import private_key
 from client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_shares
 from common.config.flat_settings import Scalar
@@ -84,7 +84,7 @@ def answer(
     before = check_receipts(node, asked.get("receipts", ""))
     if work != "name":
         # Before any work, and before records are looked at: settings and installed software alone decide this.
-        check_packages(run, node.data or run.data, judges=not (node.data and run.epsilon))
+        check_packages(packages_of(run, node))
     with _one_by_one(run, node, site):
         try:
             payload, reported = WORK[work](Asked(content, run, node, site, flower_run))

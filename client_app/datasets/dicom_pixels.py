@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 Array = np.ndarray[Any, np.dtype[Any]]
-DICOM = "data = 'dicom'"
+DICOM = "a folder of DICOM files"
 
 # All tags that affect how pixels are shown, and none that identifies the patient.
 DISPLAY = (

@@ -20,13 +20,13 @@ from client_app.features.site_features import site_backbone, site_device
 from client_app.governance.gate import open_gate, own_ledger
 from client_app.governance.policy import NO_LIMIT
 from client_app.governance.uncharged import FALLBACK, check_dimension
-from client_app.node_config import NodeConfig, is_protected
+from client_app.node_config import NodeConfig, is_protected, packages_of
 from common.backbones.backbones import Backbone
 from common.backbones.feature_power import with_power
 from common.config.run_config import RunConfig
 from common.costs import costs
 from common.errors import FedSurrogateError
-from common.extras.needed import check_packages, packages_for
+from common.extras.needed import check_packages
 from common.models.devices import gpus_of
 from common.privacy.claims import plan_of
 
@@ -153,10 +153,9 @@ def _ledger(run: RunConfig, node: NodeConfig) -> Finding:
 
 
 def _packages(run: RunConfig, node: NodeConfig) -> Finding:
-    data, judges = node.data or run.data, not (node.data and run.epsilon)
-    check_packages(run, data, judges)
-    needed = [package for package, _ in packages_for(run, data, judges)]
-    return Finding("packages", "PASS", ", ".join(needed) if needed else "no optional package is needed")
+    check_packages(needed := packages_of(run, node))
+    names = ", ".join(package for package, _ in needed)
+    return Finding("packages", "PASS", names or "no optional package is needed")
 
 
 def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:

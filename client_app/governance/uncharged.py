@@ -37,7 +37,7 @@ from client_app.features.site_features import (
     load_site,
     site_backbone,
 )
-from client_app.node_config import NodeConfig
+from client_app.node_config import NodeConfig, packages_of
 from common.backbones.backbones import Backbone
 from common.backbones.feature_power import with_power
 from common.config.run_config import RunConfig
@@ -63,7 +63,7 @@ def _empty(run: RunConfig, node: NodeConfig) -> tuple[SiteFeatures, Backbone | N
     """As `without_records`; also the backbone if the data are images."""
     check_settings(run, node)
     # With records alone a missing package would look like records that cannot be used.
-    check_packages(run, node.data, judges=False)
+    check_packages(packages_of(run, node))
     schema, backbone = read_schema(DataSource.of_node(node, run)), None
     dimension, fingerprint = schema.dimension, schema.fingerprint
     if run.counting.kind == "survey":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from common.extras.packages import EXTRAS, check_installed
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 OF_DATA = {"parquet": "pyarrow", "dicom": "pydicom"}
 
 
-def check_packages(run: RunConfig, data: str, judges: bool) -> None:
-    """Raise PackageError if a package is missing that a site needs for a run; a function of settings alone.
-
-    Args:
-        run: Settings of the run.
-        data: Kind of the site's data: its own, or in a simulation the run's.
-        judges: Whether the site may evaluate the result of the run on its own test records.
-
-    Raises:
-        PackageError: A package is missing; the error names the setting that needs it, and the command to install it.
-    """
-    for package, setting in packages_for(run, data, judges):
+def check_packages(needed: Iterable[tuple[str, str]]) -> None:
+    """Raise PackageError if a package of `packages_for` is missing; the error names its setting and how to install it."""
+    for package, setting in needed:
         check_installed(package, setting)
 
 
 def packages_for(run: RunConfig, data: str, judges: bool) -> Iterator[tuple[str, str]]:
-    """Optional packages that a site needs, each with the setting that needs it. Arguments as for `check_packages`."""
+    """Optional packages that a site needs for a run, from settings alone.
+
+    Args:
+        run: Settings of the run.
+        data: Kind of the site's data: its own, or in a simulation the run's.
+        judges: Whether the site evaluates the result of the run on its own test records.
+
+    Returns:
+        Each package with the setting that needs it.
+    """
     if data in OF_DATA:
         yield OF_DATA[data], f"data = {data!r}"
     library = run.backbone.partition(":")[0]

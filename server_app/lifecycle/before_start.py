@@ -12,7 +12,7 @@ from common.backbones.backbone_names import OWN_BACKBONE, check_backbone_name, c
 from common.config.flat_settings import Scalar
 from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError
-from common.extras.needed import check_packages
+from common.extras.needed import check_packages, packages_for
 from common.extras.packages import check_installed, is_installed
 from common.flower_environment import is_loopback
 from common.models.devices import pick_device
@@ -61,7 +61,7 @@ def check_simulation(overrides: Mapping[str, Scalar], own_backbones: bool = Fals
     """
     config, settings = parse_run_config(overrides), dict(overrides)
     # This machine is every site.
-    check_packages(config, config.data, judges=True)
+    check_packages(packages_for(config, config.data, judges=True))
     for key in PATHS:
         if settings.get(key):
             # The processes of the run have another working folder.

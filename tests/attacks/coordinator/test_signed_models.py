@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import RecordDict
 
 from client_app.model_use.store import models_folder, read_index
 from client_app.node_config import NodeConfig, parse_node_config
@@ -21,7 +22,7 @@ from common.signed_models.making import make_signed_model, signed_values
 from common.signed_models.signed_model import PURPOSE, SignedModel, read_signed_model
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_classifier
-from common.wire.records import Info, Record, from_record, to_record
+from common.wire.records import Info, from_record, to_record
 from tests.client_app.model_use.hospitals import PRIVATE, federation
 from tests.grid import FAST, default_run_config
 
@@ -36,7 +37,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[NodeConfig, dict[str,
     return parse_node_config(nodes[0]), settings, read_signed_model(folder / "model.fedsurrogate")
 
 
-Send = Callable[..., Record]
+Send = Callable[..., RecordDict]
 
 
 @pytest.fixture
@@ -44,7 +45,9 @@ def send(ran: tuple[NodeConfig, dict[str, Any], SignedModel]) -> Send:
     """Send a model to the hospital as its run does, with changes of the values next to it."""
     node, settings, kept = ran
 
-    def sent(model: SignedModel, payload: bytes | None = None, pinned: str = "", run: str = "", **changes: str) -> Record:
+    def sent(
+        model: SignedModel, payload: bytes | None = None, pinned: str = "", run: str = "", **changes: str
+    ) -> RecordDict:
         payload = pack_classifier(model.classifier) if payload is None else payload
         info: Info = {**signed_values(model), **changes, "bytes": len(payload)}
         site = node.model_copy(update={"coordinator_key": pinned})

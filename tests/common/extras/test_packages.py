@@ -11,7 +11,7 @@ import pytest
 
 from client_app.diagnostics.first_look import check_files
 from client_app.governance.gate import open_ledger, own_ledger
-from client_app.node_config import parse_node_config
+from client_app.node_config import packages_of, parse_node_config
 from client_app.offline.dry_run import dry_run
 from common.backbones.backbone_names import LIBRARIES
 from common.config.run_config import parse_run_config
@@ -117,8 +117,8 @@ def test_only_what_the_settings_use_is_needed(
     assert [package for package, _ in packages_for(run, data, judges)] == expected
     for package in expected:
         with hidden(package), pytest.raises(PackageError, match=re.escape(install_command(EXTRAS[package]))):
-            check_packages(run, data, judges)
-    check_packages(run, data, judges)
+            check_packages(packages_for(run, data, judges))
+    check_packages(packages_for(run, data, judges))
 
 
 PRIVATE_RUN = {"epsilon": 1.0, "delta": 1e-5, "classes": "no,yes", "image_size": 8, "fedpft.covariance": "spherical"}
@@ -250,3 +250,21 @@ def test_a_sweep_without_matplotlib_keeps_its_rows(
     assert "plot " not in shown.out
     assert list((tmp_path / "runs").glob("sweep*.json"))
     assert not list((tmp_path / "runs").glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("node", "run", "expected"),
+    [
+        ({"data": "dicom"}, {"method": "dpcvae"}, ["pydicom", "ot"]),
+        # No accuracy of a hospital leaves such a run, so it computes none.
+        ({"data": "dicom"}, {"method": "dpcvae"} | PRIVATE, ["pydicom"]),
+        ({"data": "dicom"}, {"method": "dpcvae", "secure-sum": True, "sites": 3, "classes": "0,1"}, ["pydicom"]),
+        # A simulated site is on the coordinator's machine.
+        ({}, {"method": "dpcvae"} | PRIVATE, ["ot"]),
+        ({}, {"data": "parquet", "data-dir": "."}, ["pyarrow"]),
+    ],
+)
+def test_a_site_needs_the_packages_of_its_own_data_and_of_what_it_computes(
+    node: dict[str, str], run: dict[str, str], expected: list[str]
+) -> None:
+    assert [package for package, _ in packages_of(parse_run_config(run), parse_node_config(node))] == expected
