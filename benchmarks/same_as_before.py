@@ -31,6 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 BEFORE = "HEAD~1"
 SITES, CLASSES, DIMENSION = 3, 10, 64
+SHOWN, BEFORE_IT = 40, 15
 NAMED = ",".join(map(str, range(CLASSES)))
 BUDGET: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "classes": NAMED, "fedavg.sample-rate": 1.0}
 SUM: dict[str, Any] = {"secure-sum": True, "classes": NAMED}
@@ -204,7 +205,8 @@ def _planned(settings: dict[str, Any]) -> str:
         return type(error).__name__
     finally:
         sys.argv = before
-    return out.getvalue()
+    text = out.getvalue()
+    return " ".join(text.split())
 
 
 def of_files(files: Path, only: list[str]) -> Found:
@@ -236,8 +238,15 @@ def compared(before: Found, now: Found) -> list[tuple[str, ...]]:
         if all("Error: " in old and old == new for old, new in pairs):
             rows.append((name, f"DIFFERENT: neither can run it: {pairs[0][0][:200]}", "", "", "", ""))
             continue
-        rows.append((name, *("same" if old == new else f"DIFFERENT: {old[:60]} is now {new[:60]}" for old, new in pairs)))
+        rows.append((name, *("same" if old == new else f"DIFFERENT: {_apart(old, new)}" for old, new in pairs)))
     return rows
+
+
+def _apart(old: str, new: str) -> str:
+    """Two texts from a little before their first difference on."""
+    equal = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    at = max(0, equal - BEFORE_IT)
+    return f"{old[at : at + SHOWN]!r} is now {new[at : at + SHOWN]!r}"
 
 
 def unpacked(revision: str, folder: Path) -> Path:

@@ -54,7 +54,7 @@ RELEARNED = ("fedpft", "fedpft-private", "afl", "fedcgs", "gh-ofl")
 EXPECTED = json.loads((STORED / "site" / "expected.json").read_text())
 Copy = Callable[[str], Path]
 # Folders of a machine. A stored run names none, nor a user or host by them.
-MACHINE = re.compile(rb"/(tmp|home|root|usr|var|opt|srv|mnt|Users|work\w*)/")
+MACHINE = re.compile(rb"/(tmp|home|root|usr|var|opt|srv|mnt|Users|builds)/")
 LARGEST = 600_000
 
 
