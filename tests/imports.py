@@ -1,0 +1,105 @@
+"""Imports between the project's own modules, at any place in a file, and what functions read of a run's settings."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
+# Types of all settings of a run, in `common`. The run folder that a report reads is another `Run`.
+WHOLE = {"RunConfig", "Settings", "Run"}
+# A function that reads no more of them should take these, and not all.
+FEW = 2
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(), str(path))
+
+
+def modules(root: Path = ROOT) -> dict[str, Path]:
+    """All modules by dotted name; a package by the name of its folder."""
+    files = [path for room in ROOMS for path in sorted((root / room).rglob("*.py"))]
+    return {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+
+
+def names_imported(path: Path) -> Iterator[str]:
+    """Dotted names that a file imports anywhere: in functions and for types too. With `from a import b`, that is a.b."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, packages: tuple[str, ...]) -> bool:
+    """Whether a dotted name is one of these packages or modules, or in one."""
+    return any(name == each or name.startswith(f"{each}.") for each in packages)
+
+
+def arrows(root: Path = ROOT) -> dict[str, set[str]]:
+    """By module, the modules that it imports. Imports of a package by its own modules, for its names, are left out."""
+    known = modules(root)
+    found: dict[str, set[str]] = {}
+    for module, path in known.items():
+        targets = {name if name in known else name.rpartition(".")[0] for name in names_imported(path)}
+        found[module] = {each for each in targets & set(known) if each != module and known[each].name != "__init__.py"}
+    return found
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that reach each other, sorted. Each module is followed as far as its imports lead."""
+    reached = {module: _reached(module, graph) for module in graph}
+    groups = {
+        tuple(sorted({module, *(each for each in reached[module] if module in reached[each])}))
+        for module in graph
+        if module in reached[module]
+    }
+    return sorted(map(list, groups))
+
+
+def _reached(module: str, graph: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    left = list(graph[module])
+    while left:
+        if (each := left.pop()) not in found:
+            found.add(each)
+            left += graph[each]
+    return found
+
+
+def takers_of_all_settings(root: Path = ROOT) -> list[str]:
+    """Functions that take all settings of a run, read at most two of them, and never pass them on: "file:line name"."""
+    found = []
+    for module, path in modules(root).items():
+        names = WHOLE if within(module, ("common",)) else _whole_in(path)
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                few = [each.arg for each in taken if _annotated(each, names) and _reads_few(node, each.arg)]
+                found += [f"{path.relative_to(root)}:{node.lineno} {node.name}({name})" for name in few]
+    return found
+
+
+def _whole_in(path: Path) -> set[str]:
+    """The types of all settings that a file imports from `common`."""
+    return {name.rpartition(".")[2] for name in names_imported(path) if within(name, ("common",))} & WHOLE
+
+
+def _annotated(parameter: ast.arg, names: set[str]) -> bool:
+    return parameter.annotation is not None and ast.unparse(parameter.annotation).strip("'\"") in names
+
+
+def _reads_few(function: ast.AST, name: str) -> bool:
+    """Whether every use of a parameter reads an attribute of it, and these are few."""
+    uses = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(function))
+    read = [
+        node.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
+    ]
+    return uses == len(read) and len(set(read)) <= FEW

@@ -1,0 +1,236 @@
+"""What an earlier commit wrote is read, learned from again, continued, charged and reported as before."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from client_app.governance.budget import spent
+from client_app.governance.gate import Gate
+from client_app.governance.ledger import Release
+from client_app.governance.policy import Policy
+from client_app.node_config import NodeConfig
+from client_app.offline.keys import private_key
+from common.config.run_config import parse_run_config, run_digest
+from common.errors import BudgetError, ConfigError, LedgerError, RunError
+from common.privacy.accounting import GaussianEvent
+from common.security.sealing import public_key, read_keys
+from common.security.signed_requests import read_request
+from common.signed_models.signed_model import read_signed_model
+from common.wire.bundles import unpack_bundle
+from common.wire.generator_files import read_generator
+from common.wire.model_files import load_model
+from common.wire.sum_proto import unpack_total
+from server_app.offline import learn_from_files
+from server_app.relearn import relearn
+from server_app.report.build import write_report
+from server_app.runs.run_view import read_run
+from tests.grid import InProcessGrid, events_of, metrics_of
+from tests.pins.stored import (
+    BEFORE_THE_BREAK,
+    CLASSES,
+    DELTA,
+    POLICY,
+    RUNS,
+    SITES,
+    STORED,
+    budget,
+    federate,
+    ledger_in,
+    nodes,
+)
+
+# Heads in closed form: other processors round differently.
+CLOSE = 1e-6
+RELEARNED = ("fedpft", "fedpft-private", "afl", "fedcgs", "gh-ofl")
+EXPECTED = json.loads((STORED / "site" / "expected.json").read_text())
+Copy = Callable[[str], Path]
+# Folders of a machine. A stored run names none, nor a user or host by them.
+MACHINE = re.compile(rb"/(tmp|home|root|usr|var|opt|srv|mnt|Users|builds)/")
+LARGEST = 600_000
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    """A function that copies a stored folder to where it can be written."""
+    return lambda name: Path(shutil.copytree(STORED / name, tmp_path / name))
+
+
+def close(folder: Path, other: Path) -> bool:
+    """Whether two folders have the same model, up to rounding."""
+    one, two = (load_file(each / "model.safetensors") for each in (folder, other))
+    return one.keys() == two.keys() and all(
+        torch.allclose(one[name], two[name], rtol=CLOSE, atol=CLOSE * float(one[name].abs().max())) for name in one
+    )
+
+
+def test_stored_folders_are_small_and_name_no_machine() -> None:
+    files = [file for file in STORED.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < LARGEST
+    assert not [file for file in files if MACHINE.search(file.read_bytes())]
+    assert {folder.name for folder in STORED.iterdir() if folder.is_dir()} == {*RUNS, "data", "exchange", "site"}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_stored_run_is_read_in_full_and_reported(copy: Copy, name: str) -> None:
+    folder = copy(name)
+    run = read_run(folder)
+    assert not run.notes
+    assert (run.failure is None) == (name not in BEFORE_THE_BREAK)
+    assert [site.name for site in run.sites] == list(SITES)
+    assert run.used == run.invited == len(SITES)
+    config = parse_run_config(run.manifest["config"])
+    assert run_digest(config) == run.manifest["run"], "the settings of the folder have another digest now"
+    # The last site of a chain makes its model.
+    if name != "fedpft-chain-interrupted":
+        assert load_model(folder / "model.safetensors").header.classes == tuple(run.classes) == CLASSES
+    page = write_report(folder).read_text()
+    assert run.method in page
+    assert all(site in page for site in SITES)
+    if (file := folder / "model.fedsurrogate").exists():
+        assert read_signed_model(file).manifest.run == run.manifest["run"]
+
+
+def test_the_parts_of_single_methods_are_read() -> None:
+    header, sites, numbers, claim = unpack_total((STORED / "fedpft-secure-sum" / "sum.pb").read_bytes())
+    assert (header.classes, sites, claim) == (CLASSES, SITES, None)
+    assert len(numbers)
+    assert read_generator(STORED / "dpcvae" / "generator.safetensors").header.classes == CLASSES
+
+
+@pytest.mark.parametrize("name", RELEARNED)
+def test_learning_again_gives_the_stored_head(copy: Copy, name: str) -> None:
+    folder = copy(name)
+    again, _ = relearn(folder)
+    assert close(again, folder)
+    without, model = relearn(folder, without=["south"])
+    assert sorted(json.loads((without / "manifest.json").read_text())["sites"]) == ["north", "west"]
+    assert model.header.classes == CLASSES
+    assert not close(without, folder)
+
+
+@pytest.mark.xfail(strict=True, raises=ConfigError, reason="the strategy for stored runs is the star's; it refuses chains")
+def test_a_stored_chain_is_learned_from_again(copy: Copy) -> None:
+    folder = copy("fedpft-chain")
+    again, _ = relearn(folder)
+    assert close(again, folder)
+
+
+def test_no_site_is_taken_out_of_a_stored_chain(copy: Copy) -> None:
+    with pytest.raises(RunError, match="one site cannot be removed"):
+        relearn(copy("fedpft-chain"), without=["south"])
+
+
+def test_a_stored_secure_sum_is_not_learned_again(copy: Copy) -> None:
+    with pytest.raises(RunError, match="only the sum over its sites"):
+        relearn(copy("fedpft-secure-sum"))
+
+
+def continued(copy: Copy, home: Path, name: str) -> Path:
+    """The folder of a run that continues a stored one with the settings of its manifest."""
+    copy("data")
+    before = copy(name)
+    config = json.loads((before / "manifest.json").read_text())["config"]
+    settings: dict[str, Any] = {key: value for key, value in config.items() if key not in ("output-dir", "resume")}
+    return federate(home, InProcessGrid(nodes(home)), **settings, resume=str(before))
+
+
+def test_an_interrupted_run_is_continued_to_its_end(copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    folder = continued(copy, tmp_path, "fedavg-interrupted")
+    metrics = metrics_of(folder)
+    assert metrics["status"] == "ok"
+    assert [each["round"] for each in metrics["rounds"]] == [1, 2, 3, 4]
+    done = [event["round"] for event in events_of(folder) if event["event"] == "round"]
+    assert done[-2:] == [3, 4]
+
+
+def test_an_interrupted_chain_is_continued_by_the_last_site(
+    copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    folder = continued(copy, tmp_path, "fedpft-chain-interrupted")
+    metrics = metrics_of(folder)
+    assert metrics["status"] == "ok"
+    assert [event["site"] for event in events_of(folder) if event["event"] == "replied"][-1:] == ["west"]
+    assert metrics["card"]["used"] == list(SITES)
+
+
+def _next(flower_run: str, noise: float = 7.0318266755825025) -> Release:
+    """One more release, of epsilon 0.5 if no other noise is given."""
+    parts: dict[str, Any] = {"sigmas": {"sums": noise}, "sensitivities": {"sums": 1.0}, "facts": {}}
+    return Release(
+        run="1875af46e182aeb7",
+        flower_run=flower_run,
+        method="fedpft",
+        round=1,
+        mechanism="sums",
+        events=(GaussianEvent(noise),),
+        unit="record",
+        epsilon=0.5,
+        delta=DELTA,
+        bytes=249,
+        sha256="0" * 64,
+        **parts,
+    )
+
+
+def test_a_stored_ledger_is_intact_has_spent_the_same_and_is_charged_further(copy: Copy) -> None:
+    ledger = ledger_in(copy("site"))
+    ledger.check()
+    entries = ledger.entries()
+    assert (len(entries), entries[-1]["hash"]) == (EXPECTED["entries"], EXPECTED["last"])
+    assert ledger.spent(DELTA) == pytest.approx(EXPECTED["epsilon at delta"], rel=1e-9)
+    assert spent(entries, budget()) == pytest.approx(EXPECTED["spent"], rel=1e-9)
+    content = ledger.path.read_bytes()
+    after = ledger.charge(_next("78"), budget())
+    assert EXPECTED["spent"] < after < EXPECTED["spent"] + 0.5
+    assert ledger.path.read_bytes().startswith(content), "what was written before stays as it is"
+    assert (len(ledger.entries()), ledger.entries()[-1]["previous"]) == (EXPECTED["entries"] + 1, EXPECTED["last"])
+    with pytest.raises(BudgetError, match="epsilon-total = 40"):
+        ledger.charge(_next("79", noise=0.05), budget())
+
+
+def test_a_stored_ledger_that_was_changed_or_rolled_back_is_refused(copy: Copy) -> None:
+    ledger = ledger_in(copy("site"))
+    lines = ledger.path.read_bytes().splitlines(keepends=True)
+    ledger.path.write_bytes(b"".join(lines).replace(b'"epsilon":8.0', b'"epsilon":0.1', 1))
+    with pytest.raises(LedgerError, match="line 2: edited"):
+        ledger.entries()
+    ledger.path.write_bytes(b"".join(lines[:-2]))
+    last = json.loads(lines[-3])
+    ledger.head.write_text(f"{len(lines) - 2} {last['hash']}\n")
+    with pytest.raises(LedgerError):
+        ledger.entries()
+
+
+def test_a_request_that_was_answered_before_is_known(copy: Copy) -> None:
+    request = read_request(STORED / "exchange" / "request.json", None)
+    ledger = ledger_in(copy("site"))
+    assert f"bundle-{request.id}" in ledger.answered()
+    assert Gate(Policy(epsilon_total=40.0), ledger).spent() == pytest.approx(EXPECTED["spent"], rel=1e-9)
+    assert "epsilon-total = 40.0" in POLICY
+
+
+def test_a_stored_bundle_is_read_with_the_key_of_the_stored_site_and_learned_from(copy: Copy, tmp_path: Path) -> None:
+    exchange, site = copy("exchange"), copy("site")
+    keys = read_keys(exchange / "keys.toml")
+    key = private_key(NodeConfig(state_dir=str(site / "state")), "north")
+    assert keys == {"north": public_key(key)}
+    bundle = unpack_bundle((exchange / "north.bundle").read_bytes(), read_request(exchange / "request.json", None), keys)
+    second = ledger_in(site).entries()[1]
+    assert {name: bundle.manifest["ledger"][name] for name in ("sha256", "events", "epsilon")} == {
+        name: second[name] for name in ("sha256", "events", "epsilon")
+    }
+    settings = {"output-dir": str(tmp_path / "runs")}
+    folder = learn_from_files(exchange / "request.json", [exchange / "north.bundle"], exchange / "keys.toml", settings)
+    assert metrics_of(folder)["status"] == "ok"
+    assert (folder / "surrogates" / "north.pb").read_bytes() == bundle.payload

@@ -1,0 +1,43 @@
+"""The comparison of two revisions notices what differs, and what cannot be compared."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.methods import METHODS
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+import same_as_before
+
+
+def found(**changed: str) -> dict[str, dict[str, Any]]:
+    row = dict.fromkeys(same_as_before.COLUMNS, "3 messages, 10 bytes, abc")
+    return {"methods": dict.fromkeys(METHODS, ""), "fedpft": row | changed}
+
+
+def test_equal_bytes_are_the_same() -> None:
+    assert same_as_before.compared(found(), found()) == [("fedpft", *["same"] * len(same_as_before.COLUMNS))]
+
+
+@pytest.mark.parametrize("column", same_as_before.COLUMNS)
+def test_a_difference_in_any_column_is_shown_where_it_begins(column: str) -> None:
+    ((_, *cells),) = same_as_before.compared(found(), found(**{column: "3 messages, 10 bytes, abd"}))
+    wrong = [cell for cell in cells if cell != "same"]
+    assert wrong == ["DIFFERENT: 's, 10 bytes, abc' is now 's, 10 bytes, abd'"]
+
+
+def test_a_run_that_fails_in_both_and_a_method_of_only_one_are_no_success() -> None:
+    failed = dict.fromkeys(same_as_before.COLUMNS, "RunError: quorum missed")
+    ((_, cell, *_),) = same_as_before.compared(found(**failed), found(**failed))
+    assert "neither can run it: RunError: quorum missed" in cell
+    more = found()
+    more["methods"]["fedxyz"] = ""
+    rows = same_as_before.compared(found(), more)
+    assert sum(row[0] == "fedxyz" and row[1].startswith("DIFFERENT") for row in rows) == 2
+
+
+def test_every_method_has_a_run() -> None:
+    assert {name.partition(",")[0] for name in same_as_before.RUNS} >= set(METHODS)
