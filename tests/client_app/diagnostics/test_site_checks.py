@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,6 +162,12 @@ def named(number: int, text: str) -> bool:
     return re.search(rf"\b{number}\b", text) is not None
 
 
+def visible(process: subprocess.Popen[bytes]) -> None:
+    """Wait until the list of processes has this one's command: it is empty for a moment after the start."""
+    while not psutil.Process(process.pid).cmdline():
+        time.sleep(0.01)
+
+
 def test_a_supernode_that_would_start_foreign_code_is_found_by_its_number(tmp_path: Path) -> None:
     # An interpreter with the program's name; its script does not matter.
     program = tmp_path / "flower-supernode"
@@ -168,6 +175,7 @@ def test_a_supernode_that_would_start_foreign_code_is_found_by_its_number(tmp_pa
     for flags, state in (([], "FAIL"), (["--isolation", "subprocess"], "FAIL"), (["--isolation", "process"], "PASS")):
         with subprocess.Popen([sys.executable, str(program), *flags, "--insecure"]) as process:
             try:
+                visible(process)
                 found = check_isolation()
                 # Other tests may run their own SuperNodes.
                 assert named(process.pid, found.found) is (state == "FAIL")
@@ -219,6 +227,7 @@ def test_a_superexec_that_would_start_foreign_code_is_found_by_its_number(tmp_pa
     for kind in ("clientapp", "serverapp"):
         with subprocess.Popen([sys.executable, "-W", "ignore", str(program), "--plugin-type", kind]) as process:
             try:
+                visible(process)
                 found = check_isolation()
                 assert (found.state == "FAIL" and named(process.pid, found.found)) is (kind == "clientapp")
             finally:
