@@ -40,10 +40,10 @@ FILES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(f"common/{name}.py" for name in ("safe_parsing", "security/sealing", "surrogates/class_sums")),
     **{f"{file.relative_to(ROOT)}": () for file in sorted(ROOT.glob("c*/secure_sum/[!_]*.py"))},
     **dict.fromkeys(f"client_app/governance/{name}.py" for name in (
-        "budget", "gate", "hash_chain", "ledger", "release", "witness")),
+        "budget", "entries", "gate", "ledger", "release", "witness")),
     **dict.fromkeys(f"client_app/methods/{name}.py" for name in (
         "dp/dp_sgd", "dp/linear_clipping", "dp/record_chunks", "dp/record_gradients", "fedpft/private_surrogate")),
-    "client_app/durable_files.py": (),
+    "common/files.py": (),
     "client_app/methods/dpcvae/training.py": ("train_generator", "_opening", "_train_privately", "_restore", "_kept"),
     "client_app/methods/dpcvae/training_steps.py": ("CVAETrainer", "private_gradient", "trainer_of"),
     "strategies/fedpft/private_head.py": (),

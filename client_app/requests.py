@@ -17,7 +17,7 @@ from client_app.audit.output import check_attacks
 from client_app.features.site_features import SiteFeatures, check_addressee, load_site, site_name
 from client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
 from client_app.governance.policy import policy_of
-from client_app.governance.release import SurrogateRequest, entry, leave, prepare, stage_file
+from client_app.governance.release import SurrogateRequest, entry, leave, prepare
 from client_app.governance.sealed_only import check_counting, check_work, in_clear
 from client_app.governance.uncharged import without_records
 from client_app.governance.work_limits import admit
@@ -33,6 +33,7 @@ from common.config.flat_settings import Scalar
 from common.config.run_config import RunConfig, parse_run_config, run_digest
 from common.errors import DisputeError, LedgerError, PolicyError, SurrogateError
 from common.extras.needed import check_packages
+from common.files import stage_file
 from common.security.sealing import public_key
 from common.signed_models.making import received_model
 from common.version import own_version

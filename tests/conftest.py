@@ -113,7 +113,7 @@ def _own_home(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     for name in [each for each in os.environ if each.startswith("XDG_")]:
         del os.environ[name]
-    os.environ["HOME"] = folder.name
+    os.environ |= {"HOME": folder.name, "MPLCONFIGDIR": str(Path(folder.name) / "matplotlib")}
 
 
 @pytest.hookimpl(wrapper=True)

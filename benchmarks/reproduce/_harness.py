@@ -22,7 +22,7 @@ from _report import described, shared
 
 from client_app.datasets.partition import share
 from client_app.features.site_features import LabelledFeatures, SiteFeatures, dataset_features, usable
-from client_app.governance.release import keep_file, method_of
+from client_app.governance.release import method_of
 from client_app.methods.chain_step import kept_head
 from client_app.methods.fedavg.personalization import personal_accuracy
 from client_app.methods.task import Task
@@ -30,6 +30,7 @@ from client_app.node_config import NodeConfig
 from common.backbones.feature_power import with_power
 from common.config.flat_settings import Scalar, parse_overrides
 from common.config.run_config import RunConfig
+from common.files import replace_file
 from common.methods import METHODS
 from common.models.classifiers import Classifier, Head
 from common.models.devices import pick_device
@@ -184,7 +185,7 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
         seconds += time.perf_counter() - started
         for each in made:
             for file, content in each.keep.items():
-                keep_file(file, content)
+                replace_file(file, content)
         payloads = [each.payload for each in made]
         if run.trained is run.fedlap:
             learn(training, [unpack_synthetic(payload) for payload in payloads], pick_device(run.device))
@@ -230,7 +231,7 @@ def _along(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
         asked = replace(task, question=relay, info=reported)
         made = method_of(run)(asked)
         for file, content in made.keep.items():
-            keep_file(file, content)
+            replace_file(file, content)
         relay = made.payload
         sent += len(relay)
         heads.append(kept_head(asked))

@@ -13,10 +13,11 @@ from client_app.audit.disclosure_page import page_of
 from client_app.audit.release_audit import FEWEST, ReleaseAudit, audit_release
 from client_app.governance.gate import own_ledger
 from client_app.governance.policy import policy_of
-from client_app.governance.release import DISCLOSURES, keep_file
+from client_app.governance.release import DISCLOSURES
 from client_app.node_config import NodeConfig
 from client_app.offline.dry_run import DryRun, dry_run
 from common.config.run_config import RunConfig, parse_run_config, run_digest
+from common.files import replace_file
 from common.privacy.claims import NOT_COVERED
 
 Part = dict[str, Any]
@@ -37,8 +38,8 @@ def disclose(run: RunConfig, node: NodeConfig, seconds: float = 0.0) -> tuple[Pa
     packed = (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
     name = f"{run_digest(run)}-{hashlib.sha256(packed).hexdigest()[:16]}"
     facts, page = (node.state / DISCLOSURES / f"{name}.{kind}" for kind in ("json", "html"))
-    keep_file(page, page_of(content, f"{DISCLOSURES}/{name}").encode())
-    keep_file(facts, packed)
+    replace_file(page, page_of(content, f"{DISCLOSURES}/{name}").encode())
+    replace_file(facts, packed)
     return content, facts, page
 
 

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from client_app.features.site_features import SiteFeatures
-from client_app.governance.release import keep_file, method_of
+from client_app.governance.release import method_of
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig, run_digest
+from common.files import replace_file
 from common.models.generators import (
     COUNTS,
     MEANS,
@@ -55,7 +56,7 @@ def generator_of(run: RunConfig, node: NodeConfig, found: SiteFeatures) -> AnyGe
             info = {"round": number, "confirmed": number - 1, "lineage": "audit"}
             made = method_of(run)(Task(run, here, "audit", found, question=question, info=info))
             for file, content in made.keep.items():
-                keep_file(file, content)
+                replace_file(file, content)
             reply = unpack_parameters(made.payload).tensors
             if number > 1:
                 tensors = {key: tensor + reply[key] if key in reply else tensor for key, tensor in tensors.items()}

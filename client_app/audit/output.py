@@ -13,14 +13,13 @@ from filelock import FileLock
 from client_app.audit.page import page_of
 from client_app.audit.release_audit import FEWEST, ReleaseAudit, audit_release
 from client_app.datasets.partition import share
-from client_app.durable_files import kept_secret, put_file
 from client_app.features.site_features import SiteFeatures, in_simulation, load_site
 from client_app.governance.ledger import dataset_id
 from client_app.governance.policy import Policy
-from client_app.governance.release import keep_file
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError, PolicyError
+from common.files import kept_secret, replace_file
 
 SECRET_BYTES = 32
 
@@ -32,8 +31,8 @@ def write_audit(found: ReleaseAudit, folder: Path, pictures: Sequence[bytes] = (
     """
     folder.mkdir(parents=True, exist_ok=True)
     facts, page = folder / "audit.json", folder / "audit.html"
-    keep_file(facts, (json.dumps(found.facts(), indent=2, allow_nan=False) + "\n").encode())
-    keep_file(page, page_of(found, claim_broken(found), pictures).encode())
+    replace_file(facts, (json.dumps(found.facts(), indent=2, allow_nan=False) + "\n").encode())
+    replace_file(page, page_of(found, claim_broken(found), pictures).encode())
     return facts, page
 
 
@@ -122,7 +121,7 @@ def _same_records(node: NodeConfig, found: SiteFeatures) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock", timeout=60):
             if not file.exists():
-                put_file(file, chosen)
+                replace_file(file, chosen)
             elif file.read_bytes() != chosen:
                 raise PolicyError(
                     "the run selects other records than an earlier one under limits on attacks (seed, test-fraction, "

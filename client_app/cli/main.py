@@ -112,7 +112,7 @@ def ledger(
         "delta": policy.delta,
         "delta_total": policy.delta_total or 2 * policy.delta,
         "runs_left": more,
-        "without_privacy": gate.ledger.open_releases(),
+        "without_privacy": gate.ledger.non_private_releases(),
         "entries": entries,
     }
     if as_json:

@@ -16,17 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
-from client_app.governance.hash_chain import Entry
+from client_app.governance.entries import Entry, Release, events_of, non_private_releases
 from common.errors import BudgetError
 from common.methods import METHODS
 from common.privacy.accounting import GaussianEvent
 from common.privacy.privacy_filter import PrivacyFilter, composed
-from common.rules.counting import EXACT
-
-if TYPE_CHECKING:
-    from client_app.governance.ledger import Release
 
 # Noise calibrated to a budget may give an epsilon that is larger in the last digit.
 ROUNDING = 1 + 1e-9
@@ -78,7 +73,7 @@ def check_budget(entries: list[Entry], release: Release, budget: Budget) -> floa
     """
     if not release.events:
         return spent(entries, budget)
-    if (count := open_releases(entries)) and not budget.after_open:
+    if (count := non_private_releases(entries)) and not budget.after_open:
         raise BudgetError(f"{count} releases left without privacy before, so no total can be guaranteed any more")
     # A release that protects patients protects their records as well, but not the other way round.
     single = sum(entry["kind"] == "release" and bool(entry["events"]) and entry["unit"] == "record" for entry in entries)
@@ -98,17 +93,6 @@ def check_budget(entries: list[Entry], release: Release, budget: Budget) -> floa
     if not loosely and (in_run := composed(run, release.delta)) > budget.epsilon_per_run * ROUNDING:
         raise BudgetError(f"epsilon-per-run = {budget.epsilon_per_run:g}: this run's releases would spend {in_run:.4g}")
     return total
-
-
-def events_of(entries: Sequence[Entry], flower_run: str = "") -> list[GaussianEvent]:
-    """The noise of all releases, or of those of one run."""
-    chosen = (entry for entry in entries if not flower_run or entry["flower_run"] == flower_run)
-    return [GaussianEvent(**event) for entry in chosen for event in entry["events"]]
-
-
-def open_releases(entries: Sequence[Entry]) -> int:
-    """Number of releases without differential privacy, apart from counts that the policy has excluded from the total."""
-    return sum(entry["kind"] == "release" and not entry["events"] and entry["mechanism"] != EXACT for entry in entries)
 
 
 def _check_plan(entries: Sequence[Entry], this: Entry) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from client_app.governance.budget import Budget, check_budget, runs_left, spent
-from client_app.governance.ledger import Ledger, Release, dataset_id
+from client_app.governance.entries import Release
+from client_app.governance.ledger import Ledger, dataset_id
 from client_app.governance.policy import PUBLIC_KINDS, Policy, policy_of
 from client_app.governance.sealed_only import check_sealed_run
 from client_app.governance.witness import Witness

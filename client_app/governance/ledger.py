@@ -15,16 +15,16 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from client_app.durable_files import put_file
-from client_app.governance.budget import Budget, check_budget, events_of, open_releases
-from client_app.governance.hash_chain import Entry, canonical, chained, digest
+from client_app.governance.budget import Budget, check_budget
+from client_app.governance.entries import Entry, Release, canonical, chained, digest, events_of, non_private_releases
 from client_app.governance.witness import DECIDE, Witness
 from common.errors import LedgerError
-from common.privacy.accounting import GaussianEvent, Unit, epsilon_spent, gaussian_noise_multiplier
+from common.files import replace_file
+from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_noise_multiplier
 from common.security.receipts import Receipt
 
 FORMAT = 1
@@ -32,33 +32,6 @@ LOCK_SECONDS = 60
 # Name of the run of a request by file, see client_app/offline/bundle_writer.py.
 BY_FILE = re.compile(r"bundle-[0-9a-f]{16}")
 REMEDY = "nothing leaves until a person has looked at it; `site reopen-ledger` starts a new one and keeps the old"
-
-
-@dataclass(frozen=True)
-class Release:
-    """A release's entry in the ledger. events: cost, empty without privacy. facts stay here. sealed: for other sites only.
-
-    sample_rate: the lowest of all rounds of the run, or one if no round samples; it shows the plan of a run from its first
-    release. disclosure: address of the sheet that a person has read before, in the state folder; empty for none.
-    """
-
-    run: str
-    flower_run: str
-    method: str
-    round: int
-    mechanism: str
-    events: tuple[GaussianEvent, ...]
-    unit: Unit
-    epsilon: float
-    delta: float
-    sigmas: dict[str, float]
-    sensitivities: dict[str, float]
-    facts: dict[str, float]
-    bytes: int
-    sha256: str
-    sealed: bool = False
-    sample_rate: float = 1.0
-    disclosure: str = ""
 
 
 def dataset_id(kind: str, folder: str) -> str:
@@ -106,9 +79,9 @@ class Ledger:
         """
         return epsilon_spent(events_of(self.entries(), flower_run), delta)
 
-    def open_releases(self) -> int:
+    def non_private_releases(self) -> int:
         """Number of releases without differential privacy."""
-        return open_releases(self.entries())
+        return non_private_releases(self.entries())
 
     def charge(self, release: Release, budget: Budget) -> float:
         """Record a release, flushed to disk, and return the epsilon spent with it. Only then may the release leave.
@@ -148,7 +121,7 @@ class Ledger:
                 if file.exists():
                     kept, content = file.with_name(f"{file.name}.{stamp}"), file.read_bytes()
                     aside[kept.name] = hashlib.sha256(content).hexdigest()
-                    put_file(kept, content)
+                    replace_file(kept, content)
                     # Works for a damaged ledger too, and includes names in its own decisions.
                     answered |= set(BY_FILE.findall(content.decode("ascii", "replace")))
             entries = Ledger(self.path.parent, self.dataset)._read() if keep else [chained(None, self._header())]
@@ -257,12 +230,12 @@ class Ledger:
         """Write a whole ledger, witness first: if this stops half-way, the ledger is refused."""
         if self.witness is not None:
             self.witness.begin(len(entries), entries[-1]["hash"])
-        put_file(self.path, b"".join(canonical(entry) + b"\n" for entry in entries))
+        replace_file(self.path, b"".join(canonical(entry) + b"\n" for entry in entries))
         self._write_head(entries[-1])
 
     def _write_head(self, entry: Entry) -> None:
         """Write and flush the ledger's length and last hash: to the head file, then to the witness."""
-        put_file(self.head, f"{entry['sequence'] + 1} {entry['hash']}\n".encode())
+        replace_file(self.head, f"{entry['sequence'] + 1} {entry['hash']}\n".encode())
         if self.witness is not None:
             self.witness.record(entry["sequence"] + 1, entry["hash"])
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from client_app.durable_files import put_in_place
 from client_app.features.site_features import SiteFeatures, load_site
+from client_app.governance.entries import Release
 from client_app.governance.gate import Gate
-from client_app.governance.ledger import Release
 from client_app.governance.uncharged import FALLBACK, with_records
 from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig, is_protected
 from common.config.run_config import RunConfig, run_digest
 from common.errors import LedgerError
+from common.files import put_in_place
 from common.privacy.accounting import GaussianEvent
 from common.privacy.claims import Claim, make_claim, released_in
 from common.rules.counting import EXACT
@@ -139,27 +137,6 @@ def method_of(run: RunConfig) -> Callable[[Task], MethodOutput]:
     """The function that computes a site's part of the run's method."""
     function: Callable[[Task], MethodOutput] = load(run.spec.site)
     return function
-
-
-def keep_file(file: Path, content: bytes) -> None:
-    """Write a file atomically."""
-    stage_file(file, content).replace(file)
-
-
-def stage_file(file: Path, content: bytes) -> Path:
-    """Write and flush a temporary file next to `file`, which a rename then puts in place. Each process has its own."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    try:
-        # Only the owner may read it: it may hold secrets.
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary
 
 
 def leave(

@@ -40,8 +40,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from client_app.durable_files import put_file
 from common.errors import LedgerError
+from common.files import replace_file
 from common.security.receipts import Receipt
 
 OPEN = "if these data are new and nothing has left them, a person runs `site ledger --open` once"
@@ -125,7 +125,7 @@ class Witness:
         known = self.answered()
         if request not in known:
             try:
-                put_file(self._answers, "".join(f"{each}\n" for each in sorted({*known, request})).encode())
+                replace_file(self._answers, "".join(f"{each}\n" for each in sorted({*known, request})).encode())
             except OSError as error:
                 raise LedgerError(f"{str(self._answers)!r} cannot be written ({error}); {PLACE}") from None
 
@@ -185,7 +185,7 @@ class Witness:
         line = f"witness 1 {self.dataset} {content.opened} {content.length} {content.last} {content.secret}\n"
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            put_file(self.file, line.encode())
+            replace_file(self.file, line.encode())
         except OSError as error:
             raise LedgerError(f"the ledger's witness {str(self.file)!r} cannot be written ({error}); {PLACE}") from None
 

@@ -18,6 +18,7 @@ from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig
 from common.config.sections import Settings
 from common.errors import PolicyError
+from common.files import replace_file
 
 UNLIMITED = 10**12
 HOUR, DAY = 3600.0, 86_400.0
@@ -94,9 +95,7 @@ def admit(run: RunConfig, node: NodeConfig, limits: WorkLimits, flower_run: str)
     try:
         with FileLock(f"{file}.lock", timeout=60):
             counts = _counted(_read_counts(file), run, limits, flower_run, now)
-            temporary = file.with_suffix(".new")
-            temporary.write_text(json.dumps(counts))
-            temporary.replace(file)
+            replace_file(file, json.dumps(counts), durable=False)
     except OSError as error:
         raise PolicyError(f"{str(file)!r}, which counts requests, cannot be written ({error}); nothing is done") from None
 

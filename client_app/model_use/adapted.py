@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from client_app.durable_files import put_file
 from client_app.model_use.store import models_folder
 from client_app.node_config import NodeConfig
 from common.errors import SealError
+from common.files import replace_file
 from common.models.classifiers import Classifier, Head
 from common.signed_models.signed_model import SignedModel, digest_of
 from common.surrogates.surrogates import Header
@@ -105,7 +105,7 @@ def store_adapted(node: NodeConfig, model: SignedModel, own: Classifier, share: 
     metadata["digest"] = _digest(tensors, metadata)
     file = adapted_file(node, model)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    put_file(file, save(tensors, metadata))
+    replace_file(file, save(tensors, metadata))
     return file
 
 

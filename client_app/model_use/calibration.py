@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.durable_files import put_file
 from client_app.model_use.store import models_folder
 from client_app.node_config import NodeConfig
 from common.errors import ConfigError, SealError, StateError
+from common.files import replace_file
 from common.signed_models.gaussians import Gaussians
 from common.signed_models.signed_model import SignedModel, digest_of
 
@@ -165,9 +165,9 @@ def store_calibration(
     content: dict[str, Any] = asdict(calibration) | {"tensors": model.manifest.tensors}
     if gaussians is not None:
         tensors = {name: tensor.contiguous() for name, tensor in gaussians.tensors().items()}
-        put_file(_gaussians_file(file), save(tensors))
+        replace_file(_gaussians_file(file), save(tensors))
         content["gaussians"] = digest_of(tensors)
-    put_file(file, (json.dumps(content, indent=2) + "\n").encode())
+    replace_file(file, (json.dumps(content, indent=2) + "\n").encode())
     return file
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.durable_files import put_file
 from client_app.features.extraction import NOT_FINITE
 from client_app.features.parts import Part, in_parts
 from client_app.features.progress import progress
@@ -24,6 +23,7 @@ from client_app.model_use.inputs import PATIENT, Inputs
 from common.backbones.backbones import Backbone
 from common.backbones.feature_power import power_in, raised, with_power
 from common.errors import BackboneError, ConfigError, DataError
+from common.files import replace_file
 from common.models.classifiers import Classifier
 from common.signed_models.gaussians import Gaussians
 from common.signed_models.signed_model import SignedModel
@@ -152,8 +152,8 @@ def _begin(out: Path, header: list[str], settings: dict[str, Any], overwrite: bo
     """Make or continue the output file; return the names of the images that it has already."""
     side = out.with_name(f"{out.name}.json")
     if overwrite or not out.exists():
-        put_file(out, (",".join(_cell(name) for name in header) + "\n").encode())
-        put_file(side, (json.dumps(settings, indent=2) + "\n").encode())
+        replace_file(out, (",".join(_cell(name) for name in header) + "\n").encode())
+        replace_file(side, (json.dumps(settings, indent=2) + "\n").encode())
         return set()
     try:
         before = json.loads(side.read_text())

@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from client_app.durable_files import put_file
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import coordinator_key
 from common.errors import ConfigError, SealError, StateError, SurrogateError
+from common.files import replace_file
 from common.signed_models.signed_model import SUFFIX, SignedModel, is_name, read_signed_model, save_signed_model
 
 INDEX = "index.json"
@@ -93,7 +93,7 @@ def keep_model(node: NodeConfig, model: SignedModel, source: str) -> str:
         if known is not None and _manifest_of(node, name) != model.manifest.signed_bytes():
             raise StateError(f"this site has another model called {name!r}; remove it first")
         if known is None:
-            put_file(models_folder(node) / f"{name}{SUFFIX}", content)
+            replace_file(models_folder(node) / f"{name}{SUFFIX}", content)
             now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
             kept = Kept(hashlib.sha256(content).hexdigest(), model.key.hex(), now, source)
             _write(node, Index(index.models | {name: kept}, index.in_use or name, index.before))
@@ -188,4 +188,4 @@ def _write(node: NodeConfig, index: Index) -> None:
         "in_use": index.in_use,
         "before": list(index.before),
     }
-    put_file(models_folder(node) / INDEX, (json.dumps(content, indent=2) + "\n").encode())
+    replace_file(models_folder(node) / INDEX, (json.dumps(content, indent=2) + "\n").encode())

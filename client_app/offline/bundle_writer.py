@@ -9,12 +9,14 @@ from typing import Any
 
 from client_app.audit.output import check_attacks
 from client_app.features.site_features import site_name
+from client_app.governance.entries import Release
 from client_app.governance.gate import check_receipts, new_receipt, open_gate
-from client_app.governance.ledger import Ledger, Release
-from client_app.governance.release import SurrogateRequest, keep_file, leave, prepare, stage_file
+from client_app.governance.ledger import Ledger
+from client_app.governance.release import SurrogateRequest, leave, prepare
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import coordinator_key, private_key
 from common.errors import ConfigError, DataError, LedgerError, PolicyError
+from common.files import replace_file, stage_file
 from common.security.signed_requests import Request, read_request
 from common.wire.bundles import pack_bundle
 
@@ -50,7 +52,7 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
     if receipt := new_receipt(node, before):
         # The receipt exists only after the charge. If it cannot be written, the bundle is valid without it.
         with suppress(OSError):
-            keep_file(file, pack_bundle(request, site, prepared.payload, facts | receipt, key))
+            replace_file(file, pack_bundle(request, site, prepared.payload, facts | receipt, key))
     return prepared.release
 
 

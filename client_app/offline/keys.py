@@ -7,9 +7,9 @@ import logging
 import re
 from pathlib import Path
 
-from client_app.durable_files import kept_secret
 from client_app.node_config import NodeConfig
 from common.errors import ConfigError, SealError
+from common.files import kept_secret
 from common.security.sealing import PUBLIC_BYTES, SEED_BYTES, read_keys
 
 HEX_KEY, LARGEST_KEY_FILE = re.compile(rf"[0-9a-f]{{{2 * PUBLIC_BYTES}}}"), 4096

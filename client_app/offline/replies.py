@@ -10,10 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from client_app.durable_files import put_file
 from client_app.features.site_features import site_name
 from client_app.governance.gate import own_ledger
-from client_app.governance.release import keep_file
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import coordinator_key, private_key
 from client_app.requests import LARGEST_MODEL, WORK, answer
@@ -27,6 +25,7 @@ from common.exchange.message_files import (
     unpack_reply,
     unpack_request,
 )
+from common.files import replace_file
 from common.security.sealing import public_key
 from common.wire.records import from_record, to_record
 
@@ -70,7 +69,7 @@ def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
             _begin(kept.with_suffix(".begun"), node, request)
             reply = pack_reply(_answered(request, digest(content), node, site), key)
             try:
-                put_file(kept, reply)
+                replace_file(kept, reply)
             except OSError as error:
                 # Charged already: the reply must not be lost with its copy.
                 _put(file, reply)
@@ -118,7 +117,7 @@ def _read(file: Path) -> bytes:
 def _put(file: Path, content: bytes) -> None:
     try:
         # Under an unpredictable name: a link on the stick must not lead the reply to another file.
-        keep_file(file, content)
+        replace_file(file, content)
     except OSError as error:
         raise StateError(
             f"{str(file)!r} cannot be written ({error.strerror}); free the disk, and repeat the command"

@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from client_app.durable_files import put_file
 from client_app.features.site_features import SiteFeatures
 from client_app.governance.ledger import dataset_id
 from client_app.governance.policy import PUBLIC_KINDS
@@ -30,6 +29,7 @@ from client_app.methods.task import SiteLimits
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig
 from common.errors import PolicyError, StateError
+from common.files import replace_file
 from common.rules.counting import JUDGING
 from common.rules.secure_sum import MECHANISM
 
@@ -163,7 +163,7 @@ def _read(file: Path) -> Fixed | None:
 
 
 def _write(file: Path, fixed: Fixed) -> None:
-    put_file(file, json.dumps(asdict(fixed)).encode())
+    replace_file(file, json.dumps(asdict(fixed)).encode())
 
 
 def _digests(sites: Collection[bytes]) -> tuple[str, ...]:

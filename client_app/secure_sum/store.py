@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from client_app.durable_files import put_file
 from client_app.governance.policy import Policy
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig
 from common.errors import StateError, SurrogateError
+from common.files import replace_file
 from common.rules.secure_sum import context_of
 from common.secure_sum.member import SumState
 from common.wire.sum_proto import pack_state, unpack_state
@@ -66,6 +66,6 @@ def read(run: RunConfig, node: NodeConfig, name: str, site: str) -> SumState:
 def write(node: NodeConfig, name: str, state: SumState) -> None:
     """Replace a sum's state, flushed, before the step that it records leaves this site. Raises StateError."""
     try:
-        put_file(file_of(node, name, state.site), pack_state(state))
+        replace_file(file_of(node, name, state.site), pack_state(state))
     except OSError as error:
         raise StateError(f"the state of a secure sum cannot be written ({error})") from None

@@ -19,9 +19,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import ConfigError
+from common.files import replace_file
 from server_app.deployment import SERVER_DAYS
 from server_app.deployment.request_key import make_request_key
 
+# Mode of certificates and public keys.
+PUBLIC = 0o644
 AUTHORITY_DAYS = 3650
 # Clocks at hospitals can be wrong by minutes. A clock that is slow would refuse a certificate that is valid from now on.
 BEFORE = datetime.timedelta(days=1)
@@ -135,8 +138,8 @@ def _make_authority(folder: Path) -> ec.EllipticCurvePrivateKey:
     builder = _begin(name, name, key.public_key(), AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs=True), critical=True)
-    _write(folder / "ca.key", _pem(key), secret=True)
-    _write(folder / "ca.crt", builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    replace_file(folder / "ca.key", _pem(key))
+    replace_file(folder / "ca.crt", builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), mode=PUBLIC)
     return key
 
 
@@ -160,7 +163,7 @@ def _private(file: Path) -> ec.EllipticCurvePrivateKey:
 def _make_server(folder: Path, signer: ec.EllipticCurvePrivateKey, hosts: Sequence[str], days: int) -> None:
     authority = _certificate(folder / "ca.crt")
     if not (folder / "server.key").is_file():
-        _write(folder / "server.key", _pem(ec.generate_private_key(ec.SECP384R1())), secret=True)
+        replace_file(folder / "server.key", _pem(ec.generate_private_key(ec.SECP384R1())))
     key = _private(folder / "server.key")
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedsurrogate coordinator")])
     left = (authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
@@ -171,19 +174,21 @@ def _make_server(folder: Path, signer: ec.EllipticCurvePrivateKey, hosts: Sequen
     builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = builder.add_extension(issuer, critical=False)
-    _write(folder / "server.crt", builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    replace_file(
+        folder / "server.crt", builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), mode=PUBLIC
+    )
 
 
 def _make_site(folder: Path, authority: bytes) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _write(folder / "ca.crt", authority)
+    replace_file(folder / "ca.crt", authority, mode=PUBLIC)
     if (folder / "site.key").is_file():
         return
     key = ec.generate_private_key(ec.SECP384R1())
     secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    _write(folder / "site.pub", public + f" {folder.name}\n".encode())
-    _write(folder / "site.key", secret, secret=True)
+    replace_file(folder / "site.pub", public + f" {folder.name}\n".encode(), mode=PUBLIC)
+    replace_file(folder / "site.key", secret)
 
 
 def _begin(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
@@ -236,14 +241,3 @@ def _digest(certificate: x509.Certificate) -> str:
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-
-
-def _write(file: Path, content: bytes, secret: bool = False) -> None:
-    """Replace a file atomically. Only the owner can ever read a secret file."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    aside.unlink(missing_ok=True)
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    aside.replace(file)

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.files import create_file
 from common.security.sealing import SEED_BYTES, new_key, public_key
 
 KEY, PUBLIC = "coordinator.key", "coordinator.pub"
@@ -60,16 +60,7 @@ def request_public_key(folder: Path) -> str:
 
 def _write(file: Path, content: bytes, mode: int) -> None:
     """Write a new file atomically, with permissions `mode` from the start. An existing file stays."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.link(aside, file)
-    except FileExistsError:
-        pass  # Another process was first; its file is kept.
+        create_file(file, content, mode=mode)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written ({error.strerror})") from None
-    finally:
-        aside.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +22,7 @@ from common.exchange.message_files import (
     pack_request,
     unpack_reply,
 )
+from common.files import replace_file
 from common.wire.records import from_record, to_record
 from server_app.deployment.local_grid import FIRST_NODE, LocalGrid
 
@@ -90,10 +90,7 @@ class FileGrid(LocalGrid):
         request = MessageRequest(name, str(self._run.run_id), site, kind, self._exchange.settings, info, expires, payload)
         content, stem = pack_request(request, self._exchange.private), f"{self._step:02d}-{site}"
         file = self._exchange.folder / f"{stem}{REQUEST}"
-        aside = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(content)
-        aside.replace(file)
+        replace_file(file, content)
         self._asked[name] = message, stem, digest(content)
 
     def _reply(self, name: str) -> Message | None:

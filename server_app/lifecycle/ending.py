@@ -14,6 +14,7 @@ from typing import Any
 
 from common.config.run_config import RunConfig, parse_run_config
 from common.errors import FedSurrogateError
+from common.files import READABLE, replace_file
 from server_app.lifecycle.writer import forget_writer, last_sign, writer_is_gone
 from server_app.runs.event_tail import POLL_SECONDS, EventFile
 from server_app.runs.json_values import Json, as_number, as_table
@@ -71,12 +72,7 @@ def _record(folder: Path, metrics: Json, why: str) -> Json:
     metrics = metrics | {"status": "interrupted", "failure": why}
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     _append(folder / "events.jsonl", json.dumps({"time": now, "event": "interrupted", "reason": why}))
-    temporary = folder / ".metrics.json.new"
-    with temporary.open("w") as file:
-        file.write(json.dumps(metrics, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / "metrics.json")
+    replace_file(folder / "metrics.json", json.dumps(metrics, indent=2) + "\n", mode=READABLE)
     forget_writer(folder)
     return metrics
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from errno import ENOSPC
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config.run_config import RunConfig
+from common.files import READABLE, replace_file, replacing
 from common.flower_environment import COMMAND_BEGAN
 from common.wire.model_files import save_model
 from server_app.lifecycle.writer import Writer
@@ -35,7 +35,7 @@ class RunFolder:
         name = f"{self._start.time:%Y%m%dT%H%M%SZ}-{config.spec.name}-{secrets.token_hex(3)}"
         self.path = Path(config.output_dir).expanduser().absolute() / name
         (self.path / "surrogates").mkdir(parents=True)
-        self._mode = 0o666 & ~_umask(self.path)
+        self._mode = READABLE & ~_umask(self.path)
         self._writer = Writer(self.path)
         self._reserve = self.path / ".reserve"
         self._write("manifest.json", make_manifest(config, self._start))
@@ -74,14 +74,13 @@ class RunFolder:
     def surrogate(self, site: str, payload: bytes) -> Callable[[], bytes]:
         """Store a site's surrogate as it arrived, so that a head can be learned again without the site."""
         # Without waiting for the disk: there may be thousands.
-        with self._whole(name := f"surrogates/{site}.pb", durable=False) as temporary:
-            temporary.write_bytes(payload)
-        return (self.path / name).read_bytes
+        file = self.path / "surrogates" / f"{site}.pb"
+        replace_file(file, payload, mode=READABLE, durable=False)
+        return file.read_bytes
 
     def keep(self, name: str, content: bytes) -> None:
         """Store another file for learning again or for resuming: a public centre, a checkpoint. Atomic and durable."""
-        with self._whole(name) as temporary:
-            temporary.write_bytes(content)
+        replace_file(self.path / name, content, mode=READABLE)
 
     def discard(self, site: str) -> None:
         """Delete a site's surrogate, so that nothing is learned from a refused surrogate."""
@@ -92,7 +91,7 @@ class RunFolder:
         end = self._ended(status, failure)
         metrics, projection = make_metrics(self.config, outcome, end), make_projection(outcome)
         if outcome.model is not None:
-            with self._whole("model.safetensors") as temporary:
+            with replacing(self.path / "model.safetensors", mode=self._mode) as temporary:
                 save_model(outcome.model, temporary)
             self._write("manifest.json", make_manifest(self.config, self._start, outcome.model))
         if projection:
@@ -118,37 +117,9 @@ class RunFolder:
         self.finish(outcome, end.status, end.failure)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        with self._whole(name) as temporary:
-            temporary.write_text(json.dumps(content, indent=2) + "\n")
-
-    @contextmanager
-    def _whole(self, name: str, durable: bool = True) -> Iterator[Path]:
-        """Temporary file that becomes `name` atomically: no reader sees a part of it, and a failed write leaves nothing.
-
-        durable: after a power failure, too. All files get one mode, whatever wrote them.
-        """
-        file = self.path / name
-        temporary = file.with_name(f".{file.name}.new")
-        try:
-            yield temporary
-            if durable:
-                _flush(temporary)
-            temporary.chmod(self._mode)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        temporary.replace(file)
+        replace_file(self.path / name, json.dumps(content, indent=2) + "\n", mode=READABLE)
 
 
 def _umask(folder: Path) -> int:
     """The permissions that this process removes from new files, as the mode of a new folder shows."""
     return ~folder.stat().st_mode & 0o777
-
-
-def _flush(file: Path) -> None:
-    """Wait until the content of a file is on the disk."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,6 @@ only change its own file, and the number of receipts in it is limited.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from flwr.app import RecordDict
 
 from common.config.run_config import RunConfig
 from common.errors import SurrogateError
+from common.files import READABLE, replace_file
 from common.security.receipts import MOST_RECEIPTS, Receipt, join_receipts, parse_receipt
 from common.wire.records import INFO
 from common.wire.validation import SITE_NAME
@@ -97,17 +97,7 @@ class Receipts:
     def _write(self, name: str) -> None:
         """Write a site's file atomically."""
         content = {"node": self._nodes[name], "receipts": list(map(str, self._known[name].values()))}
-        self._folder.mkdir(parents=True, exist_ok=True)
-        temporary = self._folder / f".{name}.{os.getpid()}"
-        try:
-            with temporary.open("w") as file:
-                file.write(json.dumps(content) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._folder / f"{name}.json")
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        replace_file(self._folder / f"{name}.json", json.dumps(content) + "\n", mode=READABLE)
 
 
 def stored_receipts(config: RunConfig) -> dict[str, str]:

@@ -8,7 +8,6 @@ the name of every node before its first reply, and need not trust the name that 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, RecordDict
 
 from common.errors import RunError, SurrogateError
+from common.files import READABLE, replace_file
 from common.wire.records import INFO, Info
 from common.wire.validation import SITE_NAME
 from strategies.base.collection import Recorder
@@ -55,9 +55,7 @@ def read_table(file: Path) -> dict[str, Registration]:
 def write_table(file: Path, table: Mapping[str, Registration]) -> None:
     """Replace the table atomically: a run that reads it meanwhile gets the old table or the new one."""
     content = {"sites": {name: asdict(table[name]) for name in sorted(table)}}
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    temporary.replace(file)
+    replace_file(file, json.dumps(content, indent=2) + "\n", mode=READABLE)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from client_app.governance.budget import Budget
-from client_app.governance.hash_chain import canonical, digest
-from client_app.governance.ledger import Ledger, Release
+from client_app.governance.entries import Release, canonical, digest
+from client_app.governance.ledger import Ledger
 from client_app.governance.witness import Witnessed
 from common.config.run_config import parse_run_config
 from common.counting.counts import Counts

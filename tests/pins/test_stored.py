@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from client_app.governance.budget import spent
+from client_app.governance.entries import Release
 from client_app.governance.gate import Gate
-from client_app.governance.ledger import Release
 from client_app.governance.policy import Policy
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import private_key

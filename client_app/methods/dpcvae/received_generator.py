@@ -7,11 +7,11 @@ from pathlib import Path
 
 from client_app.features.site_features import SiteFeatures
 from client_app.governance.gate import Gate
-from client_app.governance.release import keep_file
 from client_app.methods.dpcvae.downstream import LabelledEmbeddings, fidelity, head_on, mix
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.errors import DataError, SurrogateError
+from common.files import replace_file
 from common.models.classifiers import class_indices
 from common.models.generators import Generator, labels_evenly
 from common.privacy.gaussian_mechanism import clip
@@ -37,7 +37,7 @@ def use_generator(task: Task, gate: Gate, flower_run: str) -> Info:
         raise SurrogateError(f"a generator of run {flower_run}, in which this site has taken no part")
     received = task.received_model()
     generator = Generator(received.header, task.run, received.tensors).checked()
-    keep_file(generators(task.node) / f"{flower_run}-{task.site}.safetensors", pack_generator(generator))
+    replace_file(generators(task.node) / f"{flower_run}-{task.site}.safetensors", pack_generator(generator))
     return _judged(task, generator)
 
 

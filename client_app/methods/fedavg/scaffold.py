@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from common.errors import DataError
+from common.files import replace_file
 from common.models.parameters import Tensors
 
 
@@ -33,7 +34,4 @@ def next_control(own: Tensors, common: Tensors, moved: Tensors, steps: int, rate
 
 def write_control(folder: Path, number: int, control: Tensors) -> None:
     """Write the control variate of a round atomically. Earlier ones stay: the next request names the round that counts."""
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / ".control"
-    save_file(dict(control), temporary)
-    temporary.replace(folder / f"control-{number}.safetensors")
+    replace_file(folder / f"control-{number}.safetensors", save(dict(control)), durable=False)

@@ -17,8 +17,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.torch import save_file
 
 from client_app.diagnostics.site_checks import check_site
+from client_app.governance.entries import Release
 from client_app.governance.gate import Gate
-from client_app.governance.ledger import Ledger, Release
+from client_app.governance.ledger import Ledger
 from client_app.governance.policy import Policy
 from client_app.node_config import parse_node_config
 from client_app.offline.bundle_writer import release_to

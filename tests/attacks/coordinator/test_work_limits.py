@@ -15,8 +15,8 @@ from filelock import FileLock
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from client_app.governance.entries import Release
 from client_app.governance.gate import Gate, open_ledger
-from client_app.governance.ledger import Release
 from client_app.governance.policy import DEFAULT, PUBLIC_DATA
 from client_app.governance.work_limits import COUNTS, check_size, check_work
 from client_app.methods.fedpft.private_surrogate import Clipped, dp_em

@@ -6,7 +6,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from client_app.governance.budget import Budget
-from client_app.governance.ledger import Ledger, Release
+from client_app.governance.entries import Release
+from client_app.governance.ledger import Ledger
 from common.errors import BudgetError, LedgerError
 from common.privacy.accounting import GaussianEvent
 

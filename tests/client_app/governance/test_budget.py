@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from client_app.governance.budget import check_budget, events_of, runs_left
-from client_app.governance.ledger import Release
+from client_app.governance.budget import check_budget, runs_left
+from client_app.governance.entries import Release, events_of
 from common.errors import BudgetError
 from common.privacy.accounting import GaussianEvent, gaussian_noise_multiplier
 from tests.client_app.governance.ledger_processes import TOTAL, release

@@ -87,7 +87,7 @@ def test_a_run_has_its_own_limit_over_its_rounds(tmp_path: Path) -> None:
 def test_after_a_release_without_privacy_no_total_is_promised(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, "data")
     ledger.charge(release(0.0), TOTAL)
-    assert ledger.open_releases() == 1
+    assert ledger.non_private_releases() == 1
     with pytest.raises(BudgetError, match="1 releases left without privacy before"):
         ledger.charge(release(), TOTAL)
     ledger.charge(release(), Budget(4.0, 1e-5, 4.0, after_open=True))
@@ -206,7 +206,7 @@ def test_where_only_the_head_finds_no_room_the_release_stays_and_counts_once(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("client_app.governance.ledger.put_file", full)
+        patched.setattr("client_app.governance.ledger.replace_file", full)
         for _ in range(3):
             with pytest.raises(LedgerError, match="No space left on device"):
                 ledger.charge(release(run="4"), TOTAL)

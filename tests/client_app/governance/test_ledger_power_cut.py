@@ -9,9 +9,11 @@ from typing import cast
 
 import pytest
 
+from client_app.governance.entries import Release
 from client_app.governance.gate import Gate
-from client_app.governance.ledger import Ledger, Release
-from client_app.governance.release import leave, stage_file
+from client_app.governance.ledger import Ledger
+from client_app.governance.release import leave
+from common.files import stage_file
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
 

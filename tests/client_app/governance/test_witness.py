@@ -1,5 +1,6 @@
 """A witness and receipts: which ledgers agree with them, and which do not."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,7 +114,7 @@ def test_where_only_the_witness_finds_no_room_nothing_leaves_and_the_entry_count
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("client_app.governance.witness.put_file", full)
+        patched.setattr("client_app.governance.witness.replace_file", full)
         for _ in range(3):
             with pytest.raises(LedgerError, match="No space left on device"):
                 ledger.charge(release(), TOTAL)
@@ -133,7 +134,9 @@ def test_the_witness_is_written_before_a_charge_returns_and_flushed(tmp_path: Pa
 
     monkeypatch.setattr("os.fsync", fsync)
     ledger.charge(release(), TOTAL)
-    assert written == ["data.jsonl", "data.head.new", "state", "data.witness.new", "witness"]
+    # A file that is replaced has a name of its own before.
+    names = [re.sub(r"^\.(.+)\.[0-9a-f]{8}$", r"new \1", name) for name in written]
+    assert names == ["data.jsonl", "new data.head", "state", "new data.witness", "witness"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.governance.release import keep_file
 from client_app.methods.dp.linear_clipping import clipped_sums
 from client_app.methods.dpcvae import training as dpcvae
 from client_app.methods.dpcvae.training import train_generator
@@ -20,6 +19,7 @@ from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, StateError, SurrogateError
+from common.files import replace_file
 from common.models.generators import COUNTS, MEANS, SUMS, fresh_companion, fresh_generator
 from common.privacy.accounting import GaussianEvent, calibrate, epsilon_spent, gaussian_noise_multiplier
 from common.privacy.claims import first_round_noise, make_claim, private_rounds, released_in, spent_after
@@ -60,7 +60,7 @@ class Site:
         """Run one round; the site stores its state, and the coordinator uses the reply."""
         made = train_generator(self.task())
         for file, content in made.keep.items():
-            keep_file(file, content)
+            replace_file(file, content)
         take_in(self.training, [unpack_parameters(made.payload)])
         self.confirmed = self.training.round
         return made

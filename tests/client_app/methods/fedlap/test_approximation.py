@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.governance.release import keep_file
 from client_app.methods.dp import record_chunks
 from client_app.methods.dp.record_gradients import (
     PrivateGradient,
@@ -31,6 +30,7 @@ from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig, parse_run_config
 from common.config.sections import FedLAPConfig
 from common.errors import ConfigError, SurrogateError
+from common.files import replace_file
 from common.models.augmentation import draws
 from common.models.loss_landscape import LandscapeRecords, distance, gradient, total_loss, walk
 from common.models.networks import convnet, parameters_of, split_input
@@ -300,13 +300,13 @@ def test_images_of_a_round_begin_where_those_of_the_confirmed_round_ended(tmp_pa
     first = approximate(task(tmp_path, config))
     assert not list(tmp_path.rglob("*.safetensors")), "nothing is kept before it may leave"
     ((file, content),) = first.keep.items()
-    keep_file(file, content)
+    replace_file(file, content)
     for confirmed, same in ((1, True), (0, False)):
         second = sent(
             approximate(task(tmp_path, run(**{"fedlap.image-learning-rate": 1e-6, "seed": 1}), confirmed=confirmed))
         )
         assert torch.allclose(second.values, sent(first).values, atol=0.01) is same
-    keep_file(file, b"half a fi")
+    replace_file(file, b"half a fi")
     again = sent(approximate(task(tmp_path, config, confirmed=1)))
     assert torch.allclose(again.values, sent(first).values, atol=0.01), "noise again, of the same seed"
 

@@ -1,0 +1,73 @@
+"""Entries of a ledger: what a release records, the hash chain of the lines, and what a list of entries adds up to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from common.privacy.accounting import GaussianEvent, Unit
+from common.rules.counting import EXACT
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release's entry in the ledger. events: cost, empty without privacy. facts stay here. sealed: for other sites only.
+
+    sample_rate: the lowest of all rounds of the run, or one if no round samples; it shows the plan of a run from its first
+    release. disclosure: address of the sheet that a person has read before, in the state folder; empty for none.
+    """
+
+    run: str
+    flower_run: str
+    method: str
+    round: int
+    mechanism: str
+    events: tuple[GaussianEvent, ...]
+    unit: Unit
+    epsilon: float
+    delta: float
+    sigmas: dict[str, float]
+    sensitivities: dict[str, float]
+    facts: dict[str, float]
+    bytes: int
+    sha256: str
+    sealed: bool = False
+    sample_rate: float = 1.0
+    disclosure: str = ""
+
+
+def chained(previous: Entry | None, fields: Entry) -> Entry:
+    """The entry that follows `previous`: `fields` with time, sequence number and both hashes."""
+    entry = fields | {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "sequence": previous["sequence"] + 1 if previous else 0,
+        "previous": previous["hash"] if previous else "",
+    }
+    return entry | {"hash": digest(entry)}
+
+
+def canonical(entry: Entry) -> bytes:
+    """The bytes of an entry in its line; equal entries give equal bytes."""
+    return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
+
+
+def digest(entry: Entry) -> str:
+    """SHA-256 of an entry, as hexadecimal digits; covers all fields except the hash itself."""
+    return hashlib.sha256(canonical({key: value for key, value in entry.items() if key != "hash"})).hexdigest()
+
+
+def events_of(entries: Sequence[Entry], flower_run: str = "") -> list[GaussianEvent]:
+    """The noise of all releases, or of those of one run."""
+    chosen = (entry for entry in entries if not flower_run or entry["flower_run"] == flower_run)
+    return [GaussianEvent(**event) for entry in chosen for event in entry["events"]]
+
+
+def non_private_releases(entries: Sequence[Entry]) -> int:
+    """Number of releases without differential privacy, apart from counts that the policy has excluded from the total."""
+    return sum(entry["kind"] == "release" and not entry["events"] and entry["mechanism"] != EXACT for entry in entries)

@@ -1,0 +1,131 @@
+"""The one way to replace a file: whole, at once, and after a power failure too. Secrets that are made once."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+OWNER_ONLY = 0o600
+"""Mode of files that only the account that runs the program may read."""
+READABLE = 0o666
+"""Mode of files that others may read, as far as the process's umask lets them."""
+
+
+def replace_file(file: Path, content: bytes | str, *, mode: int = OWNER_ONLY, durable: bool = True) -> None:
+    """Write a whole file, then put it in the place of the old one: a reader sees the old content or the new one.
+
+    Args:
+        file: the file; its folder is made if it is missing.
+        content: all of it; text is written as UTF-8.
+        mode: permissions, from which the process's umask is removed.
+        durable: whether the file is there after a power failure, too. Costs two waits for the disk.
+
+    Raises:
+        OSError: the file could not be written. The old one is as it was, and nothing else is left.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     replace_file(Path(folder) / "x", "new")
+        ...     (Path(folder) / "x").read_text(), [each.name for each in Path(folder).iterdir()]
+        ('new', ['x'])
+    """
+    temporary = stage_file(file, content, mode=mode, durable=durable)
+    try:
+        put_in_place(temporary, file, durable=durable)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def stage_file(file: Path, content: bytes | str, *, mode: int = OWNER_ONLY, durable: bool = True) -> Path:
+    """Write a temporary file in the folder of `file`, for `put_in_place`. Arguments and errors as for `replace_file`.
+
+    Returns:
+        The temporary file. Its name is new, so that several processes do not disturb each other.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(file)
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def put_in_place(temporary: Path, file: Path, *, durable: bool = True) -> None:
+    """Rename a file within its folder; durable: also after a power failure. Raises OSError."""
+    temporary.replace(file)
+    if durable:
+        _flush(file.parent)
+
+
+@contextmanager
+def replacing(file: Path, *, mode: int, durable: bool = True) -> Iterator[Path]:
+    """The same for content that a library writes by name: yields a temporary file, which replaces `file` at the end.
+
+    Args:
+        file: as for `replace_file`.
+        mode: permissions of the file, exactly; libraries differ in what they give.
+        durable: as for `replace_file`.
+    """
+    temporary = _temporary(file)
+    try:
+        yield temporary
+        if durable:
+            _flush(temporary)
+        temporary.chmod(mode)
+        put_in_place(temporary, file, durable=durable)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def create_file(file: Path, content: bytes, *, mode: int = OWNER_ONLY) -> bool:
+    """Write a new file as a whole; one that exists stays as it is, also if another process makes it at the same time.
+
+    Args:
+        file: as for `replace_file`.
+        content: as for `replace_file`.
+        mode: as for `replace_file`.
+
+    Returns:
+        Whether the file was made. Raises OSError.
+    """
+    temporary = stage_file(file, content, mode=mode)
+    try:
+        # Linked, not renamed: a rename would replace what is there.
+        os.link(temporary, file)
+        return True
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+
+
+def kept_secret(file: Path, size: int) -> bytes:
+    """The secret in a file: `size` random bytes, made when first needed. Only its owner may read it. Raises OSError."""
+    if not file.exists():
+        create_file(file, secrets.token_bytes(size))
+    return file.read_bytes()
+
+
+def _temporary(file: Path) -> Path:
+    return file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,175 @@
+"""A file is replaced whole or not at all, whatever stops the write; and in one way everywhere."""
+
+from __future__ import annotations
+
+import ast
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common import files
+from tests.documents import ROOT
+
+STEPS = ("open", "fdopen", "fsync", "replace")
+
+
+def broken(step: str) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, f"no space left in {step}")
+
+    return fail
+
+
+@given(
+    st.binary(max_size=200),
+    st.one_of(st.binary(max_size=200), st.text(st.characters(exclude_categories=["Cs"]), max_size=50)),
+    st.booleans(),
+    st.sampled_from(["", *STEPS]),
+)
+def test_a_file_has_the_old_content_or_the_new_one_and_nothing_is_left(
+    old: bytes, new: bytes | str, durable: bool, step: str
+) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        file = Path(folder) / "x"
+        file.write_bytes(old)
+        if step == "replace":
+            patched.setattr(Path, "replace", broken(step))
+        elif step:
+            patched.setattr(files.os, step, broken(step))
+        reached = step and (durable or step != "fsync")
+        if reached:
+            with pytest.raises(OSError, match=step):
+                files.replace_file(file, new, durable=durable)
+        else:
+            files.replace_file(file, new, durable=durable)
+        patched.undo()
+        wanted = old if reached else new.encode() if isinstance(new, str) else new
+        assert file.read_bytes() == wanted
+        assert list(Path(folder).iterdir()) == [file]
+
+
+@pytest.mark.parametrize("step", ["body", "fsync", "chmod", "replace"])
+def test_content_by_a_library_is_whole_or_nothing(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "x"
+    file.write_bytes(b"old")
+    if step == "fsync":
+        monkeypatch.setattr(files.os, "fsync", broken(step))
+    elif step != "body":
+        monkeypatch.setattr(Path, step, broken(step))
+
+    def write() -> None:
+        with files.replacing(file, mode=0o640) as temporary:
+            temporary.write_bytes(b"new")
+            if step == "body":
+                raise OSError("body")
+
+    with pytest.raises(OSError, match=step):
+        write()
+    monkeypatch.undo()
+    assert (file.read_bytes(), list(tmp_path.iterdir())) == (b"old", [file])
+    with files.replacing(file, mode=0o640) as temporary:
+        temporary.write_bytes(b"new")
+    assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode), list(tmp_path.iterdir())) == (b"new", 0o640, [file])
+
+
+@given(st.sampled_from([0o600, 0o644, 0o666]), st.sampled_from([0o000, 0o022, 0o027, 0o077]))
+def test_the_mode_is_what_the_umask_leaves_and_never_more_meanwhile(mode: int, umask: int) -> None:
+    with TemporaryDirectory() as folder:
+        before = os.umask(umask)
+        try:
+            staged = files.stage_file(Path(folder) / "x", b"1", mode=mode)
+            assert stat.S_IMODE(staged.stat().st_mode) == mode & ~umask
+            files.put_in_place(staged, Path(folder) / "x")
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((Path(folder) / "x").stat().st_mode) == mode & ~umask
+
+
+def test_the_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    flush, rename = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "content")
+        flush(descriptor)
+
+    def replace(self: Path, target: Path) -> Path:
+        done.append("name")
+        return rename(self, target)
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    files.replace_file(tmp_path / "x", b"1")
+    assert done == ["content", "name", "folder"]
+    done.clear()
+    files.replace_file(tmp_path / "x", b"1", durable=False)
+    assert done == ["name"]
+
+
+def test_a_folder_that_is_missing_is_made(tmp_path: Path) -> None:
+    files.replace_file(tmp_path / "a" / "b" / "x", "text")
+    assert (tmp_path / "a" / "b" / "x").read_text() == "text"
+
+
+def test_no_other_file_of_the_product_replaces_a_file() -> None:
+    """By the calls themselves: a rename of a path, or a flush to the disk."""
+    may = {
+        "common/files.py": {"replace", "fsync"},
+        # Appended lines and records.
+        "client_app/governance/ledger.py": {"fsync"},
+        "client_app/features/shards.py": {"fsync"},
+        # A folder, whose large files a library has written.
+        "client_app/features/extraction.py": {"replace", "fsync"},
+        # A state of a secure sum is written once: one that exists is an error.
+        "client_app/secure_sum/store.py": {"fsync"},
+        # What is moved aside, and a file that is locked while it is open.
+        "client_app/secure_sum/same_sites.py": {"replace"},
+        "server_app/exchange/file_grid.py": {"replace"},
+        "server_app/lifecycle/writer.py": {"replace"},
+    }
+    wrong = {}
+    for floor in ("common", "client_app", "strategies", "server_app", "fedsurrogate"):
+        for path in (ROOT / floor).rglob("*.py"):
+            name, found = path.relative_to(ROOT).as_posix(), set()
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    # Path.replace and os.rename take one place; str.replace takes two, dataclasses.replace is no attribute.
+                    if node.func.attr in ("replace", "rename") and len(node.args) == 1 and not node.keywords:
+                        found.add("replace")
+                    if node.func.attr in ("fsync", "fdatasync"):
+                        found.add("fsync")
+            if not found <= may.get(name, set()):
+                wrong[name] = found
+    assert wrong == {}, "use common.files.replace_file"
+
+
+@given(st.binary(max_size=50), st.booleans())
+def test_a_new_file_never_takes_the_place_of_another(content: bytes, there: bool) -> None:
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "x"
+        if there:
+            file.write_bytes(b"old")
+        assert files.create_file(file, content) is not there
+        assert file.read_bytes() == (b"old" if there else content)
+        assert list(Path(folder).iterdir()) == [file]
+
+
+def test_two_processes_agree_on_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "secret"
+    # The other process makes it after this one has looked.
+    monkeypatch.setattr(files.os, "link", lambda *_: (file.write_bytes(b"theirs"), broken_by_another())[1])
+    assert files.kept_secret(file, 6) == b"theirs"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def broken_by_another() -> None:
+    raise FileExistsError
