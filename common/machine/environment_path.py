@@ -1,4 +1,4 @@
-"""Whether Flower's own commands can work where the Python environment lies: `python -m common.environment_path` warns."""
+"""Whether Flower's own commands work where the Python environment lies: `python -m common.machine.environment_path`."""
 
 from __future__ import annotations
 
