@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from common.config.sections.base import MiB, Range
 from common.config.sections.base import Unit as Quantity
 from common.errors import ConfigError
 from common.extras.needed import packages_for
+from common.machine.user_folders import CACHE, STATE, home_folder, user_folder, why_not_writable
 from common.privacy.accounting import Unit
 from common.rules.counting import JUDGING
 
@@ -81,7 +83,11 @@ class NodeConfig(Settings):
         description="Processor or GPU of this site; auto uses the run's setting. With cuda, all GPUs of the machine compute "
         "the features of many images, with cuda:N one.",
     )
-    cache_dir: str = Field("", description="Folder for computed features; empty for ~/.cache/fedsurrogate.")
+    cache_dir: str = Field(
+        "",
+        description="Folder for computed features; empty for fedsurrogate in the folder that XDG_CACHE_HOME names, or in "
+        "~/.cache without it.",
+    )
     features_in_memory_mib: MiB = Field(
         128,
         ge=1,
@@ -89,7 +95,9 @@ class NodeConfig(Settings):
         "mixtures are computed in chunks.",
     )
     state_dir: str = Field(
-        "", description="Folder for log, ledgers, keys and other state; empty for ~/.local/state/fedsurrogate."
+        "",
+        description="Folder for log, ledgers, keys and other state; empty for fedsurrogate in the folder that "
+        "XDG_STATE_HOME names, or in ~/.local/state without it.",
     )
     witness_dir: str = Field(
         "",
@@ -122,12 +130,12 @@ class NodeConfig(Settings):
     @property
     def cache(self) -> Path:
         """Folder for computed features."""
-        return Path(self.cache_dir).expanduser() if self.cache_dir else Path.home() / ".cache" / "fedsurrogate"
+        return Path(self.cache_dir).expanduser() if self.cache_dir else user_folder(CACHE)
 
     @property
     def state(self) -> Path:
         """Folder for the site's log, ledgers and other state."""
-        return Path(self.state_dir).expanduser() if self.state_dir else Path.home() / ".local/state/fedsurrogate"
+        return Path(self.state_dir).expanduser() if self.state_dir else user_folder(STATE)
 
     @property
     def witness(self) -> Path:
@@ -137,8 +145,24 @@ class NodeConfig(Settings):
         return (
             Path(self.policy).expanduser().parent / "witness"
             if self.policy
-            else Path.home() / ".config/fedsurrogate/witness"
+            else home_folder() / ".config/fedsurrogate/witness"
         )
+
+
+def not_writable(key: str, folder: Path, why: str) -> ConfigError:
+    """The error for a folder of the node-config, state-dir or cache-dir, that this user may not write, with what to do."""
+    variable = {"state-dir": STATE, "cache-dir": CACHE}[key]
+    return ConfigError(
+        f"{key} = {str(folder)!r} cannot be written ({why}); set {key} in the node-config, or the variable {variable} of "
+        f"the environment, to a folder that user {os.getuid()} may write"
+    )
+
+
+def check_folders(node: NodeConfig) -> None:
+    """Raise ConfigError unless the site's folders for state and features can be written; they are created."""
+    for key, folder in (("state-dir", node.state), ("cache-dir", node.cache)):
+        if why := why_not_writable(folder):
+            raise not_writable(key, folder, why)
 
 
 def is_protected(run: RunConfig, node: NodeConfig) -> bool:

@@ -26,7 +26,7 @@ from client_app.methods.evaluation import evaluate, own_classifier, received_cla
 from client_app.methods.pooled_baselines import check_comparable, compare
 from client_app.methods.task import MethodOutput, SiteLimits, Task
 from client_app.model_use.store import keep_received
-from client_app.node_config import NodeConfig, is_protected, packages_of, parse_node_config
+from client_app.node_config import NodeConfig, is_protected, not_writable, packages_of, parse_node_config
 from client_app.offline.keys import private_key
 from client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_shares
 from common.config.flat_settings import Scalar
@@ -238,14 +238,18 @@ def _comparison(asked: Asked) -> Answer:
 
 
 def _open_log(node: NodeConfig) -> None:
-    """Open the site's own log, a rotating file in its state folder; the console shows the log too."""
-    node.state.mkdir(parents=True, exist_ok=True)
+    """Open the site's own log, a rotating file in its state folder; the console shows the log too. Raises ConfigError."""
     path = node.state / "site.log"
-    if not any(isinstance(h, RotatingFileHandler) and h.baseFilename == str(path.absolute()) for h in log.handlers):
-        handler = RotatingFileHandler(path, maxBytes=5_000_000, backupCount=5)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)
+    try:
+        node.state.mkdir(parents=True, exist_ok=True)
+        if any(isinstance(h, RotatingFileHandler) and h.baseFilename == str(path.absolute()) for h in log.handlers):
+            return
+        handler = RotatingFileHandler(path, maxBytes=5_000_000, backupCount=5, encoding="utf-8")
+    except OSError as error:
+        raise not_writable("state-dir", node.state, error.strerror or type(error).__name__) from None
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 WORK: dict[str, Callable[[Asked], Answer]] = {

@@ -5,6 +5,7 @@ Imported for each help text and completion, so heavy libraries, and the models o
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -156,18 +157,31 @@ def run_config_of(settings: Sequence[str] | None) -> RunConfig:
     return parse_run_config(parse_overrides(settings or []))
 
 
+def _read_as_utf8() -> None:
+    """Start again with UTF-8 where Python knows ASCII only, as with LC_ALL=C and PYTHONUTF8=0: a path may hold an umlaut."""
+    if sys.getfilesystemencoding().lower() in ("ascii", "us-ascii"):
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def run_command(app: typer.Typer) -> None:
     """Run a command. An expected error becomes one line on stderr and exit code 1.
 
     So does a file that cannot be read or written: a wrong path is a wrong argument, not a fault of the program.
     """
+    _read_as_utf8()
     try:
         app()
     except FedSurrogateError as error:
         print_error(f"error: {error}")
         sys.exit(1)
-    except OSError as error:
-        if error.filename is None or error.strerror is None:
+    except (ImportError, MemoryError, OSError) as error:
+        from common.machine.memory import no_room
+
+        if why := no_room(error):
+            print_error(f"error: {why}")
+            sys.exit(1)
+        if not isinstance(error, OSError) or error.filename is None or error.strerror is None:
             raise
         print_error(f"error: {error.filename}: {error.strerror}")
         sys.exit(1)

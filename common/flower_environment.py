@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import json
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +17,8 @@ QUIET = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
+# A job's settings, which Ray merges with those that Flower gives it.
+RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 # Unix time at which the command that makes a run was started; its processes inherit it.
 COMMAND_BEGAN = "FEDSURROGATE_COMMAND_BEGAN"
 
@@ -33,6 +37,24 @@ def allow_unix_sockets(flower: Any) -> None:
     """
     in_use: Callable[[str], bool] = flower.is_port_in_use
     flower.is_port_in_use = lambda address: not address.startswith(UNIX) and in_use(address)
+
+
+def quoted_python(executable: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which Ray starts its workers, whatever characters the path of Python holds.
+
+    Ray starts a worker with a line for bash, in which it quotes everything but the path of Python.
+
+    Args:
+        executable: Path of Python, as in `sys.executable`.
+        environment: Variables of this process. A job's settings that are there already stay as they are.
+
+    Returns:
+        No variable for a path that needs no quotes.
+    """
+    quoted = shlex.quote(executable)
+    if quoted == executable or RAY_JOB in environment:
+        return {}
+    return {RAY_JOB: json.dumps({"runtime_env": {"py_executable": quoted}})}
 
 
 def is_loopback(address: str) -> bool:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from common.config.run_config import parse_run_config
+from common.config.run_config import RunConfig, parse_run_config
 from common.logs.output import configure_log
-
-RAY_SECONDS = 60.0
 
 app = ServerApp()
 
@@ -23,21 +19,20 @@ def main(grid: Grid, context: Context) -> None:
     configure_log(os.environ)
     config = parse_run_config(context.run_config)
     if simulated := type(grid).__name__ == "InMemoryGrid":
-        _wait_for_ray()
+        _wait_for_ray(config, context.run_id)
     from server_app.federate import federate
     from strategies.base.registered import Registered
 
     federate(config, grid, context.run_id, None if simulated else Registered.here(os.environ), simulated=simulated)
 
 
-def _wait_for_ray() -> None:
-    """Wait until Flower's simulation has started Ray, which it does in this process.
+def _wait_for_ray(config: RunConfig, run_id: int) -> None:
+    """Wait until Flower's simulation has started Ray. If it does not start, the run folder says why; raises RunError."""
+    from server_app.lifecycle.ray_workers import ray_start, replace_killed_workers
 
-    If Ray does not start, no incomplete run folder is left. Also, no process forks while torch's libraries are loaded.
-    """
-    end = time.monotonic() + RAY_SECONDS
-    while time.monotonic() < end:
-        ray = sys.modules.get("ray")
-        if ray is not None and getattr(ray, "is_initialized", bool)():
-            return
-        time.sleep(0.05)
+    with ray_start() as problem:
+        if problem:
+            from server_app.federate import fail_before_start
+
+            fail_before_start(config, run_id, problem)
+    replace_killed_workers()

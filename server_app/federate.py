@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from common.config.run_config import RunConfig
-from common.errors import FedSurrogateError
+from common.errors import FedSurrogateError, RunError
 from common.models.devices import pick_device
 from common.signed_models.making import make_signed_model
 from common.signed_models.signed_model import SignedModel
@@ -63,6 +64,14 @@ def federate(
             write_report(folder.path)
     if failure is not None:
         raise failure
+
+
+def fail_before_start(config: RunConfig, flower_run_id: int, reason: str) -> NoReturn:
+    """Leave the run folder of a simulation that failed before any request to a site. Raises RunError with the reason."""
+    folder = RunFolder(config, flower_run_id, simulated=True)
+    log.info("Run folder: %s", folder.path)
+    with finished(folder, strategy_of(config)(config, folder)):
+        raise RunError(reason)
 
 
 def _signer(config: RunConfig, flower_run_id: int) -> Callable[[Outcome], SignedModel]:

@@ -35,6 +35,7 @@ MAY_NAME_FLOWER = {
     "server_app/deployment/superlink.py",
     "server_app/deployment/supernodes.py",
     "server_app/exchange/file_grid.py",
+    "server_app/lifecycle/ray_workers.py",
     "common/wire/records.py",
     "common/security/key_standing.py",
 }

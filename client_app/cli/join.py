@@ -61,6 +61,7 @@ def check_settings(node: NodeConfig) -> None:
     """
     from client_app.governance.gate import own_ledger
     from client_app.governance.policy import load_policy
+    from client_app.node_config import check_folders
 
     if not node.data:
         raise ConfigError(
@@ -74,13 +75,7 @@ def check_settings(node: NodeConfig) -> None:
             f"data = {node.data!r} is read from {folder.absolute()}"
         )
     _check_files_and_device(node)
-    for key, folder in (("state-dir", node.state), ("cache-dir", node.cache)):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"node-config: {key} = {str(folder)!r} cannot be created ({error.strerror})") from None
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise ConfigError(f"node-config: {key} = {str(folder)!r} is not a folder that user {os.getuid()} may write")
+    check_folders(node)
     if (ledger := own_ledger(node)) is not None:
         ledger.check()
 

@@ -95,7 +95,8 @@ def extract(
             make_room(entry, most_mib)
     except OSError as error:
         raise DataError(
-            f"cache '{cache}' cannot be used ({error}); set cache-dir in the node-config to another folder"
+            f"cache '{cache}' cannot be used ({error}); set cache-dir in the node-config, or the variable XDG_CACHE_HOME "
+            "of the environment, to another folder"
         ) from error
     if found is None:
         raise DataError(

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from server_app.deployment.submit import OnEvent, find_folder, remark
 from server_app.federate import federate
 from server_app.lifecycle.before_start import check_records, check_simulation
 from server_app.lifecycle.interruption import Interrupted
+from server_app.lifecycle.memory import check_local
+from server_app.lifecycle.site_folders import site_folders
 from server_app.runs.event_tail import PARTS, POLL_SECONDS, EventFile
 
 CLIENT_APP = "client_app.app:app"
@@ -55,18 +57,22 @@ def run_here(
     which takes longer to draw than many a run.
     """
     _, settings = check_simulation(overrides, any(node.get("backbone") for node in nodes))
-    if not any(node.get("data") for node in nodes):
-        remark(check_records(settings, len(nodes)), on_event)
+    check_local()
+    own_data = any(node.get("data") for node in nodes)
     output = Path(config.output_dir).expanduser().absolute()
     run_id = next(RUN_IDS)
-    grid = LocalGrid(_one_thread(_client_app()), nodes, run_id)
-    grid.run_config = settings
-    try:
-        with _simulating(), quiet(), _watched(output, str(run_id), on_event):
-            federate(config, grid, run_id, simulated=True, report=report)
-    except Interrupted as stop:
-        stop.folder = find_folder(output, str(run_id))
-        raise
+    # A site with data of its own has a ledger, which must not be lost.
+    folders: AbstractContextManager[list[str]] = nullcontext([]) if own_data else site_folders()
+    with folders as remarks:
+        remark([*remarks, *([] if own_data else check_records(settings, len(nodes)))], on_event)
+        grid = LocalGrid(_one_thread(_client_app()), nodes, run_id)
+        grid.run_config = settings
+        try:
+            with _simulating(), quiet(), _watched(output, str(run_id), on_event):
+                federate(config, grid, run_id, simulated=True, report=report)
+        except Interrupted as stop:
+            stop.folder = find_folder(output, str(run_id))
+            raise
     folder = find_folder(output, str(run_id))
     if folder is None:
         raise RunError(f"the run left no folder in {output}")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from common.config.flat_settings import Scalar
 from common.errors import RunError
+from common.machine.ray_folder import ray_folder
+from common.machine.user_folders import STATE, user_folder
 from server_app.deployment.submit import (
     DONE,
     OnEvent,
@@ -29,15 +33,24 @@ from server_app.deployment.submit import (
 from server_app.lifecycle.before_start import check_records, check_simulation
 from server_app.lifecycle.ending import mark_interrupted
 from server_app.lifecycle.interruption import Interrupted
+from server_app.lifecycle.memory import check_addresses, fitting_sites
+from server_app.lifecycle.ray_workers import DID_NOT_START, REMEDY
+from server_app.lifecycle.site_folders import site_folders
 
 START_SECONDS = 300.0
-RAY_ATTEMPTS = 3
+ATTEMPTS = 3
 CONTAINER_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-SITE_LOG = "log of the simulated sites: ~/.local/state/fedsurrogate/site.log"
+# Lines of Flower's log that only say that it ends, after the error that is the cause.
+LAST_WORDS = ("RuntimeError: An error was encountered", "RuntimeError: Simulation Runtime crashed")
+KILLED = "one of its processes has ended without a word: killed, most likely for lack of memory"
 
 
-class RayDidNotStartError(RunError):
-    """Flower's simulation ended before any request to a site, because Ray's server did not start."""
+class NotStartedError(RunError):
+    """Flower's simulation ended before any request to a site. folder: the run folder that says why, if there is one."""
+
+    def __init__(self, text: str, folder: Path | None = None) -> None:
+        super().__init__(text)
+        self.folder = folder
 
 
 @dataclass(frozen=True)
@@ -51,24 +64,36 @@ class Machine:
         """As Flower's `--federation-config`, for this number of sites."""
         # Each site takes one of the cores that Ray believes to have. Flower starts a process a core, and each loads all
         # libraries; more of them than sites would wait for nothing.
-        cores = min(self.parallel or usable_cores(), sites)
+        cores = self.at_once(sites)
         return f"client-resources-num-cpus=1 client-resources-num-gpus={self.gpus} init-args-num-cpus={cores}"
+
+    def at_once(self, sites: int) -> int:
+        """How many of these sites run at the same time."""
+        return min(self.parallel or usable_cores(), sites)
 
 
 def simulate(sites: int, overrides: Mapping[str, Scalar], machine: Machine, on_event: OnEvent) -> Path:
     """Run `sites` simulated sites and return the run folder. Raises RunError when the run did not finish.
 
-    The settings and records are checked before a process starts. If Ray does not start, the simulation is tried again. This
-    happens at times, for reasons unrelated to the run. Raises Interrupted, after the run folder records this.
+    The settings, the records and the memory are checked before a process starts. If Ray does not start, the simulation is
+    tried again. This happens at times, for reasons unrelated to the run. Raises Interrupted, after the run folder records
+    this.
     """
     _, settings = check_simulation(overrides)
-    remark(check_records(settings, sites), on_event)
-    for _ in range(RAY_ATTEMPTS - 1):
-        try:
-            return _simulate(sites, settings, machine, on_event)
-        except RayDidNotStartError:
-            on_event({"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": "Ray did not start, trying again"})
-    return _simulate(sites, settings, machine, on_event)
+    fit, few = fitting_sites(machine.at_once(sites))
+    with site_folders() as remarks:
+        remark([*([few] if few else []), *remarks, *check_records(settings, sites)], on_event)
+        check_addresses()
+        machine = replace(machine, parallel=fit)
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return _simulate(sites, settings, machine, on_event)
+            except NotStartedError as error:
+                on_event({"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": "Ray did not start, trying again"})
+                if error.folder is not None:
+                    # It holds nothing but the reason; that of the last attempt stays.
+                    shutil.rmtree(error.folder, ignore_errors=True)
+        return _simulate(sites, settings, machine, on_event)
 
 
 def _simulate(sites: int, settings: Mapping[str, Scalar], machine: Machine, on_event: OnEvent) -> Path:
@@ -77,7 +102,7 @@ def _simulate(sites: int, settings: Mapping[str, Scalar], machine: Machine, on_e
     Flower gets its own home folder and ports, so runs on one machine are separate. All processes started here are stopped.
     """
     with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
-        environment = flower_environment(Path(home))
+        environment = flower_environment(Path(home)) | ray_folder(os.environ)
         log = Path(home) / "flower.log"
         resources, output = f"num-supernodes={sites} {machine.resources(sites)}", Path(str(settings["output-dir"]))
         try:
@@ -89,12 +114,34 @@ def _simulate(sites: int, settings: Mapping[str, Scalar], machine: Machine, on_e
                 mark_interrupted(stop.folder, f"interrupted by {stop}")
             raise
         if folder is None:
-            kind = RayDidNotStartError if "Timed out waiting for file" in plain(log) else RunError
-            raise kind(f"the run ended as {status} before it had a run folder:\n{reason(log)}")
-        if status != DONE:
-            (folder / "flower.log").write_text(plain(log))
-            raise RunError(f"the run ended as {status}: {failure(folder)}\nrun folder: {folder}\n{SITE_LOG}")
-        return folder
+            raise NotStartedError(f"the simulation ended before it had a run folder: {cause(plain(log))}; {REMEDY}")
+        if status == DONE:
+            return folder
+        (folder / "flower.log").write_text(plain(log), encoding="utf-8")
+        why = failure(folder)
+        text = f"the run ended as {status}: {why}\nrun folder: {folder}{_site_log()}"
+        raise NotStartedError(text, folder) if why.startswith(DID_NOT_START) else RunError(text)
+
+
+def cause(log: str) -> str:
+    """The error in Flower's log that ended a simulation, in one line.
+
+    Args:
+        log: The log without its colours.
+
+    Returns:
+        A process that the kernel has killed leaves no error; then this says so.
+    """
+    lines = [line.strip() for line in log.splitlines()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b: ", line)]
+    return next((line for line in errors if not line.startswith(LAST_WORDS)), KILLED).rstrip(".;")
+
+
+def _site_log() -> str:
+    """Where the log of the simulated sites is, as a further line; empty if there is none that stays."""
+    log = user_folder(STATE) / "site.log"
+    temporary = log.is_relative_to(tempfile.gettempdir())
+    return f"\nlog of the simulated sites: {log}" if log.exists() and not temporary else ""
 
 
 def usable_cores() -> int:

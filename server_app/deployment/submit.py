@@ -21,7 +21,7 @@ import psutil
 
 from common.config.flat_settings import Scalar
 from common.errors import RunError
-from common.flower_environment import QUIET, without_proxy_here
+from common.flower_environment import QUIET, quoted_python, without_proxy_here
 from server_app.lifecycle.ending import settled
 from server_app.lifecycle.interruption import Interrupted
 from server_app.runs.event_tail import PARTS, EventFile
@@ -102,7 +102,7 @@ def app_folder() -> Iterator[Path]:
 
 def flower_environment(home: Path) -> dict[str, str]:
     """Environment of Flower's commands: their own home folder, little output, and this Python's scripts first."""
-    found = os.environ | QUIET | without_proxy_here(os.environ)
+    found = os.environ | QUIET | without_proxy_here(os.environ) | quoted_python(sys.executable, os.environ)
     return found | {"FLWR_HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 

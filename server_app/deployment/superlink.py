@@ -1,5 +1,5 @@
-"""Flower's SuperLink with three changes: many sites can write to its database at once, senders are authenticated, and
-APIs may be on Unix sockets.
+"""Flower's SuperLink with four changes: many sites can write to its database at once, senders are authenticated, APIs may
+be on Unix sockets, and the path of the installation may hold blanks.
 
 Flower stores the SuperLink's state in SQLite. A writer that waits five seconds for others fails, and its SuperNode drops
 the message that it was receiving or sending. On a busy machine with thirty sites replying together, a release can be lost
@@ -34,6 +34,7 @@ def serve(arguments: Sequence[str]) -> None:
         os.umask(0o077)
     configure_log(os.environ)
     let_writers_wait()
+    find_migrations()
     authenticate_senders()
     if table := table_of_registered(arguments):
         # The coordinator's app inherits this variable, and does not run without the table.
@@ -49,6 +50,17 @@ def let_writers_wait() -> None:
     from flwr.supercore import sql_mixin
 
     sql_mixin.SQLITE_PRAGMAS = (*sql_mixin.SQLITE_PRAGMAS, ("busy_timeout", str(1000 * WAIT)))  # type: ignore[assignment, attr-defined]
+
+
+def find_migrations() -> None:
+    """Let Flower make the tables of its database wherever it is installed.
+
+    Flower joins the folders of its migrations to one text, which alembic splits at blanks and commas. In a path with a blank
+    it then finds no migration and makes no table. The name of a resource of a package has neither.
+    """
+    from flwr.supercore.state.alembic import utils
+
+    utils.ALEMBIC_DIR = Path("flwr.supercore.state:alembic")
 
 
 def table_of_registered(arguments: Sequence[str]) -> Path | None:

@@ -73,8 +73,7 @@ class Federation(FlowerStrategy):
 
     def introduce(self, grid: Grid, deadline: float) -> Group:
         """Ask every connected site for its introduction, and select the sites that fit together. Raises RunError."""
-        nodes = self.invite(grid, deadline)
-        introduced: dict[int, Introduction] = {}
+        nodes, introduced = self.invite(grid, deadline), dict[int, Introduction]()
         for reply in Collection(grid, map(self.hello, nodes), deadline):
             node = self._node(reply)
             site = self.outcome.sites[node]
@@ -93,7 +92,8 @@ class Federation(FlowerStrategy):
         for node, site in self.outcome.sites.items():
             if node not in introduced and site.fate == "dropped":
                 self.recorder.event("dropped", site=site.name, reason=NO_REPLY)
-        check_quorum(len(group.nodes), len(nodes), self.config.sites, self.config.quorum, reasons=self.outcome.reasons)
+        reasons = self.outcome.reasons_besides(group.nodes.values())
+        check_quorum(len(group.nodes), len(nodes), self.config.sites, self.config.quorum, reasons=reasons)
         if not group.classes:
             raise RunError("no site reports its classes; set classes in the run's settings")
         check_class_number(group.classes)

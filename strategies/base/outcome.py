@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -95,6 +96,10 @@ class Outcome:
     def reasons(self) -> list[str]:
         """Why sites are not used."""
         return [site.reason for site in self.sites.values() if site.fate != "used"]
+
+    def reasons_besides(self, nodes: Container[int]) -> list[str]:
+        """Why sites are not used, at the start of a run: `nodes` can be, although they have sent nothing yet."""
+        return [site.reason for node, site in self.sites.items() if node not in nodes and site.fate != "used"]
 
     @property
     def units(self) -> frozenset[Unit]:

@@ -13,6 +13,8 @@ MEANINGS = {
 }
 # Ray ends a worker before memory runs out (OutOfMemoryError), or Linux does (the others).
 KILLED = ("OutOfMemoryError", "ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError")
+# The server above all workers has ended, and they with it.
+SERVER_ENDED = ("node has crashed", "NodeDiedError", "node died", "LocalRayletDiedError")
 REMEDY = (
     "simulate fewer sites at the same time, such as `coordinator simulate --parallel 1`, or one by one with --engine local"
 )
@@ -31,6 +33,11 @@ def no_reply(code: int, reason: str | None) -> str:
 def worker_failure(why: str, reason: str | None) -> str:
     """The reason why a simulated site did not reply. why: Flower's meaning of it. reason: the text of its exception."""
     reason = reason or ""
+    if any(words in reason for words in SERVER_ENDED):
+        return (
+            "the server of Ray, which runs the simulated sites, has ended: killed for lack of memory, or too slow on a busy "
+            f"machine; {REMEDY}"
+        )
     if any(name in reason for name in KILLED):
         return f"the process of this simulated site was killed, most likely for lack of memory; {REMEDY}"
     lines = [line.strip() for line in reason.splitlines() if line.strip()]

@@ -80,6 +80,13 @@ def test_a_worker_killed_for_memory_is_reported_with_the_remedy(error: str) -> N
     assert "--parallel 1" in shown
 
 
+def test_the_end_of_rays_server_is_not_taken_for_the_end_of_a_site() -> None:
+    reason = "<class 'ray.exceptions.ActorDiedError'>:<'The actor died. Worker exit detail: Owner's node has crashed.'>"
+    shown = worker_failure("the site's app failed", reason)
+    assert shown.startswith("the server of Ray")
+    assert "--engine local" in shown
+
+
 def test_any_other_failure_of_a_worker_is_shown_with_its_last_line() -> None:
     reason = "<class 'ClientAppException'>:<'\nTraceback\n  File\nValueError: no such thing'>"
     assert worker_failure("the app failed", reason) == "the app failed: ValueError: no such thing'>"
@@ -104,6 +111,13 @@ def test_a_killed_worker_is_explained_in_a_simulation_only(tmp_path: Path, simul
     (event,) = (event for event in events_of(folder) if event["event"] == "rejected")
     assert words in event["reason"]
     assert ("ended" in event["reason"]) is False
+
+
+def test_a_missed_quorum_names_the_reason_of_the_missing_site_and_not_of_those_that_are_there(tmp_path: Path) -> None:
+    """At the introduction in a run in rounds, no site has sent anything yet."""
+    faults = {0: Fault(crash=RuntimeError("ended"))}
+    with pytest.raises(RunError, match="3 of 4 sites can be used, quorum = 1 needs 4; 1 of them: the site's app failed"):
+        run_federation(tmp_path, InProcessGrid(sites(4), faults), **FAST | {"method": "fedlap", "quorum": 1.0})
 
 
 def test_images_that_break_are_named_at_the_site_and_never_in_a_run_folder(
