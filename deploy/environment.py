@@ -53,7 +53,7 @@ def main() -> None:
     if sys.version_info < NEEDED:
         shown = ".".join(map(str, NEEDED))
         sys.exit(f"Python {shown} or newer is needed, this is {_python()}: make PYTHON=/path/to/python{shown}")
-    sys.path.insert(0, str(ROOT / "deploy"))
+    sys.path[:0] = [str(ROOT / "deploy"), str(ROOT)]
     python = asked.folder.absolute() / "bin" / "python"
     if not python.exists() or _differences(python, asked):
         if asked.torch == "auto":
@@ -86,8 +86,10 @@ def _install(python: Path, asked: argparse.Namespace) -> None:
             print("Most of it is torch with its libraries for GPUs. Without a GPU: make setup TORCH=cpu")
         _check_disk(folder, disk)
         _make(folder)
-    if " " in str(folder):
-        print("The path has a blank: everything of this project works there, but `flwr run` typed by hand does not.")
+    from common.machine.environment_path import environment_remark
+
+    if remark := environment_remark(str(folder)):
+        print(remark[0].upper() + remark[1:])
     pip = [str(python), "-m", "pip", "install", "--no-deps", "--progress-bar", "off", "--disable-pip-version-check"]
     parts = [(["--require-hashes"], locked.part(names if asked.torch == "gpu" else lock.without_gpu(names)))]
     if asked.torch == "cpu":
