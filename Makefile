@@ -24,7 +24,7 @@ export GRPC_ENABLE_FORK_SUPPORT = 0
 
 # Prints what it does, and nothing where the environment has all versions of the lock.
 setup:
-	@$$(test -x "$(VENV)/bin/python" && echo "$(VENV)/bin/python" || echo "$(PYTHON)") deploy/environment.py "$(VENV)" \
+	@"$$(test -x "$(VENV)/bin/python" && echo "$(VENV)/bin/python" || echo "$(PYTHON)")" deploy/environment.py "$(VENV)" \
 		--torch $(TORCH) --torch-index "$(TORCH_INDEX)"
 
 # Newer versions into requirements.lock, as far as pyproject.toml allows; then `make setup` installs them.
@@ -83,7 +83,7 @@ audit: setup
 
 # Parity with the processor, and speed against stated limits, on a GPU. No set-up: it needs torch and torchvision only.
 gpu:
-	PYTHONPATH="$(CURDIR)" $$(test -x "$(VENV)/bin/python" && echo "$(VENV)/bin/python" || echo "$(PYTHON)") -m benchmarks.gpu
+	PYTHONPATH="$(CURDIR)" "$$(test -x "$(VENV)/bin/python" && echo "$(VENV)/bin/python" || echo "$(PYTHON)")" -m benchmarks.gpu
 
 lint: setup
 	$(RUN) -m ruff check .

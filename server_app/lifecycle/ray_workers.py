@@ -16,6 +16,9 @@ from typing import Any
 
 import psutil
 
+from common.extras.packages import needed_for
+
+ENGINE = "Flower's simulation"
 DID_NOT_START = "Ray, which runs the simulated sites, did not start"
 REMEDY = (
     "the machine may be busy or short of memory: try again later, with fewer sites at the same time (`coordinator simulate "
@@ -66,7 +69,8 @@ def ray_start(seconds: float = 2 * RAY_PATIENCE) -> Iterator[str]:
 
 def _wait(ended: threading.Event, seconds: float) -> bool:
     """Whether Ray starts before the process ends, and in this time."""
-    import ray
+    with needed_for(ENGINE):
+        import ray
 
     end = time.monotonic() + seconds
     while not ray.is_initialized():
@@ -102,7 +106,8 @@ def wait_longer() -> None:
     Constants in Ray's code bound these waits. Two are in Python. The third, of 15 seconds, is in the raylet: until its two
     agents, which are Python programs, have written which ports they have. With given ports it does not wait.
     """
-    from ray._private import node, services
+    with needed_for(ENGINE):
+        from ray._private import node, services
 
     # The raylet, which this process starts, inherits it: milliseconds for the agent without which no worker starts.
     os.environ.setdefault("RAY_agent_register_timeout_ms", str(round(1000 * RAY_PATIENCE)))
@@ -115,7 +120,8 @@ def with_ports(start: Callable[..., Any]) -> Callable[..., Any]:
     """Ray's method that starts the raylet, with free ports for its agents where none are set."""
 
     def started(node: Any, *arguments: Any, **named: Any) -> Any:
-        from ray import _raylet
+        with needed_for(ENGINE):
+            from ray import _raylet
 
         settings = node._ray_params
         with ExitStack() as open_sockets:
@@ -172,7 +178,9 @@ def replace_killed_workers() -> None:
     takes most of the sites with it.
     """
     from flwr.simulation.ray_transport.ray_actor import BasicActorPool
-    from ray.exceptions import RayActorError
+
+    with needed_for(ENGINE):
+        from ray.exceptions import RayActorError
 
     fetch = BasicActorPool.fetch_result_and_return_actor_to_pool
 
