@@ -24,11 +24,14 @@ export GRPC_ENABLE_FORK_SUPPORT = 0
 
 # Prints what it does, and nothing where the environment has all versions of the lock.
 setup:
-	@"$$(test -x "$(VENV)/bin/python" && echo "$(VENV)/bin/python" || echo "$(PYTHON)")" deploy/environment.py "$(VENV)" \
-		--torch $(TORCH) --torch-index "$(TORCH_INDEX)"
+	@test -n "$(VENV)" || { echo "VENV is empty; name a folder for the environment, or leave VENV out"; exit 1; }
+	@python="$(VENV)/bin/python"; "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || python="$(PYTHON)"; \
+	command -v "$$python" >/dev/null || { echo "there is no $$python; name a Python: make PYTHON=/path/to/python3.11"; exit 1; }; \
+	"$$python" deploy/environment.py "$(VENV)" --torch $(TORCH) --torch-index "$(TORCH_INDEX)"
 
 # Newer versions into requirements.lock, as far as pyproject.toml allows; then `make setup` installs them.
-lock: setup
+lock:
+	@test -x "$(VENV)/bin/uv" || $(MAKE) --no-print-directory setup
 	@$(RUN) deploy/lock.py renew
 
 outdated: setup
@@ -52,7 +55,9 @@ test-all: setup
 
 # Tests on real images and trained weights, in the folder SAMPLES; a test whose file is not there is skipped, and says so.
 test-samples: setup
-	FEDSURROGATE_SAMPLES="$$(realpath -m "$(SAMPLES)")" OMP_NUM_THREADS=1 $(RUN) $(PYTEST) -rs -m "samples and not faults" $(TESTS)
+	@test -d "$(SAMPLES)" || { echo "there is no folder $(SAMPLES) with sample data: make test-samples SAMPLES=/path"; \
+		exit $(if $(filter file,$(origin SAMPLES)),0,1); }
+	@test ! -d "$(SAMPLES)" || FEDSURROGATE_SAMPLES="$$(realpath -m "$(SAMPLES)")" OMP_NUM_THREADS=1 $(RUN) $(PYTEST) -rs -m "samples and not faults" $(TESTS)
 
 # The two commands above in clones on machines unlike this one: other users, paths, languages, Pythons. PLACES="blank busy"
 # plays some, WHOLE=1 runs all tests in each. Some places need root.
@@ -63,7 +68,7 @@ test-fresh: setup
 # those of a new `make lock`.
 OLDEST ?= .venv-oldest
 test-oldest: setup
-	@test -f "$(OLDEST).lock" || $(RUN) deploy/lock.py oldest "$(OLDEST).lock"
+	@test "$(OLDEST).lock" -nt pyproject.toml || $(RUN) deploy/lock.py oldest "$(OLDEST).lock"
 	@"$(PYTHON)" deploy/environment.py "$(OLDEST)" --lock "$(OLDEST).lock" --torch $(TORCH) --torch-index "$(TORCH_INDEX)"
 	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" "$(OLDEST)/bin/python" $(PYTEST) -m "not faults and not slow and not samples" $(TESTS)
 

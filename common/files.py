@@ -24,7 +24,10 @@ def replace_file(file: Path, content: bytes | str, *, mode: int = OWNER_ONLY, du
         durable: whether the file is there after a power failure, too. Costs two waits for the disk.
 
     Raises:
-        OSError: the file could not be written. The old one is as it was, and nothing else is left.
+        OSError: the file could not be written. The old one is as it was, and nothing else is left; except when the disk
+            does not confirm the new name, after which the file may have either content.
+
+    A symbolic link is replaced, not followed.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -47,7 +50,7 @@ def stage_file(file: Path, content: bytes | str, *, mode: int = OWNER_ONLY, dura
     Returns:
         The temporary file. Its name is new, so that several processes do not disturb each other.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(file.parent, durable)
     temporary = _temporary(file)
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
@@ -63,9 +66,16 @@ def stage_file(file: Path, content: bytes | str, *, mode: int = OWNER_ONLY, dura
 
 def put_in_place(temporary: Path, file: Path, *, durable: bool = True) -> None:
     """Rename a file within its folder; durable: also after a power failure. Raises OSError."""
-    temporary.replace(file)
-    if durable:
-        _flush(file.parent)
+    if not durable:
+        temporary.replace(file)
+        return
+    # Opened before: a folder that cannot be flushed is an error while the old file is there.
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        temporary.replace(file)
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 @contextmanager
@@ -78,6 +88,8 @@ def replacing(file: Path, *, mode: int, durable: bool = True) -> Iterator[Path]:
         durable: as for `replace_file`.
     """
     temporary = _temporary(file)
+    # Not readable by others while it is written, whatever mode the library would give.
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY))
     try:
         yield temporary
         if durable:
@@ -116,6 +128,14 @@ def kept_secret(file: Path, size: int) -> bytes:
     if not file.exists():
         create_file(file, secrets.token_bytes(size))
     return file.read_bytes()
+
+
+def _make_folder(folder: Path, durable: bool) -> None:
+    """Make a folder and those above it; durable: their names are on the disk, too."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing if durable else ():
+        _flush(each.parent)
 
 
 def _temporary(file: Path) -> Path:

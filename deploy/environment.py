@@ -1,7 +1,7 @@
 """Make a Python environment that has exactly the packages of the lock, or check one that exists: `make setup`.
 
     python3 deploy/environment.py .venv                    # for development: all extras and tools
-    python3 deploy/environment.py .venv --torch cpu        # without libraries for GPUs: 1.5 GB in place of 7
+    python3 deploy/environment.py .venv --torch cpu        # without libraries for GPUs: 2.6 GB in place of 7.4
     python3 deploy/environment.py /opt/env --extras core simulation
 
 Needs Python 3.11 or newer with venv, and pip's index of packages, or files that `PIP_FIND_LINKS` names. It prints what it
@@ -12,6 +12,8 @@ does. An environment that already has these versions is left as it is, and nothi
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -23,6 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = (3, 11)
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+STAMP, REQUIREMENTS = "fedsurrogate-setup.json", "fedsurrogate-requirements.txt"
+VENV_HINT = "Debian and Ubuntu: apt install python3-venv. "
 MARGIN = 1.3
 """Free disk that is asked for, per MB that stays: pip unpacks each package beside its archive."""
 REASONS = (
@@ -30,7 +34,8 @@ REASONS = (
     (r"DO NOT MATCH THE HASHES", "A file is not the one that the lock names. Use another index, or find out who changed it"),
     (
         r"Could not find a version|No matching distribution|Connection|timed out|Temporary failure|CERTIFICATE|ProxyError",
-        "pip has no such file. It reads PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, PIP_CERT and HTTPS_PROXY; "
+        "pip has no such file. With TORCH=cpu, TORCH_INDEX must have builds with +cpu in their version. "
+        "pip reads PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, PIP_CERT and HTTPS_PROXY; "
         "without a network, collect the files elsewhere: pip download -d DIR --no-deps -r requirements.lock",
     ),
 )
@@ -54,61 +59,113 @@ def main() -> None:
         shown = ".".join(map(str, NEEDED))
         sys.exit(f"Python {shown} or newer is needed, this is {_python()}: make PYTHON=/path/to/python{shown}")
     sys.path[:0] = [str(ROOT / "deploy"), str(ROOT)]
-    python = asked.folder.absolute() / "bin" / "python"
-    if not python.exists() or _differences(python, asked):
-        if asked.torch == "auto":
-            asked.torch = "cpu" if python.exists() and _has_cpu_build(python) else "gpu"
-        _install(python, asked)
+    asked.folder = folder = asked.folder.expanduser().resolve()
+    _check_folder(folder)
+    try:
+        wrong = _differences(folder, asked) if (folder / "pyvenv.cfg").exists() else ["there is no environment"]
+        if wrong:
+            if asked.torch == "auto":
+                asked.torch = _kind(folder)
+            _install(folder, asked)
+    except ValueError as error:
+        # Of the lock, or of the names of extras.
+        sys.exit(str(error))
+
+
+def _check_folder(folder: Path) -> None:
+    """End the program if the folder is something else than an environment with a Python that serves."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not (folder / "pyvenv.cfg").exists():
+        sys.exit(f"{folder} is not empty, and no Python environment; name another folder: make setup VENV=/path")
+    code = f"import sys; sys.exit(sys.version_info < {NEEDED})"
+    try:
+        works = (
+            subprocess.run([str(folder / "bin" / "python"), "-c", code], capture_output=True, check=False).returncode == 0
+        )
+    except OSError:
+        works = False
+    if not works:
+        sys.exit(
+            f"the Python of the environment in {folder} does not start, or is older than {'.'.join(map(str, NEEDED))}; "
+            "remove that folder, or name another: make setup VENV=/path"
+        )
 
 
 def _python() -> str:
     return ".".join(map(str, sys.version_info[:3]))
 
 
-def _has_cpu_build(python: Path) -> bool:
+def _kind(folder: Path) -> str:
+    """The build of torch that this environment has, or was begun with; that for GPUs in a new one."""
+    stamp = folder / STAMP
+    found = json.loads(stamp.read_text()).get("torch", "gpu") if stamp.exists() else "gpu"
     code = "import importlib.metadata; print(importlib.metadata.version('torch'))"
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
-    return done.stdout.strip().endswith("+cpu")
+    python = folder / "bin" / "python"
+    if python.exists():
+        done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
+        found = "cpu" if done.stdout.strip().endswith("+cpu") else "gpu" if done.stdout.strip() else found
+    return str(found)
 
 
-def _install(python: Path, asked: argparse.Namespace) -> None:
+def stamp_of(lock: Path, extras: list[str], torch: str) -> dict[str, object]:
+    """What the last step of an installation writes into the environment; without it the installation is not complete."""
+    digest = hashlib.sha256(lock.read_bytes()).hexdigest()
+    return {"lock": digest, "extras": sorted(extras), "torch": torch, "checkout": str(ROOT), "complete": True}
+
+
+def _install(folder: Path, asked: argparse.Namespace) -> None:
     import lock
 
-    locked, began = lock.read(asked.lock), time.monotonic()
+    from common.machine.environment_path import environment_remark
+
+    locked, began, python = lock.read(asked.lock), time.monotonic(), folder / "bin" / "python"
     names = locked.names(asked.extras)
     installed = lock.without_gpu(names) | set(lock.TORCH) & names if asked.torch == "cpu" else names
     download, disk = locked.sizes[asked.torch]
-    folder = python.parents[1]
     print(f"Setting up {folder}: {len(installed)} packages at the versions of {asked.lock.name}.")
-    if not python.exists():
-        print(f"At most {download:,} MB to download, {disk:,} MB on disk; 2 to 15 minutes, as fast as the network.")
+    if not list(folder.glob("lib/python*/site-packages/torch/__init__.py")):
+        print(f"About {download:,} MB to download, {disk:,} MB on disk; 2 to 15 minutes, as fast as the network.")
         if asked.torch == "gpu":
             print("Most of it is torch with its libraries for GPUs. Without a GPU: make setup TORCH=cpu")
         _check_disk(folder, disk)
+    if not (folder / "pyvenv.cfg").exists():
         _make(folder)
-    from common.machine.environment_path import environment_remark
-
     if remark := environment_remark(str(folder)):
         print(remark[0].upper() + remark[1:])
+    _check_pip(python, folder)
+    stamp = stamp_of(asked.lock, asked.extras, asked.torch)
+    (folder / STAMP).write_text(json.dumps(stamp | {"complete": False}))
     pip = [str(python), "-m", "pip", "install", "--no-deps", "--progress-bar", "off", "--disable-pip-version-check"]
-    parts = [(["--require-hashes"], locked.part(names if asked.torch == "gpu" else lock.without_gpu(names)))]
+    other = _kind(folder) != asked.torch
     if asked.torch == "cpu":
-        parts.append((["--extra-index-url", asked.torch_index], "\n".join(lock.torch_pins(locked, names))))
-    for options, lines in parts:
-        wanted = folder / "requirements.txt"
-        wanted.write_text(lines)
-        _run([*pip, *options, "-r", str(wanted)], len(installed))
-        wanted.unlink()
+        pins = "\n".join(lock.torch_pins(locked, names))
+        _run([*pip, "--extra-index-url", asked.torch_index], pins, folder, len(lock.TORCH), force=other)
+    lines = locked.part(names if asked.torch == "gpu" else lock.without_gpu(names))
+    if asked.torch == "gpu" and other:
+        _run([*pip, "--require-hashes"], locked.part(set(lock.TORCH) & names), folder, len(lock.TORCH), force=True)
+    _run([*pip, "--require-hashes"], lines, folder, len(installed))
     # Nothing but the command lines and the path of this checkout: all that it needs is there.
-    _run([*pip, "--no-build-isolation", "--editable", str(ROOT)], 0)
-    if wrong := _differences(python, asked):
-        sys.exit("After the installation these packages are wrong: {}".format("; ".join(wrong)))
+    _run([*pip, "--no-build-isolation", "--force-reinstall", "--editable", str(ROOT)], "", folder, 0)
     for words in (["-m", "pip", "check"], ["-c", IMPORTS]):
         done = subprocess.run([str(python), *words], capture_output=True, text=True, check=False, cwd=ROOT)
         if done.returncode:
             sys.exit(f"The packages are installed, but they do not work together:\n{done.stdout}{done.stderr}")
+    (folder / STAMP).write_text(json.dumps(stamp))
+    if wrong := _differences(folder, asked):
+        (folder / STAMP).unlink()
+        sys.exit("After the installation these packages are wrong: {}".format("; ".join(wrong)))
     size = sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir()) / 1e6
     print(f"Done in {(time.monotonic() - began) / 60:.1f} minutes: {size:,.0f} MB, every version and import checked.")
+
+
+def _check_pip(python: Path, folder: Path) -> None:
+    """An environment of uv, or one whose making was interrupted, has no pip."""
+    if subprocess.run([str(python), "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
+        return
+    done = subprocess.run([str(python), "-m", "ensurepip", "--upgrade"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"The environment in {folder} has no pip; remove that folder, and set up again. {VENV_HINT}")
 
 
 def _check_disk(folder: Path, needed: float) -> None:
@@ -125,35 +182,62 @@ def _make(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "venv", str(folder)], capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stdout + done.stderr).strip()
-        hint = "Debian and Ubuntu: apt install python3-venv. " if "ensurepip" in said else ""
+        # Otherwise a part of it stays, which looks like an environment.
+        shutil.rmtree(folder, ignore_errors=True)
+        hint = VENV_HINT if "ensurepip" in said else ""
         sys.exit(f"No environment could be made in {folder}. {hint}Python's own words:\n{said}")
 
 
-def _run(command: list[str], packages: int) -> None:
-    """Run pip, count the packages that it has collected, and name the reason when it fails."""
+def _run(command: list[str], lines: str, folder: Path, packages: int, force: bool = False) -> None:
+    """Run pip with these requirements, count the packages that it has collected, and name the reason when it fails."""
     said: list[str] = []
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"PIP_QUIET": "0"}
-    ) as process:
-        collected, shown = 0, 0
-        for line in process.stdout or ():
-            said.append(line)
-            collected += line.startswith(("Collecting ", "Processing ", "Requirement already satisfied: "))
-            if packages and collected * 4 // packages > shown:
-                shown = collected * 4 // packages
-                print(f"  {collected} of {packages} packages are here", flush=True)
-            if line.startswith("Installing collected packages") and packages:
-                print("  unpacking", flush=True)
+    wanted = folder / REQUIREMENTS
+    wanted.write_text(lines)
+    command = [*command, *(["--force-reinstall"] if force else []), *(["-r", str(wanted)] if lines else [])]
+    variables = os.environ | {"PIP_QUIET": "0", "PIP_USER": "0"}
+    variables.pop("PYTHONPATH", None)
+    try:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables
+        ) as process:
+            collected, shown = 0, 0
+            for line in process.stdout or ():
+                said.append(line)
+                collected += line.startswith(("Collecting ", "Processing ", "Requirement already satisfied: "))
+                if packages and min(collected, packages) * 4 // packages > shown:
+                    shown = min(collected, packages) * 4 // packages
+                    print(f"  {min(collected, packages)} of {packages} packages are here", flush=True)
+                if line.startswith("Installing collected packages") and packages:
+                    print("  unpacking", flush=True)
+    finally:
+        wanted.unlink()
     if process.returncode:
         text = "".join(said)
         hints = [hint for pattern, hint in REASONS if re.search(pattern, text)]
         sys.exit("pip failed:\n{}{}".format("".join(said[-15:]), "".join(f"\n{hint}." for hint in hints[:1])))
 
 
-def _differences(python: Path, asked: argparse.Namespace) -> list[str]:
+def _differences(folder: Path, asked: argparse.Namespace) -> list[str]:
     """What this environment lacks, or has at another version than the lock; empty if it is as the lock says."""
-    command = [str(python), "-c", CHECK, str(ROOT), str(asked.lock.absolute()), asked.torch, *asked.extras]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=python.parents[1])
+    torch = _kind(folder) if asked.torch == "auto" else asked.torch
+    try:
+        stamp = json.loads((folder / STAMP).read_text())
+    except (OSError, ValueError):
+        stamp = {}
+    wanted = stamp_of(asked.lock, asked.extras, torch)
+    if not os.access(folder, os.W_OK):
+        # Somebody else's: make gives this checkout's path, whatever the commands in the environment have.
+        stamp = stamp | {"checkout": str(ROOT)} if stamp else stamp
+    if stamp != wanted:
+        return ["it was not set up to the end, or for another lock, checkout or build of torch"]
+    return _wrong_versions(folder / "bin" / "python", asked, torch)
+
+
+def _wrong_versions(python: Path, asked: argparse.Namespace, torch: str) -> list[str]:
+    """The packages of an environment that are not there, or at another version than in the lock."""
+    command = [str(python), "-c", CHECK, str(ROOT), str(asked.lock.absolute()), torch, *asked.extras]
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=python.parent, env=variables)
     if done.returncode:
         return [(done.stderr.strip().splitlines() or ["its Python does not start"])[-1]]
     return done.stdout.splitlines()
@@ -172,13 +256,15 @@ sys.dont_write_bytecode = True
 import lock
 
 def holds(marker):
+    if not marker:
+        return True
     from packaging.markers import Marker
-    return not marker or Marker(marker).evaluate()
+    return Marker(marker).evaluate()
 
 locked = lock.read(Path(file))
 names = locked.names(extras)
-if torch == "auto":
-    torch = "cpu" if version("torch").endswith("+cpu") else "gpu"
+if "torch" in names and version("torch").endswith("+cpu") != (torch == "cpu"):
+    print("torch is a build for " + ("GPUs" if torch == "cpu" else "CPUs"))
 if torch == "cpu":
     names = lock.without_gpu(names) | set(lock.TORCH) & names
 for name in sorted(names):

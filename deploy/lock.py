@@ -26,9 +26,12 @@ PYTHON = "3.11"
 CORE = "core"
 """The name of what is needed without any extra."""
 TORCH = ("torch", "torchvision")
+TORCH_OF_CPU = (200, 750)
+"""MB to download and on disk of these two in their builds for processors: those of torch 2.13, which is not in the index."""
 GPU_ONLY = ("nvidia-", "cuda-", "triton")
 """Beginnings of the names of packages that only torch's build for GPUs needs."""
 FREE = "nobody; `make lock` takes it unless its own needs do not fit"
+END = "# end\n"
 HEAD = """\
 # All packages of all extras, each file by its hash: `make lock` renews this, `deploy/lock.py print` takes a part of it.
 # pip install --require-hashes --no-deps -r requirements.lock
@@ -71,7 +74,13 @@ def read(file: Path = LOCK) -> Lock:
         entries[name] = (*entries.get(name, ()), found.group())
     if not entries:
         raise ValueError(f"{file.name} has no package")
+    if not text.endswith(END):
+        raise ValueError(f"{file.name} is damaged, its end is missing; take it from the repository")
     sets = {name: frozenset(names.split()) for name, names in re.findall(r"^# extra (\S+): (.*)$", text, re.MULTILINE)}
+    if lacking := sorted(frozenset[str]().union(*sets.values()) - set(entries)):
+        raise ValueError(
+            f"{file.name} is damaged, it has no entry for {', '.join(lacking[:5])}; take it from the repository"
+        )
     sizes = {
         kind: (int(download), int(disk))
         for kind, download, disk in re.findall(r"^# size (\S+): (\d+) MB to download, (\d+) MB on disk", text, re.MULTILINE)
@@ -93,8 +102,11 @@ def without_gpu(names: Collection[str]) -> frozenset[str]:
 
 
 def torch_pins(lock: Lock, names: Collection[str]) -> list[str]:
-    """torch and torchvision at the versions of the lock, without hashes: builds for processors have other files."""
-    return [f"{name}=={next(versions_of(lock.entries[name]))[0]}" for name in TORCH if name in names]
+    """Builds for processors of torch and torchvision, at the versions of the lock. They are other files, so without hashes.
+
+    With "+cpu", so that no index without such builds can give one for GPUs, which does not start without their libraries.
+    """
+    return [f"{name}=={next(versions_of(lock.entries[name]))[0]}+cpu" for name in TORCH if name in names]
 
 
 def normal(name: str) -> str:
@@ -104,6 +116,10 @@ def normal(name: str) -> str:
 
 def renew(file: Path = LOCK) -> None:
     """Resolve all extras again, each package at the newest version that is allowed, and write the lock."""
+    from importlib.metadata import version
+
+    if version("torch").endswith("+cpu"):
+        sys.exit("the lock says how large an environment for GPUs is: renew it in one that was set up with TORCH=gpu")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     entries = _compile("--all-extras", "--generate-hashes")
     with_sizes = tomllib.loads(_compile("--all-extras", "--format", "pylock.toml"))
@@ -119,17 +135,19 @@ def renew(file: Path = LOCK) -> None:
         pins.unlink()
     head = HEAD + "".join(f"# extra {name}: {' '.join(names)}\n" for name, names in sets.items())
     download, disk = _downloads(with_sizes, sets["dev"]), _on_disk()
-    for kind, names in (("gpu", frozenset(sets["dev"])), ("cpu", without_gpu(sets["dev"]))):
-        sizes = (sum(size.get(name, 0) for name in names) for size in (download, disk))
+    for kind, names, more in (("gpu", frozenset(sets["dev"]), (0, 0)), ("cpu", without_gpu(sets["dev"]), TORCH_OF_CPU)):
+        sizes = (
+            sum(size.get(name, 0) for name in names) + extra for size, extra in zip((download, disk), more, strict=True)
+        )
         head += "# size {}: {:.0f} MB to download, {:.0f} MB on disk\n".format(kind, *sizes)
-    file.write_text(head + entries)
+    file.write_text(head + entries + END)
 
 
 def oldest(file: Path) -> None:
     """Write a lock for development with the oldest allowed version of each package that pyproject.toml names."""
     entries = _compile("--extra", "dev", "--generate-hashes", "--resolution", "lowest-direct")
     sizes = [line for line in LOCK.read_text().splitlines(keepends=True) if line.startswith("# size ")]
-    file.write_text(f"# extra dev: {' '.join(sorted(set(_names(entries))))}\n{''.join(sizes)}{entries}")
+    file.write_text(f"# extra dev: {' '.join(sorted(set(_names(entries))))}\n{''.join(sizes)}{entries}{END}")
 
 
 def _compile(*options: str) -> str:
@@ -203,8 +221,9 @@ def main(arguments: Collection[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     printing = commands.add_parser("print", help="what some extras need, as pip reads it")
     printing.add_argument("extras", nargs="+", metavar="EXTRA", help=f"an extra of pyproject.toml, or {CORE}")
-    printing.add_argument("--without-torch", action="store_true", help="leave out torch, torchvision and libraries of GPUs")
-    printing.add_argument("--only-torch", action="store_true", help="only torch and torchvision, with no hashes")
+    torch = printing.add_mutually_exclusive_group()
+    torch.add_argument("--without-torch", action="store_true", help="leave out torch, torchvision and libraries of GPUs")
+    torch.add_argument("--only-torch", action="store_true", help="only torch and torchvision, with no hashes")
     commands.add_parser("renew", help="resolve all extras again")
     commands.add_parser("outdated", help="list newer versions")
     old = commands.add_parser("oldest", help="write a lock with the oldest allowed versions")
@@ -218,8 +237,8 @@ def main(arguments: Collection[str] | None = None) -> None:
         for name, version, newest, holder in outdated():
             print(f"{name:28} {version:18} {newest:18} {holder}")
     else:
-        lock = read()
         try:
+            lock = read()
             names = lock.names(asked.extras)
         except ValueError as error:
             sys.exit(str(error))

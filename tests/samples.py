@@ -23,6 +23,8 @@ def sample(name: str) -> Path:
     folder = os.environ.get(VARIABLE, "")
     if not folder:
         pytest.skip(f"needs {name} of the sample data; {VARIABLE} names no folder")
+    if not Path(folder).is_dir():
+        pytest.fail(f"{VARIABLE} = {folder!r} is no folder")
     if not (found := Path(folder) / name).exists():
         pytest.skip(f"needs {name} of the sample data, which is not in the folder that {VARIABLE} names")
     return found

@@ -62,6 +62,10 @@ def test_the_fixture_marks_its_tests_and_without_the_folder_they_are_skipped(
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     with pytest.raises(pytest.skip.Exception, match="needs a/b of the sample data, which is not in the folder"):
         sample("a/b")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "nothing"))
+    with pytest.raises(pytest.fail.Exception, match="is no folder"):
+        sample("a/b")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
     (tmp_path / "a").mkdir()
     assert sample("a") == tmp_path / "a"
 
@@ -102,12 +106,34 @@ def test_tests_have_a_home_of_their_own() -> None:
     assert Path.home().name.startswith("fedsurrogate-tests-")
 
 
-def test_every_test_has_a_time_limit(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> None:
+class Item:
+    """A collected test, as far as the hook needs it."""
+
+    def __init__(self, path: Path, *fixtures: str) -> None:
+        self.path, self.fixturenames = path, fixtures
+        self.marks: dict[str, pytest.Mark] = {}
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self.marks.get(name)
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.marks[mark.name] = mark.mark
+
+
+def test_every_test_has_a_time_limit_and_slow_ones_have_more(pytestconfig: pytest.Config) -> None:
     assert float(pytestconfig.getini("timeout")) == 120
-    for item in request.session.items:
-        slow = [name for name in conftest.LIMITS if item.get_closest_marker(name)]
-        mark = item.get_closest_marker("timeout")
-        assert (mark is not None and mark.args) if slow else True, item.nodeid
+    quick, slow = Item(conftest.TESTS / "common" / "test_x.py"), Item(conftest.TESTS / "e2e" / "test_x.py", "samples")
+    faulty = Item(conftest.TESTS / "faults" / "test_x.py")
+    faulty.add_marker(pytest.mark.faults)
+    conftest.pytest_collection_modifyitems([quick, slow, faulty])  # type: ignore[list-item]
+    assert quick.marks == {}
+    assert {name: mark.args for name, mark in slow.marks.items()} == {"slow": (), "samples": (), "timeout": (900,)}
+    assert faulty.marks["timeout"].args == (3600,)
+
+
+def test_every_slow_place_exists() -> None:
+    """A slow file under a new name would join the quick part."""
+    assert [name for name in conftest.SLOW if not (conftest.TESTS / name).exists()] == []
 
 
 def test_a_test_that_hangs_is_ended(tmp_path: Path) -> None:

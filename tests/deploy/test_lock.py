@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
+import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
@@ -76,7 +78,10 @@ def test_a_part_of_the_lock_has_the_packages_of_its_extras_and_no_other(extras: 
     assert listed == names
     small = lock.without_gpu(names)
     assert not [name for name in small if name.startswith(("nvidia-", "cuda-", "triton")) or name in lock.TORCH]
-    assert {pin.partition("==")[0] for pin in lock.torch_pins(LOCKED, names)} == set(lock.TORCH) & names
+    pins = lock.torch_pins(LOCKED, names)
+    assert {pin.partition("==")[0] for pin in pins} == set(lock.TORCH) & names
+    # Without "+cpu", pip would take a build for GPUs from another index, and leave out its libraries.
+    assert all(pin.endswith("+cpu") for pin in pins)
 
 
 def test_a_part_is_printed_for_a_machine_that_has_only_python(tmp_path: Path) -> None:
@@ -120,7 +125,7 @@ def differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, extr
     (tmp_path / "requirements.lock").write_text(text)
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     asked = argparse.Namespace(extras=[extra], torch="auto", lock=tmp_path / "requirements.lock")
-    return environment._differences(Path(sys.executable), asked)
+    return environment._wrong_versions(Path(sys.executable), asked, "gpu")
 
 
 HASH = f"    --hash=sha256:{'0' * 64}\n"
@@ -138,7 +143,7 @@ def test_the_setup_finds_what_differs_from_the_lock(
     entry: str, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = entry.partition("==")[0]
-    found = differences(tmp_path, monkeypatch, f"# extra dev: {name}\n{entry}{HASH}")
+    found = differences(tmp_path, monkeypatch, f"# extra dev: {name}\n{entry}{HASH}{lock.END}")
     assert [line for line in found if not line.startswith("fedsurrogate")] == found
     assert (found == []) if reason is None else re.fullmatch(reason, "".join(found))
 
@@ -189,3 +194,162 @@ def modules() -> list[ModuleType]:
 def test_the_scripts_need_nothing_but_python_to_be_imported(module: ModuleType) -> None:
     code = f"import sys; sys.path.insert(0, {str(DEPLOY)!r}); import {module.__name__.rpartition('.')[2]}"
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
+
+
+@given(st.integers(0, 99))
+def test_a_lock_that_was_cut_off_is_refused(percent: int) -> None:
+    """An image installs with `--no-deps`: what a damaged lock does not name would be missing without a word."""
+    text = lock.LOCK.read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "requirements.lock"
+        file.write_text(text[: len(text) * percent // 100])
+        with pytest.raises(ValueError, match=r"damaged|no package|no hash"):
+            lock.read(file)
+
+
+# A build backend of a few lines, so that the test does not depend on one.
+BUILDER = """
+import os, zipfile
+
+def build_editable(folder, settings=None, metadata=None):
+    name, info = "fedsurrogate-1-py3-none-any.whl", "fedsurrogate-1.dist-info"
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as out:
+        out.writestr("own.pth", os.getcwd())
+        out.writestr(info + "/METADATA", "Metadata-Version: 2.1\\nName: fedsurrogate\\nVersion: 1\\n")
+        out.writestr(info + "/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        out.writestr(info + "/RECORD", "")
+    return name
+"""
+
+
+def wheel_of(name: str, version: str, code: str, folder: Path) -> str:
+    """Write a wheel; return its hash."""
+    file, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(file, "w") as out:
+        if code:
+            out.writestr(f"{name}.py", code)
+        out.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        out.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        out.writestr(f"{info}/RECORD", "")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A checkout with the real scripts and a lock of small packages that lie next to it; no network is needed."""
+    root, wheels = tmp_path / "checkout", tmp_path / "wheels"
+    for package in ("server_app", "client_app"):
+        (root / package / "cli").mkdir(parents=True)
+        (root / package / "cli" / "main.py").touch()
+    (root / "fedsurrogate.py").touch()
+    (root / "flwr.py").touch()
+    (root / "torch.py").touch()
+    shutil.copytree(ROOT / "common" / "machine", root / "common" / "machine", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "deploy").mkdir()
+    for name in ("lock.py", "environment.py"):
+        shutil.copy(DEPLOY / name, root / "deploy")
+    wheels.mkdir()
+    hashes = {name: wheel_of(name, "1", code, wheels) for name, code in (("small", ""), ("torch", ""), ("builder", BUILDER))}
+    entries = "".join(f"{name}==1 \\\n    --hash=sha256:{value}\n" for name, value in sorted(hashes.items()))
+    sizes = "".join(f"# size {kind}: 1 MB to download, 1 MB on disk\n" for kind in ("gpu", "cpu"))
+    (root / "requirements.lock").write_text(f"# extra dev: builder small torch\n{sizes}{entries}{lock.END}")
+    (root / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "builder"\n'
+        '[project]\nname = "fedsurrogate"\nversion = "1"\nscripts = {}\n'
+    )
+    return root
+
+
+def set_up(root: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Call the real script of a small project."""
+    command = [sys.executable, str(root / "deploy" / "environment.py"), str(folder), *words]
+    variables = {"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(root.parent / "wheels")}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=variables, cwd=root)
+
+
+def test_a_whole_set_up_says_what_it_does_and_the_next_one_nothing(project: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "env"
+    first = set_up(project, folder)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "3 packages at the versions of requirements.lock" in first.stdout
+    assert "every version and import checked" in first.stdout
+    again = set_up(project, folder)
+    assert (again.returncode, again.stdout) == (0, "")
+    # A package that is gone, an interrupted set-up, a checkout that moved: each is found and mended.
+    shutil.rmtree(next(folder.glob("lib/python*/site-packages/small-1.dist-info")))
+    assert "Done in" in set_up(project, folder).stdout
+    stamp = folder / environment.STAMP
+    stamp.write_text(stamp.read_text().replace("true", "false"))
+    assert "Done in" in set_up(project, folder).stdout
+    moved = project.rename(tmp_path / "moved")
+    assert "Done in" in set_up(moved, folder).stdout
+    assert next(folder.glob("lib/python*/site-packages/own.pth")).read_text() == str(moved)
+    # An environment without pip, as uv makes them.
+    for pip in folder.glob("lib/python*/site-packages/pip*"):
+        shutil.rmtree(pip)
+    stamp.unlink()
+    assert "Done in" in set_up(moved, folder).stdout
+
+
+def test_a_set_up_that_does_not_work_in_the_end_is_not_taken_for_complete(project: Path, tmp_path: Path) -> None:
+    (project / "torch.py").write_text("raise ImportError('libcudart is missing')")
+    for _ in range(2):
+        done = set_up(project, tmp_path / "env")
+        assert done.returncode == 1
+        assert "libcudart is missing" in done.stderr
+
+
+def test_torch_for_processors_comes_from_an_index_that_has_it_or_not_at_all(project: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "env"
+    for words in (("--torch", "cpu"), ()):
+        # What was begun for processors goes on for them.
+        done = set_up(project, folder, *words)
+        assert done.returncode == 1
+        assert "torch==1+cpu" in done.stderr
+        assert "TORCH_INDEX" in done.stderr
+    wheel_of("torch", "1+cpu", "", project.parent / "wheels")
+    assert "Done in" in set_up(project, folder).stdout
+    assert set_up(project, folder).stdout == ""
+    # Another build is asked for: it is installed in place of this one, and back.
+    wheel = project.parent / "wheels" / "torch-1+cpu-py3-none-any.whl"
+    for kind, build in (("gpu", "1"), ("cpu", "1+cpu")):
+        # Each build has its own index.
+        wheel.unlink() if kind == "gpu" else wheel_of("torch", "1+cpu", "", wheel.parent)
+        assert "Done in" in set_up(project, folder, "--torch", kind).stdout
+        (found,) = folder.glob("lib/python*/site-packages/torch-*.dist-info")
+        assert found.name == f"torch-{build}.dist-info"
+
+
+@pytest.mark.parametrize("content", ["requirements.txt", "bin/python"])
+def test_a_folder_that_is_no_environment_stays_as_it_is(content: str, project: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine" / content
+    mine.parent.mkdir(parents=True)
+    mine.write_text("my own")
+    done = set_up(project, tmp_path / "mine")
+    assert (done.returncode, "is not empty, and no Python environment" in done.stderr) == (1, True)
+    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [mine]
+    assert mine.read_text() == "my own"
+
+
+def test_an_environment_whose_python_is_gone_is_named(project: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "env"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "pyvenv.cfg").write_text("home = /nowhere\n")
+    (folder / "bin" / "python").symlink_to("/nowhere/python3")
+    done = set_up(project, folder)
+    assert (done.returncode, "does not start" in done.stderr, "Traceback" in done.stderr) == (1, True, False)
+
+
+def test_the_environment_may_be_a_link_to_a_folder(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "big").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "big")
+    assert "Done in" in set_up(project, tmp_path / "link").stdout
+    assert (tmp_path / "big" / "pyvenv.cfg").exists()
+
+
+def test_a_damaged_lock_and_an_unknown_extra_are_one_line(project: Path, tmp_path: Path) -> None:
+    done = set_up(project, tmp_path / "env", "--extras", "nonsense")
+    assert (done.returncode, done.stderr.count("\n"), "no extra nonsense" in done.stderr) == (1, 1, True)
+    (project / "requirements.lock").write_text(f"# extra dev: gone\nsmall==1 --hash=sha256:00\n{lock.END}")
+    done = set_up(project, tmp_path / "env")
+    assert (done.returncode, done.stderr.count("\n"), "no entry for gone" in done.stderr) == (1, 1, True)

@@ -10,6 +10,7 @@ root or another Python are skipped, by name, where that is missing. Prints a tab
 """
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -23,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from deploy import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 # Tests that see the machine: files and their modes, processes, signals, commands, text, packages.
@@ -47,6 +50,8 @@ SENSITIVE = (
     "tests/test_version.py",
 )
 NOBODY = 65534
+# Beginnings of variables of the one who starts this, which would reach into the places.
+OWN = ("PYTEST", "FEDSURROGATE", "MAKE", "XDG_", "FLWR_", "MPLCONFIGDIR", "PYTHONPATH", "VENV")
 BUSY = 4
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
 NAMESPACE = ("unshare", "--mount", "--propagation", "private")
@@ -136,6 +141,9 @@ def borrow(folder: Path, python: str, checkout: Path) -> Path:
             (folder / "bin" / script.name).chmod(0o755)
         elif script.is_file():
             (folder / "bin" / script.name).symlink_to(script)
+    # As after `make setup` there.
+    stamp = environment.stamp_of(checkout / "requirements.lock", ["dev"], "gpu") | {"checkout": str(checkout)}
+    (folder / environment.STAMP).write_text(json.dumps(stamp))
     return folder
 
 
@@ -148,7 +156,7 @@ def played(place: Place, tests: Sequence[str], seconds: float) -> tuple[str, str
         checkout, log = home / place.folder, home / "log"
         checkout.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(checkout)], check=True)
-        environment = borrow(checkout.parent / "environment", place.python or sys.executable, checkout)
+        borrowed = borrow(checkout.parent / "environment", place.python or sys.executable, checkout)
         (home / "tmp").mkdir()
         log.touch()
         if place.user:
@@ -159,8 +167,8 @@ def played(place: Place, tests: Sequence[str], seconds: float) -> tuple[str, str
             commands.append(("test", f"TESTS={' '.join(tests)}"))
         with busy(place.busy):
             for words in commands:
-                make = ["make", "-C", str(checkout), *words, f"VENV={environment}"]
-                command = [*before(place, checkout, environment), *make]
+                make = ["make", "-C", str(checkout), *words, f"VENV={borrowed}"]
+                command = [*before(place, checkout, borrowed), *make]
                 if code := logged(command, variables(place, home), log, seconds):
                     kept = Path(tempfile.gettempdir()) / f"fresh-{place.name}.log"
                     shutil.copy(log, kept)
@@ -210,7 +218,7 @@ open=$(mktemp -d) && chmod 755 "$open" && mkdir -p "$open/$3" && mount --bind "$
 
 def variables(place: Place, home: Path) -> dict[str, str]:
     """Environment of the commands in a place."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "FEDSURROGATE", "MAKE"))}
+    found = {name: value for name, value in os.environ.items() if not name.startswith(OWN)}
     found |= {"HOME": str(home), "TMPDIR": str(home / "tmp")}
     for name, value in place.environment.items():
         found.pop(name, None)
