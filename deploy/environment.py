@@ -98,14 +98,21 @@ def _python() -> str:
 
 def _kind(folder: Path) -> str:
     """The build of torch that this environment has, or was begun with; that for GPUs in a new one."""
-    stamp = folder / STAMP
-    found = json.loads(stamp.read_text()).get("torch", "gpu") if stamp.exists() else "gpu"
+    found = _read_stamp(folder).get("torch", "gpu")
     code = "import importlib.metadata; print(importlib.metadata.version('torch'))"
     python = folder / "bin" / "python"
     if python.exists():
         done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
         found = "cpu" if done.stdout.strip().endswith("+cpu") else "gpu" if done.stdout.strip() else found
     return str(found)
+
+
+def _read_stamp(folder: Path) -> dict[str, object]:
+    """The stamp of an environment; empty if it has none, or half of one."""
+    try:
+        return dict(json.loads((folder / STAMP).read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def stamp_of(lock: Path, extras: list[str], torch: str) -> dict[str, object]:
@@ -121,7 +128,7 @@ def _install(folder: Path, asked: argparse.Namespace) -> None:
 
     locked, began, python = lock.read(asked.lock), time.monotonic(), folder / "bin" / "python"
     names = locked.names(asked.extras)
-    installed = lock.without_gpu(names) | set(lock.TORCH) & names if asked.torch == "cpu" else names
+    installed = lock.with_build(names, asked.torch)
     download, disk = locked.sizes[asked.torch]
     print(f"Setting up {folder}: {len(installed)} packages at the versions of {asked.lock.name}.")
     if not list(folder.glob("lib/python*/site-packages/torch/__init__.py")):
@@ -220,14 +227,10 @@ def _run(command: list[str], lines: str, folder: Path, packages: int, force: boo
 def _differences(folder: Path, asked: argparse.Namespace) -> list[str]:
     """What this environment lacks, or has at another version than the lock; empty if it is as the lock says."""
     torch = _kind(folder) if asked.torch == "auto" else asked.torch
-    try:
-        stamp = json.loads((folder / STAMP).read_text())
-    except (OSError, ValueError):
-        stamp = {}
-    wanted = stamp_of(asked.lock, asked.extras, torch)
-    if not os.access(folder, os.W_OK):
-        # Somebody else's: make gives this checkout's path, whatever the commands in the environment have.
-        stamp = stamp | {"checkout": str(ROOT)} if stamp else stamp
+    stamp, wanted = _read_stamp(folder), stamp_of(asked.lock, asked.extras, torch)
+    if stamp and not os.access(folder, os.W_OK):
+        # Of another user: make gives this checkout's path, whatever the commands in the environment have.
+        stamp["checkout"] = str(ROOT)
     if stamp != wanted:
         return ["it was not set up to the end, or for another lock, checkout or build of torch"]
     return _wrong_versions(folder / "bin" / "python", asked, torch)
@@ -265,9 +268,7 @@ locked = lock.read(Path(file))
 names = locked.names(extras)
 if "torch" in names and version("torch").endswith("+cpu") != (torch == "cpu"):
     print("torch is a build for " + ("GPUs" if torch == "cpu" else "CPUs"))
-if torch == "cpu":
-    names = lock.without_gpu(names) | set(lock.TORCH) & names
-for name in sorted(names):
+for name in sorted(lock.with_build(names, torch)):
     wanted = [number for number, marker in lock.versions_of(locked.entries[name]) if holds(marker)]
     try:
         if wanted and version(name).partition("+")[0] not in wanted:

@@ -30,7 +30,7 @@ TORCH_OF_CPU = (200, 750)
 """MB to download and on disk of these two in their builds for processors: those of torch 2.13, which is not in the index."""
 GPU_ONLY = ("nvidia-", "cuda-", "triton")
 """Beginnings of the names of packages that only torch's build for GPUs needs."""
-FREE = "nobody; `make lock` takes it unless its own needs do not fit"
+FREE = "no package; `make lock` takes it unless its own needs do not fit"
 END = "# end\n"
 HEAD = """\
 # All packages of all extras, each file by its hash: `make lock` renews this, `deploy/lock.py print` takes a part of it.
@@ -99,6 +99,11 @@ def versions_of(lines: Collection[str]) -> Iterator[tuple[str, str]]:
 def without_gpu(names: Collection[str]) -> frozenset[str]:
     """The packages that are left where torch comes from an index of builds for processors."""
     return frozenset(name for name in names if name not in TORCH and not name.startswith(GPU_ONLY))
+
+
+def with_build(names: Collection[str], torch: str) -> frozenset[str]:
+    """The packages of an environment with this build of torch, "gpu" or "cpu"."""
+    return without_gpu(names) | frozenset(TORCH) & frozenset(names) if torch == "cpu" else frozenset(names)
 
 
 def torch_pins(lock: Lock, names: Collection[str]) -> list[str]:
