@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from common.config.sections import FedAvgConfig, Model
+from common.config.sections import FedAvgSettings, Model
 from common.models.augmentation import draw
 from common.models.networks import build, split_input
 from common.models.parameters import Tensors
@@ -37,7 +37,7 @@ def network(kind: Model, inputs: int, classes: int, tensors: Tensors) -> nn.Modu
     return module
 
 
-def step_length(kind: Model, settings: FedAvgConfig, features: Tensor) -> float:
+def step_length(kind: Model, settings: FedAvgSettings, features: Tensor) -> float:
     """The learning rate; for a linear model over the mean squared norm of its inputs, the scale of its curvature."""
     rate = settings.rate(private=False)
     if kind != "linear":
@@ -49,7 +49,7 @@ def train(
     module: nn.Module,
     features: Tensor,
     labels: Tensor,
-    settings: FedAvgConfig,
+    settings: FedAvgSettings,
     rate: float,
     generator: torch.Generator,
     variant: Variant = PLAIN,
@@ -82,6 +82,6 @@ def train(
     return steps
 
 
-def _batches(count: int, settings: FedAvgConfig, generator: torch.Generator) -> Iterator[Tensor]:
+def _batches(count: int, settings: FedAvgSettings, generator: torch.Generator) -> Iterator[Tensor]:
     for _ in range(settings.local_epochs):
         yield from torch.split(torch.randperm(count, generator=generator), settings.batch_size)

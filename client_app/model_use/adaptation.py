@@ -15,7 +15,7 @@ from client_app.model_use.adapted import Adapted, Neighbours
 from client_app.model_use.calibration import fit_temperature
 from client_app.model_use.held_out import HeldOut
 from client_app.model_use.metrics import bootstrap_weights
-from common.config.sections import HeadConfig
+from common.config.sections import HeadSettings
 from common.errors import DataError
 from common.models.classifiers import Classifier, Head
 from common.models.head_training import train_on_features
@@ -65,7 +65,7 @@ class Adaptation:
     reason: str
 
 
-def adapt(shared: Classifier, held: HeldOut, settings: HeadConfig, seed: int = 0) -> Adaptation:
+def adapt(shared: Classifier, held: HeldOut, settings: HeadSettings, seed: int = 0) -> Adaptation:
     """Judge the candidates by cross-validation over whole patients, and choose one.
 
     FedLambda mixes the probabilities of a head on own records with the shared model's. kNN-Per (Marfoq et al. 2022) mixes in
@@ -213,7 +213,7 @@ def _mixed(own: Tensor, base: Tensor, labels: Tensor, folds: NDArray[np.int64]) 
     return found, float(SHARES[int(losses.mean(1).argmin())])
 
 
-def _head(shared: Classifier, features: Tensor, labels: Tensor, settings: HeadConfig, seed: int) -> Head:
+def _head(shared: Classifier, features: Tensor, labels: Tensor, settings: HeadSettings, seed: int) -> Head:
     """A head on own records, with the shared head's centre, projection and clip."""
     count = len(shared.header.classes)
     prepared = shared.prepare(features).float()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from common.config.sections import HeadConfig
+    from common.config.sections import HeadSettings
 
 
 Batch = tuple[Tensor, Tensor]
@@ -21,7 +21,7 @@ def train_head(
     mean: Tensor,
     variance: Tensor,
     classes: int,
-    settings: HeadConfig,
+    settings: HeadSettings,
     loss: Callable[[Tensor, Tensor], Tensor] = torch.nn.functional.cross_entropy,
 ) -> tuple[Tensor, Tensor]:
     """Train softmax regression on features standardised by `mean` and `variance` (d,): weight (classes, d), bias (classes,).
@@ -60,7 +60,7 @@ def train_on_features(
     features: Tensor,
     targets: Tensor,
     classes: int,
-    settings: HeadConfig,
+    settings: HeadSettings,
     seed: int,
     loss: Callable[[Tensor, Tensor], Tensor] = torch.nn.functional.cross_entropy,
 ) -> tuple[Tensor, Tensor]:

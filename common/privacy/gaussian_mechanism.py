@@ -112,27 +112,6 @@ def clip(features: Tensor, norm: float) -> tuple[Tensor, float]:
     return clipped.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), float(shortened.mean()) if len(features) else 0.0
 
 
-# Of counts, sums and second moment under one joint noise, which is small enough for all three at any epsilon.
-JOINT = {"counts": 0.03, "sums": 0.55, "squares": 0.42}
-# Of a training step under one joint noise. The number of records is summed in every round, and averaged.
-JOINT_STEP = {"records": 0.03, "gradients": 0.97}
-
-
-def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
-    """Shares of the budget 1 / noise_multiplier^2 by statistic. They depend only on public settings.
-
-    Second moments are large tables. Below an epsilon of about 2, noise dominates them and they get little; from 4 on, half.
-    Counts need little: they are only weights of the sums. Measured in benchmarks/private_surrogates.py. "joint": for secure
-    sums, measured in benchmarks/secure_sums.py.
-    """
-    if family == "joint":
-        return JOINT
-    squares = 0.0 if family == "spherical" else 0.55 / (1 + (noise_multiplier / 2) ** 2)
-    counts = 0.07 * (1 - squares)
-    shares = {"counts": counts, "sums": 1 - squares - counts}
-    return shares | ({"squares": squares} if squares else {})
-
-
 def unit_weights(units: Sequence[str] | None, count: int) -> Tensor:
     """Weight of every record (count,), float64: one, or one over its patient's records, so that a patient weighs one.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.config.sections import FedLAPConfig
+from common.config.sections import FedLAPSettings
 from common.errors import SurrogateError
 from common.limits import LARGEST_COUNT
 from common.privacy.claims import Claim
@@ -43,7 +43,7 @@ class Synthetic:
 
 
 def check_synthetic(
-    synthetic: Synthetic, settings: FedLAPConfig, classes: tuple[str, ...], dimension: int, round: int, private: bool
+    synthetic: Synthetic, settings: FedLAPSettings, classes: tuple[str, ...], dimension: int, round: int, private: bool
 ) -> None:
     """Raise SurrogateError, naming field and value, unless synthetic records fit this run and round."""
     if synthetic.round != round:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from common.config.run_config import RunConfig, run_digest
-from common.config.sections import DPCVAEConfig
+from common.config.sections import DPCVAESettings
 from common.errors import RunError
 from common.models.classifiers import Classifier, Head, Network
 from common.models.generators import fresh_generator, tensors_of
@@ -54,7 +54,7 @@ class Training:
         fit a convnet.
         """
         settings = config.trained
-        if isinstance(settings, DPCVAEConfig):
+        if isinstance(settings, DPCVAESettings):
             model = tensors_of(fresh_generator(config, len(classes), inputs))
         else:
             model = parameters_of(fresh(settings.kind, inputs, len(classes), settings.width, config.seed))
@@ -80,7 +80,7 @@ class Training:
     def classifier(self) -> Classifier:
         """The model as a classifier."""
         settings = self.config.trained
-        assert not isinstance(settings, DPCVAEConfig)  # a generator is no classifier; a head is trained on its embeddings
+        assert not isinstance(settings, DPCVAESettings)  # a generator is no classifier; a head is trained on its embeddings
         kind = settings.kind
         if kind == "linear":
             # FedLAP and private training normalise every record's features to norm one.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from common.config.sections import FedLAPConfig
+from common.config.sections import FedLAPSettings
 from common.models.augmentation import draws
 from common.models.classifiers import class_indices
 from common.models.loss_landscape import LandscapeRecords, distance, gradient, walk
@@ -97,7 +97,7 @@ def _remembered(new: LandscapeRecords, memory: Tensors, share: float) -> tuple[L
 
 
 def has_finite_gradient(
-    model: Tensors, inputs: int, classes: tuple[str, ...], synthetic: Synthetic, settings: FedLAPConfig
+    model: Tensors, inputs: int, classes: tuple[str, ...], synthetic: Synthetic, settings: FedLAPSettings
 ) -> bool:
     """Whether a set's gradient at `model` is finite. One gradient that is not finite would spoil the sum over all sets."""
     body, shape = _body(model, inputs, len(classes), settings)
@@ -105,7 +105,7 @@ def has_finite_gradient(
     return all(bool(part.isfinite().all()) for part in found.values())
 
 
-def _body(model: Tensors, inputs: int, classes: int, settings: FedLAPConfig) -> tuple[torch.nn.Module, torch.Size]:
+def _body(model: Tensors, inputs: int, classes: int, settings: FedLAPSettings) -> tuple[torch.nn.Module, torch.Size]:
     body, first = split_input(build(settings.kind, inputs, classes, model), torch.zeros(1, inputs))
     return body, first.shape[1:]
 

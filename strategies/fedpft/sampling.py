@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.config.sections import HeadConfig
+from common.config.sections import HeadSettings
 from common.errors import RunError
 from common.models.classifiers import Head
 from common.models.head_training import Batch, shuffled_batches, train_head
@@ -51,7 +51,7 @@ class Share:
 
 
 def learn(
-    surrogates: Sequence[Surrogate], settings: HeadConfig, seed: int, classes: Sequence[str] = (), device: str = "cpu"
+    surrogates: Sequence[Surrogate], settings: HeadSettings, seed: int, classes: Sequence[str] = (), device: str = "cpu"
 ) -> Head:
     """Train one linear head on samples from all surrogates, one sample per record of each site and class.
 

@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from common.config.sections import HeadConfig
+from common.config.sections import HeadSettings
 from common.errors import RunError, SurrogateError
 from common.models.classifiers import Head
 from common.surrogates.surrogates import without_classes
@@ -51,7 +51,7 @@ def test_a_head_without_a_site_is_learned_from_the_others_alone(run: Path) -> No
     others = [unpack_surrogate((run / "surrogates" / f"{name}.pb").read_bytes()) for name in "02"]
     config = json.loads((run / "manifest.json").read_text())["config"]
     settings = {"epochs": config["head.epochs"], "min_steps": config["head.min-steps"]}
-    assert same(head, learn(others, HeadConfig(**settings), config["seed"]))
+    assert same(head, learn(others, HeadSettings(**settings), config["seed"]))
     assert not same(head, run)
     assert json.loads((folder / "manifest.json").read_text()) == {
         "sites": ["0", "2"],

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.config.sections import HeadConfig
+from common.config.sections import HeadSettings
 from common.errors import ConfigError, DataError
 from common.extras.packages import needed_for
 from common.models.classifiers import Classifier, Head
@@ -65,14 +65,14 @@ class Mixture:
         return numbers | {f"balanced-{name}": each.balanced for name, each in scores.items()} | {"share": self.share}
 
 
-def head_on(records: LabelledEmbeddings, header: Header, settings: HeadConfig, seed: int) -> Head:
+def head_on(records: LabelledEmbeddings, header: Header, settings: HeadSettings, seed: int) -> Head:
     """Train a head on these records, with embeddings scaled to norm one."""
     features = clip(records.features.double(), 0.0)[0].float()
     weight, bias = train_on_features(features, records.labels, len(header.classes), settings, seed)
     return Head(header, weight, bias, clip=0.0)
 
 
-def mix(own: LabelledEmbeddings, shared: Classifier, settings: HeadConfig, seed: int, validation: float) -> Mixture:
+def mix(own: LabelledEmbeddings, shared: Classifier, settings: HeadSettings, seed: int, validation: float) -> Mixture:
     """Train a head on the site's own records and choose its weight in a mixture with the shared head. Raises DataError.
 
     The weight maximises validation accuracy; among equals it is the one nearest to 1/2 (the paper's code takes the

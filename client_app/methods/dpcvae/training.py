@@ -14,7 +14,7 @@ from client_app.methods.dp.record_gradients import poisson_sample
 from client_app.methods.dpcvae.training_steps import Trainer, exact_gradient, private_gradient, trainer_of
 from client_app.methods.task import MethodOutput, SiteSums, Task
 from common.config.run_config import run_digest
-from common.config.sections import DPCVAEConfig
+from common.config.sections import DPCVAESettings
 from common.errors import StateError, SurrogateError
 from common.models.generators import COUNTS, SUMS, fresh_companion, fresh_generator, load_into, scaled
 from common.models.networks import parameters_of
@@ -138,7 +138,7 @@ def _train_privately(task: Task, trainer: Trainer, embeddings: Tensor, labels: T
     return {"clip-fraction": clipped / max(1, drawn), "signal-to-noise-gradients": sum(signal) / len(signal)}
 
 
-def _batches(count: int, settings: DPCVAEConfig, generator: torch.Generator) -> Iterator[Tensor]:
+def _batches(count: int, settings: DPCVAESettings, generator: torch.Generator) -> Iterator[Tensor]:
     for _ in range(settings.local_epochs):
         yield from torch.split(torch.randperm(count, generator=generator), settings.batch_size)
 

@@ -14,7 +14,7 @@ from common.models.generators import AnyGenerator, Decoder, Encoder, GanGenerato
 from common.privacy.gaussian_mechanism import BoundedSum, release, system_normals
 
 if TYPE_CHECKING:
-    from common.config.sections import DPCVAEConfig
+    from common.config.sections import DPCVAESettings
 
 # Adam's settings in the paper's GAN.
 GAN_RATE, GAN_BETAS = 2e-4, (0.5, 0.999)
@@ -45,7 +45,7 @@ class CVAETrainer:
     """
 
     def __init__(
-        self, decoder: Decoder, encoder: Encoder, settings: DPCVAEConfig, rate: float, beta: float, normals: Normals
+        self, decoder: Decoder, encoder: Encoder, settings: DPCVAESettings, rate: float, beta: float, normals: Normals
     ) -> None:
         self.modules = nn.ModuleList([decoder, encoder])
         self._decoder, self._encoder, self._beta, self._normals = decoder, encoder, beta, normals
@@ -80,7 +80,7 @@ class GanTrainer:
         self,
         maker: GanGenerator,
         judge: nn.Module,
-        settings: DPCVAEConfig,
+        settings: DPCVAESettings,
         rate: float,
         shares: Tensor,
         generator: torch.Generator,
@@ -151,7 +151,7 @@ def exact_gradient(trainer: Trainer, embeddings: Tensor, labels: Tensor) -> dict
     return dict(zip(names, found, strict=True))
 
 
-def _optimiser(modules: nn.Module, settings: DPCVAEConfig, rate: float) -> torch.optim.Optimizer:
+def _optimiser(modules: nn.Module, settings: DPCVAESettings, rate: float) -> torch.optim.Optimizer:
     makers: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     return makers[settings.optimiser](modules.parameters(), lr=rate)
 
@@ -159,7 +159,7 @@ def _optimiser(modules: nn.Module, settings: DPCVAEConfig, rate: float) -> torch
 def trainer_of(
     shared: AnyGenerator,
     companion: nn.Module,
-    settings: DPCVAEConfig,
+    settings: DPCVAESettings,
     round: int,
     shares: Tensor,
     private: bool,

@@ -16,7 +16,7 @@ from common.models.loss_landscape import LandscapeRecords, distance, gradient
 from common.models.parameters import Tensors
 
 if TYPE_CHECKING:
-    from common.config.sections import FedLAPConfig
+    from common.config.sections import FedLAPSettings
 
 
 class RealStatistic(Protocol):
@@ -38,7 +38,7 @@ class Matching:
     matched. start: where the next trajectory begins, given the received model; FedLAP begins there itself.
     """
 
-    settings: FedLAPConfig
+    settings: FedLAPSettings
     rate: float
     mse_weight: float
     statistic: Statistic = GRADIENT

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from common.config.descriptions import descriptions
 from common.config.flat_settings import Scalar, known_keys, parse_overrides
 from common.config.run_config import RunConfig, parse_run_config, run_digest
-from common.config.sections import FedPFTConfig, HeadConfig
+from common.config.sections import FedPFTSettings, HeadSettings
 from common.errors import ConfigError
 from common.models.devices import pick_device
 
@@ -53,8 +53,8 @@ def test_the_published_configuration_is_valid_and_the_default() -> None:
 
 def test_dotted_keys_reach_their_section() -> None:
     config = parse_run_config({"fedpft.rank": 64, "fedpft.covariance": "full", "head.epochs": 3, "classes": " cat, dog ,"})
-    assert config.fedpft == FedPFTConfig(rank=64, covariance="full")
-    assert config.head == HeadConfig(epochs=3)
+    assert config.fedpft == FedPFTSettings(rank=64, covariance="full")
+    assert config.head == HeadSettings(epochs=3)
     assert config.classes == ("cat", "dog")
     assert config.seed == RunConfig().seed
 
@@ -149,9 +149,9 @@ def test_a_parsed_configuration_cannot_be_changed() -> None:
 
 
 def test_few_batches_get_more_passes_and_never_fewer_than_asked() -> None:
-    settings = HeadConfig(epochs=20, min_steps=1000)
+    settings = HeadSettings(epochs=20, min_steps=1000)
     assert [settings.passes(batches) for batches in (1, 3, 50, 51, 10_000)] == [1000, 334, 20, 20, 20]
-    assert HeadConfig(epochs=2, min_steps=0).passes(1) == 2
+    assert HeadSettings(epochs=2, min_steps=0).passes(1) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from common.config.sections import HeadConfig
+from common.config.sections import HeadSettings
 from common.models.classifiers import Head
 from common.models.head_training import shuffled_batches, train_head, train_on_features
 from common.surrogates.surrogates import Header
@@ -28,7 +28,7 @@ def head(weight: Tensor, bias: Tensor, classes: tuple[str, ...] = CLASSES) -> He
 
 def trained(factor: float = 1.0, seed: int = 0, shift: float = 0.0) -> Head:
     x, y, _, _ = digits()
-    return head(*train_on_features(x * factor + shift, y, 10, HeadConfig(learning_rate=5e-3), seed))
+    return head(*train_on_features(x * factor + shift, y, 10, HeadSettings(learning_rate=5e-3), seed))
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +68,12 @@ def test_same_seed_gives_the_same_head(plain: Head) -> None:
 def test_constant_features_get_no_weight() -> None:
     x, y, x_test, y_test = digits()
     x, x_test = (torch.cat([part, torch.full((len(part), 2), 0.1)], 1) for part in (x, x_test))
-    found = head(*train_on_features(x, y, 10, HeadConfig(min_steps=300, learning_rate=0.01), 0))
+    found = head(*train_on_features(x, y, 10, HeadSettings(min_steps=300, learning_rate=0.01), 0))
     # Rounding alone must not change them: with a weight of 1e5, all others would lose their digits at 16 bits.
     assert not found.weight[:, -2:].any()
     assert found.weight.abs().max() < 100
     assert found.accuracy(x_test, CLASSES, y_test)[0] > 0.9 * len(y_test)
-    flat = head(*train_on_features(torch.ones(20, 3), torch.arange(20) % 2, 2, HeadConfig(min_steps=10), 0))
+    flat = head(*train_on_features(torch.ones(20, 3), torch.arange(20) % 2, 2, HeadSettings(min_steps=10), 0))
     assert not flat.weight.any()
 
 
@@ -88,7 +88,7 @@ def test_one_pass_brings_every_record_once() -> None:
 
 
 def test_without_batches_nothing_is_preferred() -> None:
-    weight, bias = train_head([], 0, torch.zeros(3), torch.ones(3), 2, HeadConfig())
+    weight, bias = train_head([], 0, torch.zeros(3), torch.ones(3), 2, HeadSettings())
     assert not weight.any()
     assert not bias.any()
 

@@ -12,7 +12,7 @@ import torch
 
 from common import surrogate_pb2 as pb
 from common.config.run_config import parse_run_config
-from common.config.sections import FedLAPConfig
+from common.config.sections import FedLAPSettings
 from common.errors import SurrogateError
 from common.models.loss_landscape import LandscapeRecords, distance
 from common.models.networks import convnet, parameters_of, split_input
@@ -24,7 +24,7 @@ from strategies.base.training import Training
 from strategies.fedlap.landscapes import common_radius, has_finite_gradient, heeded, learn
 
 CLASSES = ("a", "b", "c")
-SETTINGS = FedLAPConfig(width=4, images_per_class=2, server_steps=10, trust_radius=5.0, rule="min", memory=0.5)
+SETTINGS = FedLAPSettings(width=4, images_per_class=2, server_steps=10, trust_radius=5.0, rule="min", memory=0.5)
 NOTHING: Tensors = {}
 
 
@@ -64,8 +64,8 @@ def test_the_radius_of_a_rule(rule: str, radii: list[float], wanted: float) -> N
 
 
 def test_the_learning_rate_falls_with_the_root_of_the_round_or_as_a_cosine() -> None:
-    assert [FedLAPConfig(learning_rate=0.6).rate(number) for number in (1, 4, 9)] == pytest.approx([0.6, 0.3, 0.2])
-    cosine = FedLAPConfig(learning_rate=0.6, cosine=True, rounds=4)
+    assert [FedLAPSettings(learning_rate=0.6).rate(number) for number in (1, 4, 9)] == pytest.approx([0.6, 0.3, 0.2])
+    cosine = FedLAPSettings(learning_rate=0.6, cosine=True, rounds=4)
     assert [cosine.rate(number) for number in (1, 3)] == pytest.approx([0.6, 0.3])
 
 
@@ -119,8 +119,8 @@ def test_images_of_the_round_before_count_as_much_as_those_of_this_round() -> No
 
 
 def test_by_default_images_are_remembered_without_privacy_only() -> None:
-    default = FedLAPConfig()
-    usual, chosen = default.remembered(private=False), FedLAPConfig(memory=0.2)
+    default = FedLAPSettings()
+    usual, chosen = default.remembered(private=False), FedLAPSettings(memory=0.2)
     assert (usual, default.remembered(private=True)) == (0.33, 0.0)
     assert chosen.remembered(private=True) == chosen.remembered(private=False) == 0.2
     for epsilon in (0.0, 8.0):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.config.sections import HeadConfig
+from common.config.sections import HeadSettings
 from common.errors import RunError
 from common.models.classifiers import Head
 from common.surrogates.covariances import Diagonal
@@ -21,7 +21,7 @@ from strategies.fedpft.sampling import Share, learn, sample, stream
 
 FAMILIES = ("full", "diag", "spherical", "lowrank")
 NAMES = ("cat", "dog", "eel", "fox")
-QUICK = HeadConfig(epochs=5, min_steps=300, learning_rate=0.01)
+QUICK = HeadSettings(epochs=5, min_steps=300, learning_rate=0.01)
 
 
 def records(n: int, classes: int = 4, seed: int = 0, spread: float = 8.0, dimension: int = 6) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ def test_rows_drawn_at_a_time_stay_within_the_pool(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(sampling, "POOL_BYTES", 4 * 6 * rows)
     monkeypatch.setattr(sampling, "_draw", counted)
-    learn(sites, HeadConfig(epochs=1, min_steps=0), 0)
+    learn(sites, HeadSettings(epochs=1, min_steps=0), 0)
     total = sum(int(s.mixtures.counts.sum()) for s in sites)
     streams = sum(len(s.header.classes) for s in sites)
     assert sum(drawn) == total
@@ -225,7 +225,7 @@ def test_huge_counts_are_learned_from_within_the_limit() -> None:
     x, y = records(400, seed=1)
     site = surrogate("0", x, y)
     huge = replace(site, mixtures=replace(site.mixtures, counts=torch.full((4,), 10**8)))
-    head = learn([huge], HeadConfig(epochs=1, min_steps=0, learning_rate=0.01, max_samples=20_000), 0)
+    head = learn([huge], HeadSettings(epochs=1, min_steps=0, learning_rate=0.01, max_samples=20_000), 0)
     assert accuracy(head, *records(1000, seed=77)) > 0.99
 
 
@@ -247,7 +247,7 @@ def test_classes_of_the_run_fix_rows_even_of_those_nobody_has() -> None:
 
 
 def test_one_class_alone_can_be_learned() -> None:
-    head = learn([named("0", standard((20,)), ("cat",))], HeadConfig(epochs=1, min_steps=5), 0)
+    head = learn([named("0", standard((20,)), ("cat",))], HeadSettings(epochs=1, min_steps=5), 0)
     assert head.predict(torch.zeros(3, 3)).tolist() == [0, 0, 0]
 
 

@@ -25,7 +25,7 @@ from client_app.methods.dpcvae.downstream import (
 )
 from client_app.node_config import NodeConfig
 from common.config.run_config import parse_run_config
-from common.config.sections import HeadConfig
+from common.config.sections import HeadSettings
 from common.errors import ConfigError, DataError
 from common.models.classifiers import Head
 from common.models.generators import COUNTS, MEANS, Generator, fresh_generator, tensors_of
@@ -33,7 +33,7 @@ from common.surrogates.surrogates import Header
 from common.wire.generator_files import pack_generator
 
 HEADER = Header("dpcvae", "run", "s", "f", ("a", "b", "c"))
-QUICK = HeadConfig(min_steps=200, epochs=1, learning_rate=0.05)
+QUICK = HeadSettings(min_steps=200, epochs=1, learning_rate=0.05)
 
 
 def clouds(count: int, seed: int = 0, spread: float = 0.3, dimension: int = 6) -> LabelledEmbeddings:

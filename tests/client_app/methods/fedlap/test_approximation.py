@@ -28,7 +28,7 @@ from client_app.methods.fedlap.trust_region import SHARE, Search, ServerWalk, ef
 from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig
 from common.config.run_config import RunConfig, parse_run_config
-from common.config.sections import FedLAPConfig
+from common.config.sections import FedLAPSettings
 from common.errors import ConfigError, SurrogateError
 from common.files import replace_file
 from common.models.augmentation import draws
@@ -98,7 +98,7 @@ def test_synthesis_brings_the_synthetic_gradient_to_the_real_one() -> None:
     """Means of four starts that differ by 1e-6: the steps amplify rounding, which differs between processors."""
     body, model = body_and_model()
     target = gradient(body, model, real())
-    settings = FedLAPConfig(image_steps=300, image_learning_rate=5.0)
+    settings = FedLAPSettings(image_steps=300, image_learning_rate=5.0)
 
     def apart(records: LandscapeRecords) -> float:
         mine = torch.cat([part.flatten() for part in gradient(body, model, records).values()])
@@ -129,7 +129,7 @@ def test_a_synthesis_looks_as_often_as_it_says_and_walks_only_between_loops() ->
         looked.append(distance(here, model))
         return gradient(body, here, real())
 
-    settings = FedLAPConfig(trajectories=2, loops=3, batches=2, image_steps=1, model_steps=2, trust_radius=100.0)
+    settings = FedLAPSettings(trajectories=2, loops=3, batches=2, image_steps=1, model_steps=2, trust_radius=100.0)
     _, story = synthesise(body, model, begin, Looks(look), Matching(settings, 0.1, 0.1), unchanged())
     assert story.looks == len(looked) == settings.private_steps == 12
     assert looked[0] == looked[1] == looked[6] == looked[7] == 0, "every trajectory begins at the model"

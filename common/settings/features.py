@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from common.backbones.feature_power import LARGEST_POWER
-from common.config.sections.base import Only, Range, Records, Settings, Unit
+from common.settings.base import Only, Range, Records, Section, Unit
 
 
 def _check_power(value: object) -> object:
@@ -20,7 +20,7 @@ def _check_power(value: object) -> object:
 Power = Annotated[float | Literal["auto"], BeforeValidator(_check_power), Range(f"auto; else above 0 to {LARGEST_POWER:g}")]
 
 
-class FeaturesConfig(Settings):
+class FeaturesSettings(Section):
     """What is done with all features first (section `features.`)."""
 
     power: Power = Field(

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config.sections.base import Augmentations, GradientClip, Model, Only, Records, Rounds, Settings, Steps, Unit
+from common.settings.base import Augmentations, GradientClip, Model, Only, Records, Rounds, Section, Steps, Unit
 
 
-class FedLAPConfig(Settings):
+class FedLAPSettings(Section):
     """Settings of FedLAP: synthetic images at the sites, learning at the coordinator (section `fedlap.`)."""
 
     model: Model | Literal["auto"] = Field(

@@ -128,7 +128,7 @@ AUGMENTATIONS = ("colour", "crop", "cutout", "flip", "scale", "rotate")
 Augmentations = Annotated[Names, AfterValidator(_check_augmentations), Range(f"some of {', '.join(AUGMENTATIONS)}")]
 
 
-class Settings(BaseModel):
+class Section(BaseModel):
     """Base class of all settings: frozen, strict types, dashes in keys, no unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True)

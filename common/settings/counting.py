@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config.sections.base import Settings, Unit
+from common.settings.base import Section, Unit
 
 
-class CountingConfig(Settings):
+class CountingSettings(Section):
     """Settings of a run that counts. `coordinator evaluate` and `coordinator survey` set them."""
 
     kind: Literal["none", "evaluation", "values", "survey"] = Field(

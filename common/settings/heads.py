@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from common.config.sections.base import Epochs, Only, Range, Records, Settings, Steps, Unit
+from common.settings.base import Epochs, Only, Range, Records, Section, Steps, Unit
 
 
 def _check_shrinkage(value: object) -> object:
@@ -19,7 +19,7 @@ def _check_shrinkage(value: object) -> object:
 Shrinkage = Annotated[float | Literal["auto"], BeforeValidator(_check_shrinkage), Range("auto; else 0 to 1")]
 
 
-class HeadConfig(Settings):
+class HeadSettings(Section):
     """Settings for the training of a linear head (section `head.`)."""
 
     epochs: Epochs = Field(10, ge=1, le=10_000, description="Fewest passes over the records in the training of a head.")
@@ -48,7 +48,7 @@ class HeadConfig(Settings):
         return max(self.epochs, -(-self.min_steps // batches))
 
 
-class BaselineConfig(Settings):
+class BaselineSettings(Section):
     """Settings of the baseline methods that FedPFT is compared with (section `baseline.`)."""
 
     temperature: Annotated[float, Only("kd")] = Field(
@@ -72,7 +72,7 @@ class BaselineConfig(Settings):
     )
 
 
-class AFLConfig(Settings):
+class AFLSettings(Section):
     """Settings of AFL: least squares in closed form (section `afl.`)."""
 
     ridge: float = Field(
@@ -80,7 +80,7 @@ class AFLConfig(Settings):
     )
 
 
-class FedCGSConfig(Settings):
+class FedCGSSettings(Section):
     """Settings of FedCGS: one covariance of all records (section `fedcgs.`)."""
 
     ridge: float = Field(
@@ -88,7 +88,7 @@ class FedCGSConfig(Settings):
     )
 
 
-class GHOFLConfig(Settings):
+class GHOFLSettings(Section):
     """Settings of GH-OFL: Gaussian heads (section `ghofl.`)."""
 
     head: Literal["fishermix", "nb-diag"] = Field(
@@ -100,7 +100,7 @@ class GHOFLConfig(Settings):
     )
 
 
-class FedCOFConfig(Settings):
+class FedCOFSettings(Section):
     """Settings of FedCOF: covariances from class means (section `fedcof.`)."""
 
     groups: Annotated[int, Unit("groups")] = Field(

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from common.config.sections import Settings, kebab
+from common.settings.base import Section, kebab
 from common.errors import ConfigError
 
 Scalar = str | int | float | bool
-M = TypeVar("M", bound=Settings)
+M = TypeVar("M", bound=Section)
 
 
 def parse_settings(model: type[M], flat: Mapping[str, Scalar]) -> M:
@@ -49,11 +49,11 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def known_keys(model: type[Settings]) -> list[str]:
+def known_keys(model: type[Section]) -> list[str]:
     """Return all flat keys of `model`, with sections as dotted prefixes."""
     keys: list[str] = []
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             keys += [f"{kebab(name)}.{key}" for key in known_keys(field.annotation)]
         else:
             keys.append(kebab(name))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config.sections.base import (
+from common.settings.base import (
     Augmentations,
     Epochs,
     GradientClip,
@@ -16,12 +16,12 @@ from common.config.sections.base import (
     Records,
     Rounds,
     SampleRate,
-    Settings,
+    Section,
     Unit,
 )
 
 
-class FedAvgConfig(Settings):
+class FedAvgSettings(Section):
     """Settings of FedAvg and related methods: sites train one model in rounds (section `fedavg.`)."""
 
     model: Model | Literal["auto"] = Field(

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config.sections.base import Covariance, FeatureClip, Names, Records, Settings, Unit
+from common.settings.base import Covariance, FeatureClip, Names, Records, Section, Unit
 
 
-class FedPFTConfig(Settings):
+class FedPFTSettings(Section):
     """Settings of FedPFT: the surrogate that a site fits to its features (section `fedpft.`)."""
 
     covariance: Covariance = Field(

@@ -10,25 +10,30 @@ from typing import Any, TypeVar, get_args
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from common.config.flat_settings import Scalar
-from common.config.run_config import SECURE_SUM_KEYS, RunConfig
-from common.config.sections import Settings, kebab
-from common.config.sections.base import Only, Range, Unit
 from common.errors import ConfigError
 from common.methods import FEDPFT_CHAIN, METHODS, method_named
-from common.rules.counting import COUNTS
-from common.rules.spec import MethodSpec
+from common.methods.counting import KINDS_OF_COUNTS
+from common.methods.method import Method, Plan
+from common.settings import SECURE_SUM_KEYS, FedPFTSettings, Section, Settings, kebab
+from common.settings.base import Only, Range, Unit
+from common.settings.flat import Scalar
 
 T = TypeVar("T")
-SPECS = (*METHODS.values(), FEDPFT_CHAIN)
 KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text", tuple: "names separated by commas"}
+# All methods with their usual plans, and FedPFT along a chain.
+PLANS: tuple[tuple[Method, Plan], ...] = (
+    *((method, method.usual) for method in METHODS.values()),
+    (FEDPFT_CHAIN, FEDPFT_CHAIN.plan(Settings(fedpft=FedPFTSettings(topology="chain")))),
+)
 # Keys that only some methods use, by what the registry says of them; in all sections that have such a key.
-NEEDS: Mapping[str, Callable[[MethodSpec], bool]] = {
-    **dict.fromkeys(("epsilon", "delta", "clip", "sample-rate", "noise-multiplier"), lambda spec: bool(spec.mechanisms)),
-    "defence": lambda spec: spec.defences(RunConfig()) != ("none",),
-    **dict.fromkeys(("secure-sum", *SECURE_SUM_KEYS), lambda spec: bool(spec.from_sums)),
-    "grace": lambda spec: spec.kind == "one-shot",
-    "resume": lambda spec: spec.kind in ("chain", "rounds"),
+NEEDS: Mapping[str, Callable[[Method, Plan], bool]] = {
+    **dict.fromkeys(
+        ("epsilon", "delta", "clip", "sample-rate", "noise-multiplier"), lambda method, plan: method.private
+    ),
+    "defence": lambda method, plan: plan.defences.available != ("none",),
+    **dict.fromkeys(("secure-sum", *SECURE_SUM_KEYS), lambda method, plan: method.summable),
+    "grace": lambda method, plan: plan.kind == "one-shot",
+    "resume": lambda method, plan: plan.kind in ("chain", "rounds"),
 }
 
 
@@ -58,13 +63,13 @@ def descriptions(key: str = "", method: str = "") -> tuple[Description, ...]:
 
     Raises ConfigError for an unknown method, or an unknown key with the names close to it.
     """
-    rows = tuple(_describe("", RunConfig))
+    rows = tuple(_describe("", Settings))
     if method:
         method_named(method)
     return tuple(row for row in _chosen(rows, key, "coordinator settings") if not method or method in row.methods)
 
 
-def model_descriptions(model: type[Settings], key: str, command: str) -> tuple[Description, ...]:
+def model_descriptions(model: type[Section], key: str, command: str) -> tuple[Description, ...]:
     """The settings of a model that holds no settings of methods: all, or one key.
 
     command: the command that lists them. Raises ConfigError for an unknown key.
@@ -78,11 +83,11 @@ def _chosen(rows: tuple[Description, ...], key: str, command: str) -> tuple[Desc
     return tuple(row for row in rows if key in ("", row.key, row.section))
 
 
-def _describe(section: str, model: type[Settings]) -> Iterator[Description]:
+def _describe(section: str, model: type[Section]) -> Iterator[Description]:
     """The keys of a model. Those of every run come first, as in pyproject.toml."""
-    nested: list[tuple[str, type[Settings]]] = []
+    nested: list[tuple[str, type[Section]]] = []
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             nested.append((name, field.annotation))
             continue
         default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
@@ -102,19 +107,25 @@ def _describe(section: str, model: type[Settings]) -> Iterator[Description]:
 def _methods(section: str, name: str, field: FieldInfo) -> Iterable[str]:
     """The methods that use a key, in the order of the registry."""
     if section == "counting":
-        return iter(COUNTS)
+        return iter(KINDS_OF_COUNTS)
     uses = NEEDS.get(kebab(name))
     only = [method for each in _noted(field, Only) for method in each.methods]
-    if section == "fedpft" and any(name in spec.allows for spec in SPECS):
-        found = [spec for spec in SPECS if name in spec.allows]
+    if section == "fedpft" and any(name in plan.allows for _, plan in PLANS):
+        users = [(method, plan) for method, plan in PLANS if name in plan.allows]
     else:
-        found = [spec for spec in SPECS if not section or section in spec.sections]
-    names = {spec.name for spec in found if (not uses or uses(spec)) and (not only or spec.name in only)}
+        users = [(method, plan) for method, plan in PLANS if not section or section in method.sections]
+    names = {
+        method.name
+        for method, plan in users
+        if (not uses or uses(method, plan)) and (not only or method.name in only)
+    }
     return (name for name in METHODS if name in names)
 
 
 def _range(field: FieldInfo) -> str:
     """The allowed values in words."""
+    if field is Settings.model_fields["method"]:
+        return ", ".join(METHODS)
     if checked := list(_noted(field, Range)):
         return checked[-1].text
     if choices := list(_choices(field.annotation)):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config.sections.base import (
+from common.settings.base import (
     Epochs,
     GradientClip,
     NoiseMultiplier,
@@ -15,12 +15,12 @@ from common.config.sections.base import (
     Records,
     Rounds,
     SampleRate,
-    Settings,
+    Section,
     Unit,
 )
 
 
-class DPCVAEConfig(Settings):
+class DPCVAESettings(Section):
     """Settings of DP-CVAE and DP-CGAN: sites train a generator of embeddings together (section `dpcvae.`).
 
     Optimisers begin anew in every round.

@@ -1,1 +1,0 @@
-"""The run configuration: settings, their sections and their parser."""

@@ -1,0 +1,62 @@
+"""The registry of methods: each method has one description here. No other module compares names of methods.
+
+A new method needs one `Method` in a file of this folder and its name in `METHODS`; and a function at the coordinator, or a
+class in `strategies/`, if no existing one serves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from common.errors import ConfigError
+from common.methods import heads
+from common.methods.closed_form import CLOSED_FORM
+from common.methods.counting import KINDS_OF_COUNTS
+from common.methods.fedpft import FEDPFT, KD
+from common.methods.generators import GENERATORS
+from common.methods.method import Method, Plan
+from common.methods.secure_sum import with_secure_sum
+from common.methods.synthetic_records import SYNTHETIC_RECORDS
+from common.methods.training import TRAINED
+from common.settings import Settings
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        *(FEDPFT, *SYNTHETIC_RECORDS, KD, *GENERATORS),
+        *(heads.LOCAL, heads.ENSEMBLE, heads.AVERAGE, heads.FEDBE, heads.FEDKT),
+        *(*CLOSED_FORM, *TRAINED),
+    )
+}
+# method = "fedpft" with fedpft.topology = "chain".
+FEDPFT_CHAIN = replace(FEDPFT, paper="Beitollahi et al. 2024, section 4.2")
+
+
+def method_of(settings: Settings) -> Method:
+    """The description of a run's method, or of what it counts. Raises ConfigError for a name that is not here."""
+    method = method_named(settings.method)
+    if settings.counting.kind in KINDS_OF_COUNTS:
+        return KINDS_OF_COUNTS[settings.counting.kind]
+    chain = method is FEDPFT and settings.fedpft.topology == "chain" and not settings.secure_sum
+    return FEDPFT_CHAIN if chain else method
+
+
+def plan_of(method: Method, settings: Settings) -> Plan:
+    """What a method does under the settings of a run, in a secure sum if the run is one."""
+    plan = method.plan(settings)
+    if settings.secure_sum and plan.combination.from_sums:
+        return with_secure_sum(method.name, plan, settings)
+    return plan
+
+
+def method_named(name: str) -> Method:
+    """The description of a method. Raises ConfigError with a list of all methods."""
+    if name not in METHODS:
+        raise ConfigError(f"method = {name[:40]!r}: {known()}")
+    return METHODS[name]
+
+
+def known() -> str:
+    """The list of method names for an error message."""
+    *names, last = map(repr, METHODS)
+    return f"must be {', '.join(names)} or {last}"

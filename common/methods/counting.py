@@ -1,0 +1,165 @@
+"""Runs that count records at the sites instead of learning: their plans, tables and sensitivities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from common.limits import LARGEST_COUNT
+from common.methods.method import (
+    Combination,
+    Defences,
+    Field,
+    Messages,
+    Method,
+    Plan,
+    Sizes,
+    Summed,
+    Work,
+)
+from common.privacy.mechanism import COUNTS as COUNTS_MECHANISM
+from common.privacy.mechanism import JOINT_SUMS, NoisySums
+from common.settings import CountingSettings, Settings
+
+DIGITS = 32
+# Kinds that judge models on held-out records.
+JUDGING = ("evaluation", "values")
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One table of counts.
+
+    Attributes:
+        name: of the table.
+        shape: of the table.
+        bound: Euclidean norm of what one record adds; the weights of a patient's records sum to one, so a patient adds
+            no more.
+        share: part of the privacy budget.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bound: float
+    share: float
+
+
+def scored_classes(classes: int) -> int:
+    """Number of classes with a histogram: of two classes only the last, whose probability gives the other's."""
+    return 1 if classes == 2 else classes
+
+
+def tables_of(own: CountingSettings, classes: int) -> tuple[Counted, ...]:
+    """The tables of a run that counts records of this many classes.
+
+    survey: records (C,). values: tested records, and right decisions of each of M models, right (1 + M,); a record is in
+    up to 1 + M cells. evaluation: decisions (C, C) by true and decided class, and for each scored class a histogram of
+    its probability, for records of other classes and of this class: scores (S, 2, B). A record is in one cell of the
+    decisions and in S cells of the scores, so it adds vectors of norm 1 and sqrt(S). The shares minimise the sum of the two
+    variances of the noise.
+    """
+    if own.kind == "survey":
+        return (Counted("records", (classes,), 1.0, 1.0),)
+    if own.kind == "values":
+        cells = 1 + own.models
+        return (Counted("right", (cells,), math.sqrt(cells) * (1 + 1e-12), 1.0),)
+    scored = scored_classes(classes)
+    # A little above the root, so that its rounding does not make the bound too small.
+    bound = 1.0 if scored == 1 else math.sqrt(scored) * (1 + 1e-12)
+    share = 1 / (1 + math.sqrt(scored))
+    return (
+        Counted("decisions", (classes, classes), 1.0, share),
+        Counted("scores", (scored, 2, own.bins), bound, 1 - share),
+    )
+
+
+def _symbols(own: CountingSettings, classes: int, dimension: int, records: int) -> Sizes:
+    """S: classes with a histogram; 2: of other classes, and of the class; B: bins; M: tested records, and each model."""
+    return {"S": scored_classes(classes), "2": 2, "B": own.bins, "M": 1 + own.models}
+
+
+def _refusal(own: CountingSettings, classes: tuple[str, ...]) -> str:
+    if not classes:
+        return f"counting.kind = {own.kind!r} needs classes, so that all sites count the same ones"
+    if own.kind in JUDGING and not own.digest:
+        return f"counting.kind = {own.kind!r} needs counting.digest; `coordinator evaluate` and `coordinator value` set it"
+    if own.kind == "values" and not own.models:
+        return "counting.kind = 'values' needs counting.models; `coordinator value` sets it"
+    return ""
+
+
+def _plan(tables: dict[str, str], work: Callable[[int, int], Work], judges: bool, settings: Settings) -> Plan:
+    """The plan of a run that counts.
+
+    Args:
+        tables: shape of each table.
+        work: of a site.
+        judges: whether a model comes with the request.
+        settings: of the run.
+    """
+    own, privacy = settings.counting, None
+    if settings.epsilon:
+        counted = tables_of(own, len(settings.classes))
+        privacy = NoisySums(
+            JOINT_SUMS if settings.secure_sum else COUNTS_MECHANISM,
+            settings.epsilon,
+            settings.delta,
+            {each.name: each.share for each in counted},
+            bounds={each.name: each.bound for each in counted},
+        )
+    return Plan(
+        kind="one-shot",
+        messages=Messages(
+            sends=tuple(Field(name, shape, -LARGEST_COUNT, LARGEST_COUNT, DIGITS) for name, shape in tables.items()),
+            receives=(Field("weight", "C d"), Field("bias", "C")) if judges else (),
+            symbols=partial(_symbols, own),
+            introduces=False,
+        ),
+        combination=Combination(
+            site="client_app.methods.counting:counts",
+            strategy="strategies.counting.strategy:Counting",
+            sums=tuple(Summed(name, shape, 0) for name, shape in tables.items()),
+            site_sums="client_app.methods.counting:summed_counts",
+            from_sums="strategies.counting.results:summed_result",
+            sum_strategy="strategies.counting.summed:SecureCounting",
+        ),
+        work=work,
+        privacy=privacy,
+        defences=Defences(
+            reason=": the counts of each site are only kept within what its records and the noise can give"
+        ),
+        refusal=_refusal(own, settings.classes),
+        counts=True,
+    )
+
+
+def _judging(classes: int, dimension: int) -> Work:
+    return Work(passes=1, numbers=classes * (classes + dimension))
+
+
+def _surveying(classes: int, dimension: int) -> Work:
+    return Work(numbers=classes)
+
+
+def _kind(name: str, title: str, paper: str, plan: Callable[[Settings], Plan]) -> Method:
+    return Method(name, title, paper, plan, {"counting": ("kind", "digest", "models", "bins")}, shown="counting")
+
+
+_DECISIONS = "counts of decisions and scores with Gaussian noise"
+EVALUATION = _kind(
+    "evaluation",
+    "Evaluation",
+    _DECISIONS,
+    partial(_plan, {"decisions": "C C", "scores": "S 2 B"}, _judging, True),
+)
+SURVEY = _kind(
+    "survey",
+    "Survey",
+    "counts of records with Gaussian noise",
+    partial(_plan, {"records": "C"}, _surveying, False),
+)
+VALUES = _kind("values", "Values of sites", _DECISIONS, partial(_plan, {"right": "M"}, _judging, True))
+# By the value of counting.kind.
+KINDS_OF_COUNTS = {method.name: method for method in (EVALUATION, VALUES, SURVEY)}

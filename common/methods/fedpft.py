@@ -1,0 +1,302 @@
+"""FedPFT: sites send Gaussian mixtures of features, or noisy class sums. Star and chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from common.limits import LARGEST_COUNT, LARGEST_NUMBER
+from common.methods import heads
+from common.methods.method import (
+    Combination,
+    Defences,
+    Field,
+    Messages,
+    Method,
+    Plan,
+    Sizes,
+    Summed,
+    Work,
+)
+from common.methods.secure_sum import MOMENTS
+from common.privacy.mechanism import EM, JOINT_SUMS, SUMS, THEOREM, NoisySums, Privacy, TheoremNoise
+from common.privacy.shares import EM_STEPS, budget_shares
+from common.settings import Covariance, FedPFTSettings, HeadSettings, Settings
+
+# By section of the settings: the keys that decide what a site sends, in the run's digest.
+FEDPFT_KEYS = ("covariance", "components", "rank", "samples_per_component", "privacy", "clip", "topology")
+# Mechanisms whose noisy sums have a solver of their own.
+NOISY = (SUMS, JOINT_SUMS)
+
+SOLVERS_IN_WORDS = {
+    "noisy sums": "in closed form from noisy sums",
+    "lda": "linear discriminant analysis, in closed form",
+    "ridge": "least squares, in closed form",
+    "naive-bayes": "naive Bayes with one pooled diagonal, in closed form",
+    "qda": "quadratic discriminant analysis, in closed form",
+    "sampled": "trained on samples of the surrogates",
+}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the settings of FedPFT decide.
+
+    Attributes:
+        mechanism: the name of the privacy mechanism, or "none".
+        family: the covariance family of surrogates.
+        solver: how the coordinator finds the head: "noisy sums", "lda", "ridge", "naive-bayes", "qda" or "sampled".
+    """
+
+    mechanism: str
+    family: Covariance
+    solver: str
+
+
+def choices(settings: Settings) -> Choices:
+    """Mechanism, covariance family and solver of a run, with "auto" resolved.
+
+    The mechanism is "theorem-4.1" if requested; otherwise "sums" for one component and "dp-em" for several. "auto" for the
+    solver is discriminant analysis where all classes of a site share one covariance and have one component each. Mixtures
+    of several components, and a covariance for each class, hold more than it uses; noisy mixtures are used as published.
+    """
+    own = settings.fedpft
+    if not settings.epsilon:
+        mechanism = "none"
+    elif settings.secure_sum:
+        mechanism = JOINT_SUMS
+    elif own.privacy == THEOREM:
+        mechanism = THEOREM
+    else:
+        mechanism = EM if own.components > 1 else SUMS
+    family: Covariance = "spherical" if mechanism == EM else own.covariance
+    if mechanism in NOISY:
+        solver = "noisy sums"
+    elif settings.head.solver != "auto":
+        solver = settings.head.solver
+    else:
+        shared = own.covariance in ("lowrank", "gram") and own.components == 1
+        solver = "lda" if shared and not settings.epsilon else "sampled"
+    return Choices(mechanism, family, solver)
+
+
+def plan(settings: Settings) -> Plan:
+    """The plan of FedPFT, as a star or as a chain. A secure sum has no chain."""
+    chosen, own = choices(settings), settings.fedpft
+    chain = own.topology == "chain" and not settings.secure_sum
+    sends = surrogate_fields(chosen, own.bits)
+    centre = (Field("centre", "d"),) if own.public else ()
+    head = _head_fields(settings.head.solver, own.covariance, centre)
+    return Plan(
+        kind="chain" if chain else "one-shot",
+        messages=Messages(
+            sends=sends,
+            parsed=sends if chosen.mechanism == SUMS else _parsed(chosen.family),
+            receives=sends if chain else centre,
+            result=() if chain and own.seal else head,
+            symbols=partial(symbols, own, chosen.mechanism),
+            all_classes=chosen.mechanism in (SUMS, EM),
+            introduces=chain,
+        ),
+        combination=Combination(
+            site="client_app.methods.fedpft." + ("chain:extend_chain" if chain else "surrogate:fedpft_surrogate"),
+            strategy="strategies.fedpft." + ("chain:FedPFTChain" if chain else "strategy:FedPFT"),
+            stored=True,
+            samples=True,
+            makes_surrogates=True,
+            sums=_summed(own, chosen.solver),
+            site_sums="client_app.methods.moments:class_moments",
+            from_sums="strategies.fedpft.from_sums:learn_from_total",
+        ),
+        work=_work_of(own, settings.head, chosen.mechanism, chain),
+        privacy=_privacy(settings, chosen),
+        defences=_defences(chosen.mechanism, chain),
+        refusal=(_chain_refusal if chain else _refusal)(settings, chosen),
+        allows=frozenset({"order", "seal"}) if chain else frozenset(),
+        variant=f"{chosen.family}, {chosen.mechanism}" if settings.epsilon else chosen.family,
+        head=SOLVERS_IN_WORDS[chosen.solver],
+    )
+
+
+FEDPFT = Method(
+    name="fedpft",
+    title="FedPFT",
+    paper="Beitollahi et al. 2024, algorithm 1",
+    plan=plan,
+    digest={"fedpft": FEDPFT_KEYS},
+    reads=("head",),
+    shown="fedpft",
+)
+
+
+def kd_plan(settings: Settings) -> Plan:
+    """The plan of knowledge distillation along a chain."""
+    return Plan(
+        kind="chain",
+        messages=Messages(heads.HEAD, heads.HEAD, heads.HEAD, symbols=partial(heads.symbols, settings.sites)),
+        combination=Combination(
+            site="client_app.methods.heads.distillation:distil_chain",
+            strategy="strategies.heads.head_chain:HeadChain",
+        ),
+        work=partial(heads.chain_work, settings.head, bool(settings.epsilon)),
+        defences=Defences(reason=", a chain in which each site builds on the previous one"),
+        allows=frozenset({"order"}),
+    )
+
+
+KD = Method(
+    name="kd",
+    title="Knowledge distillation",
+    paper="Hinton et al. 2015; a head passed from site to site, as in FedPFT's comparison",
+    plan=kd_plan,
+    digest={"head": heads.HEAD_KEYS, "baseline": heads.BASELINE_KEYS},
+    shown="fedpft",
+)
+
+
+def _privacy(settings: Settings, chosen: Choices) -> Privacy | None:
+    epsilon, delta, clip = settings.epsilon, settings.delta, settings.fedpft.clip
+    if chosen.mechanism == "none":
+        return None
+    if chosen.mechanism == THEOREM:
+        return TheoremNoise(epsilon, delta, clip)
+    family = "joint" if chosen.mechanism == JOINT_SUMS else chosen.family
+    steps = EM_STEPS if chosen.mechanism == EM else 1
+    return NoisySums(chosen.mechanism, epsilon, delta, partial(budget_shares, family), clip, steps=steps)
+
+
+def surrogate_fields(chosen: Choices, bits: int) -> tuple[Field, ...]:
+    """A surrogate: mixtures of K components, or noisy class sums.
+
+    Args:
+        chosen: mechanism and family.
+        bits: of an entry of a low-rank factor.
+
+    Returns:
+        The fields of a message.
+
+    Source: FedPFT, equations 9 to 11; lowrank is ours.
+    """
+    family = chosen.family
+    if chosen.mechanism == SUMS:
+        sums = (Field("counts", "C"), Field("sums", "C d"))
+        return sums if family == "spherical" else (*sums, Field("squares", "d" if family == "diag" else "t"))
+    # At 8 or 4 bits the loadings have a scale for each column.
+    loadings = (Field("loadings", "d r", bits=bits), *((Field("scales", "r", 0),) if bits < 16 else ()))
+    spread = {
+        "full": (Field("pivots", "K d", 0), Field("ratios", "K b")),
+        "diag": (Field("variances", "K d", 0),),
+        "spherical": (Field("variances", "K", 0),),
+        "lowrank": (Field("variances", "d", 0), *loadings),
+        "gram": (Field("variances", "d", 0), Field("corrections", "d", 0), Field("correlations", "b")),
+    }
+    return (Field("weights", "K", 0, 1), Field("means", "K d"), *spread[family])
+
+
+def _parsed(family: Covariance) -> tuple[Field, ...]:
+    """A parsed mixture of M components, with its covariance as a matrix.
+
+    A site has any number of components up to fedpft.components for each class, and any rank R up to fedpft.rank.
+    """
+    largest = LARGEST_NUMBER**2
+    spread = {
+        "full": (Field("cholesky", "M d d"),),
+        "diag": (Field("variances", "M d", 0, largest),),
+        "spherical": (Field("variances", "M", 0, largest),),
+        "lowrank": (Field("variances", "d", 0, largest), Field("factor", "d R")),
+        "gram": (Field("matrix", "d d"),),
+    }
+    counts = Field("counts", "C", 1, LARGEST_COUNT)
+    return (counts, Field("weights", "M", 0, 1), Field("means", "M d"), *spread[family])
+
+
+def _summed(own: FedPFTSettings, solver: str) -> tuple[Summed, ...]:
+    """The sums that determine a head in closed form with one covariance of all classes; empty for other settings."""
+    closed = solver in ("lda", "ridge", "naive-bayes", "noisy sums")
+    one = own.covariance == "gram" and own.components == 1 and own.topology == "star"
+    return MOMENTS if one and closed and own.privacy != THEOREM else ()
+
+
+def _head_fields(solver: str, covariance: Covariance, centre: tuple[Field, ...]) -> tuple[Field, ...]:
+    """A head, and the centre that is subtracted from features before it."""
+    if solver == "qda":
+        whiteners = Field("whiteners", "C d d" if covariance == "full" else "C d")
+        return (Field("means", "C d"), whiteners, Field("bias", "C", bits=64))
+    return (Field("weight", "C d"), Field("bias", "C"), *centre)
+
+
+def symbols(own: FedPFTSettings, mechanism: str, classes: int, dimension: int, records: int) -> Sizes:
+    """K: components of all classes; r: rank; t, b: entries of a triangle with and without its diagonal."""
+    most = records // max(1, classes) // own.samples_per_component
+    each = own.components if mechanism == EM else max(1, min(own.components, most))
+    rank = max(1, min(own.rank, records // own.samples_per_component, dimension))
+    below = dimension * (dimension - 1) // 2
+    return {"K": each * classes, "r": rank, "t": below + dimension, "b": below}
+
+
+def _work_of(
+    own: FedPFTSettings, head: HeadSettings, mechanism: str, chain: bool
+) -> Callable[[int, int], Work]:
+    """The work of a site. `passes` are those of the head that `compare` trains.
+
+    A site of a chain also samples from the received surrogate and trains a head.
+    """
+    squares, private = own.covariance in ("full", "lowrank", "gram"), mechanism != "none"
+    components = own.components if not private or mechanism == EM else 1
+
+    def work(classes: int, dimension: int) -> Work:
+        each = dimension if squares and (private or own.covariance in ("full", "gram")) else own.rank + 2
+        # DP-EM holds means, exact sums in two parts, the noisy sums, and the results computed from them.
+        factor = 8 if mechanism == EM else each if squares else 2
+        return Work(
+            steps=head.min_steps if chain else 0,
+            passes=head.epochs,
+            synthetic=head.max_samples if chain else 0,
+            numbers=classes * components * dimension * factor,
+            components=own.components,
+            rank=own.rank if own.covariance == "lowrank" else 0,
+        )
+
+    return work
+
+
+def _defences(mechanism: str, chain: bool) -> Defences:
+    """No "screen" for DP-EM and theorem 4.1: they do not state their noise, which the screen needs."""
+    if chain:
+        return Defences(reason=" in a chain, where each site builds on the previous one")
+    if mechanism in (EM, THEOREM):
+        reason = f" under {mechanism}, which does not state its noise"
+        return Defences(("none", "median", "trimmed"), "screen", reason)
+    return Defences(("none", "median", "trimmed", "screen"), "screen")
+
+
+def _refusal(settings: Settings, chosen: Choices) -> str:
+    """Why FedPFT does not support the settings; empty if it does."""
+    own, solver = settings.fedpft, settings.head.solver
+    if solver not in ("auto", "sampled") and settings.epsilon:
+        return f"head.solver = {solver!r} is for runs without privacy; noisy sums have a solver of their own"
+    if solver == "sampled" and chosen.mechanism in NOISY:
+        return "head.solver = 'sampled': noisy sums have a solver of their own; remove head.solver"
+    if solver == "qda" and own.covariance in ("lowrank", "gram"):
+        return "head.solver = 'qda' needs a covariance of each class: set fedpft.covariance = 'diag' or 'full'"
+    if solver == "qda" and (settings.defence in ("median", "trimmed") or own.topology == "chain"):
+        return "head.solver = 'qda' works with defence 'none' or 'screen', and topology 'star'"
+    if own.covariance == "gram" and own.components > 1:
+        return "fedpft.covariance = 'gram' has one component a class; set fedpft.components = 1, or covariance = 'lowrank'"
+    if own.bits < 16 and (settings.epsilon or own.covariance != "lowrank"):
+        return f"fedpft.bits = {own.bits} is for the loadings of covariance 'lowrank' without privacy; set 16"
+    if chosen.mechanism == THEOREM and (own.covariance in ("lowrank", "gram") or own.components > 1):
+        return "fedpft.privacy = 'theorem-4.1' is defined for one component and covariance 'full', 'diag' or 'spherical'"
+    return ""
+
+
+def _chain_refusal(settings: Settings, chosen: Choices) -> str:
+    """Why a chain does not support the settings; empty if it does."""
+    if chosen.mechanism not in ("none", SUMS):
+        return f"fedpft.topology = 'chain' with privacy supports noisy sums only, not {chosen.mechanism!r}"
+    if settings.fedpft.covariance == "gram" and not settings.epsilon:
+        return "fedpft.covariance = 'gram' works only with fedpft.topology = 'star'; use 'lowrank' in a chain"
+    if settings.fedpft.public:
+        return "fedpft.public works only with fedpft.topology = 'star'"
+    return _refusal(settings, chosen)

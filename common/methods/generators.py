@@ -1,0 +1,150 @@
+"""Methods that train a generator of embeddings in rounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from common.limits import LARGEST_COUNT
+from common.methods.method import (
+    ALL_DEFENCES,
+    GRADIENTS,
+    Combination,
+    Field,
+    Messages,
+    Method,
+    Plan,
+    Sizes,
+    Summed,
+    ModelTraining,
+    Work,
+)
+from common.privacy.mechanism import SGD, NoisyRounds
+from common.privacy.shares import budget_shares
+from common.settings import DPCVAESettings, Settings
+
+# By section of the settings: the keys that decide what a site sends, in the run's digest.
+DPCVAE_KEYS = (
+    *("rounds", "opening", "opening_share", "latent", "hidden", "learned_variance", "class_prior", "beta", "warm_up"),
+    *("local_epochs", "batch_size", "optimiser", "learning_rate", "cosine", "weights", "clip", "sample_rate"),
+    *("noise_multiplier", "synthetic"),
+)
+DECODER = (Field("decoder", "P", prefix=""),)
+GAN = (Field("generator", "G", prefix=""),)
+CLASSES = (Field("means", "A d"), Field("counts", "A"))
+# The weight of a site, and its change of all parameters times that weight.
+DECODER_SUMS, GAN_SUMS = ((Summed("records", "1", 0), Summed("update", symbol, 1)) for symbol in "PG")
+
+
+def _symbols(own: DPCVAESettings, names: int, private: bool, classes: int, dimension: int, records: int) -> Sizes:
+    """A: classes that the run names; P: parameters of a decoder; G: parameters of a GAN's generator.
+
+    With L latent and h hidden, P is the sum of: (L + A) d of the linear path; d without hidden layers, otherwise
+    (L + A + 1) h + (h + 1) h + (h + 1) d; d of the variance; 2 L A of the prior.
+    G is (L + A + 1) 512 + 513 * 1024 + 1025 d.
+    """
+    named = max(classes, names)
+    latent, hidden = own.latents(private), own.hidden
+    inputs = latent + named
+    layers = (inputs + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * dimension if hidden else dimension
+    more = own.learned_variance * dimension + own.class_prior * 2 * latent * named
+    return {"A": named, "P": inputs * dimension + layers + more, "G": (inputs + 1) * 512 + 513 * 1024 + 1025 * dimension}
+
+
+def first_round_shares(own: DPCVAESettings) -> dict[str, float]:
+    """Shares of the first round's budget by statistic."""
+    return budget_shares("spherical", 1.0) if own.opening == "sums" else {"counts": 1.0}
+
+
+def plan(settings: Settings) -> Plan:
+    """The plan of DP-CVAE: a first round of class sizes and sums, then the training of decoders."""
+    own, head, private = settings.dpcvae, settings.head, bool(settings.epsilon)
+    sums = own.opening == "sums"
+    # Noise may make a count negative.
+    sizes = Field("counts", "A", -LARGEST_COUNT if private else 0, LARGEST_COUNT)
+    width = max(own.hidden, own.latent, 512)
+
+    def work(classes: int, dimension: int) -> Work:
+        return Work(
+            steps=max(own.private_steps if private else 0, head.min_steps),
+            passes=max(own.local_epochs, head.epochs),
+            rounds=own.rounds,
+            synthetic=own.synthetic * max(1, classes),
+            numbers=2 * width * (dimension + classes + 3 * width) * (GRADIENTS if private else 4),
+            width=max(own.hidden, own.latent),
+        )
+
+    return Plan(
+        kind="rounds",
+        messages=Messages(
+            sends=DECODER,
+            receives=(*DECODER, *CLASSES),
+            result=(*DECODER, *CLASSES),
+            first=(sizes, Field("sums", "A d")) if sums else (sizes,),
+            symbols=partial(_symbols, own, len(settings.classes), private),
+            signs=False,
+        ),
+        combination=Combination(
+            site="client_app.methods.dpcvae.training:train_generator",
+            strategy="strategies.dpcvae.strategy:DPCVAE",
+            evaluate="client_app.methods.dpcvae.received_generator:use_generator",
+            tested="own and synthetic, mixed: the site's own head and a head on synthetic embeddings",
+            makes_surrogates=True,
+            keeps_result=True,
+            sums=DECODER_SUMS,
+            first_sums=(Summed("counts", "A", 0), *((Summed("sums", "A d", 1),) if sums else ())),
+            site_sums="client_app.methods.dpcvae.training:generator_sums",
+            from_sums="strategies.dpcvae.from_sums:absorb_total",
+            sum_strategy="strategies.dpcvae.summed:SummedGenerators",
+        ),
+        work=work,
+        privacy=_privacy(own, settings.epsilon, settings.delta) if private else None,
+        defences=ALL_DEFENCES,
+        training=ModelTraining("dpcvae"),
+        judging_packages=("ot",),
+    )
+
+
+def _privacy(own: DPCVAESettings, epsilon: float, delta: float) -> NoisyRounds:
+    """DP-SGD after a first round of noisy sums."""
+    return NoisyRounds(
+        SGD,
+        epsilon,
+        delta,
+        own.clip,
+        own.rounds,
+        own.private_steps,
+        own.sample_rate,
+        own.noise_multiplier,
+        first_share=own.share(epsilon),
+        first_shares=first_round_shares(own),
+    )
+
+
+def gan_plan(settings: Settings) -> Plan:
+    """The plan of DP-CGAN: the same with an adversarial generator."""
+    own, whole = plan(settings), (*GAN, *CLASSES)
+    messages = replace(own.messages, sends=GAN, receives=whole, result=whole)
+    return replace(own, messages=messages, combination=replace(own.combination, sums=GAN_SUMS))
+
+
+DPCVAE = Method(
+    name="dpcvae",
+    title="DP-CVAE",
+    paper="Di Salvo et al. 2025",
+    plan=plan,
+    digest={"dpcvae": DPCVAE_KEYS},
+    reads=("head", "baseline"),
+    shown="dpcvae",
+)
+DPCGAN = replace(
+    DPCVAE,
+    name="dpcgan",
+    title="DP-CGAN",
+    paper="a conditional GAN, as in DP-CVAE's comparison",
+    plan=gan_plan,
+    adversarial=True,
+)
+
+# In the order of the registry.
+GENERATORS = (DPCVAE, DPCGAN)

@@ -1,0 +1,113 @@
+"""Methods whose sites train a head on their own records, and what all methods with linear heads share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from common.methods.method import (
+    ALL_DEFENCES,
+    GRADIENTS,
+    NO_MEDIAN,
+    Combination,
+    Defences,
+    Field,
+    Messages,
+    Method,
+    Plan,
+    Sizes,
+    Work,
+)
+from common.settings import HeadSettings, Settings
+
+# By section of the settings: the keys that decide what a site sends, in the run's digest.
+HEAD_KEYS = ("epochs", "min_steps", "batch_size", "learning_rate", "max_samples")
+BASELINE_KEYS = ("temperature", "received", "samples", "teachers", "synthetic", "neighbours", "validation")
+HEAD = (Field("weight", "C d"), Field("bias", "C"))
+HEADS = (Field("weight", "S C d"), Field("bias", "S C"))
+# FedBE and FedKT also need the moments of a site's features, to draw synthetic features at the coordinator.
+HEAD_AND_FEATURES = (*HEAD, Field("mean", "d"), Field("deviation", "d", 0))
+
+
+def symbols(sites: int, classes: int, dimension: int, records: int) -> Sizes:
+    """S: number of sites, if the settings give it."""
+    return {"S": max(1, sites)}
+
+
+def work(head: HeadSettings, private: bool, classes: int, dimension: int) -> Work:
+    """The work of training one head."""
+    gradients = GRADIENTS if private else 4
+    return Work(head.min_steps, head.epochs, numbers=dimension * classes * gradients)
+
+
+def chain_work(head: HeadSettings, private: bool, classes: int, dimension: int) -> Work:
+    """The work of training one head, with sampled records."""
+    return replace(work(head, private, classes, dimension), synthetic=head.max_samples)
+
+
+def plan(settings: Settings) -> Plan:
+    """The plan of a method whose sites train a head and send it once."""
+    return Plan(
+        kind="one-shot",
+        messages=Messages(HEAD, (), HEAD, symbols=partial(symbols, settings.sites), introduces=False),
+        combination=Combination(
+            site="client_app.methods.heads.local_head:own_head",
+            strategy="strategies.heads.strategy:Heads",
+            stored=True,
+        ),
+        work=partial(work, settings.head, bool(settings.epsilon)),
+        defences=ALL_DEFENCES,
+    )
+
+
+def ensemble_plan(settings: Settings) -> Plan:
+    """The plan of an ensemble: the result is all heads."""
+    own = plan(settings)
+    return replace(own, messages=replace(own.messages, result=HEADS), defences=NO_MEDIAN)
+
+
+def fedbe_plan(settings: Settings) -> Plan:
+    """The plan of FedBE: sites send moments of their features too."""
+    own = plan(settings)
+    return replace(own, messages=replace(own.messages, sends=HEAD_AND_FEATURES))
+
+
+def fedkt_plan(settings: Settings) -> Plan:
+    """The plan of FedKT: a head for every teacher, and synthetic features at the coordinator."""
+    own = fedbe_plan(settings)
+    teachers, synthetic = settings.baseline.teachers, settings.baseline.synthetic
+
+    def work_of_teachers(classes: int, dimension: int) -> Work:
+        one = own.work(classes, dimension)
+        return replace(one, steps=one.steps * teachers, passes=one.passes * teachers, synthetic=synthetic)
+
+    student = replace(own.combination, site="client_app.methods.heads.local_head:student_head")
+    return replace(own, combination=student, work=work_of_teachers, defences=NO_MEDIAN)
+
+
+def local_plan(settings: Settings) -> Plan:
+    """The plan of sites that train alone."""
+    own = plan(settings)
+    alone = replace(
+        own.combination,
+        strategy="strategies.heads.local:Local",
+        evaluate="client_app.methods.evaluation:own_model",
+        personal="client_app.methods.heads.local_head:local_head",
+        tested="the site's own head, trained alone",
+        stored=False,
+    )
+    messages = replace(own.messages, sends=(), result=(), introduces=True)
+    nothing = Defences(reason=", which combines nothing")
+    return replace(own, kind="alone", messages=messages, combination=alone, defences=nothing)
+
+
+def _head_method(name: str, title: str, paper: str, own: Callable[[Settings], Plan]) -> Method:
+    return Method(name, title, paper, own, digest={"head": HEAD_KEYS, "baseline": BASELINE_KEYS})
+
+
+AVERAGE = _head_method("average", "The average of heads", "one round of FedAvg", plan)
+ENSEMBLE = _head_method("ensemble", "The ensemble of heads", "Guha et al. 2019", ensemble_plan)
+FEDBE = _head_method("fedbe", "FedBE", "Chen & Chao 2021", fedbe_plan)
+FEDKT = _head_method("fedkt", "FedKT", "Li et al. 2021", fedkt_plan)
+LOCAL = _head_method("local", "Training alone", "no federation", local_plan)

@@ -1,0 +1,343 @@
+"""What a method is (`Method`), and what it does under the settings of a run (`Plan`), with the parts of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from math import prod
+from typing import Any, Literal
+
+from common.privacy.mechanism import Privacy
+from common.settings import Settings
+
+# one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all sites send many times.
+# alone: only metrics leave a site.
+Kind = Literal["one-shot", "chain", "rounds", "alone"]
+# Sizes by symbol: C classes, d dimension of the features, n records of a site, and the method's own symbols.
+Sizes = Mapping[str, int]
+# Number of records whose gradients are held in memory at a time under privacy.
+GRADIENTS = 128
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor that a site sends.
+
+    Attributes:
+        name: of the tensor.
+        shape: a symbol for each axis, such as "C d".
+        low: the least value of its numbers.
+        high: the largest value of its numbers.
+        bits: of each number in a message.
+        prefix: for a field that stands for all tensors of a network together, as one axis, which the schema does not
+            name one by one: the start of their names. None for one tensor of the field's name.
+    """
+
+    name: str
+    shape: str
+    low: float = float("-inf")
+    high: float = float("inf")
+    bits: int = 16
+    prefix: str | None = None
+
+    def sizes(self, sizes: Sizes) -> tuple[int, ...]:
+        """The shape in numbers."""
+        return tuple(sizes[symbol] for symbol in self.shape.split())
+
+
+@dataclass(frozen=True)
+class Summed:
+    """One tensor whose sum over all sites is all that a coordinator needs of it.
+
+    Attributes:
+        name: of the tensor.
+        shape: as in `Field`.
+        degree: a record adds at most the largest feature to this power to an entry; 0 for counts.
+    """
+
+    name: str
+    shape: str
+    degree: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work and memory that a run's settings require of one site in a round.
+
+    Attributes:
+        steps: training steps.
+        passes: passes over the training records.
+        rounds: rounds of the run.
+        synthetic: synthetic records.
+        numbers: numbers in model, gradients and statistics.
+        width: units of the widest layer.
+        components: Gaussians of a class.
+        rank: columns of a thin factor.
+    """
+
+    steps: int = 0
+    passes: int = 0
+    rounds: int = 1
+    synthetic: int = 0
+    numbers: int = 0
+    width: int = 0
+    components: int = 0
+    rank: int = 0
+
+
+def no_more_symbols(classes: int, dimension: int, records: int) -> Sizes:
+    """The symbols of a message whose shapes need C, d and n only."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Messages:
+    """What travels between a site and the coordinator.
+
+    Attributes:
+        sends: a site's message in a round.
+        receives: the payload of the request.
+        result: the payload at the end.
+        parsed: the tensors of a parsed message, if they differ from what is sent.
+        first: a site's message in the first round, if different.
+        symbols: sizes of the symbols in these besides C, d and n, from C, d and n; a symbol that is not here may have
+            any size.
+        all_classes: whether a site's message has every class that the run names, with or without records.
+        introduces: whether sites first report backbone and classes.
+        signs: whether the coordinator signs the final model for the sites.
+        member_bytes: what a site sends and receives for each site of a secure sum, apart from its vector; 0 for other
+            runs.
+    """
+
+    sends: tuple[Field, ...] = ()
+    receives: tuple[Field, ...] = ()
+    result: tuple[Field, ...] = ()
+    parsed: tuple[Field, ...] | None = None
+    first: tuple[Field, ...] | None = None
+    symbols: Callable[[int, int, int], Sizes] = no_more_symbols
+    all_classes: bool = False
+    introduces: bool = True
+    signs: bool = True
+    member_bytes: tuple[int, int] = (0, 0)
+
+    def sizes(self, classes: int, dimension: int, records: int) -> Sizes:
+        """Sizes of all symbols in `sends`."""
+        return {"C": classes, "d": dimension, "n": records} | dict(self.symbols(classes, dimension, records))
+
+    def schema(self, first: bool = False) -> tuple[Field, ...]:
+        """The tensors of a parsed message of a site; first: in the first round."""
+        if first and self.first is not None:
+            return self.first
+        return self.sends if self.parsed is None else self.parsed
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Who makes a site's message, and what the coordinator does with all of them.
+
+    Attributes:
+        site: "module:function" at the site, which makes the message.
+        strategy: "module:class" at the coordinator.
+        evaluate: "module:function" at the site, which evaluates the final model.
+        personal: "module:function" at the site, which makes the classifier of its own that is evaluated; empty where
+            all sites have the received model.
+        tested: what each site evaluates on its own test records, in words.
+        stored: whether replies are stored, so that a model can be learned again without the sites.
+        samples: whether the coordinator can draw features from what it learned.
+        makes_surrogates: whether messages represent data, and are not models trained on labels.
+        keeps_result: whether sites keep the result in any run, such as a generator.
+        sums: the tensors of which the coordinator needs only the sum over all sites; empty where the combination is no
+            sum.
+        first_sums: those of the first round, if different.
+        site_sums: "module:function" at the site, which makes the sums and what they protect.
+        from_sums: "module:function" at the coordinator, which learns from the sum; for training in rounds, which
+            finishes a round with it; for counts, which makes the result. Empty for a method that never is a sum.
+        sum_strategy: "module:class" at the coordinator in secure sums, if none of the general ones serves.
+    """
+
+    site: str
+    strategy: str
+    evaluate: str = "client_app.methods.evaluation:received_model"
+    personal: str = ""
+    tested: str = "the model of the run"
+    stored: bool = False
+    samples: bool = False
+    makes_surrogates: bool = False
+    keeps_result: bool = False
+    sums: tuple[Summed, ...] = ()
+    first_sums: tuple[Summed, ...] | None = None
+    site_sums: str = ""
+    from_sums: str = ""
+    sum_strategy: str = ""
+
+    def sums_in(self, round: int) -> tuple[Summed, ...]:
+        """The tensors that a secure sum adds up in a round, counted from one."""
+        return self.sums if round > 1 or self.first_sums is None else self.first_sums
+
+
+@dataclass(frozen=True)
+class Defences:
+    """Defences against hostile sites.
+
+    Attributes:
+        available: the values of `defence` that are defined, without "auto".
+        default: what "auto" means, where it is available.
+        reason: why the others are not defined, as the end of a sentence.
+    """
+
+    available: tuple[str, ...] = ("none",)
+    default: str = "none"
+    reason: str = ""
+
+    def chosen(self, given: str) -> str:
+        """The defence of a run. "auto" becomes the default if it is available, otherwise "none"."""
+        if given != "auto":
+            return given
+        return self.default if self.default in self.available else "none"
+
+
+# Of methods whose parameters have a median, and of those whose have none.
+ALL_DEFENCES = Defences(("none", "median", "trimmed", "screen"))
+# Probabilities and votes have no median, and that of sparse updates would be zero almost everywhere.
+NO_MEDIAN = Defences(("none", "screen"))
+
+
+@dataclass(frozen=True)
+class ModelTraining:
+    """How a site trains the model of a run in rounds.
+
+    Attributes:
+        section: of the settings, for the model and its training.
+        unit_features: whether records are normalised to norm one also without privacy.
+        proximal: whether its loss has FedProx's term, fedavg.mu.
+    """
+
+    section: Literal["fedavg", "fedlap", "dpcvae"] = "fedavg"
+    unit_features: bool = False
+    proximal: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a method does in one run: values that follow from the settings of the run alone.
+
+    Attributes:
+        kind: who sends when.
+        messages: what travels.
+        combination: who makes messages, and who learns from them.
+        work: the work of a site, from the numbers of classes and dimensions.
+        privacy: the mechanism of differential privacy; None without a budget.
+        defences: against hostile sites.
+        training: how the model is trained, for methods in rounds.
+        refusal: why the method does not support the settings; empty if it does.
+        allows: settings of section fedpft that are for chains only.
+        variant: text after the name in tables.
+        head: how the coordinator finds the head, in words; empty if the method has no choice.
+        counts: whether sites count records and nothing is learned.
+        packages: optional packages that a site needs for the settings.
+        judging_packages: those that it needs to evaluate the result.
+    """
+
+    kind: Kind
+    messages: Messages
+    combination: Combination
+    work: Callable[[int, int], Work]
+    privacy: Privacy | None = None
+    defences: Defences = Defences()
+    training: ModelTraining = ModelTraining()
+    refusal: str = ""
+    allows: frozenset[str] = frozenset()
+    variant: str = ""
+    head: str = ""
+    counts: bool = False
+    packages: tuple[str, ...] = ()
+    judging_packages: tuple[str, ...] = ()
+
+    @property
+    def mechanism_name(self) -> str:
+        """The privacy mechanism at the sites, or "none"."""
+        return "none" if self.privacy is None else self.privacy.name
+
+    @property
+    def releases_once(self) -> bool:
+        """Whether a site can compute its message before it receives anything."""
+        alone = self.kind == "one-shot" and not any(self.messages.member_bytes)
+        return alone or (self.kind == "chain" and self.combination.makes_surrogates)
+
+    @property
+    def answers_files(self) -> bool:
+        """Whether sites without a network connection can take part, by offline exchange of files."""
+        return self.kind == "one-shot" and self.combination.stored
+
+
+def unchanged(settings: Settings) -> Settings:
+    """Settings of a method without "auto" values that depend on the method."""
+    return settings
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method in the registry: what never changes, and how its plan follows from the settings of a run.
+
+    Attributes:
+        name: in the settings.
+        title: in documents.
+        paper: its source.
+        plan: the plan of a run; it never fails, see `Plan.refusal`.
+        digest: by section, the settings that determine a site's messages.
+        reads: further sections of the settings that the method uses.
+        shown: section that the first event of a run shows.
+        needs_budget: whether the method runs only under privacy.
+        fill: replaces "auto" values that depend on the method.
+        adversarial: whether sites train the shared generator against a critic.
+    """
+
+    name: str
+    title: str
+    paper: str
+    plan: Callable[[Settings], Plan]
+    digest: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reads: tuple[str, ...] = ()
+    shown: str = "baseline"
+    needs_budget: bool = False
+    fill: Callable[[Settings], Settings] = unchanged
+    adversarial: bool = False
+
+    @property
+    def sections(self) -> frozenset[str]:
+        """The sections of the settings that the method uses."""
+        return frozenset(("features", *self.digest, *self.reads))
+
+    @cached_property
+    def usual(self) -> Plan:
+        """The plan under the default settings, without a budget."""
+        return self.plan(self.fill(Settings(method=self.name)))
+
+    @cached_property
+    def private(self) -> bool:
+        """Whether the method has a mechanism of differential privacy."""
+        settings = Settings(method=self.name, epsilon=1.0, delta=1e-5)
+        return self.plan(self.fill(settings)).privacy is not None
+
+    @property
+    def summable(self) -> bool:
+        """Whether its combination can be a secure sum, under some settings."""
+        return bool(self.usual.combination.from_sums)
+
+
+def load(target: str) -> Any:
+    """Import the target "module:name" of a plan. Imported on first use, so that unused methods cost nothing."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
+def count(fields: Iterable[Field], sizes: Sizes) -> int:
+    """Total number of entries in the fields."""
+    return sum(prod(each.sizes(sizes)) for each in fields)
+
+
+def byte_count(fields: Iterable[Field], sizes: Sizes) -> int:
+    """Total bytes of the numbers in the fields."""
+    return sum((prod(each.sizes(sizes)) * each.bits + 7) // 8 for each in fields)

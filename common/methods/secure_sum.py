@@ -1,0 +1,87 @@
+"""Any method whose combination is a sum over sites, as one whose coordinator sees only the sum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from common.methods.method import Defences, Field, Plan, Sizes, Summed
+from common.secure_sum.fixed_point import BITS
+from common.settings import Settings
+
+# Strategies: one sum from which a model is learned, and one in each round of training.
+ONCE, ROUNDS = "strategies.secure_sum.strategy:SecureSum", "strategies.secure_sum.rounds:SecureRounds"
+# Keys, shares, signatures and revealed shares: measured in benchmarks/secure_sums.py.
+MEMBER_BYTES = (175, 430)
+# Largest share of the records that test.
+MOST_TESTED = 0.5
+# Records of a site, and its change of all parameters times them.
+UPDATES = (Summed("records", "1", 0), Summed("update", "P", 1))
+# Class counts, class sums of features, and the second moment of all features, folded; T = d (d + 1) / 2.
+MOMENTS = (Summed("counts", "C", 0), Summed("sums", "C d", 1), Summed("squares", "T", 2))
+
+
+def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
+    """The plan of a method in a run with `secure-sum`. Everything generic follows from it.
+
+    Args:
+        name: of the method, for errors.
+        plan: of the same run without the sum.
+        settings: of the run.
+    """
+    rounds, combination, messages = plan.kind == "rounds", plan.combination, plan.messages
+
+    def symbols(classes: int, dimension: int, records: int) -> Sizes:
+        more = {"T": dimension * (dimension + 1) // 2, "1": 1}
+        return {**messages.symbols(classes, dimension, records), **more}
+
+    return replace(
+        plan,
+        messages=replace(
+            messages,
+            sends=_fields(combination.sums),
+            first=None if messages.first is None else _fields(combination.sums_in(1)),
+            receives=messages.receives if rounds or plan.counts else (),
+            symbols=symbols,
+            introduces=True,
+            member_bytes=MEMBER_BYTES,
+        ),
+        combination=replace(
+            combination,
+            site="client_app.secure_sum.masked:masked_sum",
+            strategy=combination.sum_strategy or (ROUNDS if rounds else ONCE),
+            stored=False,
+        ),
+        defences=Defences(
+            reason=" in a secure sum, which shows no site's part; each number of a site is only kept within its range"
+        ),
+        refusal=plan.refusal or _refusal(name, combination.sums, settings),
+        variant="secure sum",
+    )
+
+
+def _fields(summed: tuple[Summed, ...]) -> tuple[Field, ...]:
+    return tuple(Field(each.name, each.shape, bits=BITS) for each in summed)
+
+
+def _refusal(name: str, sums: tuple[Summed, ...], settings: Settings) -> str:
+    """Why a run cannot be a secure sum; empty if it can."""
+    if not sums:
+        return (
+            f"secure-sum = true, but with these settings what method = {name!r} combines is not a sum over sites; use "
+            "method = 'fedpft' with fedpft.covariance = 'gram', fedpft.components = 1 and a head in closed form, 'afl' or "
+            "'fedavg'"
+        )
+    if settings.features.projection and sums is not MOMENTS:
+        return f"features.projection = {settings.features.projection!r} is for sums of class statistics; remove it"
+    if settings.resume:
+        return f"resume = {settings.resume!r}: a secure sum keeps nothing to continue from; remove resume, and start again"
+    if not settings.classes:
+        return "secure-sum = true needs classes: which classes a site has must not be visible"
+    if settings.test_fraction > MOST_TESTED:
+        return (
+            f"test-fraction = {settings.test_fraction:g}: in a secure sum at most {MOST_TESTED:g}; with few training records, "
+            "only one site may have enough of a class, and the sum of that class would be its own"
+        )
+    if settings.max_share and settings.max_share != Settings.model_fields["max_share"].default:
+        return f"max-share = {settings.max_share:g}: a secure sum shows no site's weight; remove max-share, or set 0"
+    return ""

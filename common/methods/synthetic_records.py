@@ -1,0 +1,180 @@
+"""Methods whose sites send synthetic records: FedLAP, and those that it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from common.backbones.backbone_names import OF_IMAGE_SIZE
+from common.methods.method import (
+    GRADIENTS,
+    Combination,
+    Defences,
+    Field,
+    Messages,
+    Method,
+    Plan,
+    Sizes,
+    ModelTraining,
+    Work,
+)
+from common.methods.training import MODEL, model_numbers, numbers_held, variant_of
+from common.privacy.mechanism import SGD, NoisyRounds
+from common.settings import FedLAPSettings, Model, Settings
+
+# By section of the settings: the keys that decide what a site sends, in the run's digest.
+FEDLAP_KEYS = (
+    *("model", "width", "rounds", "images_per_class", "labels", "start", "trajectories", "loops", "batches"),
+    *("batch_size", "image_steps", "model_steps", "trust_radius", "image_learning_rate", "image_momentum"),
+    *("mse_weight", "learning_rate", "cosine", "server_steps", "rule", "memory", "augment", "clip", "sample_rate"),
+    "noise_multiplier",
+)
+IMAGES = (Field("images", "N d"), Field("labels", "l"))
+# The same after parsing.
+LABELLED = (Field("images", "N d"), Field("labels", "N", 0))
+# FedLAP's ConvNet halves an image three times; images of this many pixels or fewer end as one pixel, and it does not learn.
+TOO_SMALL = 8
+
+
+def fill(settings: Settings) -> Settings:
+    """Settings with the network for fedlap.model = "auto", and the steps for fedlap.image-steps = 0.
+
+    The network is the ConvNet for images that are known to be large enough. A ConvNet's exact gradients need few steps
+    (benchmarks/fedlap_cost.py); noisy ones, and those of other networks, go on to gain from more.
+    """
+    own = settings.fedlap
+    if own.model == "auto":
+        large = settings.backbone in OF_IMAGE_SIZE and settings.image_size > TOO_SMALL
+        model: Model = "convnet" if large else "mlp"
+        own = own.model_copy(update={"model": model})
+    if not own.image_steps:
+        steps = 40 if own.kind == "convnet" and not settings.epsilon else 100
+        own = own.model_copy(update={"image_steps": steps})
+    return settings if own is settings.fedlap else settings.model_copy(update={"fedlap": own})
+
+
+def _symbols(own: FedLAPSettings, named: int, private: bool, classes: int, dimension: int, records: int) -> Sizes:
+    """N: synthetic images; l: 16-bit words of their labels, one byte each; P: parameters of the model."""
+    total = max(classes, named)
+    images = own.images_per_class * (total if private else classes)
+    return {"N": images, "l": images // 2, "P": model_numbers(own, total, dimension)}
+
+
+def _work(own: FedLAPSettings, private: bool, classes: int, dimension: int) -> Work:
+    """The work of a site: steps of the images, of the model between them, and of the radius search."""
+    loops, images = own.trajectories * own.loops, own.images_per_class * max(1, classes)
+    model = numbers_held(own, classes, dimension) * (GRADIENTS if private else 4)
+    return Work(
+        steps=own.private_steps + loops * (own.image_steps + own.model_steps) + own.server_steps,
+        passes=round(own.private_steps * (own.sample_rate if private else 1.0)),
+        rounds=own.rounds,
+        synthetic=images,
+        numbers=model + images * dimension,
+        width=own.width,
+    )
+
+
+def _private_refusal(own: FedLAPSettings) -> str:
+    """Why FedLAP-DP does not support the settings; empty if it does."""
+    if own.labels == "present":
+        return "fedlap.labels = 'present' discloses which classes a site has; remove it under privacy"
+    if own.mse(private=True) and not own.batch_size:
+        return (
+            "fedlap.batch-size = 0: the squared error needs correctly scaled gradients, which under privacy are divided by "
+            "this public number; set it to about sample-rate times a site's records, or set fedlap.mse-weight = 0"
+        )
+    return ""
+
+
+def plan(settings: Settings) -> Plan:
+    """The plan of FedLAP: sites send images that imitate their loss landscape, and the radius in which they do."""
+    own, private = settings.fedlap, bool(settings.epsilon)
+    privacy = None
+    if private:
+        privacy = NoisyRounds(
+            SGD,
+            settings.epsilon,
+            settings.delta,
+            own.clip,
+            own.rounds,
+            own.private_steps,
+            own.sample_rate,
+            own.noise_multiplier,
+        )
+    symbols = partial(_symbols, own, len(settings.classes), private)
+    return Plan(
+        kind="rounds",
+        messages=Messages(IMAGES, MODEL, MODEL, parsed=LABELLED, symbols=symbols),
+        combination=Combination(
+            site="client_app.methods.fedlap.approximation:approximate",
+            strategy="strategies.fedlap.strategy:FedLAP",
+            makes_surrogates=True,
+        ),
+        work=partial(_work, own, private),
+        privacy=privacy,
+        defences=Defences(
+            reason=": there is no screen for its synthetic images; max-share and fedlap.rule limit a site"
+        ),
+        training=ModelTraining("fedlap", unit_features=True),
+        refusal=_private_refusal(own) if private else "",
+        variant=variant_of(own.kind),
+    )
+
+
+def psg_plan(settings: Settings) -> Plan:
+    """The plan of PSG: FedLAP-DP without a radius."""
+    return _without_radius(plan(settings), "psg")
+
+
+def _without_radius(own: Plan, name: str) -> Plan:
+    combination = replace(own.combination, site=f"client_app.methods.fedlap.comparators:{name}")
+    reason = ": there is no screen for its synthetic images; max-share limits a site"
+    return replace(own, combination=combination, defences=Defences(reason=reason))
+
+
+def _by_class(name: str) -> Callable[[Settings], Plan]:
+    """The plan of a method that matches images to the records of their own class, without privacy."""
+
+    def by_class(settings: Settings) -> Plan:
+        text = f"fedlap.labels = 'all': method = {settings.method!r} matches each class by its own records; remove it"
+        own = replace(_without_radius(plan(settings), name), privacy=None)
+        return replace(own, refusal=text if settings.fedlap.labels == "all" else "")
+
+    return by_class
+
+
+FEDLAP = Method(
+    name="fedlap",
+    title="FedLAP",
+    paper="Wang et al. 2024, algorithms 1 to 3",
+    plan=plan,
+    digest={"fedlap": FEDLAP_KEYS},
+    shown="fedlap",
+    fill=fill,
+)
+DSC = replace(
+    FEDLAP,
+    name="dsc",
+    title="DSC",
+    paper="Zhao et al. 2021, dataset condensation by gradient matching",
+    plan=_by_class("dsc"),
+)
+FEDDM = replace(
+    FEDLAP,
+    name="feddm",
+    title="FedDM",
+    paper="Xiong et al. 2023, distribution matching in each class",
+    plan=_by_class("feddm"),
+)
+PSG = replace(
+    FEDLAP,
+    name="psg",
+    title="PSG",
+    paper="Chen et al. 2022, private set generation",
+    plan=psg_plan,
+    needs_budget=True,
+)
+
+# In the order of the registry.
+SYNTHETIC_RECORDS = (FEDLAP, DSC, FEDDM, PSG)

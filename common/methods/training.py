@@ -1,0 +1,291 @@
+"""Methods that train one model in rounds, FedAvg and its relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+
+from common.methods import heads
+from common.methods.method import (
+    ALL_DEFENCES,
+    GRADIENTS,
+    NO_MEDIAN,
+    Combination,
+    Field,
+    Messages,
+    Method,
+    Plan,
+    Sizes,
+    Summed,
+    ModelTraining,
+    Work,
+)
+from common.methods.secure_sum import UPDATES
+from common.privacy.mechanism import JOINT_SUMS, SGD, NoisyRounds
+from common.privacy.shares import JOINT_STEP
+from common.settings import FedAvgSettings, FedLAPSettings, Model, Settings
+
+# By section of the settings: the keys that decide what a site sends, in the run's digest.
+FEDAVG_KEYS = (
+    *("model", "width", "rounds", "local_epochs", "batch_size", "learning_rate", "momentum", "mu"),
+    *("server_learning_rate", "keep", "clip", "sample_rate", "noise_multiplier", "noise", "augment"),
+)
+MODEL = (Field("parameters", "P", prefix=""),)
+BODY = (Field("parameters", "B", prefix=""),)
+# A control variate has the names of the parameters, after a prefix: CONTROL in common/models/parameters.py.
+MODEL_AND_CONTROL = (*MODEL, Field("control", "P", prefix="control."))
+# Records of a site, and the sum of their gradients of all parameters, each shortened to norm one.
+GRADIENT_SUMS = (Summed("records", "1", 0), Summed("gradients", "P", 0))
+# Rounds for fedavg.rounds = 0. With joint noise a round is a single step, and small noise allows more of them. Measured in
+# benchmarks/secure_sums.py, on the test images of its table.
+USUAL_ROUNDS, NOISY_ROUNDS, JOINT_ROUNDS, SMALL_NOISE = 10, 20, 30, 2.0
+# DSFL sends the largest entries, and one bit for every entry.
+SPARSE_UPDATE = (Field("parameters", "k"), Field("mask", "m"))
+
+
+def model_numbers(settings: FedAvgSettings | FedLAPSettings, classes: int, dimension: int) -> int:
+    """Number of parameters of the trained model."""
+    return _parameters(settings.kind, settings.width, classes, dimension)
+
+
+@cache
+def _parameters(kind: Model, width: int, classes: int, dimension: int) -> int:
+    if kind == "linear":
+        return classes * (dimension + 1)
+    from common.models.networks import fresh
+
+    return sum(parameter.numel() for parameter in fresh(kind, dimension, classes, width).parameters())
+
+
+def variant_of(model: Model) -> str:
+    """The model's kind, for tables; empty for a linear model."""
+    return "" if model == "linear" else f"of a {model}"
+
+
+def numbers_held(settings: FedAvgSettings | FedLAPSettings, classes: int, dimension: int) -> int:
+    """Numbers of model and activations in a training step."""
+    if settings.kind == "linear":
+        return dimension * classes
+    return settings.width * (dimension + classes + 27 * settings.width)
+
+
+def _symbols(own: FedAvgSettings, named: int, classes: int, dimension: int, records: int) -> Sizes:
+    """P: parameters; B: those below the head; k: those that DSFL sends; m: 16-bit words of DSFL's mask."""
+    total = max(classes, named)
+    numbers = model_numbers(own, total, dimension)
+    # The head has as many parameters for each class: what grows with the number of classes.
+    body = numbers - total * (model_numbers(own, total + 1, dimension) - numbers)
+    return {"P": numbers, "B": body, "k": round(own.keep * numbers), "m": numbers // 16}
+
+
+def _work(own: FedAvgSettings, private: bool, joint: bool, classes: int, dimension: int) -> Work:
+    """The work of a site: local epochs, or the steps of DP-SGD, or one step with joint noise."""
+    return Work(
+        steps=1 if joint else own.private_steps if private else 0,
+        passes=1 if joint else own.local_epochs,
+        rounds=own.rounds,
+        numbers=numbers_held(own, classes, dimension) * (GRADIENTS if private else 4),
+        width=own.width,
+    )
+
+
+def _has_joint_noise(settings: Settings) -> bool:
+    """Whether DP-FedAvg has one joint noise: in a secure sum, unless the settings want DP-SGD at every site."""
+    return bool(settings.epsilon) and settings.secure_sum and settings.fedavg.noise == "joint"
+
+
+def fill_for(network: Model, joint: Callable[[Settings], bool], settings: Settings) -> Settings:
+    """Settings with the network for fedavg.model = "auto", and the rounds for fedavg.rounds = 0.
+
+    Args:
+        network: of the method.
+        joint: whether a run has one joint noise.
+        settings: as given.
+    """
+    own = settings.fedavg
+    if own.model == "auto":
+        own = own.model_copy(update={"model": network})
+    if not own.rounds:
+        noisy = JOINT_ROUNDS if settings.epsilon >= SMALL_NOISE else NOISY_ROUNDS
+        own = own.model_copy(update={"rounds": noisy if joint(settings) else USUAL_ROUNDS})
+    return settings if own is settings.fedavg else settings.model_copy(update={"fedavg": own})
+
+
+def plan(settings: Settings) -> Plan:
+    """The plan of FedAvg: all sites train one model, and the coordinator averages the changes."""
+    own = settings.fedavg
+    return Plan(
+        kind="rounds",
+        messages=Messages(MODEL, MODEL, MODEL, symbols=partial(_symbols, own, len(settings.classes))),
+        combination=Combination(
+            site="client_app.methods.fedavg.update:update",
+            strategy="strategies.fedavg.strategy:Updates",
+            sums=UPDATES,
+            site_sums="client_app.methods.fedavg.update:weighted_update",
+            from_sums="strategies.fedavg.from_sums:absorb_total",
+        ),
+        work=partial(_work, own, bool(settings.epsilon), False),
+        defences=ALL_DEFENCES,
+        variant=variant_of(own.kind),
+    )
+
+
+def proximal_plan(settings: Settings) -> Plan:
+    """The plan of FedProx."""
+    return replace(plan(settings), training=ModelTraining(proximal=True))
+
+
+def dp_fedprox_plan(settings: Settings) -> Plan:
+    """The plan of DP-FedProx: DP-SGD at every site."""
+    own, usual = settings.fedavg, proximal_plan(settings)
+    if settings.epsilon:
+        privacy = NoisyRounds(
+            SGD,
+            settings.epsilon,
+            settings.delta,
+            own.clip,
+            own.rounds,
+            own.private_steps,
+            own.sample_rate,
+            own.noise_multiplier,
+        )
+        usual = replace(usual, privacy=privacy)
+    # A private step clips the gradients of unchanged records.
+    refusal = f"method = {settings.method!r} does not support fedavg.augment; remove it" if own.augment else ""
+    return replace(usual, refusal=refusal, packages=("opacus",))
+
+
+def dp_fedavg_plan(settings: Settings) -> Plan:
+    """The plan of DP-FedAvg: DP-SGD at every site, or one step a round with joint noise in a secure sum."""
+    own, usual = settings.fedavg, replace(dp_fedprox_plan(settings), training=ModelTraining())
+    if not _has_joint_noise(settings):
+        return usual
+    privacy = NoisyRounds(
+        JOINT_SUMS,
+        settings.epsilon,
+        settings.delta,
+        own.clip,
+        own.rounds,
+        noise_multiplier=own.noise_multiplier,
+        step_shares=JOINT_STEP,
+    )
+    return replace(
+        usual,
+        privacy=privacy,
+        combination=replace(usual.combination, sums=GRADIENT_SUMS),
+        work=partial(_work, own, True, True),
+        # Opacus finds the gradients of single records, of which one step of these models needs none.
+        packages=("opacus",) if own.kind == "convnet" else (),
+    )
+
+
+def _unsummed(settings: Settings) -> Plan:
+    """The plan of a method that combines more than a weighted sum of updates."""
+    own = plan(settings)
+    return replace(own, combination=replace(own.combination, sums=(), site_sums="", from_sums=""))
+
+
+def scaffold_plan(settings: Settings) -> Plan:
+    """The plan of SCAFFOLD: control variates travel with the model."""
+    own, momentum = _unsummed(settings), settings.fedavg.momentum
+    text = f"fedavg.momentum = {momentum:g}: SCAFFOLD's control variates assume no momentum; set it to 0"
+    messages = replace(own.messages, sends=MODEL_AND_CONTROL, receives=MODEL_AND_CONTROL)
+    return replace(own, messages=messages, refusal=text if momentum else "")
+
+
+def _linear_only(settings: Settings) -> str:
+    """Refuse models that are not linear, for methods that mix or sparsify linear heads."""
+    if settings.fedavg.model == "linear":
+        return ""
+    return f"method = {settings.method!r} supports linear heads only; remove fedavg.model = {settings.fedavg.model!r}"
+
+
+def dsfl_plan(settings: Settings) -> Plan:
+    """The plan of DSFL: sparse updates."""
+    own = _unsummed(settings)
+    messages = replace(own.messages, sends=SPARSE_UPDATE, parsed=MODEL)
+    return replace(own, messages=messages, defences=NO_MEDIAN, refusal=_linear_only(settings))
+
+
+def personal_plan(settings: Settings) -> Plan:
+    """The plan of FedLambda and kNN-Per: FedAvg, and a model of each site's own."""
+    own = _unsummed(settings)
+    combination = replace(
+        own.combination,
+        evaluate="client_app.methods.fedavg.personalization:personal",
+        tested="the model of the run, mixed with one of the site's own records",
+    )
+    return replace(own, combination=combination, refusal=_linear_only(settings))
+
+
+def fedrep_plan(settings: Settings) -> Plan:
+    """The plan of FedRep: sites share what lies below the head."""
+    own = _unsummed(settings)
+    combination = replace(
+        own.combination,
+        site="client_app.methods.fedavg.representation:update_body",
+        strategy="strategies.fedavg.representation:Representation",
+        evaluate="client_app.methods.evaluation:own_model",
+        personal="client_app.methods.fedavg.representation:own_network",
+        tested="the site's own head on the shared representation",
+    )
+    messages = replace(own.messages, sends=BODY, receives=BODY, signs=False)
+    text = "fedavg.model = 'linear' has no representation below its head to share; use method = 'local', or 'mlp'"
+    refusal = text if settings.fedavg.model == "linear" else ""
+    return replace(own, messages=messages, combination=combination, refusal=refusal)
+
+
+_FILL = partial(fill_for, "linear", lambda settings: False)
+FEDAVG = Method(
+    name="fedavg",
+    title="FedAvg",
+    paper="McMahan et al. 2017",
+    plan=plan,
+    digest={"fedavg": FEDAVG_KEYS, "baseline": heads.BASELINE_KEYS},
+    shown="fedavg",
+    fill=_FILL,
+)
+FEDPROX = replace(FEDAVG, name="fedprox", title="FedProx", paper="Li et al. 2020", plan=proximal_plan)
+FEDYOGI = replace(FEDAVG, name="fedyogi", title="FedYogi", paper="Reddi et al. 2021")
+FEDSGD = replace(FEDAVG, name="fedsgd", title="FedSGD")
+SCAFFOLD = replace(
+    FEDAVG, name="scaffold", title="SCAFFOLD", paper="Karimireddy et al. 2020, algorithm 1", plan=scaffold_plan
+)
+DSFL = replace(
+    FEDAVG, name="dsfl", title="DSFL", paper="sparse updates, as in FedPFT's comparison", plan=dsfl_plan
+)
+DP_FEDAVG = replace(
+    FEDAVG,
+    name="dp-fedavg",
+    title="DP-FedAvg",
+    paper="Abadi et al. 2016, in rounds of FedAvg",
+    plan=dp_fedavg_plan,
+    needs_budget=True,
+    fill=partial(fill_for, "linear", _has_joint_noise),
+)
+DP_FEDPROX = replace(DP_FEDAVG, name="dp-fedprox", title="DP-FedProx", plan=dp_fedprox_plan, fill=_FILL)
+FEDLAMBDA = replace(
+    FEDAVG,
+    name="fedlambda",
+    title="FedLambda",
+    paper="a local head mixed with FedAvg's, as in DP-CVAE's comparison",
+    plan=personal_plan,
+    reads=("head",),
+)
+KNN_PER = replace(FEDLAMBDA, name="knn-per", title="kNN-Per", paper="Marfoq et al. 2022")
+FEDREP = replace(
+    FEDAVG,
+    name="fedrep",
+    title="FedRep",
+    paper="Collins et al. 2021, algorithm 1",
+    plan=fedrep_plan,
+    reads=("head",),
+    fill=partial(fill_for, "mlp", lambda settings: False),
+)
+
+# In the order of the registry.
+TRAINED = (
+    *(FEDAVG, FEDPROX, FEDYOGI, FEDSGD, SCAFFOLD, DSFL),
+    *(DP_FEDAVG, DP_FEDPROX, FEDLAMBDA, KNN_PER, FEDREP),
+)

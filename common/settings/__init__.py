@@ -1,0 +1,75 @@
+"""The settings of a run as they are written: fields only, one file a family of methods. No method is known here."""
+
+from common.settings.base import (
+    AUGMENTATIONS,
+    Augmentations,
+    Clip,
+    Covariance,
+    DataKind,
+    Defence,
+    Device,
+    FeatureClip,
+    Model,
+    Names,
+    Section,
+    kebab,
+    split_names,
+)
+from common.settings.counting import CountingSettings
+from common.settings.features import FeaturesSettings
+from common.settings.fedlap import FedLAPSettings
+from common.settings.fedpft import FedPFTSettings
+from common.settings.generators import DPCVAESettings
+from common.settings.heads import (
+    AFLSettings,
+    BaselineSettings,
+    FedCGSSettings,
+    FedCOFSettings,
+    GHOFLSettings,
+    HeadSettings,
+)
+from common.settings.settings import (
+    SECURE_SUM_KEYS,
+    BackboneSettings,
+    PrivacyBudget,
+    DataSettings,
+    Settings,
+    SumSettings,
+    Waiting,
+)
+from common.settings.training import FedAvgSettings
+
+__all__ = [
+    "AUGMENTATIONS",
+    "SECURE_SUM_KEYS",
+    "AFLSettings",
+    "Augmentations",
+    "BackboneSettings",
+    "BaselineSettings",
+    "PrivacyBudget",
+    "Clip",
+    "CountingSettings",
+    "Covariance",
+    "DPCVAESettings",
+    "DataKind",
+    "DataSettings",
+    "Defence",
+    "Device",
+    "FeatureClip",
+    "FeaturesSettings",
+    "FedAvgSettings",
+    "FedCGSSettings",
+    "FedCOFSettings",
+    "FedLAPSettings",
+    "FedPFTSettings",
+    "GHOFLSettings",
+    "HeadSettings",
+    "Model",
+    "Names",
+    "Section",
+    "Settings",
+    "SumSettings",
+    "Waiting",
+    "kebab",
+    "split_names",
+]
