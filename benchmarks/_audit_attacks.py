@@ -19,8 +19,8 @@ from common.models.generators import COUNTS, SUMS
 from common.models.loss_landscape import LandscapeRecords
 from common.models.networks import split_input
 from common.models.parameters import Tensors
-from common.privacy.claims import first_round_noise, first_round_shares, make_claim
-from common.rules.secure_sum import numbers_of
+from common.privacy.mechanism import first_round_noise, first_round_shares, make_claim
+from common.secure_sum.of_run import numbers_of
 from common.surrogates.class_sums import unfold
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
 from common.wire.model_proto import unpack_parameters, unpack_synthetic
@@ -60,7 +60,7 @@ def by_total(canaries: Canaries, seen: Seen) -> Tensor:
     """The same from the sum over all sites, which is all that the coordinator of a secure sum can read."""
     _, names, numbers, claim = unpack_total(seen.totals[0])
     assert claim is not None
-    decoded = numbers_of(seen.run, seen.run.spec, len(names))
+    decoded = numbers_of(seen.run, len(names))
     c, d = canaries.classes, canaries.x.shape[1]
     parts = {"counts": numbers[:c], "sums": numbers[c : c + c * d], "squares": numbers[c + c * d :]}
     released = {name: decoded[name].decode(part).float() for name, part in parts.items()}
@@ -75,7 +75,7 @@ def by_summed_gradients(canaries: Canaries, seen: Seen) -> Tensor:
     """
     _, names, numbers, _ = unpack_total(seen.totals[0])
     c, d, settings = canaries.classes, canaries.x.shape[1], seen.run.fedavg
-    decoded = numbers_of(seen.run, seen.run.spec, len(names))["gradients"].decode(numbers[1:]).float()
+    decoded = numbers_of(seen.run, len(names))["gradients"].decode(numbers[1:]).float()
     received = {"weight": torch.zeros(c, d), "bias": torch.zeros(c)}
     # In the order of their names, after the number of records.
     direction = {"bias": torch.zeros(c), "weight": decoded[c:].reshape(c, d)}

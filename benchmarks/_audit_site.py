@@ -15,9 +15,9 @@ from torch import Tensor
 from client_app.app import app
 from client_app.governance.gate import open_ledger
 from client_app.node_config import parse_node_config
-from common.config.flat_settings import Scalar
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import FedSurrogateError
+from common.run import Run, parse_run
+from common.settings.flat import Scalar
 from common.wire.records import from_record
 from server_app.deployment.local_engine import quiet
 from server_app.deployment.local_grid import LocalGrid
@@ -45,7 +45,7 @@ class Canaries:
 class Seen:
     """What the coordinator sees of the audited site: each request's payload and the reply's; and its own run folder."""
 
-    run: RunConfig
+    run: Run
     rounds: list[tuple[bytes | None, bytes]]
     totals: list[bytes] = field(default_factory=list)
 
@@ -111,7 +111,7 @@ def seen_of(canaries: Canaries, settings: dict[str, Scalar], sites: int = 1) -> 
         settings = settings | {"classes": classes, "output-dir": f"{name}/runs", "quorum": 0.1, "device": "cpu"}
         wire, failure = Wire(nodes), None
         wire.run_config = settings
-        run = parse_run_config(settings)
+        run = parse_run(settings)
         try:
             with quiet():
                 federate(run, wire, 77, report=False)

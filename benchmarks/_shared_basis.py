@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from common.config.run_config import RunConfig
 from common.models.classifiers import Head
+from common.run import Run
 from common.surrogates.shared_covariances import Gram
 from common.surrogates.surrogates import AnySurrogate, Surrogate
 from common.wire.records import pack_surrogate, unpack_surrogate
@@ -34,7 +34,7 @@ PUBLIC = [(r, bits) for r, bits in ((128, 16), (256, 8), (256, 16), (384, 8), (5
 def measured_points(
     whole: Sequence[AnySurrogate],
     low: Callable[[int], Sequence[AnySurrogate]],
-    run: RunConfig,
+    run: Run,
     classes: tuple[str, ...],
     judge: Callable[..., float],
     weights: Path,

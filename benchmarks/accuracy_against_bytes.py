@@ -22,9 +22,9 @@ from client_app.features.site_features import dataset_features, usable
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from client_app.methods.pooled_baselines import compare
 from client_app.node_config import NodeConfig
-from common.config.flat_settings import parse_overrides
-from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
+from common.run import Run, parse_run
+from common.settings.flat import parse_overrides
 from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import pack_surrogate, unpack_surrogate
 from strategies.fedpft.learn import learn
@@ -47,7 +47,7 @@ class Data:
     fingerprint: str
 
 
-def load(run: RunConfig, sites: int) -> Data:
+def load(run: Run, sites: int) -> Data:
     parts, fingerprint = [], ""
     for site in range(sites):
         node = NodeConfig(partition_id=site, num_partitions=sites)
@@ -59,7 +59,7 @@ def load(run: RunConfig, sites: int) -> Data:
     return Data(parts, fingerprint)
 
 
-def federate(run: RunConfig, data: Data) -> tuple[Head, int]:
+def federate(run: Run, data: Data) -> tuple[Head, int]:
     payloads = []
     for site, (features, labels, classes) in enumerate(data.parts):
         payloads.append(
@@ -69,7 +69,7 @@ def federate(run: RunConfig, data: Data) -> tuple[Head, int]:
     return unpack_classifier(pack_classifier(head)), sum(map(len, payloads))
 
 
-def judge(head: Head, run: RunConfig, sites: int) -> dict[str, Any]:
+def judge(head: Head, run: Run, sites: int) -> dict[str, Any]:
     """The comparison with baselines that a site makes in a simulation."""
     import client_app.methods.pooled_baselines as room
 
@@ -92,10 +92,10 @@ def main() -> None:
     size: dict[str, list[int]] = defaultdict(list)
     for seed in range(options.seeds):
         base = settings | {"seed": seed}
-        data = load(parse_run_config(base), options.sites)
+        data = load(parse_run(base), options.sites)
         for name, row in track(ROWS.items(), description=f"seed {seed}"):
             first = name == next(iter(ROWS))
-            run = parse_run_config(base | row | {"compare": first})
+            run = parse_run(base | row | {"compare": first})
             head, count = federate(run, data)
             judged = judge(head, run, options.sites)
             accuracy[name].append(judged["accuracy.model"])

@@ -25,8 +25,8 @@ from client_app.features.site_features import LabelledFeatures, SiteFeatures
 from client_app.governance.release import method_of
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
-from common.config.flat_settings import Scalar
-from common.config.run_config import parse_run_config
+from common.run import parse_run
+from common.settings.flat import Scalar
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
 from common.wire.records import unpack_surrogate
 
@@ -102,7 +102,7 @@ def released_means(groups: Images, size: int, family: str, epsilon: float) -> Te
     labels = torch.arange(CLASSES).repeat_interleave(size)
     records = LabelledFeatures(groups.features, labels)
     found = SiteFeatures(records, records, names, "a" * 16, 0.0, True)
-    run = parse_run_config(settings)
+    run = parse_run(settings)
     sent = unpack_surrogate(method_of(run)(Task(run, NodeConfig(), "site", found)).payload)
     if isinstance(sent, SumsSurrogate):
         return sent.sums.sums / sent.sums.counts.clamp_min(1)[:, None]

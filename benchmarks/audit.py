@@ -39,9 +39,9 @@ from _audit_site import Canaries, Maker, alone, long, one_a_class, orthogonal, p
 from _report import described, report
 from torch import Tensor
 
-from common.config.flat_settings import Scalar
 from common.privacy.accounting import gaussian_noise_multiplier
 from common.privacy.one_run import Guesses, best_count, epsilon_bound, gaussian_bound, guess
+from common.settings.flat import Scalar
 
 DELTA = 1e-5
 SHARES = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)

@@ -12,7 +12,7 @@ from typing import overload
 import torch
 from _report import described, draw, peak, report
 
-from common.config.run_config import parse_run_config, run_digest
+from common.run import parse_run
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates.shared_covariances import Gram
 from common.surrogates.surrogates import Header, Surrogate
@@ -81,9 +81,9 @@ def many_sites(sites: int, defence: str, dimension: int) -> tuple[object, ...]:
     centres = 0.3 * torch.randn(CLASSES, dimension, generator=generator)
     basis = torch.randn(dimension, dimension, generator=generator) / dimension**0.5
     with tempfile.TemporaryDirectory() as folder:
-        config = parse_run_config({"fedpft.covariance": "gram", "output-dir": folder, "defence": defence})
+        config = parse_run({"fedpft.covariance": "gram", "output-dir": folder, "defence": defence})
         strategy = FedPFT(config, RunFolder(config, 0), "cpu")
-        payloads = Payloads(sites, run_digest(config), centres, basis)
+        payloads = Payloads(sites, config.digest, centres, basis)
         sample = payloads[0]
         payloads.seconds, payloads.cpu, began, used_cpu = 0.0, 0.0, time.perf_counter(), time.process_time()
         strategy.learn_from(payloads)

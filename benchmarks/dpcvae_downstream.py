@@ -20,8 +20,8 @@ from _report import report
 from rich.progress import track
 
 from client_app.methods.dpcvae.downstream import LabelledEmbeddings, mix
-from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Classifier
+from common.run import Run, parse_run
 
 EPSILONS = (1.0, 4.0, 10.0, 0.0)
 DELTA = 1e-5
@@ -39,7 +39,7 @@ NAMES = ("accuracy", "balanced")
 Found = dict[tuple[str, float], list[dict[str, float]]]
 
 
-def scores(model: Classifier, data: Federation, run: RunConfig) -> dict[str, float]:
+def scores(model: Classifier, data: Federation, run: Run) -> dict[str, float]:
     """Scores of the shared head in percent, mean over sites."""
     found: dict[str, list[float]] = defaultdict(list)
     for site in data.sites:
@@ -58,14 +58,14 @@ def main() -> None:
     settings, message = settings_of(options, {"dataset": "cifar10", "alpha": 0.3, "classes": CLASSES})
     found: Found = defaultdict(list)
     for seed in range(options.seeds):
-        data = load(parse_run_config(settings | {"seed": seed}), options.sites)
+        data = load(parse_run(settings | {"seed": seed}), options.sites)
         jobs = [(name, epsilon) for epsilon in EPSILONS for name in ROWS]
         for name, epsilon in track(jobs, description=f"seed {seed}"):
             own = dict(ROWS[name])
             if epsilon and own.get("method") == "fedavg":
                 own["method"] = "dp-fedavg"
             budget = {"epsilon": epsilon, "delta": DELTA} if epsilon else {}
-            run = parse_run_config(settings | {"seed": seed} | own | budget)
+            run = parse_run(settings | {"seed": seed} | own | budget)
             measured = federate(run, data)
             assert measured.model is not None
             reported = scores(measured.model, data, run)

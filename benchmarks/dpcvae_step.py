@@ -18,9 +18,9 @@ from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSam
 from torch import Tensor, nn
 
 from client_app.methods.dpcvae.training_steps import Trainer, exact_gradient, private_gradient, trainer_of
-from common.config.run_config import parse_run_config
 from common.models.generators import fresh_companion, fresh_generator
 from common.privacy.gaussian_mechanism import BoundedSum, release
+from common.run import parse_run
 
 CLIP, NOISE, RECORDS, CLASSES = 0.1, 2.0, 256, 10
 SIZES: dict[str, dict[str, Any]] = {
@@ -49,7 +49,7 @@ def noisy(trainer: Trainer, parts: list[Tensor]) -> None:
 
 
 def steps(settings: dict[str, Any], dimension: int) -> dict[str, Callable[[], None]]:
-    run = parse_run_config({"method": "dpcvae"} | settings)
+    run = parse_run({"method": "dpcvae"} | settings)
     x, labels = torch.randn(RECORDS, dimension), torch.arange(RECORDS) % CLASSES
 
     def trainer() -> Trainer:

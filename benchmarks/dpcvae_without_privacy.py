@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from client_app.methods.dpcvae.training_steps import exact_gradient, trainer_of
-from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
 from common.models.generators import MEANS, Decoder, Encoder, elbo, fresh_companion, fresh_generator, labels_evenly, scaled
 from common.models.head_training import train_on_features
+from common.run import Run, parse_run
 from common.surrogates.surrogates import Header
 
 PLAIN = {"dpcvae.learned-variance": False, "dpcvae.class-prior": False, "dpcvae.hidden": 256}
@@ -39,7 +39,7 @@ ROWS: dict[str, dict[str, Any]] = {
 PASSES = 30
 
 
-def train(run: RunConfig, x: Tensor, labels: Tensor, classes: int) -> tuple[Decoder, Encoder]:
+def train(run: Run, x: Tensor, labels: Tensor, classes: int) -> tuple[Decoder, Encoder]:
     decoder, encoder = fresh_generator(run, classes, x.shape[1]), fresh_companion(run, classes, x.shape[1])
     assert isinstance(decoder, Decoder)
     assert isinstance(encoder, Encoder)
@@ -71,7 +71,7 @@ def spread(x: Tensor, labels: Tensor) -> float:
     return float(torch.stack([x[labels == label].var(0).sum() for label in torch.unique(labels)]).mean().sqrt())
 
 
-def judged(data: Federation, x: Tensor, labels: Tensor, run: RunConfig) -> float:
+def judged(data: Federation, x: Tensor, labels: Tensor, run: Run) -> float:
     header = Header("", "", "", data.sites[0].fingerprint, data.classes)
     return data.judge(
         Head(header, *train_on_features(x / x.shape[1] ** 0.5, labels, len(data.classes), run.head, run.seed), clip=0.0)
@@ -84,12 +84,12 @@ def main() -> None:
     found: dict[str, list[Sequence[float]]] = {}
     for seed in range(options.seeds):
         shared: dict[str, Any] = {"method": "dpcvae", "seed": seed, "dpcvae.local-epochs": PASSES // 10}
-        data = load(parse_run_config(settings | shared), 1)
+        data = load(parse_run(settings | shared), 1)
         (site,), classes = data.sites, len(data.classes)
         x, labels = scaled(site.train.features), site.train.labels
-        real = judged(data, x, labels, parse_run_config(settings | shared))
+        real = judged(data, x, labels, parse_run(settings | shared))
         for name, own in track(ROWS.items(), description=f"seed {seed}"):
-            run = parse_run_config(settings | shared | own)
+            run = parse_run(settings | shared | own)
             decoder, encoder = train(run, x, labels, classes)
             random, drawn = torch.Generator().manual_seed(seed), labels_evenly(classes, len(x) // classes)
             kinds = one_hot(drawn, classes).float()

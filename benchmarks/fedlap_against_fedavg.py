@@ -18,8 +18,8 @@ from _report import RESULTS, described, report, shared
 from rich.progress import track
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from common.config.run_config import parse_run_config
 from common.models.networks import convnet
+from common.run import parse_run
 
 SITES = 5
 # Settings, records used per site (0: all), and rounds. All 10,000 records of CIFAR-10 would take hours on two cores.
@@ -89,11 +89,11 @@ def run_case(case: str, options: argparse.Namespace) -> None:
         base["data-dir"] = str(shared("data/cifar10/train.parquet").parent)
     found: dict[str, list[Measured]] = {}
     for seed in range(options.seeds):
-        data = fewer(load(parse_run_config(base | {"seed": seed}), SITES), most)
+        data = fewer(load(parse_run(base | {"seed": seed}), SITES), most)
         named = {"classes": ",".join(data.classes)} if options.epsilon else {}
         records = min(len(site.train.labels) for site in data.sites)
         for name, own in track(methods(case, rounds, options.epsilon, records).items(), description=f"seed {seed}"):
-            found.setdefault(name, []).append(federate(parse_run_config(base | named | own | {"seed": seed}), data))
+            found.setdefault(name, []).append(federate(parse_run(base | named | own | {"seed": seed}), data))
     table = []
     for number in range(rounds):
         cells: list[Any] = [number + 1]

@@ -23,7 +23,7 @@ from _report import RESULTS, described, report, shared
 from fedlap_against_fedavg import CASES, SITES, fewer
 from rich.progress import track
 
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 
 BEFORE = "FedLAP, before"
 EPSILON: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5}
@@ -70,7 +70,7 @@ def main() -> None:
     if options.case == "cifar10":
         base["data-dir"] = str(shared("data/cifar10/train.parquet").parent)
     for seed in range(options.seeds):
-        data = fewer(load(parse_run_config(base | {"seed": seed}), SITES), most)
+        data = fewer(load(parse_run(base | {"seed": seed}), SITES), most)
         rows = methods(rounds, min(len(site.train.labels) for site in data.sites))
         asked = {name: own for name, own in rows.items() if not options.only or name in options.only}
         for name, own in track(asked.items(), description=f"seed {seed}"):
@@ -78,7 +78,7 @@ def main() -> None:
                 continue
             named = {"classes": ",".join(data.classes)} if "epsilon" in own else {}
             with before() if name == BEFORE else contextlib.nullcontext():
-                measured = federate(parse_run_config(base | named | own | {"seed": seed}), data)
+                measured = federate(parse_run(base | named | own | {"seed": seed}), data)
             curve = measured.curve or [(measured.bytes, measured.accuracy)]
             # Read again, because another process may have added rows.
             curves = known(options.case)

@@ -26,9 +26,9 @@ from client_app.features.site_features import LabelledFeatures
 from client_app.governance.release import method_of
 from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig
-from common.config.run_config import parse_run_config
 from common.models.loss_landscape import LandscapeRecords, gradient
 from common.models.networks import build, split_input
+from common.run import parse_run
 from common.wire.model_proto import unpack_synthetic
 from strategies.base.training import Training
 
@@ -50,7 +50,7 @@ PARTS = ("real-gradients", "image-steps", "radius-search")
 
 def work(settings: dict[str, Any], data: Federation, records: int) -> tuple[MethodOutput, float, Training]:
     """The first site's output in the first round, its seconds of processor time, and the model that it received."""
-    run, found = parse_run_config(settings), data.sites[0]
+    run, found = parse_run(settings), data.sites[0]
     train = LabelledFeatures(found.train.features[:records], found.train.labels[:records])
     training = Training.begin(run, found.classes, found.fingerprint, train.features.shape[1])
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,7 @@ def measure(name: str) -> None:
     base, own, fewer, batch, epochs, records = CASES[name]
     if base is CIFAR:
         base = CIFAR | {"data-dir": str(shared("data/cifar10/train.parquet").parent)}
-    data = load(parse_run_config(base), 5)
+    data = load(parse_run(base), 5)
     average = {"method": "fedavg", "fedavg.model": "convnet", "fedavg.width": own.get("fedlap.width", 32)}
     average |= {"fedavg.batch-size": batch, "fedavg.local-epochs": epochs}
     work(base | average, data, records)  # the first call of a process includes lazy loading

@@ -27,12 +27,12 @@ from rich.progress import track
 
 from client_app.methods.fedlap import approximation, statistics
 from client_app.methods.task import Task
-from common.config.run_config import parse_run_config
-from common.config.sections import FedLAPSettings
 from common.models import loss_landscape
 from common.models.augmentation import Change
 from common.models.loss_landscape import LandscapeRecords, distance, gradient
 from common.models.parameters import Tensors
+from common.run import parse_run
+from common.settings import FedLAPSettings
 from strategies.fedlap import landscapes
 
 NAME = "fedlap-lead-cifar10"
@@ -173,10 +173,10 @@ def main() -> None:
         for name in track(options.only or list(ROWS), description=f"seed {seed}"):
             if str(seed) in curves.get(name, {}):
                 continue
-            data = data or fewer(load(parse_run_config(base | {"seed": seed}), SITES), most)
+            data = data or fewer(load(parse_run(base | {"seed": seed}), SITES), most)
             own, replaced = ROWS[name]
             with falling(0.0), replaced():
-                measured = federate(parse_run_config(base | own | {"seed": seed}), data)
+                measured = federate(parse_run(base | own | {"seed": seed}), data)
             curves.setdefault(name, {})[str(seed)] = [accuracy for _, accuracy in measured.curve]
             write(curves, rounds)
 

@@ -12,7 +12,7 @@ from _harness import arguments, federate, load, mean_and_deviation, settings_of
 from _report import report
 from rich.progress import track
 
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 
 LAP = {"method": "fedlap", "fedlap.rounds": 4}
 LINEAR = LAP | {"fedlap.model": "linear", "fedlap.learning-rate": 30.0, "fedlap.image-learning-rate": 0.1}
@@ -35,9 +35,9 @@ def main() -> None:
     settings, message = settings_of(options, {"dataset": "cifar10", "alpha": 0.1})
     found: dict[tuple[str, int], list[tuple[float, int]]] = {}
     for seed in range(options.seeds):
-        data = load(parse_run_config(settings | {"seed": seed}), 10)
+        data = load(parse_run(settings | {"seed": seed}), 10)
         for name, own in track(ROWS.items(), description=f"seed {seed}"):
-            measured = federate(parse_run_config(settings | own | {"seed": seed}), data)
+            measured = federate(parse_run(settings | own | {"seed": seed}), data)
             for number, (sent, accuracy) in enumerate(measured.curve or [(measured.bytes, measured.accuracy)], start=1):
                 found.setdefault((name, number), []).append((accuracy, sent))
     rows = [

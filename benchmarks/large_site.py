@@ -65,11 +65,11 @@ def work(name: str, data: Path, cache: Path) -> dict[str, Any]:
     from client_app.governance.release import method_of
     from client_app.methods.task import Task
     from client_app.node_config import parse_node_config
-    from common.config.run_config import parse_run_config
+    from common.run import parse_run
 
     torch.set_num_threads(1)
     node = parse_node_config({"data": "safetensors", "data-dir": str(data), "cache-dir": str(cache)})
-    run = parse_run_config(RUNS[name])
+    run = parse_run(RUNS[name])
     idle = memory("VmRSS")
     started, cpu = time.perf_counter(), time.process_time()
     found = load_site(run, node)
@@ -95,7 +95,7 @@ def answered(name: str, data: Path, state: Path) -> dict[str, Any]:
     from client_app.governance import uncharged
     from client_app.governance.gate import open_ledger
     from client_app.node_config import parse_node_config
-    from common.config.run_config import parse_run_config, run_digest
+    from common.run import parse_run
     from common.wire.records import from_record, to_record
 
     torch.set_num_threads(1)
@@ -111,7 +111,7 @@ def answered(name: str, data: Path, state: Path) -> dict[str, Any]:
     node = parse_node_config({"data": "safetensors", **places})
     if not (state / "state").exists():
         open_ledger(node)
-    question = to_record(None, {"run": run_digest(parse_run_config(RUNS[name]))})
+    question = to_record(None, {"run": parse_run(RUNS[name]).digest})
     reply = requests.answer("surrogate", question, RUNS[name], "1", node, "hospital")
     return {"sha256": hashlib.sha256(from_record(reply, 2**30)[0] or b"").hexdigest()}
 

@@ -28,7 +28,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
 from flwr.supercore.retry import make_simple_grpc_retry_invoker
 
-from common.config.run_config import parse_run_config, run_digest
+from common.run import parse_run
 from common.surrogates.covariances import Diagonal
 from common.surrogates.mixtures import Mixtures
 from common.surrogates.surrogates import Header, Surrogate
@@ -57,7 +57,7 @@ def payload(site: str) -> bytes:
     labels = torch.arange(rows) // COMPONENTS
     counts, weights = torch.full((CLASSES,), RECORDS), torch.full((rows,), 1 / COMPONENTS)
     names = tuple(map(str, range(CLASSES)))
-    header = Header("fedpft", run_digest(parse_run_config(SETTINGS)), site, "f" * 64, names)
+    header = Header("fedpft", parse_run(SETTINGS).digest, site, "f" * 64, names)
     return pack_surrogate(Surrogate(header, Mixtures(counts, labels, weights, means, Diagonal(variances))))
 
 

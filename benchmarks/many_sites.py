@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file
 import client_app.requests
 from client_app.governance.gate import open_ledger
 from client_app.node_config import parse_node_config
-from common.config.run_config import parse_run_config
 from common.models.classifiers import Head
+from common.run import parse_run
 from server_app.deployment.local_engine import run_here
 from strategies.counting.evaluated import read_model
 
@@ -66,7 +66,7 @@ def one(sites: int) -> tuple[object, ...]:
         settings = {"fedpft.covariance": "gram", "classes": names, "head.shrinkage": SHRINKAGE, "max-share": 0.0}
         settings |= {"defence": "none", "features.power": 1.0, "output-dir": folder}
         before, began, used = peak(), time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-        run = run_here(nodes, parse_run_config(settings), settings, lambda event: None, report=False)
+        run = run_here(nodes, parse_run(settings), settings, lambda event: None, report=False)
         seconds, spent, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF), peak()
         system = spent.ru_stime - used.ru_stime
         cpu = system + spent.ru_utime - used.ru_utime

@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from client_app.audit.output import claim_broken
 from client_app.audit.release_audit import audit_release
 from client_app.node_config import parse_node_config
-from common.config.flat_settings import Scalar
-from common.config.run_config import parse_run_config
+from common.run import parse_run
+from common.settings.flat import Scalar
 
 EPSILONS = (0.0, 1.0, 10.0)
 CLASSES = ",".join(map(str, range(10)))
@@ -73,7 +73,7 @@ def main() -> None:
             settings = settings_of(name, epsilon)
             if settings is None or options.only not in name:
                 continue
-            run = parse_run_config(settings)
+            run = parse_run(settings)
             count = options.releases // {"DP-CVAE": 2, "DP-CGAN": 4}.get(name, 1)
             found = audit_release(run, node, math.inf, count, seed=0)
             if error := claim_broken(found):

@@ -27,8 +27,8 @@ from client_app.model_use.calibration import Calibration
 from client_app.model_use.inputs import find_inputs
 from client_app.model_use.prediction import BATCH, Predictor, predict
 from common.backbones.backbones import load_backbone
-from common.config.run_config import parse_run_config
 from common.models.classifiers import Head
+from common.run import parse_run
 from common.signed_models.gaussians import fit_gaussians
 from common.signed_models.making import make_signed_model
 from common.surrogates.surrogates import Header
@@ -47,7 +47,7 @@ def main(count: int) -> None:
         backbone = load_backbone("pixels", "", SIDE, "cpu")
         header = Header("fedpft", "run", "coordinator", backbone.fingerprint, ("no", "yes"))
         head = Head(header, torch.randn(2, backbone.dim), torch.zeros(2))
-        model = make_signed_model(head, parse_run_config({"image-size": SIDE}), None, "1", 2, bytes(32))
+        model = make_signed_model(head, parse_run({"image-size": SIDE}), None, "1", 2, bytes(32))
         gaussians = fit_gaussians(torch.rand(2000, backbone.dim), torch.arange(2000) % 2)
         predictor = Predictor(model.classifier, Calibration(), gaussians)
         inputs = find_inputs(f"{home}/images")

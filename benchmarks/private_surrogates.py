@@ -24,9 +24,9 @@ from accuracy_against_bytes import Data, judge, load
 from rich.progress import track
 
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common.config.flat_settings import parse_overrides
-from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
+from common.run import Run, parse_run
+from common.settings.flat import parse_overrides
 from common.surrogates.class_sums import PRESENT, as_mixtures
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 from common.wire.model_proto import pack_classifier, unpack_classifier
@@ -55,7 +55,7 @@ ROWS: dict[str, dict[str, Any]] = {
 OPEN = {"spherical": 1, "diag": 1, "lowrank": 64}
 
 
-def federate(run: RunConfig, data: Data, row: str, centre: torch.Tensor | None = None) -> tuple[Head, int]:
+def federate(run: Run, data: Data, row: str, centre: torch.Tensor | None = None) -> tuple[Head, int]:
     payloads = [
         pack_surrogate(
             make_surrogate(SiteData(features, labels, classes, data.fingerprint, str(site)), run, centre=centre).surrogate
@@ -119,7 +119,7 @@ def main() -> None:
         settings = {"data": "safetensors", "data-dir": folder, "dataset": "cifar10", "alpha": 0.1}
         settings["features.power"] = options.power
         options.public = options.public or str(shared("features/pacs-photo-train.safetensors"))
-    public = read_centre(options.public, parse_run_config(settings).power)
+    public = read_centre(options.public, parse_run(settings).power)
     accuracy: dict[tuple[str, str], list[float]] = defaultdict(list)
     size: dict[str, list[int]] = defaultdict(list)
     if options.from_seed:
@@ -130,16 +130,16 @@ def main() -> None:
         size |= {name: values[: options.from_seed * len(EPSILONS)] for name, values in last["bytes"].items()}
     for seed in range(options.from_seed, options.seeds):
         base = settings | {"seed": seed}
-        data = load(parse_run_config(base), options.sites)
+        data = load(parse_run(base), options.sites)
         for family, rank in OPEN.items():
-            run = parse_run_config(base | {"fedpft.covariance": family, "fedpft.rank": rank})
+            run = parse_run(base | {"fedpft.covariance": family, "fedpft.rank": rank})
             head, _ = federate(run, data, "")
             accuracy[family, "none"].append(100 * judge(head, run, options.sites)["accuracy.model"])
         work = [(name, epsilon) for name in ROWS for epsilon in EPSILONS]
         for name, epsilon in track(work, description=f"seed {seed}"):
             if name == CENTRED and public is None:
                 continue
-            run = parse_run_config(base | ROWS[name] | {"epsilon": epsilon, "delta": DELTA})
+            run = parse_run(base | ROWS[name] | {"epsilon": epsilon, "delta": DELTA})
             head, count = federate(run, data, name, public if name == CENTRED else None)
             accuracy[name, f"{epsilon:g}"].append(100 * judge(head, run, options.sites)["accuracy.model"])
             size[name].append(count)

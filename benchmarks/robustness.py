@@ -23,7 +23,7 @@ from rich.progress import track
 
 sys.path.insert(0, str(ROOT))
 
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 from common.surrogates.surrogates import AnySurrogate
 from strategies.fedpft.learn import LearnedHead, learn
 from strategies.pooling.robust_centres import POOLED
@@ -74,7 +74,7 @@ class Bench:
     def __init__(self, parts: list[Data], test: Data, settings: dict[str, Any]) -> None:
         self.parts, self.test, self.settings = parts, test, settings
         self.classes = tuple(str(index) for index in range(int(test[1].max()) + 1))
-        self.run = parse_run_config(settings)
+        self.run = parse_run(settings)
         self.good = [self.sent(site) for site in range(SITES)]
         self._heads: dict[Any, tuple[float, float]] = {}
 
@@ -84,10 +84,10 @@ class Bench:
 
     def cell(self, sent: list[AnySurrogate], **chosen: Any) -> Cell:
         """Accuracy and success of the backdoor's trigger, in %, and the names of suspected sites."""
-        run = parse_run_config(self.settings | chosen)
+        run = parse_run(self.settings | chosen)
         defended = defend_surrogates(sent, run, self.classes)
         suspects = {suspect.site for suspect in defended.suspects}
-        rule = run.defends if run.defends in POOLED else ""
+        rule = run.defence if run.defence in POOLED else ""
         used = [(id(each), defended.capped.get(each.header.site, 1.0)) for each in sent if each.header.site not in suspects]
         key = rule, tuple(used)
         if key not in self._heads:

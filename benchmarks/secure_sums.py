@@ -20,10 +20,10 @@ from _report import RESULTS, SHARED, described, machine, report, shared
 
 import client_app.datasets.partition as partition
 import strategies.base.collection as collection
-from common.config.run_config import parse_run_config
 from common.errors import FedSurrogateError
-from common.rules.secure_sum import dimensions_of, numbers_of, rules_of, shapes_of
+from common.run import parse_run
 from common.secure_sum.member import agree, begin, mask, reveal, share
+from common.secure_sum.of_run import dimensions_of, numbers_of, rules_of, shapes_of
 from common.secure_sum.unmasking import unmask
 from common.secure_sum.words import pack_words
 from common.security.sealing import new_key, public_key
@@ -140,7 +140,7 @@ def cost(sizes: tuple[int, ...] = (5, 20, 50, 100)) -> None:
 
 def protocol(sites: int, count: int) -> tuple[float, ...]:
     """One sum; only one site masks a whole vector at a time, and all lost sites are unmasked."""
-    config = parse_run_config({"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b", "dropouts": 0.1})
+    config = parse_run({"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b", "dropouts": 0.1})
     rules, context = rules_of(config, sites), b"benchmark"
     names = [f"{index:03d}" for index in range(sites)]
     private = {name: new_key() for name in names}
@@ -191,10 +191,10 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         private = PUBLIC | {"epsilon": 4.0, "delta": DELTA}
         for name, settings in (("epsilon 4", private), ("without privacy", SECURE)):
-            config = parse_run_config(settings | {"classes": CLASSES})
+            config = parse_run(settings | {"classes": CLASSES})
             dimension = dimensions_of(config) if "features.projection" in settings else 1280
-            shapes = shapes_of(config, config.spec, CLASSES.split(","), dimension)
-            largest = numbers_of(config, config.spec, sites)["sums"].largest
+            shapes = shapes_of(config, CLASSES.split(","), dimension)
+            largest = numbers_of(config, sites)["sums"].largest
             for liars, how in ((0, "-"), (1, "end"), (2, "end"), (1, "flipped"), (2, "flipped")):
                 if (name, liars, how) in [row[:3] for row in rows]:
                     continue

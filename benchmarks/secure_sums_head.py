@@ -18,10 +18,10 @@ from torch import Tensor
 
 from common.backbones.backbones import load_backbone
 from common.backbones.feature_power import raised
-from common.config.run_config import parse_run_config
-from common.privacy.claims import make_claim
 from common.privacy.gaussian_mechanism import clip
-from common.rules.secure_sum import dimensions_of, rules_of
+from common.privacy.mechanism import make_claim
+from common.run import parse_run
+from common.secure_sum.of_run import dimensions_of, rules_of
 from common.surrogates.class_sums import Sums
 from common.surrogates.class_sums import statistics as sums_of
 from common.surrogates.surrogates import Header, SumsSurrogate
@@ -63,7 +63,7 @@ def accuracy(data: Data, settings: dict[str, Any], draws: int) -> float:
     """Mean accuracy in % over draws of the noise."""
     x, y, test_x, test_y = data
     classes = tuple(map(str, range(int(y.max()) + 1)))
-    config = parse_run_config(settings | {"classes": ",".join(classes)})
+    config = parse_run(settings | {"classes": ",".join(classes)})
     claim, public, rules = make_claim(config, "record"), read_map(config), rules_of(config, SITES)
     assert claim is not None
     assert public.projection is not None
@@ -118,7 +118,7 @@ def main() -> None:
         }
         for epsilon in EPSILONS:
             settings = base | {"epsilon": epsilon}
-            chosen = dimensions_of(parse_run_config(settings | {"classes": "a,b"}))
+            chosen = dimensions_of(parse_run(settings | {"classes": "a,b"}))
             with (
                 patch("strategies.fedpft.private_head.expected", lambda components, covariance: (components, covariance)),
                 patch("strategies.fedpft.cleaned_covariance.RIDGE", 0.2),

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from client_app.datasets.partition import partition
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
+from common.run import Run, parse_run
 from common.surrogates.covariances import Diagonal, Spherical
 from common.surrogates.surrogates import Surrogate
 from common.wire.records import pack_surrogate, unpack_surrogate
@@ -58,8 +58,8 @@ def main() -> None:
     names = tuple(map(str, range(10)))
     rows = []
     for family, components in (("spherical", 1), ("diag", 10)):
-        run = parse_run_config({"alpha": 0.1, "fedpft.covariance": family, "fedpft.components": components})
-        parts = partition(labels, None, RunConfig(alpha=0.1), 10)
+        run = parse_run({"alpha": 0.1, "fedpft.covariance": family, "fedpft.components": components})
+        parts = partition(labels, None, Run(alpha=0.1), 10)
         made = [
             make_surrogate(SiteData(features[part], labels[part], names, "x", str(site)), run)
             for site, part in enumerate(parts)
@@ -67,7 +67,7 @@ def main() -> None:
         surrogates = [unpack_surrogate(pack_surrogate(each.surrogate)) for each in made]
         heads: Heads = {}
 
-        def ours(kept: list[Surrogate] = surrogates, run: RunConfig = run, heads: dict = heads) -> None:  # type: ignore[type-arg]
+        def ours(kept: list[Surrogate] = surrogates, run: Run = run, heads: dict = heads) -> None:  # type: ignore[type-arg]
             heads["ours"] = learn(kept, run.head, 0, names)
 
         def theirs(kept: list[Surrogate] = surrogates, heads: dict = heads) -> None:  # type: ignore[type-arg]

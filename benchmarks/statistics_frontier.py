@@ -26,7 +26,7 @@ from _shared_basis import entropy_coded, measured_points
 from rich.progress import track
 
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common.config.run_config import RunConfig, parse_run_config
+from common.run import Run, parse_run
 from common.surrogates.surrogates import AnySurrogate
 from common.wire.records import pack_surrogate, unpack_surrogate
 from strategies.fedpft.learn import learn
@@ -81,14 +81,14 @@ class Fits:
         self.data = data
         self._made: dict[str, list[AnySurrogate]] = {}
 
-    def of(self, run: RunConfig) -> list[AnySurrogate]:
+    def of(self, run: Run) -> list[AnySurrogate]:
         key = repr(run.fedpft.model_copy(update={"bits": 16}))
         if key not in self._made:
             sites = enumerate(self.data.sites)
             self._made = {key: [make_surrogate(_site(s, i), run).surrogate for i, s in sites]}
         return self._made[key]
 
-    def measured(self, run: RunConfig) -> Measured:
+    def measured(self, run: Run) -> Measured:
         payloads = [pack_surrogate(each, run.fedpft.bits) for each in self.of(run)]
         head = learn([unpack_surrogate(payload) for payload in payloads], run, "cpu", self.data.classes).head
         return Measured(self.data.judge(head), sum(map(len, payloads)))
@@ -98,7 +98,7 @@ def _site(site: Any, index: int) -> SiteData:
     return SiteData(site.train.features, site.train.labels, site.classes, site.fingerprint, str(index))
 
 
-def measure(row: Row, run: RunConfig, fits: Fits) -> Measured:
+def measure(row: Row, run: Run, fits: Fits) -> Measured:
     if row.sends is None:
         return centralised(run, fits.data)
     return federate(run, fits.data) if "method" in row.sends else fits.measured(run)
@@ -109,11 +109,11 @@ def measure_all(base: Settings, sites: int, seeds: int) -> dict[str, list[Measur
     found: dict[str, list[Measured]] = defaultdict(list)
     for seed in range(seeds):
         own = base | {"seed": seed}
-        fits = {power: Fits(load(parse_run_config(own | {"features.power": power}), sites)) for power in (0.5, 1.0)}
+        fits = {power: Fits(load(parse_run(own | {"features.power": power}), sites)) for power in (0.5, 1.0)}
         # Rows that share a fit follow each other.
         order = sorted(ROWS.items(), key=lambda pair: repr({**(pair[1].sends or {}), "fedpft.bits": 0}))
         for name, row in track(order, description=f"{base['dataset']}, seed {seed}"):
-            run = parse_run_config(own | {"features.power": row.power} | (row.sends or {}) | row.learns)
+            run = parse_run(own | {"features.power": row.power} | (row.sends or {}) | row.learns)
             found[name].append(measured := measure(row, run, fits[row.power]))
             print(f"{name}: {measured.accuracy:.2f} % with {measured.bytes / 1e6:.3f} MB", flush=True)
     return found
@@ -123,13 +123,13 @@ def seconds(base: Settings, sites: int) -> list[tuple[str, str, float, float, fl
     """Processor seconds of learning in closed form and on samples, from the same surrogates, in turn."""
     found = []
     own = base | {"features.power": 0.5, "seed": 0}
-    data = load(parse_run_config(own), sites)
+    data = load(parse_run(own), sites)
     for rank in (16, 64):
         settings = own | {"fedpft.covariance": "lowrank", "fedpft.rank": rank}
-        sampled = parse_run_config(settings | SAMPLED)
+        sampled = parse_run(settings | SAMPLED)
         received = [unpack_surrogate(pack_surrogate(each)) for each in Fits(data).of(sampled)]
         for shrinkage in ("auto", 0.2):
-            run = parse_run_config(settings | {"head.shrinkage": shrinkage})
+            run = parse_run(settings | {"head.shrinkage": shrinkage})
             learn(received, run, "cpu")
             fast, slow, times = paired(
                 lambda received=received, run=run: learn(received, run, "cpu"),
@@ -146,9 +146,9 @@ def exact(base: Settings, seeds: int) -> dict[str, list[float]]:
     for sites, alpha in ((10, 0.1), (100, 0.01)):
         for seed in range(seeds):
             own = base | {"seed": seed, "alpha": alpha, "features.power": 0.5, "fedpft.covariance": "gram"}
-            fits = Fits(load(parse_run_config(own), sites))
+            fits = Fits(load(parse_run(own), sites))
             for text, limits in (("no limits on weights", EXACT), ("default limits", Settings())):
-                accuracy = fits.measured(parse_run_config(own | limits)).accuracy
+                accuracy = fits.measured(parse_run(own | limits)).accuracy
                 found[f"{sites} sites, Dirichlet {alpha:g}, {text}"].append(round(accuracy, 2))
     return dict(found)
 
@@ -159,12 +159,12 @@ def basis(base: Settings, sites: int, seeds: int) -> tuple[list[Line], list[tupl
     coded: list[tuple[Any, ...]] = []
     for seed in range(seeds):
         own = base | {"features.power": 0.5, "seed": seed}
-        run = parse_run_config(own | {"fedpft.covariance": "gram"})
+        run = parse_run(own | {"fedpft.covariance": "gram"})
         fits = Fits(load(run, sites))
         whole = fits.of(run)
 
         def low(rank: int, fits: Fits = fits, own: Settings = own) -> list[AnySurrogate]:
-            return fits.of(parse_run_config(own | {"fedpft.covariance": "lowrank", "fedpft.rank": rank}))
+            return fits.of(parse_run(own | {"fedpft.covariance": "lowrank", "fedpft.rank": rank}))
 
         weights = shared("weights/mobilenet_v2-imagenet.safetensors")
         for name, accuracy, sent in measured_points(whole, low, run, fits.data.classes, fits.data.judge, weights):

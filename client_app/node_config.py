@@ -10,16 +10,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from common.config.flat_settings import Scalar, parse_settings
-from common.config.run_config import RunConfig
-from common.config.sections import DataKind, Device, Names, Settings
-from common.config.sections.base import MiB, Range
-from common.config.sections.base import Unit as Quantity
 from common.errors import ConfigError
 from common.extras.needed import packages_for
 from common.machine.user_folders import CACHE, STATE, home_folder, user_folder, why_not_writable
+from common.methods.counting import JUDGING
 from common.privacy.accounting import Unit
-from common.rules.counting import JUDGING
+from common.run import Run
+from common.settings import DataKind, Device, Names, Section
+from common.settings.base import MiB, Range
+from common.settings.base import Unit as Quantity
+from common.settings.flat import Scalar, parse_settings
 
 # Treatment of a DICOM file that holds several images.
 Frames = Literal["refuse", "first", "middle"]
@@ -36,7 +36,7 @@ def _is_reference(name: str) -> str:
     return name
 
 
-class NodeConfig(Settings):
+class NodeConfig(Section):
     """Keys of `flower-supernode --node-config`. `site settings` prints them."""
 
     site: SiteName = Field(
@@ -165,27 +165,27 @@ def check_folders(node: NodeConfig) -> None:
             raise not_writable(key, folder, why)
 
 
-def is_protected(run: RunConfig, node: NodeConfig) -> bool:
+def is_protected(run: Run, node: NodeConfig) -> bool:
     """Whether a private run uses records of a hospital; then the rule of client_app/governance/uncharged.py holds.
 
     False for public data: the bundled digits, and a share of the run's own data.
     """
-    return bool(run.epsilon) and node.data not in ("", "digits")
+    return bool(run.settings.epsilon) and node.data not in ("", "digits")
 
 
-def judges(run: RunConfig, node: NodeConfig) -> bool:
+def judges(run: Run, node: NodeConfig) -> bool:
     """Whether a run evaluates a model on a hospital's own held-out records."""
-    return run.counting.kind in JUDGING and node.data not in ("", "digits")
+    return run.settings.counting.kind in JUDGING and node.data not in ("", "digits")
 
 
-def packages_of(run: RunConfig, node: NodeConfig) -> list[tuple[str, str]]:
+def packages_of(run: Run, node: NodeConfig) -> list[tuple[str, str]]:
     """Optional packages that this site needs for a run, each with the setting that needs it; from settings alone."""
     # Of a hospital's own records no accuracy may leave then, so the hospital computes none.
-    hidden = bool(node.data) and (bool(run.epsilon) or run.secure_sum)
-    return list(packages_for(run, node.data or run.data, judges=not hidden))
+    hidden = bool(node.data) and (bool(run.settings.epsilon) or run.settings.secure_sum)
+    return list(packages_for(run, node.data or run.settings.data, judges=not hidden))
 
 
-def check_held_out(run: RunConfig, node: NodeConfig) -> None:
+def check_held_out(run: Run, node: NodeConfig) -> None:
     """Raise ConfigError for an evaluation at a hospital that names no held-out records."""
     if judges(run, node) and not node.held_out_dir:
         raise ConfigError(

@@ -29,12 +29,12 @@ from client_app.model_use.store import keep_received
 from client_app.node_config import NodeConfig, is_protected, not_writable, packages_of, parse_node_config
 from client_app.offline.keys import private_key
 from client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_shares
-from common.config.flat_settings import Scalar
-from common.config.run_config import RunConfig, parse_run_config, run_digest
 from common.errors import DisputeError, LedgerError, PolicyError, SurrogateError
 from common.extras.needed import check_packages
 from common.files import stage_file
+from common.run import Run, parse_run
 from common.security.sealing import public_key
+from common.settings.flat import Scalar
 from common.signed_models.making import received_model
 from common.version import own_version
 from common.wire.model_proto import pack_classifier
@@ -57,7 +57,7 @@ class Asked:
     """A request: a message, and the site that received it."""
 
     content: Record
-    run: RunConfig
+    run: Run
     node: NodeConfig
     site: str
     flower_run: str
@@ -74,7 +74,7 @@ def answer(
 ) -> Record:
     """The reply to a message. Raises FedSurrogateError, and any error of a library."""
     _open_log(node)
-    run = parse_run_config(run_config)
+    run = parse_run(run_config)
     check_addressee(content, site)
     policy = policy_of(node)
     check_work(policy, run, node.peers, work)
@@ -98,9 +98,9 @@ def answer(
     return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
 
 
-def _one_by_one(run: RunConfig, node: NodeConfig, site: str) -> AbstractContextManager[object]:
+def _one_by_one(run: Run, node: NodeConfig, site: str) -> AbstractContextManager[object]:
     """No two steps of secure sums at once: each reads this site's state before it signs or reveals anything."""
-    if not run.secure_sum:
+    if not run.settings.secure_sum:
         return nullcontext()
     (node.state / "sums").mkdir(parents=True, exist_ok=True)
     return FileLock(node.state / "sums" / f"{site}.lock")
@@ -109,13 +109,13 @@ def _one_by_one(run: RunConfig, node: NodeConfig, site: str) -> AbstractContextM
 def _surrogate(asked: Asked) -> Answer:
     run, node, site = asked.run, asked.node, asked.site
     question, info = from_record(asked.content, LARGEST_MODEL)
-    if info.get("run") != run_digest(run):
-        raise SurrogateError(f"a request for run {info.get('run')!r}, but these settings are run {run_digest(run)!r}")
-    gate = open_gate(node, run, asked.flower_run)
+    if info.get("run") != run.digest:
+        raise SurrogateError(f"a request for run {info.get('run')!r}, but these settings are run {run.digest!r}")
+    gate = open_gate(node, run.settings.data, asked.flower_run)
     prepared = prepare(SurrogateRequest(run, node, site, asked.flower_run, question, info), gate)
     check_attacks(run, node, gate.policy)
     reported: Info = {"simulated": prepared.found.simulated, **prepared.answer}
-    if not (run.epsilon or run.secure_sum) or prepared.found.simulated:
+    if not (run.settings.epsilon or run.settings.secure_sum) or prepared.found.simulated:
         # The duration of the work reveals the number of records, and in a private run no exact number may leave.
         reported |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
     leave(gate, prepared.release, _staged(prepared.keep, prepared.must_keep), prepared.guard)
@@ -142,21 +142,21 @@ def _staged(keep: Mapping[Path, bytes], must_keep: bool) -> dict[Path, Path]:
 
 def _introduction(asked: Asked) -> Answer:
     run, node, site = asked.run, asked.node, asked.site
-    gate = open_gate(node, run, asked.flower_run)
+    gate = open_gate(node, run.settings.data, asked.flower_run)
     gate.check_request(run)
     found = without_records(run, node) if is_protected(run, node) else load_site(run, node)
     dimension = found.train.features.shape[1]
-    gate.check_size(run, dimension, len(run.classes))
+    gate.check_size(run, dimension, len(run.settings.classes))
     reported: Info = {"fingerprint": found.fingerprint, "dimension": dimension, "simulated": found.simulated}
     # Which classes a site has may be private; then the run names all classes.
-    if not run.classes and (found.simulated or gate.exact_numbers_may_leave(run)):
-        limits = SiteLimits(smallest_class=gate.smallest_class(run.mechanism))
+    if not run.settings.classes and (found.simulated or gate.exact_numbers_may_leave(run)):
+        limits = SiteLimits(smallest_class=gate.smallest_class(run.plan.mechanism_name))
         reported["classes"] = json.dumps(Task(run, node, site, found, limits).classes)
         if not found.simulated:
             gate.let_out(entry(run, asked.flower_run, MethodOutput(str(reported["classes"]).encode())))
-    if run.fedpft.seal:
+    if run.settings.fedpft.seal:
         reported["key"] = public_key(private_key(node, site)).hex()
-    if run.secure_sum:
+    if run.settings.secure_sum:
         _, info = from_record(asked.content, 0)
         reported["key"] = sum_keys(Step(run, node, site, asked.flower_run, None, info))
     return None, reported
@@ -165,9 +165,9 @@ def _introduction(asked: Asked) -> Answer:
 def _head(asked: Asked) -> Answer:
     run, node, site = asked.run, asked.node, asked.site
     _, info = from_record(asked.content, 0)
-    gate = open_gate(node, run, asked.flower_run)
+    gate = open_gate(node, run.settings.data, asked.flower_run)
     gate.check_request(run)
-    if run.epsilon or run.fedpft.seal or run.secure_sum:
+    if run.settings.epsilon or run.settings.fedpft.seal or run.settings.secure_sum:
         raise PolicyError(
             "in a private or sealed run, or a secure sum, a head that a site trained on its own records does not leave it"
         )
@@ -189,20 +189,20 @@ def _step(asked: Asked, work: Callable[[Step], Answer]) -> Answer:
 
 def _evaluation(asked: Asked) -> Answer:
     run, node = asked.run, asked.node
-    gate = open_gate(node, run, asked.flower_run)
+    gate = open_gate(node, run.settings.data, asked.flower_run)
     gate.check_request(run)
     _keep(asked, gate)
     if node.data and (gate.policy.limits_attacks or not gate.exact_numbers_may_leave(run)):
         # No result may leave, so none is computed. In a private run the model is checked; a generator is kept in any.
-        if run.epsilon or run.spec.keeps_result:
-            unread = is_protected(run, node) or not run.epsilon
+        if run.settings.epsilon or run.plan.combination.keeps_result:
+            unread = is_protected(run, node) or not run.settings.epsilon
             _judge(asked, without_records(run, node) if unread else load_site(run, node), gate)
         return None, {}
     found = load_site(run, node)
     reported = _judge(asked, found, gate)
     log.info(
         "the model of run %s classifies %s of %s test records of this site correctly",
-        run_digest(run),
+        run.digest,
         reported["correct"],
         reported["tested"],
     )
@@ -215,8 +215,8 @@ def _keep(asked: Asked, gate: Gate) -> None:
     """Keep the signed model that came with this request, at a site with its own data. It depends on no record."""
     payload, info = from_record(asked.content, LARGEST_MODEL)
     if asked.node.data and (model := received_model(payload, info)) is not None:
-        if (model.manifest.run, model.manifest.flower_run) != (run_digest(asked.run), asked.flower_run):
-            raise SurrogateError(f"a signed model of run {model.manifest.run!r}, in a request of {run_digest(asked.run)!r}")
+        if (model.manifest.run, model.manifest.flower_run) != (asked.run.digest, asked.flower_run):
+            raise SurrogateError(f"a signed model of run {model.manifest.run!r}, in a request of {asked.run.digest!r}")
         keep_received(asked.node, model, any(e.get("flower_run") == asked.flower_run for e in gate.ledger.entries()))
 
 
@@ -230,7 +230,7 @@ def _comparison(asked: Asked) -> Answer:
     run, node, site = asked.run, asked.node, asked.site
     check_comparable(node)
     payload, info = from_record(asked.content, LARGEST_MODEL)
-    if run.spec.personal:
+    if run.plan.combination.personal:
         model = own_classifier(Task(run, node, site, load_site(run, node), question=payload))
     else:
         model = received_classifier(run, payload)

@@ -21,7 +21,7 @@ from common.errors import FedSurrogateError
 from common.version import NAME, own_version
 
 if TYPE_CHECKING:
-    from common.config.run_config import RunConfig
+    from common.run import Run
 
 # No markup: patterns, paths and reasons are shown unchanged, "[a-z]" included.
 console = Console(highlight=False, markup=False, emoji=False)
@@ -32,7 +32,7 @@ SHOWN_VERSIONS = ("flwr", "torch")
 
 def complete_settings(incomplete: str) -> list[tuple[str, str]]:
     """Keys of a run's settings for shell completion: of the last setting in the text."""
-    from common.config.descriptions import descriptions
+    from common.help import descriptions
 
     before, _, begun = incomplete.rpartition(" ")
     start = f"{before} " if before else ""
@@ -149,12 +149,12 @@ def print_error(text: str) -> None:
     stderr_console().print(text, style="red", soft_wrap=True)
 
 
-def run_config_of(settings: Sequence[str] | None) -> RunConfig:
+def run_config_of(settings: Sequence[str] | None) -> Run:
     """The run configuration from `--run-config`. Raises ConfigError."""
-    from common.config.flat_settings import parse_overrides
-    from common.config.run_config import parse_run_config
+    from common.run import parse_run
+    from common.settings.flat import parse_overrides
 
-    return parse_run_config(parse_overrides(settings or []))
+    return parse_run(parse_overrides(settings or []))
 
 
 def _read_as_utf8() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.config.run_config import RunConfig
-from common.privacy.claims import private_rounds
-from common.rules.spec import byte_count, count
+from common.methods.method import byte_count, count
+from common.run import Run
 
 # Bytes in addition to the numbers, measured on real messages: headers and frames of a payload up and down, a request
 # without a payload, the reply to an evaluation, and an introduction; then the bytes for each class and a privacy claim.
@@ -39,12 +38,12 @@ class Cost:
     noise: float | None = None
 
 
-def numbers(config: RunConfig, dimension: int, classes: int, records: int) -> int:
+def numbers(config: Run, dimension: int, classes: int, records: int) -> int:
     """Count of the numbers that one site sends in a round, from the schema of the method."""
-    return count(config.spec.sends(config), config.spec.sizes(config, classes, dimension, records))
+    return count(config.plan.messages.sends, config.plan.messages.sizes(classes, dimension, records))
 
 
-def costs(config: RunConfig, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
+def costs(config: Run, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
     """Costs per site: this run, FedAvg of the same linear head at 16 bits, and raw features at 16 bits.
 
     classes: number of classes at the site. A private surrogate has all classes that the run names. Left out: the keys of a
@@ -59,39 +58,39 @@ def costs(config: RunConfig, dimension: int, classes: int, records: int, fedavg_
     ]
 
 
-def _own(config: RunConfig, dimension: int, classes: int, records: int) -> Cost:
+def _own(config: Run, dimension: int, classes: int, records: int) -> Cost:
     """Cost of this run: the numbers in the method's schema, plus the overhead of every message."""
-    spec = config.spec
-    released = max(classes, len(config.classes)) if spec.all_classes(config) else classes
-    sizes, named = spec.sizes(config, released, dimension, records), CLASS_BYTES * released
-    rounds = private_rounds(config) if spec.kind == "rounds" else 1
+    plan, messages, own = config.plan, config.plan.messages, config.settings
+    released = max(classes, len(own.classes)) if messages.all_classes else classes
+    sizes, named = messages.sizes(released, dimension, records), CLASS_BYTES * released
+    rounds = config.rounds if plan.kind == "rounds" else 1
     ups = downs = float(rounds)
-    if spec.kind == "chain" and config.epsilon:
+    if plan.kind == "chain" and own.epsilon:
         # A private chain passes on every earlier site's surrogate; on average, half of the other sites are earlier.
-        downs = (max(1, config.sites) - 1) / 2
+        downs = (max(1, own.sites) - 1) / 2
         ups = 1 + downs
-    sent = round(ups * byte_count(spec.sends(config), sizes))
-    if spec.first_round is not None:
-        sent += byte_count(spec.first_round(config), sizes) - byte_count(spec.sends(config), sizes)
-    received = round(downs * byte_count(spec.receives(config), sizes)) + byte_count(spec.result(config), sizes)
-    payloads = rounds * bool(spec.receives(config)) + bool(spec.result(config))
+    sent = round(ups * byte_count(messages.sends, sizes))
+    if messages.first is not None:
+        sent += byte_count(messages.first, sizes) - byte_count(messages.sends, sizes)
+    received = round(downs * byte_count(messages.receives, sizes)) + byte_count(messages.result, sizes)
+    payloads = rounds * bool(messages.receives) + bool(messages.result)
     # A secure sum has an introduction of its own, and three more messages, whose size grows with the number of sites.
-    summing = any(spec.member_bytes)
-    introductions = spec.introduces * (rounds if summing else 1)
-    messages = rounds * bool(spec.sends(config)) + 1 + introductions + 3 * summing * rounds
+    summing = any(messages.member_bytes)
+    introductions = messages.introduces * (rounds if summing else 1)
+    number = rounds * bool(messages.sends) + 1 + introductions + 3 * summing * rounds
     up = sent + EVALUATION + introductions * (INTRODUCTION + named)
-    up += rounds * bool(spec.sends(config)) * (PAYLOAD_UP + named + (CLAIM_BYTES if config.epsilon else 0))
-    down = received + payloads * (PAYLOAD_DOWN + named) + (messages - payloads) * REQUEST
-    if spec.result(config) and spec.signs:
+    up += rounds * bool(messages.sends) * (PAYLOAD_UP + named + (CLAIM_BYTES if own.epsilon else 0))
+    down = received + payloads * (PAYLOAD_DOWN + named) + (number - payloads) * REQUEST
+    if messages.result and messages.signs:
         down += SIGNED_MODEL
         # Privacy allows the Gaussians, see `release_gaussians`.
-        down += _gaussians(released, dimension) if config.epsilon and spec.samples else 0
+        down += _gaussians(released, dimension) if own.epsilon and plan.combination.samples else 0
     if summing:
-        more_up, more_down = (each * max(1, config.sites) for each in spec.member_bytes)
+        more_up, more_down = (each * max(1, own.sites) for each in messages.member_bytes)
         up, down = up + rounds * (SUM_UP + more_up), down + rounds * (SUM_DOWN + more_down)
-    budget = (config.epsilon or None, config.delta or None)
-    name = f"{config.method} {spec.variant(config)}".rstrip() + (f", {rounds} rounds" if rounds > 1 else "")
-    return Cost(name, up, down, rounds, messages, *budget)
+    budget = (own.epsilon or None, own.delta or None)
+    name = f"{own.method} {plan.variant}".rstrip() + (f", {rounds} rounds" if rounds > 1 else "")
+    return Cost(name, up, down, rounds, number, *budget)
 
 
 def _gaussians(classes: int, dimension: int) -> int:

@@ -27,9 +27,7 @@ PLANS: tuple[tuple[Method, Plan], ...] = (
 )
 # Keys that only some methods use, by what the registry says of them; in all sections that have such a key.
 NEEDS: Mapping[str, Callable[[Method, Plan], bool]] = {
-    **dict.fromkeys(
-        ("epsilon", "delta", "clip", "sample-rate", "noise-multiplier"), lambda method, plan: method.private
-    ),
+    **dict.fromkeys(("epsilon", "delta", "clip", "sample-rate", "noise-multiplier"), lambda method, plan: method.private),
     "defence": lambda method, plan: plan.defences.available != ("none",),
     **dict.fromkeys(("secure-sum", *SECURE_SUM_KEYS), lambda method, plan: method.summable),
     "grace": lambda method, plan: plan.kind == "one-shot",
@@ -114,11 +112,7 @@ def _methods(section: str, name: str, field: FieldInfo) -> Iterable[str]:
         users = [(method, plan) for method, plan in PLANS if name in plan.allows]
     else:
         users = [(method, plan) for method, plan in PLANS if not section or section in method.sections]
-    names = {
-        method.name
-        for method, plan in users
-        if (not uses or uses(method, plan)) and (not only or method.name in only)
-    }
+    names = {method.name for method, plan in users if (not uses or uses(method, plan)) and (not only or method.name in only)}
     return (name for name in METHODS if name in names)
 
 

@@ -13,6 +13,7 @@ from common.backbones.feature_power import CLIPPED, power_for, with_power
 from common.errors import ConfigError
 from common.methods import METHODS, method_of, plan_of
 from common.methods.method import Method, Plan
+from common.privacy.accounting import Unit
 from common.privacy.mechanism import Mechanism
 from common.settings import (
     SECURE_SUM_KEYS,
@@ -68,6 +69,10 @@ class Run:
     def mechanism(self) -> Mechanism | None:
         """The privacy mechanism for records; None without a budget. Raises ConfigError where its noise cannot be found."""
         return None if self.plan.privacy is None else self.plan.privacy.mechanism()
+
+    def mechanism_for(self, unit: Unit, centre: str = "") -> Mechanism | None:
+        """The privacy mechanism for a unit, and the digest of a public centre; None without a budget."""
+        return None if self.mechanism is None else self.mechanism.of(unit, centre)
 
     @property
     def private(self) -> bool:

@@ -10,9 +10,9 @@ from itertools import groupby
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
-from common.config.descriptions import Description
-from common.config.flat_settings import Scalar
+from common.help import Description
 from common.methods import METHODS
+from common.settings.flat import Scalar
 
 
 def setting_tables(rows: Sequence[Description], key: str, one_method: bool = False) -> Iterator[Table]:

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.config.flat_settings import Scalar, known_keys
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, DataError
 from common.methods import method_named
+from common.run import Run, parse_run
+from common.settings import Settings
+from common.settings.flat import Scalar, known_keys
 from common.surrogates.surrogates import in_class_order
 
 # Array-likes: tensors, numpy arrays, lists, data frames.
@@ -21,8 +22,8 @@ Array = Any
 
 def flat_settings(method: str, given: Mapping[str, Any]) -> dict[str, Scalar]:
     """Keyword arguments as flat keys of a run. Raises ConfigError for one that is no setting of the run or the method."""
-    known, spec = set(known_keys(RunConfig)), method_named(method)
-    sections = dict.fromkeys((method, spec.configured, spec.trained, "head"))
+    known, description = set(known_keys(Settings)), method_named(method)
+    sections = dict.fromkeys((method, description.shown, description.usual.training.section, "head"))
     found: dict[str, Scalar] = {"method": method}
     for name, value in given.items():
         key = name.replace("__", ".").replace("_", "-")
@@ -34,9 +35,9 @@ def flat_settings(method: str, given: Mapping[str, Any]) -> dict[str, Scalar]:
     return found
 
 
-def config_of(method: str, given: Mapping[str, Any]) -> RunConfig:
+def config_of(method: str, given: Mapping[str, Any]) -> Run:
     """The settings of a run. Raises ConfigError."""
-    return parse_run_config(flat_settings(method, given))
+    return parse_run(flat_settings(method, given))
 
 
 def as_features(values: Array) -> Tensor:
@@ -70,10 +71,10 @@ def labelled(features: Array, labels: Array, classes: Sequence[object] | None) -
     return x, torch.tensor([index[name] for name in names]), known
 
 
-def check_budget(config: RunConfig, classes: Sequence[object] | None) -> None:
+def check_budget(config: Run, classes: Sequence[object] | None) -> None:
     """Raise ConfigError for a private release whose classes would be read off the data."""
-    if config.epsilon and classes is None:
+    if config.settings.epsilon and classes is None:
         raise ConfigError(
-            f"epsilon = {config.epsilon:g} without classes: the list of a site's classes would show which ones it has; name "
+            f"epsilon = {config.settings.epsilon:g} without classes: the list of a site's classes would show which ones it has; name "
             "all classes of the run, such as classes=range(10)"
         )

@@ -106,11 +106,11 @@ class ImageModel(Model):
             return as_features(images)
         if self._backbone is None:
             run, (weights_path, device) = self.manifest.run_config(), self._place
-            loaded = backbone_of(run.backbone, weights_path, run.image_size, device)
+            loaded = backbone_of(run.settings.backbone, weights_path, run.settings.image_size, device)
             wanted = self.manifest.fingerprint
             if (found := with_power(loaded.fingerprint_at(self.manifest.dimension), power_in(wanted))) != wanted:
                 raise BackboneError(
-                    f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.backbone!r} here has {found[:16]}"
+                    f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.settings.backbone!r} here has {found[:16]}"
                     "; give the file of its weights as weights_path"
                 )
             self._backbone = loaded

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from common.backbones.backbone_names import OWN_BACKBONE
-from common.config.flat_settings import Scalar
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError, DataError, RunError
+from common.run import parse_run
+from common.settings.flat import Scalar
 from common.surrogates.surrogates import in_class_order
 from common.wire.model_files import load_model
 from fedsurrogate._data import Images
@@ -122,7 +122,7 @@ class Simulation:
                 flat |= {"data": "safetensors", "data-dir": folder, "dataset": ",".join(names)}
                 if flat.get("epsilon"):
                     flat.setdefault("classes", ",".join(classes))
-            return run_here(nodes, parse_run_config(flat), flat, on_event, report=False)
+            return run_here(nodes, parse_run(flat), flat, on_event, report=False)
 
 
 def gather(
@@ -183,7 +183,7 @@ def simulate(
     Raises FedSurrogateError.
     """
     flat = flat_settings(method, settings)
-    parse_run_config(flat)
+    parse_run(flat)
     federation = gather(sites, data, backbone, test, settings)
     run = federation.run(flat, output_dir, print if verbose else lambda event: None)
     return Result(run, json.loads((run / "metrics.json").read_text()))

@@ -11,10 +11,10 @@ from client_app.features.site_features import LabelledFeatures, SiteFeatures
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.backbones.feature_power import raised, with_power
-from common.config.flat_settings import flatten
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, SurrogateError
-from common.rules.spec import load as load_target
+from common.methods.method import load as load_target
+from common.run import Run, parse_run
+from common.settings.flat import flatten
 from common.signed_models.signed_model import SUFFIX, read_signed_model
 from common.surrogates.surrogates import Header
 from common.wire.model_files import load_model
@@ -28,7 +28,7 @@ class Surrogate:
     """What a site sends: canonical bytes. `config` holds the settings that it was made with."""
 
     payload: bytes
-    config: RunConfig
+    config: Run
     header: Header
     records: int
     dimension: int
@@ -50,9 +50,9 @@ class Surrogate:
         return file
 
     def __repr__(self) -> str:
-        budget = f"epsilon {self.config.epsilon:g}" if self.config.epsilon else "no privacy"
+        budget = f"epsilon {self.config.settings.epsilon:g}" if self.config.settings.epsilon else "no privacy"
         return (
-            f"Surrogate(site {self.site!r}, {self.config.method}, {len(self.classes)} classes, dimension {self.dimension}, "
+            f"Surrogate(site {self.site!r}, {self.config.settings.method}, {len(self.classes)} classes, dimension {self.dimension}, "
             f"{len(self.payload)} bytes, {budget})"
         )
 
@@ -76,7 +76,7 @@ def fit(
     if classes is not None:
         settings = settings | {"classes": [str(name) for name in classes]}
     config = config_of(method, settings)
-    if not config.spec.answers_files:
+    if not config.plan.answers_files:
         raise ConfigError(f"method = {method!r} does not send everything at once; use simulate")
     check_budget(config, classes)
     x, y, names = labelled(features, labels, classes)
@@ -86,7 +86,7 @@ def fit(
     empty = LabelledFeatures(x[:0], y[:0])
     fingerprint = with_power(f"features-{x.shape[1]}", config.power)
     found = SiteFeatures(train, empty, names, fingerprint, 0.0, simulated=False)
-    made = load_target(config.spec.site)(Task(config, NodeConfig(site=site), site, found))
+    made = load_target(config.plan.combination.site)(Task(config, NodeConfig(site=site), site, found))
     return _surrogate(made.payload, config)
 
 
@@ -98,8 +98,8 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
     if not surrogates:
         raise ConfigError("no surrogate to learn from; give at least one")
     config = surrogates[0].config
-    changed = flat_settings(config.method, settings)
-    chosen = parse_run_config(flatten(config.model_dump(by_alias=True, mode="json")) | changed)
+    changed = flat_settings(config.settings.method, settings)
+    chosen = parse_run(flatten(config.settings.model_dump(by_alias=True, mode="json")) | changed)
     strategy = stored_strategy(chosen)(chosen)
     # Imported here, as in `simulate`: Flower takes as long to import as all of this package.
     from server_app.deployment.local_engine import quiet
@@ -140,7 +140,7 @@ def load(path: str | Path, **settings: Any) -> Surrogate | Model:
     return _surrogate(payload, config_of(method, settings))
 
 
-def _surrogate(payload: bytes, config: RunConfig) -> Surrogate:
+def _surrogate(payload: bytes, config: Run) -> Surrogate:
     """Parse and check a payload. Raises SurrogateError."""
     strategy = stored_strategy(config)(config)
     sent = strategy.unpack(payload)

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from common.config.flat_settings import Scalar
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError
+from common.run import parse_run
+from common.settings.flat import Scalar
 from fedsurrogate._data import Images
 from fedsurrogate._frames import data_frame
 from fedsurrogate._inputs import flat_settings
@@ -103,7 +103,7 @@ def sweep(
         if progress:
             print(f"{len(done)} of {len(trials)}: {trial}", flush=True)
 
-    found, file = run_trials(trials, lambda varied: parse_run_config(flat(varied)), run, show, output)
+    found, file = run_trials(trials, lambda varied: parse_run(flat(varied)), run, show, output)
     return Sweep(tuple(found), file)
 
 

@@ -7,8 +7,8 @@ import os
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from common.config.run_config import RunConfig, parse_run_config
 from common.logs.output import configure_log
+from common.run import Run, parse_run
 
 app = ServerApp()
 
@@ -17,7 +17,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run one federation. An invalid setting stops it before it starts."""
     configure_log(os.environ)
-    config = parse_run_config(context.run_config)
+    config = parse_run(context.run_config)
     if simulated := type(grid).__name__ == "InMemoryGrid":
         _wait_for_ray(config, context.run_id)
     from server_app.federate import federate
@@ -26,7 +26,7 @@ def main(grid: Grid, context: Context) -> None:
     federate(config, grid, context.run_id, None if simulated else Registered.here(os.environ), simulated=simulated)
 
 
-def _wait_for_ray(config: RunConfig, run_id: int) -> None:
+def _wait_for_ray(config: Run, run_id: int) -> None:
     """Wait until Flower's simulation has started Ray. If it does not start, the run folder says why; raises RunError."""
     from server_app.lifecycle.ray_workers import ray_start, replace_killed_workers
 

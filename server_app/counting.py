@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.config.flat_settings import Scalar
 from common.errors import ConfigError
+from common.settings.flat import Scalar
 from common.signed_models.making import feature_settings
 from common.signed_models.signed_model import SUFFIX, read_signed_model
 from server_app.export.source import run_config_of
@@ -51,7 +51,7 @@ def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str
         config = run_config_of(source)
         features = feature_settings(config)
         if read_json(source, "manifest.json").get("simulated") is True:
-            kept = config.model_dump(by_alias=True, mode="json")
+            kept = config.settings.model_dump(by_alias=True, mode="json")
             more = {key: ",".join(kept[key]) if isinstance(kept[key], list) else kept[key] for key in RECORDS}
             simulated = int(as_number(at(read_json(source, "metrics.json"), "sites", "invited")) or 0)
     elif source.is_file():

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from common.config.run_config import RunConfig
 from common.errors import FedSurrogateError, RunError
 from common.models.devices import pick_device
+from common.run import Run
 from common.signed_models.making import make_signed_model
 from common.signed_models.signed_model import SignedModel
 from server_app.deployment.request_key import signing_key
@@ -28,7 +28,7 @@ log = logging.getLogger("flwr")
 
 
 def federate(
-    config: RunConfig,
+    config: Run,
     grid: Grid,
     flower_run_id: int,
     registered: Registered | None = None,
@@ -43,7 +43,7 @@ def federate(
     `write_report` draws it later. Settings that cannot work raise an error before there is a run folder.
     """
     check_start(config, simulated)
-    device = pick_device(config.device)
+    device = pick_device(config.settings.device)
     folder = RunFolder(config, flower_run_id, simulated)
     strategy = strategy_of(config)(config, folder, device)
     strategy.registered, strategy.simulated = registered, simulated
@@ -58,7 +58,7 @@ def federate(
         failure = error
     if report:
         log.info("Report: %s", folder.path / "report.html")
-    if strategy.receive_late(config.grace):
+    if strategy.receive_late(config.settings.grace):
         folder.update(strategy.outcome)
         if report:
             write_report(folder.path)
@@ -66,7 +66,7 @@ def federate(
         raise failure
 
 
-def fail_before_start(config: RunConfig, flower_run_id: int, reason: str) -> NoReturn:
+def fail_before_start(config: Run, flower_run_id: int, reason: str) -> NoReturn:
     """Leave the run folder of a simulation that failed before any request to a site. Raises RunError with the reason."""
     folder = RunFolder(config, flower_run_id, simulated=True)
     log.info("Run folder: %s", folder.path)
@@ -74,12 +74,12 @@ def fail_before_start(config: RunConfig, flower_run_id: int, reason: str) -> NoR
         raise RunError(reason)
 
 
-def _signer(config: RunConfig, flower_run_id: int) -> Callable[[Outcome], SignedModel]:
+def _signer(config: Run, flower_run_id: int) -> Callable[[Outcome], SignedModel]:
     """A function that signs the model of an outcome with the coordinator's key."""
 
     def sign(outcome: Outcome) -> SignedModel:
         assert outcome.model is not None  # the strategy sends a model, so it has one
-        private = signing_key(Path(config.output_dir), os.environ)
+        private = signing_key(Path(config.settings.output_dir), os.environ)
         sampler = None if outcome.learned is None else outcome.learned.sample
         used = outcome.count("used")
         return make_signed_model(outcome.model, config, sampler, str(flower_run_id), used, private, outcome.units)

@@ -7,12 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common.config.flat_settings import Scalar
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError, RunError, SurrogateError
 from common.models.devices import pick_device
+from common.run import parse_run
 from common.security.sealing import read_keys
 from common.security.signed_requests import Request, read_request
+from common.settings.flat import Scalar
 from common.wire.bundles import LARGEST_BUNDLE, unpack_bundle
 from common.wire.records import pack_question, unpack_question
 from server_app.federate import finished
@@ -37,8 +37,8 @@ def make_request(settings: Mapping[str, Scalar], file: Path, private: bytes, day
     """
     if file.exists():
         raise ConfigError(f"{str(file)!r} exists, and sites may have replied to it already; choose another file")
-    config = parse_run_config(settings)
-    centre = pack_question(read_centre(config.fedpft.public, config.power))
+    config = parse_run(settings)
+    centre = pack_question(read_centre(config.settings.fedpft.public, config.power))
     asked = {key: value for key, value in settings.items() if key not in AT_HOME}
     request = Request.fresh(asked, centre, days, stored_receipts(config))
     file.write_bytes(request.signed(private))
@@ -67,7 +67,7 @@ def learn_from_files(
         raise ConfigError(f"{wrong[0]} is fixed by the request; only {', '.join(HERE)} can be set here")
     keys = read_keys(keys_file) if keys_file is not None else {}
     receipts: dict[str, object] = {}
-    config = parse_run_config({**request.settings, **local})
+    config = parse_run({**request.settings, **local})
     kind, centre = stored_strategy(config), unpack_question(request.centre)
     reader = kind(config, Unrecorded(), "cpu", centre)
     found = [(str(file), _signed(file, request, keys, receipts)) for file in bundles]
@@ -76,7 +76,7 @@ def learn_from_files(
     if not found:
         raise ConfigError("no files to learn from; name bundles, run folders or surrogates")
     folder = RunFolder(config, 0)
-    strategy = kind(config, folder, pick_device(config.device), centre)
+    strategy = kind(config, folder, pick_device(config.settings.device), centre)
     try:
         with finished(folder, strategy):
             for site, receipt in receipts.items():

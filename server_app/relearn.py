@@ -9,10 +9,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.config.run_config import parse_run_config
 from common.errors import RunError
 from common.models.classifiers import Classifier
 from common.models.devices import pick_device
+from common.run import parse_run
 from common.surrogates.surrogates import class_order
 from common.wire.model_files import save_model
 from common.wire.records import unpack_question
@@ -33,27 +33,27 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
     settings = read_json(run, "manifest.json").get("config")
     if not isinstance(settings, dict):
         raise RunError(f"{run} is not a run folder: manifest.json has no config")
-    config = parse_run_config(settings)
-    if config.secure_sum:
+    config = parse_run(settings)
+    if config.settings.secure_sum:
         raise RunError(
             "this run stored only the sum over its sites, and a site cannot be taken out of a secure sum; run again without "
             "that site, which the sites answer while enough of them take part"
         )
-    if config.fedpft.topology == "chain" and not config.epsilon and without:
+    if config.settings.fedpft.topology == "chain" and not config.settings.epsilon and without:
         raise RunError(
             "the last surrogate of a chain stands for the records of all its sites, and one site cannot be removed from "
             "it; run again without that site"
         )
-    strategy = stored_strategy(config)(config, Unrecorded(), pick_device(config.device), _centre(run))
+    strategy = stored_strategy(config)(config, Unrecorded(), pick_device(config.settings.device), _centre(run))
     stored = [strategy.unpack(payload) for payload in read_payloads(run)]
     sites = [sent.header.site for sent in stored]
     if missing := set(without) - set(sites):
         raise RunError(f"site {sorted(missing)[0]!r} is not in this run; it has {', '.join(sites)}")
     kept = [sent for sent in stored if sent.header.site not in without]
-    known = config.classes or class_order(kept)
+    known = config.settings.classes or class_order(kept)
     if missing := set(classes) - set(known):
         raise RunError(f"class {sorted(missing)[0]!r} is not in this run; it has {', '.join(known)}")
-    wanted = tuple(name for name in known if name in classes) if classes else config.classes
+    wanted = tuple(name for name in known if name in classes) if classes else config.settings.classes
     suspects: list[Suspect] = []
     if classes:
         # Sites are screened by all of their classes, not only by the selected ones.

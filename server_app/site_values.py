@@ -12,11 +12,11 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from common.config.flat_settings import Scalar
-from common.config.run_config import RunConfig
 from common.errors import RunError
 from common.models.classifiers import Classifier, Ensemble, Head, class_indices
 from common.models.devices import pick_device
+from common.run import Run
+from common.settings.flat import Scalar
 from common.signed_models.making import feature_settings
 from common.surrogates.surrogates import class_order
 from server_app.counting import CountingBudget
@@ -36,7 +36,7 @@ TEST_FEATURES = "client_app.diagnostics.simulation_checks"
 
 
 class _TestFeatures(Protocol):
-    def test_features(self, run: RunConfig) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    def test_features(self, run: Run) -> tuple[Tensor, Tensor, tuple[str, ...]]:
         """Features (n, d), labels (n,) and class names of all test records of a simulation."""
 
 
@@ -73,7 +73,7 @@ def value_settings(run: Path, privacy: CountingBudget) -> tuple[dict[str, Scalar
     strategy, sent = stored(config, run)
     subsets = subsets_of(list(sent))
     models = [model_of(strategy, sent, some, config) for some in subsets]
-    classes = config.classes or class_order(list(sent.values()))
+    classes = config.settings.classes or class_order(list(sent.values()))
     heads = [each for each in models if isinstance(each, Head)]
     if not heads or any(model is not None and not isinstance(model, Head) for model in models):
         raise RunError(f"{run.name}: values are for linear heads")
@@ -160,22 +160,22 @@ def write_values(run: Path, sites: Sequence[str], measure: Measure) -> dict[str,
     return result
 
 
-def stored(config: RunConfig, run: Path) -> tuple[OneShot[Any], dict[str, Any]]:
+def stored(config: Run, run: Path) -> tuple[OneShot[Any], dict[str, Any]]:
     """The strategy without a defence, and the surrogates of a run by site. Raises RunError for a run without them."""
-    if config.secure_sum or config.spec.counts or config.spec.kind != "one-shot":
+    if config.settings.secure_sum or config.plan.counts or config.plan.kind != "one-shot":
         raise RunError(f"{run.name} stored no surrogate of each site; values need one-shot methods without secure-sum")
-    plain = config.model_copy(update={"defence": "none", "max_share": 0.0})
+    plain = replace(config, settings=config.settings.model_copy(update={"defence": "none", "max_share": 0.0}))
     strategy = stored_strategy(config)(plain, Unrecorded(), pick_device("cpu"))
     sent = in_order(strategy.unpack(payload) for payload in read_payloads(run))
     return strategy, {each.header.site: each for each in sent}
 
 
-def model_of(strategy: OneShot[Any], sent: dict[str, Any], some: frozenset[str], config: RunConfig) -> Classifier | None:
+def model_of(strategy: OneShot[Any], sent: dict[str, Any], some: frozenset[str], config: Run) -> Classifier | None:
     """The model that would have been learned from some of the sites; None for none, or if nothing can be learned."""
     kept = [each for site, each in sent.items() if site in some]
     if not kept:
         return None
     try:
-        return strategy.learn(kept, config.classes).model
+        return strategy.learn(kept, config.settings.classes).model
     except RunError:
         return None

@@ -13,8 +13,8 @@ from torch import Tensor
 from common.errors import RunError
 from common.models.devices import pick_device
 from common.privacy.accounting import gaussian_noise_multiplier
-from common.privacy.claims import Claim
 from common.privacy.gaussian_mechanism import clip, release
+from common.privacy.mechanism import Mechanism
 from common.surrogates.class_sums import Sums, statistics
 from common.surrogates.surrogates import Header, SumsSurrogate
 from server_app.export.source import run_config_of
@@ -66,7 +66,7 @@ def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
     """Synthetic features drawn from the surrogates of an earlier run. Raises RunError if they lack one of the classes."""
     config = run_config_of(run)
     strategy = stored_strategy(config)(config, Unrecorded(), pick_device("cpu"))
-    learned = strategy.learn([strategy.unpack(payload) for payload in read_payloads(run)], config.classes)
+    learned = strategy.learn([strategy.unpack(payload) for payload in read_payloads(run)], config.settings.classes)
     known = learned.model.header.classes
     if learned.source is None or (missing := sorted(set(classes) - set(known))):
         lacking = "it stored no surrogates to draw features from" if learned.source is None else f"it lacks {missing[0]!r}"
@@ -126,7 +126,7 @@ def _accuracy(sites: Sequence[tuple[Tensor, Tensor]], epsilon: float, classes: i
     for number, (x, y) in enumerate(sites):
         released = release(statistics(x, y, torch.ones(len(y)), classes, FAMILY, multiplier), multiplier)
         noise = {each.name: (each.sigma, each.sensitivity) for each in released}
-        claim = Claim("sums", epsilon, DELTA, "record", multiplier, 0.0, noise)
+        claim = Mechanism("sums", epsilon, DELTA, "record", multiplier, 0.0, noise)
         header = Header("fedpft", "", str(number), "features", names)
         surrogates.append(SumsSurrogate(header, Sums.of(released), claim))
     try:

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from common.config.flat_settings import Scalar
 from common.errors import ConfigError, FedSurrogateError
+from common.settings.flat import Scalar
 
 Varied = dict[str, Scalar]
 

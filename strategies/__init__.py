@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import RunError
 from common.methods import METHODS, method_named
-from common.rules.spec import load
+from common.methods.method import load
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-    from common.config.run_config import RunConfig
+    from common.run import Run
     from strategies.base.federation import Federation
     from strategies.base.one_shot import OneShot
 
@@ -23,18 +23,18 @@ LAZY = {
 }
 
 
-def strategy_of(config: RunConfig) -> type[Federation]:
+def strategy_of(config: Run) -> type[Federation]:
     """The strategy class for a run's method, from the registry."""
-    strategy: type[Federation] = load(config.spec.strategy)
+    strategy: type[Federation] = load(config.plan.combination.strategy)
     return strategy
 
 
-def stored_strategy(config: RunConfig) -> type[OneShot[Any]]:
+def stored_strategy(config: Run) -> type[OneShot[Any]]:
     """The strategy class that learns again from stored replies. Raises RunError for a method that stores none."""
-    spec = method_named(config.method)
-    if not spec.stored:
-        raise RunError(f"method = {config.method!r} stores no replies to learn from again; start a new run instead")
-    strategy: type[OneShot[Any]] = load(spec.strategy)
+    usual = method_named(config.settings.method).usual.combination
+    if not usual.stored:
+        raise RunError(f"method = {config.settings.method!r} stores no replies to learn from again; start a new run instead")
+    strategy: type[OneShot[Any]] = load(usual.strategy)
     return strategy
 
 
@@ -43,9 +43,10 @@ def __getattr__(name: str) -> type[Any]:
     if name in LAZY:
         found: type[Any] = load(LAZY[name])
         return found
-    for spec in METHODS.values():
-        if spec.strategy.endswith(f":{name}"):
-            strategy: type[Federation] = load(spec.strategy)
+    for method in METHODS.values():
+        target = method.usual.combination.strategy
+        if target.endswith(f":{name}"):
+            strategy: type[Federation] = load(target)
             return strategy
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -25,8 +25,8 @@ import server_app.federate
 from client_app.app import app as client_app
 from client_app.governance.gate import open_ledger
 from client_app.node_config import parse_node_config
-from common.config.flat_settings import flatten
 from common.errors import FedSurrogateError
+from common.settings.flat import flatten
 from common.wire.records import INFO, PAYLOAD, record_bytes
 from server_app.app import app as server_app
 from server_app.deployment.local_grid import FIRST_NODE, LocalGrid

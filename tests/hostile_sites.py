@@ -14,7 +14,7 @@ from torch import Tensor
 
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common import surrogate_pb2 as pb
-from common.config.run_config import RunConfig
+from common.run import Run
 from common.surrogates.surrogates import AnySurrogate, Surrogate
 
 Data = tuple[Tensor, Tensor]
@@ -87,7 +87,7 @@ ATTACKS = {
 
 
 def surrogate_of(
-    data: Data, classes: Sequence[str], fingerprint: str, site: str, run: RunConfig, attack: Attack | None = None
+    data: Data, classes: Sequence[str], fingerprint: str, site: str, run: Run, attack: Attack | None = None
 ) -> AnySurrogate:
     """The surrogate of a site with features (n, d) and labels (n,); honest without an attack."""
     features, labels = data

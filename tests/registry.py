@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from common.config.flat_settings import Scalar
-from common.methods import FEDPFT_CHAIN, METHODS, MethodSpec
+from common.methods import FEDPFT_CHAIN, METHODS, Method
+from common.settings.flat import Scalar
 
 CLASSES = ",".join(map(str, range(10)))
-SPECS: dict[str, MethodSpec] = {**METHODS, "fedpft chain": FEDPFT_CHAIN}
+SPECS: dict[str, Method] = {**METHODS, "fedpft chain": FEDPFT_CHAIN}
 # Small settings, for runs of seconds; other sections have their defaults.
 SMALL: dict[str, Scalar] = {
     **{"fedavg.rounds": 2, "fedavg.local-epochs": 2},
@@ -24,7 +24,7 @@ TINY: dict[str, Scalar] = {
 }
 
 
-def settings_of(spec: MethodSpec, small: dict[str, Scalar] = SMALL) -> dict[str, Scalar]:
+def settings_of(spec: Method, small: dict[str, Scalar] = SMALL) -> dict[str, Scalar]:
     """Settings of a short run of a method, under privacy only if it needs that."""
     found: dict[str, Scalar] = {"method": spec.name} | small
     if spec is FEDPFT_CHAIN:
@@ -35,6 +35,6 @@ def settings_of(spec: MethodSpec, small: dict[str, Scalar] = SMALL) -> dict[str,
 
 
 # One method for each strategy, for tests of what a strategy class decides.
-BY_STRATEGY: dict[str, MethodSpec] = {
+BY_STRATEGY: dict[str, Method] = {
     name: next(spec for spec in SPECS.values() if spec.strategy == name) for name in {s.strategy: 0 for s in SPECS.values()}
 }

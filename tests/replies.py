@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from common import surrogate_pb2 as pb
-from common.config.run_config import RunConfig
 from common.errors import SurrogateError
 from common.models.parameters import Parameters
+from common.run import Run
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
 from common.surrogates.synthetic import Synthetic
 from common.wire.float16 import pack, unpack
@@ -34,7 +34,7 @@ MESSAGES: dict[type[Any], type[Any]] = {
 Check = Callable[[bytes], object]
 
 
-def replies(config: RunConfig, grid: InProcessGrid) -> Iterator[tuple[bytes, type[Any], Check]]:
+def replies(config: Run, grid: InProcessGrid) -> Iterator[tuple[bytes, type[Any], Check]]:
     """The replies of a site in a run over this grid: payload, type of message, and a check.
 
     The check is that of the method's strategy, and then, without the method's own part, that of its base class: a method
@@ -47,7 +47,7 @@ def replies(config: RunConfig, grid: InProcessGrid) -> Iterator[tuple[bytes, typ
         yield from _replies(strategy, config, grid)
 
 
-def _replies(strategy: object, config: RunConfig, grid: InProcessGrid) -> Iterator[tuple[bytes, type[Any], Check]]:
+def _replies(strategy: object, config: Run, grid: InProcessGrid) -> Iterator[tuple[bytes, type[Any], Check]]:
     if isinstance(strategy, OneShot):
         payload = payload_of(grid.replies(0)[0].content)
         yield payload, MESSAGES[type(strategy.parse(payload))], strategy.unpack
@@ -61,7 +61,7 @@ def _replies(strategy: object, config: RunConfig, grid: InProcessGrid) -> Iterat
         first, group = grid.asked("train")[0], strategy.introduce(grid, 60.0)
         (name,) = (name for name, node in group.nodes.items() if node == FIRST_NODE + first)
         payload = payload_of(grid.replies(first)[0].content)
-        relayed = config.method == "fedpft"
+        relayed = config.settings.method == "fedpft"
         own = unpack_relay(payload)[0] if relayed else payload
 
         def check(changed: bytes) -> None:

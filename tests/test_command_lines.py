@@ -17,7 +17,7 @@ import client_app.cli.main
 import server_app.cli.main
 from client_app.governance.policy import Policy
 from client_app.node_config import NodeConfig
-from common.config.sections import kebab
+from common.settings import kebab
 from tests import commands
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +25,7 @@ APPS = {"site": client_app.cli.main.app, "coordinator": server_app.cli.main.app}
 PROGRAMS = {"site": "client_app.cli.main", "coordinator": "server_app.cli.main"}
 RUNNERS = {"site": commands.site, "coordinator": commands.coordinator}
 LIBRARIES = ("flwr", "torch", "ray", "numpy", "scipy", "sklearn", "matplotlib", "cryptography", "grpc", "psutil", "jinja2")
-MODELS = ("pydantic", "common.config.run_config", "client_app.node_config")
+MODELS = ("pydantic", "common.run", "client_app.node_config")
 NARROW = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
 Captured = pytest.CaptureFixture[str]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config.flat_settings import Scalar
-from common.methods import METHODS, MethodSpec
+from common.methods import METHODS, Method
+from common.settings.flat import Scalar
 from tests.grid import metrics_of, run_federation, sites
 
 # A guess is right one time in ten.
@@ -20,7 +20,7 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("spec", METHODS.values(), ids=METHODS)
-def test_a_method_learns_with_its_defaults(tmp_path: Path, spec: MethodSpec) -> None:
+def test_a_method_learns_with_its_defaults(tmp_path: Path, spec: Method) -> None:
     budget: dict[str, Scalar] = {"epsilon": 8.0, "delta": 1e-5, "classes": ",".join(map(str, range(10)))}
     folder = run_federation(tmp_path, sites(3), method=spec.name, **(budget if spec.needs_budget else {}))
     accuracy = metrics_of(folder)["accuracy"]["model"]

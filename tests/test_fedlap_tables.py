@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks" / "rep
 import _idx
 import fedlap_tables
 
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 
 PIXELS = (torch.arange(60 * 28 * 28) % 251).to(torch.uint8).reshape(60, 28, 28)
 LABELS = (torch.arange(60) % 10).to(torch.uint8)
@@ -80,7 +80,7 @@ def test_every_row_has_valid_settings_and_every_figure_of_the_paper_a_row(data: 
     base = {"backbone": "pixels", "image-size": 28}
     for own in rows.values():
         private = {"delta": 1e-5, "classes": "0,1"} if "epsilon" in own else {}
-        run = parse_run_config(base | private | own)
-        if full and run.spec.trained == "fedlap":
+        run = parse_run(base | private | own)
+        if full and run.plan.training.section == "fedlap":
             assert (run.fedlap.width, run.fedlap.kind) == (128, "convnet")
     assert set(fedlap_tables.PAPER[table].get(data, {})) <= set(rows)

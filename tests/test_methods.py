@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from common.config.run_config import RunConfig, parse_run_config, run_digest
-from common.config.sections import Settings
 from common.costs import costs
 from common.errors import ConfigError, SurrogateError
-from common.methods import METHODS, MethodSpec, method_named
-from common.rules.schema import check_fields
-from common.rules.spec import Field, count, load
+from common.methods import METHODS, Method, method_named
+from common.methods.method import Field, count, load
+from common.methods.schema import check_fields
+from common.run import Run, parse_run
+from common.settings import Settings
 from server_app.relearn import relearn
 from server_app.report.build import write_report
 from server_app.runs.run_view import read_payloads
@@ -51,8 +51,8 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_a_method_is_described_in_full(spec: MethodSpec) -> None:
-    config = parse_run_config(settings_of(spec))
+def test_a_method_is_described_in_full(spec: Method) -> None:
+    config = parse_run(settings_of(spec))
     for name in ("name", "title", "paper"):
         assert getattr(spec, name).strip(), f"method {spec.name}: the registry needs its {name}"
     for target in (spec.site, spec.evaluate):
@@ -72,18 +72,18 @@ def test_a_method_is_described_in_full(spec: MethodSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_every_setting_of_a_section_is_in_the_digest_or_named_as_irrelevant(spec: MethodSpec) -> None:
+def test_every_setting_of_a_section_is_in_the_digest_or_named_as_irrelevant(spec: Method) -> None:
     for section, keys in spec.digest.items():
-        fields = set(type(getattr(RunConfig(), section)).model_fields)
+        fields = set(type(getattr(Run(), section)).model_fields)
         left = fields - set(keys) - NOT_IN_THE_DIGEST.get(section, set())
         assert not left, f"method {spec.name}: {section}.{sorted(left)[0]} decides what a site sends; list it in the digest"
         assert set(keys) <= fields
 
 
 def test_a_setting_of_the_digest_changes_it_and_another_does_not() -> None:
-    digest = run_digest(parse_run_config({"method": "fedpft"}))
-    assert run_digest(parse_run_config({"method": "fedpft", "fedpft.rank": 8})) != digest
-    assert run_digest(parse_run_config({"method": "fedpft", "head.epochs": 3, "max-share": 2.0})) == digest
+    digest = parse_run({"method": "fedpft"}).digest
+    assert parse_run({"method": "fedpft", "fedpft.rank": 8}).digest != digest
+    assert parse_run({"method": "fedpft", "head.epochs": 3, "max-share": 2.0}).digest == digest
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -95,7 +95,7 @@ def test_an_unknown_method_is_refused_everywhere_alike() -> None:
     with pytest.raises(ConfigError, match=r"method = 'fedxyz'.*'fedpft'.*'knn-per'"):
         method_named("fedxyz")
     with pytest.raises(ConfigError, match=r"method = 'fedxyz'.*'fedpft'.*'knn-per'"):
-        parse_run_config({"method": "fedxyz"})
+        parse_run({"method": "fedxyz"})
 
 
 def test_no_method_is_compared_by_name_outside_its_own_files() -> None:
@@ -107,7 +107,7 @@ def test_no_method_is_compared_by_name_outside_its_own_files() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(tmp_path: Path, spec: MethodSpec) -> None:
+def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(tmp_path: Path, spec: Method) -> None:
     settings, grid = settings_of(spec), InProcessGrid(sites(3))
     folder = run_federation(tmp_path, grid, partition="iid", **settings)
     metrics = metrics_of(folder)
@@ -116,9 +116,9 @@ def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(tmp_pat
     assert metrics["accuracy"]["model"] > LEAST.get(spec.name, 0.2), "a guess is right one time in ten"
     assert set(metrics["accuracy"]["per_site"]) == {"0", "1", "2"}
     assert (metrics["privacy"] is None) == (not spec.needs_budget)
-    config = parse_run_config(settings)
+    config = parse_run(settings)
     sizes = spec.sizes(config, 10, 64, 479)
-    planned = costs(parse_run_config({"sites": 3} | settings), 64, 10, 479, 20)[0]
+    planned = costs(parse_run({"sites": 3} | settings), 64, 10, 479, 20)[0]
     sent, received = grid.counted(1, ("train", "evaluate", "query.hello"))
     # Zeros need fewer bytes: pixels that are always dark, and the first linear model.
     assert 0.85 * planned.up < sent < 1.1 * planned.up, "bytes up"
@@ -152,18 +152,18 @@ def test_a_private_run_costs_what_the_plan_says(tmp_path: Path, own: dict[str, s
     settings = {"epsilon": 8.0, "delta": 1e-5, "classes": ",".join(map(str, range(10))), "sites": 3} | own
     grid = InProcessGrid(sites(3))
     assert metrics_of(run_federation(tmp_path, grid, partition="iid", **settings))["status"] == "ok"
-    config = parse_run_config(settings)
+    config = parse_run(settings)
     planned = costs(config, 64, 10, 479, 20)[0]
     # Every message of the run, and the mean over the sites: in a chain a site's share depends on its place.
     kinds = {message.metadata.message_type for message in grid.sent} - {"query.compare", "query.name"}
     sent, received = (sum(way) / 3 for way in zip(*(grid.counted(node, tuple(kinds)) for node in range(3)), strict=True))
     assert 0.85 * planned.up < sent < 1.1 * planned.up, "bytes up"
-    zeros = 2 * count(config.spec.receives(config), config.spec.sizes(config, 10, 64, 479))
+    zeros = 2 * count(config.plan.messages.receives(config), config.plan.messages.sizes(config, 10, 64, 479))
     assert 0.9 * received < planned.down < 1.05 * received + zeros
 
 
 @pytest.mark.parametrize("spec", [spec for spec in METHODS.values() if spec.stored], ids=lambda spec: spec.name)
-def test_what_sites_sent_once_is_learned_from_again(tmp_path: Path, spec: MethodSpec) -> None:
+def test_what_sites_sent_once_is_learned_from_again(tmp_path: Path, spec: Method) -> None:
     settings = settings_of(spec)
     folder = run_federation(tmp_path / "all", sites(3), **settings)
     assert len(read_payloads(folder)) == 3

@@ -28,16 +28,16 @@ from client_app.methods.fedavg.personalization import personal_accuracy
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.backbones.feature_power import with_power
-from common.config.flat_settings import Scalar, parse_overrides
-from common.config.run_config import RunConfig
 from common.files import replace_file
 from common.methods import METHODS
+from common.methods.method import load as imported
 from common.models.classifiers import Classifier, Head
 from common.models.devices import pick_device
 from common.models.generators import Generator
 from common.models.head_training import train_on_features
 from common.models.networks import body_of
-from common.rules.spec import load as imported
+from common.run import Run
+from common.settings.flat import Scalar, parse_overrides
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_classifier, unpack_classifier, unpack_parameters, unpack_synthetic
 from common.wire.records import Info
@@ -84,7 +84,7 @@ class Federation:
         return 100 * right / tested
 
 
-def load(run: RunConfig, sites: int) -> Federation:
+def load(run: Run, sites: int) -> Federation:
     """The run's data, split among its sites, and all test records."""
     found = []
     tests: list[LabelledFeatures] = []
@@ -138,7 +138,7 @@ def site(
     return SiteFeatures(LabelledFeatures(features, labels), test, classes, fingerprint, 0.0, simulated=False)
 
 
-def centralised(run: RunConfig, data: Federation) -> Measured:
+def centralised(run: Run, data: Federation) -> Measured:
     """One head on the real features of all sites: the upper reference for federated methods."""
     features, labels = (torch.cat([getattr(s.train, name) for s in data.sites]) for name in ("features", "labels"))
     weight, bias = train_on_features(features, labels, len(data.classes), run.head, run.seed)
@@ -146,16 +146,16 @@ def centralised(run: RunConfig, data: Federation) -> Measured:
     return Measured(data.judge(head), 2 * features.numel())
 
 
-def federate(run: RunConfig, data: Federation) -> Measured:
+def federate(run: Run, data: Federation) -> Measured:
     """One run of any method."""
     with tempfile.TemporaryDirectory() as folder:
         node = NodeConfig(state_dir=str(Path(folder) / "state"))
         tasks = [Task(run, node, str(index), found) for index, found in enumerate(data.sites)]
-        if run.spec.kind == "rounds":
+        if run.plan.kind == "rounds":
             return _in_rounds(run, data, tasks)
-        if run.spec.kind == "chain":
+        if run.plan.kind == "chain":
             return _along(run, data, tasks)
-        if run.spec.kind == "alone":
+        if run.plan.kind == "alone":
             heads = [
                 train_on_features(s.train.features, s.train.labels, len(s.classes), run.head, run.seed) for s in data.sites
             ]
@@ -169,14 +169,14 @@ def federate(run: RunConfig, data: Federation) -> Measured:
         return Measured(data.judge(model), sum(map(len, payloads)), own, model=model)
 
 
-def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
+def _in_rounds(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
     training = with_memory(
         Training.begin(run, data.classes, data.sites[0].fingerprint, data.sites[0].train.features.shape[1])
     )
-    if run.spec.personal:
+    if run.plan.combination.personal:
         training.model = body_of(training.model)
     sent, curve, seconds = 0, [], 0.0
-    generates = run.spec.first_round is not None
+    generates = run.plan.messages.first is not None
     while training.round < run.trained.rounds:
         reported: Info = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
         question = training.question()
@@ -196,13 +196,13 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
         sent += sum(map(len, payloads))
         if not generates or training.round == run.trained.rounds:
             model = head_of(_generator(training), run) if generates else _shared(training)
-            models = _personal(model, tasks) if run.spec.personal else [model]
+            models = _personal(model, tasks) if run.plan.combination.personal else [model]
             curve.append((sent, statistics.mean(map(data.judge, models))))
-    if run.spec.evaluate == METHODS["fedlambda"].evaluate:
+    if run.plan.combination.evaluate == METHODS["fedlambda"].evaluate:
         pairs = [personal_accuracy(task, model) for task in tasks]
         own = statistics.mean(100 * right / tested for right, tested in pairs if tested)
     else:
-        own = _own(models if run.spec.personal else models * len(tasks), data)
+        own = _own(models if run.plan.combination.personal else models * len(tasks), data)
     return Measured(curve[-1][1], sent, own, curve, seconds / run.trained.rounds / len(tasks), model)
 
 
@@ -216,14 +216,14 @@ def _shared(training: Training) -> Classifier:
 def _personal(model: Classifier, tasks: Sequence[Task]) -> list[Classifier]:
     """The model that each site makes for itself of the one of all sites."""
     question = pack_classifier(model)
-    return [imported(task.run.spec.personal)(replace(task, question=question)) for task in tasks]
+    return [imported(task.run.plan.combination.personal)(replace(task, question=question)) for task in tasks]
 
 
 def _generator(training: Training) -> Generator:
     return Generator(training.header(), training.config, training.model)
 
 
-def _along(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
+def _along(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
     sent, curve, relay = 0, [], None
     heads = []
     for number, task in enumerate(tasks, start=1):

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from dpcvae_downstream import CLASSES, scores
 from dpcvae_pneumonia import NAMES, write_images
 
-from common.config.flat_settings import Scalar
-from common.config.run_config import parse_run_config
+from common.run import parse_run
+from common.settings.flat import Scalar
 
 # Settings of each run; the rows it gives, with the part of its scores.
 RUNS: dict[str, dict[str, Any]] = {
@@ -77,9 +77,9 @@ def column(settings: dict[str, Scalar], sites: int, seeds: int, runs: list[str])
     """Scores of every run at every seed, in percent; with the same sites for all runs of a seed."""
     found: Found = defaultdict(list)
     for seed in range(seeds):
-        data = load(parse_run_config(settings | {"seed": seed}), sites)
+        data = load(parse_run(settings | {"seed": seed}), sites)
         for name in track(runs, description=f"seed {seed}"):
-            run = parse_run_config(settings | {"seed": seed} | RUNS[name])
+            run = parse_run(settings | {"seed": seed} | RUNS[name])
             measured = federate(run, data)
             assert measured.model is not None
             found[name].append(scores(measured.model, data, run) | {"MB": measured.bytes / 1e6})

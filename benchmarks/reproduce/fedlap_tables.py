@@ -22,7 +22,7 @@ from _report import ROOT, described, report
 from rich.progress import track
 
 from client_app.features.site_features import LabelledFeatures
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 
 PAIRS = ((5, 6), (1, 2), (0, 8), (9, 3), (4, 7))
 SIDES = {"digits": 16, "mnist": 28, "fashion-mnist": 28, "cifar10": 16}
@@ -82,7 +82,7 @@ def read(data: str, folder: str, full: bool) -> tuple[dict[str, Any], LabelledFe
         return base, train, Federation([site(train.features, train.labels, test, names, "pixels")], test)
     if data != "digits":
         base |= {"data": "parquet", "data-dir": folder}
-    whole = load(parse_run_config(base), 1)
+    whole = load(parse_run(base), 1)
     return base, whole.sites[0].train, whole
 
 
@@ -131,7 +131,7 @@ def main() -> None:
             rows = rows_of(table, rounds, full, min(len(each.train.labels) for each in data.sites))
             for row, own in track(rows.items(), description=f"table {table}, seed {seed}"):
                 private = {"delta": 1e-5, "classes": ",".join(data.classes)} if "epsilon" in own else {}
-                measured = federate(parse_run_config(base | private | own | {"seed": seed}), data)
+                measured = federate(parse_run(base | private | own | {"seed": seed}), data)
                 found.setdefault(row, []).append(measured.accuracy)
         paper = PAPER[table].get(options.data, {})
         size = "the paper's size" if options.full else f"width 32, {base['image-size']} x {base['image-size']} pixels"

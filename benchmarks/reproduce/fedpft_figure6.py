@@ -12,7 +12,7 @@ from _harness import Federation, arguments, centralised, federate, load, mean_an
 from _report import RESULTS, report
 from rich.progress import track
 
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 
 SITES, RECORDS = 5, 100
 ROWS: dict[str, dict[str, Any]] = {
@@ -30,7 +30,7 @@ def main() -> None:
     oracle = []
     for seed in range(options.seeds):
         base = settings | {"seed": seed, "fedpft.topology": "chain"}
-        whole = load(parse_run_config(base), 1)
+        whole = load(parse_run(base), 1)
         (only,) = whole.sites
         order = torch.randperm(len(only.train.labels), generator=torch.Generator().manual_seed(seed))[: SITES * RECORDS]
         parts = [
@@ -38,11 +38,11 @@ def main() -> None:
             for rows in order.split(RECORDS)
         ]
         data = Federation(parts, whole.test)
-        oracle.append(centralised(parse_run_config(base), data).accuracy)
+        oracle.append(centralised(parse_run(base), data).accuracy)
         for row, own in track(ROWS.items(), description=f"seed {seed}"):
-            curves[row].append([accuracy for _, accuracy in federate(parse_run_config(base | own), data).curve])
+            curves[row].append([accuracy for _, accuracy in federate(parse_run(base | own), data).curve])
             with patch("client_app.methods.fedpft.chain.MOST_DRAWS", 1):
-                once = federate(parse_run_config(base | own), data)
+                once = federate(parse_run(base | own), data)
             curves[f"{row}, once"].append([accuracy for _, accuracy in once.curve])
     middle = sum(oracle) / len(oracle)
     rows = []

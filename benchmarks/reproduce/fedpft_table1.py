@@ -18,8 +18,8 @@ from _harness import Measured, arguments, centralised, federate, load, mean_and_
 from _report import report
 from rich.progress import track
 
-from common.config.flat_settings import Scalar, parse_overrides
-from common.config.run_config import parse_run_config
+from common.run import parse_run
+from common.settings.flat import Scalar, parse_overrides
 
 # Training images, classes, foundation model.
 PAPER: dict[str, tuple[int, int, str]] = {
@@ -59,12 +59,12 @@ def main() -> None:
     for name, settings in pairs.items():
         for seed in range(options.seeds):
             base = settings | {"seed": seed}
-            run = parse_run_config(base)
+            run = parse_run(base)
             data = load(run, options.sites)
             records = sum(len(site.train.labels) for site in data.sites)
             sizes[name] = records, len(data.classes), data.test.features.shape[1]
             for row, own in track(ROWS.items(), description=f"{name}, seed {seed}"):
-                measured = centralised(run, data) if own is None else federate(parse_run_config(base | own), data)
+                measured = centralised(run, data) if own is None else federate(parse_run(base | own), data)
                 found[name, row].append(measured)
     rows: list[tuple[Any, ...]] = []
     for name in (*PAPER, *(each for each in pairs if each not in PAPER)):

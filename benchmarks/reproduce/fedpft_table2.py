@@ -26,8 +26,8 @@ from _report import report
 from rich.progress import track
 
 from client_app.features.site_features import LabelledFeatures
-from common.config.flat_settings import Scalar
-from common.config.run_config import RunConfig, parse_run_config
+from common.run import Run, parse_run
+from common.settings.flat import Scalar
 
 CHAIN = {"fedpft.topology": "chain"}
 ROWS: dict[str, dict[str, Any] | None] = {
@@ -49,7 +49,7 @@ PAPER = {
 }
 
 
-def halves(run: RunConfig) -> Federation:
+def halves(run: Run) -> Federation:
     """Two sites: the source has the first half of the classes, the destination the second half."""
     whole = load(run, 1)
     (only,), middle = whole.sites, len(whole.classes) // 2
@@ -66,10 +66,10 @@ def table(name: str, message: str, settings: dict[str, Scalar], paper: dict[str,
     for seed in range(seeds):
         # The sites are small, so the head needs more steps to converge; the same number for all rows.
         base = {"head.min-steps": 1000} | settings | {"seed": seed}
-        run = parse_run_config(base)
+        run = parse_run(base)
         data = load(run, 2) if len(run.dataset) == 2 else halves(run)
         for row, own in track(ROWS.items(), description=f"{name}, seed {seed}"):
-            found[row].append(centralised(run, data) if own is None else federate(parse_run_config(base | own), data))
+            found[row].append(centralised(run, data) if own is None else federate(parse_run(base | own), data))
     rows = [
         (
             row,

@@ -27,8 +27,8 @@ from client_app.features.site_features import LabelledFeatures, SiteFeatures
 from client_app.governance.release import method_of
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
-from common.config.flat_settings import Scalar
-from common.config.run_config import parse_run_config
+from common.run import parse_run
+from common.settings.flat import Scalar
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
 from common.wire.records import unpack_surrogate
 from strategies.fedpft.learn import learn
@@ -160,7 +160,7 @@ def released(groups: Images, settings: dict[str, Scalar], count: int) -> Tensor:
     names = tuple(map(str, range(10)))
     records = LabelledFeatures(groups.features, groups.labels)
     found = SiteFeatures(records, records, names, "a" * 16, 0.0, True)
-    run = parse_run_config(settings | {"classes": ",".join(names), "features.power": 1.0})
+    run = parse_run(settings | {"classes": ",".join(names), "features.power": 1.0})
     sent = unpack_surrogate(method_of(run)(Task(run, NodeConfig(), "site", found)).payload)
     assert isinstance(sent, Surrogate | SumsSurrogate)
     return unit_norm(learn([sent], run, "cpu", names).sample(0, count)[0])

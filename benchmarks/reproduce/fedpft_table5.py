@@ -16,7 +16,7 @@ from _harness import Measured, arguments, centralised, federate, load, mean_and_
 from _report import RESULTS, report
 from rich.progress import track
 
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 
 Pair = tuple[float, float]
 # The paper allows one component per record of a class; our default is ten records per component.
@@ -87,11 +87,11 @@ def main() -> None:
     found: dict[str, list[Measured]] = defaultdict(list)
     for seed in range(options.seeds):
         base = settings | {"seed": seed, "fedavg.rounds": options.rounds}
-        loaded = {power: load(parse_run_config(base | power_of(power)), options.sites) for power in (None, 0.5)}
+        loaded = {power: load(parse_run(base | power_of(power)), options.sites) for power in (None, 0.5)}
         for row, own in track(chosen.items(), description=f"seed {seed}"):
             data = loaded[(own or {}).get("features.power")]
             budget = {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(data.classes)} if "epsilon" in row else {}
-            run = parse_run_config(base | budget | (own or {}))
+            run = parse_run(base | budget | (own or {}))
             found[row].append(centralised(run, data) if own is None else federate(run, data))
             print(f"seed {seed}, {row}: {found[row][-1].accuracy:.2f} %", flush=True)
     new = {

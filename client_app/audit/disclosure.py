@@ -16,9 +16,9 @@ from client_app.governance.policy import policy_of
 from client_app.governance.release import DISCLOSURES
 from client_app.node_config import NodeConfig
 from client_app.offline.dry_run import DryRun, dry_run
-from common.config.run_config import RunConfig, parse_run_config, run_digest
 from common.files import replace_file
-from common.privacy.claims import NOT_COVERED
+from common.privacy.mechanism import NOT_COVERED
+from common.run import Run, parse_run
 
 Part = dict[str, Any]
 # Settings that name folders and files of this machine.
@@ -26,7 +26,7 @@ PLACES = ("data-dir", "output-dir", "weights-path")
 REFUSALS = "that the policy refuses a release without privacy because of an attack, which depends on the records"
 
 
-def disclose(run: RunConfig, node: NodeConfig, seconds: float = 0.0) -> tuple[Part, Path, Path]:
+def disclose(run: Run, node: NodeConfig, seconds: float = 0.0) -> tuple[Part, Path, Path]:
     """Write the sheet of a one-shot run into the state folder: its content, its JSON file, and its page.
 
     Nothing leaves and nothing is charged. The files' name is the run's digest and the hash of the JSON file. The ledger's
@@ -36,18 +36,18 @@ def disclose(run: RunConfig, node: NodeConfig, seconds: float = 0.0) -> tuple[Pa
     made = dry_run(run, node)
     content = sheet(run, node, made, audit_release(run, node, seconds, most=max(FEWEST, 16)))
     packed = (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
-    name = f"{run_digest(run)}-{hashlib.sha256(packed).hexdigest()[:16]}"
+    name = f"{run.digest}-{hashlib.sha256(packed).hexdigest()[:16]}"
     facts, page = (node.state / DISCLOSURES / f"{name}.{kind}" for kind in ("json", "html"))
     replace_file(page, page_of(content, f"{DISCLOSURES}/{name}").encode())
     replace_file(facts, packed)
     return content, facts, page
 
 
-def sheet(run: RunConfig, node: NodeConfig, made: DryRun, audit: ReleaseAudit) -> Part:
+def sheet(run: Run, node: NodeConfig, made: DryRun, audit: ReleaseAudit) -> Part:
     """The content of a sheet: five parts, each with facts by name."""
     return {
         "schema": 1,
-        "run": run_digest(run),
+        "run": run.digest,
         "site": node.site,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "projects": _projects(run),
@@ -58,21 +58,22 @@ def sheet(run: RunConfig, node: NodeConfig, made: DryRun, audit: ReleaseAudit) -
     }
 
 
-def _projects(run: RunConfig) -> Part:
-    spec = run.spec
+def _projects(run: Run) -> Part:
+    method = run.method
     return {
-        "method": spec.name,
-        "title": spec.title,
-        "source": spec.paper,
+        "method": method.name,
+        "title": method.title,
+        "source": method.paper,
         "purpose": "to be filled in by hand",
         "settings that differ from the defaults": _changed(run),
     }
 
 
-def _changed(run: RunConfig) -> Part:
+def _changed(run: Run) -> Part:
     """Settings that are not the defaults, without the names of this machine's folders."""
     found, usual = (
-        json.loads(each.model_dump_json(by_alias=True)) for each in (run, parse_run_config({"method": run.method}))
+        json.loads(each.settings.model_dump_json(by_alias=True))
+        for each in (run, parse_run({"method": run.settings.method}))
     )
     changed = {key: value for key, value in found.items() if value != usual[key] and key not in PLACES}
     return {key: _inner(value, usual[key]) for key, value in changed.items()}
@@ -92,35 +93,35 @@ def _people(node: NodeConfig) -> Part:
     }
 
 
-def _data(run: RunConfig, node: NodeConfig, facts: Part) -> Part:
+def _data(run: Run, node: NodeConfig, facts: Part) -> Part:
     return {
-        "kind": node.data or run.data,
+        "kind": node.data or run.settings.data,
         "records used": facts["records"],
         "classes": facts["classes"],
         "left out": facts["left_out"],
         "unit that the claim protects": facts["unit"] or "none",
-        "what the records become first": f"features of the backbone {run.backbone!r}",
+        "what the records become first": f"features of the backbone {run.settings.backbone!r}",
     }
 
 
-def _settings(run: RunConfig, node: NodeConfig) -> Part:
+def _settings(run: Run, node: NodeConfig) -> Part:
     policy = policy_of(node)
     names = ("methods", "mechanisms", "epsilon_per_run", "epsilon_total", "delta", "without_dp", "smallest_class")
     found = {f"policy: {name.replace('_', '-')}": getattr(policy, name) for name in (*names, "largest_payload_mib")}
     return {
-        "the coordinator sees": "the sum of all sites only" if run.secure_sum else "this site's release by itself",
-        "sealed for other sites": run.fedpft.seal,
+        "the coordinator sees": "the sum of all sites only" if run.settings.secure_sum else "this site's release by itself",
+        "sealed for other sites": run.settings.fedpft.seal,
         **{key: list(value) if isinstance(value, tuple) else value for key, value in found.items()},
     }
 
 
-def _outputs(run: RunConfig, node: NodeConfig, made: DryRun, audit: ReleaseAudit) -> Part:
+def _outputs(run: Run, node: NodeConfig, made: DryRun, audit: ReleaseAudit) -> Part:
     facts, ledger = made.facts, own_ledger(node)
     entries = ledger.entries() if ledger is not None else []
     shown = ("auc", "low", "high", "rate_at_one_percent", "rate_at_one_in_thousand")
     claim = {key: facts[key] for key in ("mechanism", "epsilon", "delta", "unit", "sigmas", "sensitivities") if facts[key]}
     return {
-        "what leaves": [f"{each.name} ({each.shape}), {each.bits} bits a number" for each in run.spec.sends(run)],
+        "what leaves": [f"{each.name} ({each.shape}), {each.bits} bits a number" for each in run.plan.messages.sends],
         "bytes": facts["bytes"],
         "sha256 of the payload": facts["sha256"] or "new noise is drawn when it leaves; the ledger's entry has the hash",
         "claim": claim if facts["epsilon"] else "no privacy is claimed",

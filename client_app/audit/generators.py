@@ -17,7 +17,6 @@ from client_app.features.site_features import SiteFeatures
 from client_app.governance.release import method_of
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig, run_digest
 from common.files import replace_file
 from common.models.generators import (
     COUNTS,
@@ -31,7 +30,7 @@ from common.models.generators import (
     tensors_of,
 )
 from common.models.parameters import Parameters
-from common.privacy.claims import private_rounds
+from common.run import Run
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_parameters, unpack_parameters
 
@@ -41,17 +40,17 @@ DRAWN = 500
 STEPS, RATE = 100, 0.05
 
 
-def generator_of(run: RunConfig, node: NodeConfig, found: SiteFeatures) -> AnyGenerator:
+def generator_of(run: Run, node: NodeConfig, found: SiteFeatures) -> AnyGenerator:
     """The generator that this site's code trains in all rounds of a run with one site. Nothing is charged or kept.
 
     Class means are the sums over the counts, without the shrinkage that a coordinator adds to noisy ones.
     """
     classes, d = found.classes, found.train.features.shape[1]
     module = fresh_generator(run, len(classes), d)
-    tensors, header = tensors_of(module), Header(run.method, run_digest(run), "audit", found.fingerprint, classes)
+    tensors, header = tensors_of(module), Header(run.settings.method, run.digest, "audit", found.fingerprint, classes)
     with tempfile.TemporaryDirectory(prefix="audit-") as name:
         here = node.model_copy(update={"state_dir": name})
-        for number in range(1, private_rounds(run) + 1):
+        for number in range(1, run.rounds + 1):
             question = pack_parameters(Parameters(header, number, tensors))
             info = {"round": number, "confirmed": number - 1, "lineage": "audit"}
             made = method_of(run)(Task(run, here, "audit", found, question=question, info=info))

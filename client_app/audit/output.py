@@ -17,9 +17,9 @@ from client_app.features.site_features import SiteFeatures, in_simulation, load_
 from client_app.governance.ledger import dataset_id
 from client_app.governance.policy import Policy
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError, PolicyError
 from common.files import kept_secret, replace_file
+from common.run import Run
 
 SECRET_BYTES = 32
 
@@ -36,7 +36,7 @@ def write_audit(found: ReleaseAudit, folder: Path, pictures: Sequence[bytes] = (
     return facts, page
 
 
-def pictures_of(run: RunConfig, node: NodeConfig, rows: Sequence[int], side: int = 96) -> list[bytes]:
+def pictures_of(run: Run, node: NodeConfig, rows: Sequence[int], side: int = 96) -> list[bytes]:
     """Small PNG files of training records, as far as the data are images."""
     dataset, found = share(run, node, in_simulation()).dataset, []
     for row in rows if dataset.opener is not None else ():
@@ -89,16 +89,16 @@ def limit_broken(found: ReleaseAudit, policy: Policy) -> str:
     return ""
 
 
-def check_attacks(run: RunConfig, node: NodeConfig, policy: Policy) -> None:
+def check_attacks(run: Run, node: NodeConfig, policy: Policy) -> None:
     """Raise PolicyError if attacks on a release without privacy get beyond the policy's limits, or cannot be made.
 
     The refusal depends on data, so a private run is never refused: its claim bounds every attack. Counts have limits of
     their own (`exact-counts`, `smallest-cell`).
     """
-    if run.epsilon or run.spec.counts or not policy.limits_attacks:
+    if run.settings.epsilon or run.plan.counts or not policy.limits_attacks:
         return
-    unknown = f"method = {run.method!r}: the policy limits attacks on releases without privacy, and what this method sends "
-    if not run.spec.releases_once:
+    unknown = f"method = {run.settings.method!r}: the policy limits attacks on releases without privacy, and what this method sends "
+    if not run.plan.releases_once:
         raise PolicyError(f"{unknown}cannot be attacked before it leaves")
     try:
         _same_records(node, load_site(run, node))

@@ -22,10 +22,10 @@ from client_app.governance.policy import policy_of
 from client_app.governance.release import method_of
 from client_app.methods.task import SiteLimits, Task
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError
 from common.limits import MOST_CLASSES
 from common.models.parameters import Parameters
+from common.run import Run
 from common.wire.model_proto import unpack_parameters
 from common.wire.records import unpack_surrogate
 
@@ -88,7 +88,7 @@ class ReleaseAudit:
 
 
 def audit_release(
-    run: RunConfig,
+    run: Run,
     node: NodeConfig,
     seconds: float = 60.0,
     most: int = MOST,
@@ -103,9 +103,9 @@ def audit_release(
     than the real release would. seconds: after these no further pair of releases is made, but there are at least eight.
     seed: of the halves; by default they differ each time.
     """
-    if not (run.spec.releases_once or run.spec.trained == "dpcvae"):
+    if not (run.plan.releases_once or run.plan.training.section == "dpcvae"):
         raise ConfigError(
-            f"method = {run.method!r}: an audit attacks releases of one-shot methods and generators; this one replies to "
+            f"method = {run.settings.method!r}: an audit attacks releases of one-shot methods and generators; this one replies to "
             "received models"
         )
     started, drawn = time.monotonic(), np.random.default_rng(seed)
@@ -117,7 +117,7 @@ def audit_release(
     kinds: dict[str, list[Matrix]] = {}
     members: list[Mask] = []
     near: list[Near] = []
-    usual, generative, sent = usual_distance(found.train.features[sample]), run.spec.trained == "dpcvae", object()
+    usual, generative, sent = usual_distance(found.train.features[sample]), run.plan.training.section == "dpcvae", object()
     while len(members) < most and (len(members) < FEWEST or time.monotonic() - started < seconds):
         half = _half(groups, drawn)
         if half.all() or not half.any():
@@ -143,11 +143,11 @@ def audit_release(
         ratios[RMIA] = rmia_of(trials[first])
     inside, apart = trials[first].members, distinct(trials[first])
     attacks = {name: success(each, inside) for name, each in ratios.items()}
-    epsilon, delta = float(run.epsilon or 0), float(run.delta or 0)
+    epsilon, delta = float(run.settings.epsilon or 0), float(run.settings.delta or 0)
     excess = {name: largest_excess(each, inside, epsilon, delta) if epsilon else None for name, each in ratios.items()}
     return ReleaseAudit(
-        method=run.method,
-        mechanism=run.mechanism if run.epsilon else "none",
+        method=run.settings.method,
+        mechanism=run.plan.mechanism_name if run.settings.epsilon else "none",
         epsilon=epsilon,
         records=len(sample),
         of=len(found.train.labels),
@@ -196,17 +196,17 @@ def _part(found: SiteFeatures, rows: Tensor) -> SiteFeatures:
     return replace(found, train=own)
 
 
-def _release(run: RunConfig, node: NodeConfig, found: SiteFeatures) -> bytes:
+def _release(run: Run, node: NodeConfig, found: SiteFeatures) -> bytes:
     """What the site's own code would send if it had only these training records."""
     policy = policy_of(node)
     # Half of the records: a class that the real release has must not vanish here.
-    smallest = max(1, policy.smallest_class // 2) if not run.epsilon else 1
+    smallest = max(1, policy.smallest_class // 2) if not run.settings.epsilon else 1
     limits = SiteLimits(node.max_components, node.max_rank, smallest, MOST_CLASSES)
     return method_of(run)(Task(run, node, "audit", found, limits, None, {"lineage": "audit"})).payload
 
 
-def _unpacked(run: RunConfig, payload: bytes) -> object:
-    return unpack_surrogate(payload) if run.spec.makes_surrogates else unpack_parameters(payload)
+def _unpacked(run: Run, payload: bytes) -> object:
+    return unpack_surrogate(payload) if run.plan.combination.makes_surrogates else unpack_parameters(payload)
 
 
 def _by_class(ratios: Matrix, members: Mask, found: SiteFeatures, sample: Tensor) -> dict[str, tuple[int, float]]:
@@ -221,7 +221,7 @@ def _by_class(ratios: Matrix, members: Mask, found: SiteFeatures, sample: Tensor
     return result
 
 
-def _named(run: RunConfig, node: NodeConfig, found: SiteFeatures, sample: Tensor, apart: Any) -> tuple[StandingOut, ...]:
+def _named(run: Run, node: NodeConfig, found: SiteFeatures, sample: Tensor, apart: Any) -> tuple[StandingOut, ...]:
     """The records that stand out most, with their places on this site's disk."""
     order = [int(place) for place in np.argsort(-apart) if apart[place] > STANDS_OUT][:MOST_NAMED]
     rows = [int(sample[place]) for place in order]
@@ -231,7 +231,7 @@ def _named(run: RunConfig, node: NodeConfig, found: SiteFeatures, sample: Tensor
     return tuple(map(StandingOut, inside, names, _places(run, node, inside), distances))
 
 
-def _places(run: RunConfig, node: NodeConfig, rows: list[int]) -> list[str]:
+def _places(run: Run, node: NodeConfig, rows: list[int]) -> list[str]:
     from client_app.datasets.partition import share
 
     dataset = share(run, node, in_simulation()).dataset

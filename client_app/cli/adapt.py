@@ -48,7 +48,7 @@ def adapt(
     kind: Any = "" if data is None else data.value
     source = Source(data_dir, kind, label_column, patient_column, known_only=True)
     held = held_out(signed, node, source, "train")
-    found = compare(signed.classifier, held, signed.manifest.run_config().head)
+    found = compare(signed.classifier, held, signed.manifest.run_config().settings.head)
     stored = None
     if store and found.own is not None:
         stored = store_adapted(node, signed, found.own, found.share, found.chosen)

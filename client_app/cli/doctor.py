@@ -16,7 +16,7 @@ from common.command_line import Json, RunSettings, console, print_error, run_con
 if TYPE_CHECKING:
     from client_app.diagnostics.findings import Finding
     from client_app.node_config import NodeConfig
-    from common.config.run_config import RunConfig
+    from common.run import Run
 
 # Exit code of wrong usage, as for a wrong option.
 USAGE = 2
@@ -83,7 +83,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _check_site(run: RunConfig, node: NodeConfig, fingerprint: str, run_named: bool) -> Iterator[Finding]:
+def _check_site(run: Run, node: NodeConfig, fingerprint: str, run_named: bool) -> Iterator[Finding]:
     # Imported here: the health check of the link, once a minute, must not load torch.
     from client_app.diagnostics.node_checks import check_isolation
     from client_app.diagnostics.site_checks import check_site

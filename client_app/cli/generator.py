@@ -17,8 +17,8 @@ from common.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from client_app.features.site_features import SiteFeatures
     from client_app.methods.dpcvae.downstream import LabelledEmbeddings
-    from common.config.run_config import RunConfig
     from common.models.classifiers import Head
+    from common.run import Run
     from common.wire.generator_files import SyntheticSet
 
 File = Annotated[Path, typer.Argument(help="A synthetic set, written by `site synthesize`.")]
@@ -92,8 +92,8 @@ def classify(
     if group is not None:
         own, test, made = (LabelledEmbeddings(each.features, group[each.labels]) for each in (own, test, made))
     header = Header(synthetic.manifest["method"], synthetic.manifest["run"], "site", synthetic.fingerprint, names)
-    shared = head_on(made, header, run.head, run.seed)
-    mixture = mix(own, shared, run.head, run.seed, validation)
+    shared = head_on(made, header, run.settings.head, run.settings.seed)
+    mixture = mix(own, shared, run.settings.head, run.settings.seed, validation)
     scores = mixture.scores(test)
     if out is not None:
         _write_heads(out, {"local": mixture.local, "synthetic": shared}, mixture.share)
@@ -210,7 +210,7 @@ def _generator_file(run: str, node_config: list[str] | None) -> Path:
     raise DataError(f"this site has no generator of run {run!r}; it has: {there}")
 
 
-def _opened(file: Path, run: RunConfig, node_config: list[str]) -> tuple[SyntheticSet, SiteFeatures]:
+def _opened(file: Path, run: Run, node_config: list[str]) -> tuple[SyntheticSet, SiteFeatures]:
     from client_app.features.site_features import load_site
     from common.wire.generator_files import read_synthetic_set
 

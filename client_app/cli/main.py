@@ -93,7 +93,7 @@ def ledger(
     Exits with 1 if the ledger is not open, damaged, or older than its witness; nothing leaves then.
     """
     from client_app.governance.gate import one_run, open_gate, open_ledger
-    from common.config.run_config import RunConfig
+    from common.settings import Settings
 
     node = node_of(node_config)
     if open_new:
@@ -101,7 +101,7 @@ def ledger(
         console.print(f"opened {opened.path}; its witness is in {node.witness}", soft_wrap=True)
         console.print("keep both, and never restore an older copy of either: it lacks later releases", soft_wrap=True)
         return
-    gate = open_gate(node, RunConfig(), "")
+    gate = open_gate(node, Settings().data, "")
     entries, policy = gate.ledger.entries(), gate.policy
     spent, more = gate.spent(), gate.runs_left(one_run(policy))
     shown = {
@@ -176,9 +176,9 @@ def reopen_ledger(
     Begins a new ledger with a new witness. The old files are kept under other names, which the new ledger lists.
     """
     from client_app.governance.gate import open_gate
-    from common.config.run_config import RunConfig
+    from common.settings import Settings
 
-    gate = open_gate(node_of(node_config), RunConfig(), "")
+    gate = open_gate(node_of(node_config), Settings().data, "")
     gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta, keep)
     what = "the ledger continues, with epsilon {} more" if keep else "a new ledger begins with epsilon {}"
     console.print(f"{what.format(f'{epsilon_spent:g}')} spent: {gate.ledger.path}", soft_wrap=True)

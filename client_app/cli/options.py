@@ -15,7 +15,7 @@ LISTS_ALL = "site settings"
 def complete_node_keys(incomplete: str) -> list[tuple[str, str]]:
     """Settings of a site, and their meaning."""
     from client_app.node_config import NodeConfig
-    from common.config.descriptions import model_descriptions
+    from common.help import model_descriptions
 
     rows = model_descriptions(NodeConfig, "", LISTS_ALL)
     return [(row.key, row.text) for row in rows if row.key.startswith(incomplete)]
@@ -42,6 +42,6 @@ MaybeNode = Annotated[list[str] | None, _NODE]
 def node_of(texts: list[str]) -> NodeConfig:
     """Parse a node-config from the command line."""
     from client_app.node_config import parse_node_config
-    from common.config.flat_settings import parse_overrides
+    from common.settings.flat import parse_overrides
 
     return parse_node_config(parse_overrides(texts))

@@ -25,7 +25,7 @@ def settings(
     from dataclasses import asdict
 
     from client_app.node_config import NodeConfig
-    from common.config.descriptions import model_descriptions
+    from common.help import model_descriptions
     from common.settings_tables import setting_tables
 
     rows = model_descriptions(NodeConfig, key, LISTS_ALL)

@@ -18,10 +18,10 @@ from client_app.datasets.left_out import LeftOut
 from client_app.datasets.readers import read_digits, read_parquet, read_safetensors, refuse_columns
 from client_app.datasets.records import Opener, Records, only, select
 from client_app.node_config import Frames, NodeConfig, is_protected
-from common.config.run_config import RunConfig
-from common.config.sections import DataKind
 from common.errors import DataError
-from common.rules.counting import JUDGING
+from common.methods.counting import JUDGING
+from common.run import Run
+from common.settings import DataKind
 
 LOG = logging.getLogger("fedsurrogate.site")
 
@@ -47,30 +47,34 @@ class DataSource:
     patients_protected: bool = False
 
     @classmethod
-    def of_run(cls, run: RunConfig) -> DataSource:
+    def of_run(cls, run: Run) -> DataSource:
         """Return the run's own data, for simulation."""
-        column = run.site_column if run.partition == "column" else ""
+        column = run.settings.site_column if run.settings.partition == "column" else ""
         return cls(
-            run.data,
-            run.data_dir,
-            run.dataset,
-            run.label_column,
+            run.settings.data,
+            run.settings.data_dir,
+            run.settings.dataset,
+            run.settings.label_column,
             column,
-            run.patient_column,
-            run.test_fraction,
-            run.classes,
+            run.settings.patient_column,
+            run.settings.test_fraction,
+            run.settings.classes,
         )
 
     @classmethod
-    def of_node(cls, node: NodeConfig, run: RunConfig) -> DataSource:
+    def of_node(cls, node: NodeConfig, run: Run) -> DataSource:
         """Return the site's own data. The run sets only the classes and the test fraction, nothing about files."""
         if not node.data:
             raise DataError("data is not set in this site's node-config; set data and data-dir there")
         protected = is_protected(run, node)
-        judged = run.counting.kind in JUDGING and bool(node.held_out_dir)
+        judged = run.settings.counting.kind in JUDGING and bool(node.held_out_dir)
         apart = judged and node.held_out_apart
         names = node.dataset[node.partition_id :][:1] if protected or judged else node.dataset
-        column = run.site_column if run.partition == "column" and node.num_partitions > 1 and not protected else ""
+        column = (
+            run.settings.site_column
+            if run.settings.partition == "column" and node.num_partitions > 1 and not protected
+            else ""
+        )
         return cls(
             node.data,
             node.held_out_dir if apart else node.data_dir,
@@ -79,8 +83,8 @@ class DataSource:
             node.label_column,
             column,
             node.patient_column,
-            run.test_fraction,
-            run.classes,
+            run.settings.test_fraction,
+            run.settings.classes,
             node.dicom_frames,
             one_by_one=protected,
             patients_protected=node.protects == "patient",

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from client_app.datasets.dataset import Dataset, DataSource, group, load_all
 from client_app.node_config import NodeConfig, check_held_out, is_protected, judges
-from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError
+from common.run import Run
 
 LOG = logging.getLogger("fedsurrogate.site")
 PREFERRED_MINIMUM = 10
@@ -34,30 +34,30 @@ class SiteShare:
     simulated: bool
 
 
-def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
+def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
     """Return the records of the site that `node` describes.
 
     A site whose node-config sets `data` uses its own data; no setting of the run can change that. Otherwise it simulates
     site `partition_id` of `num_partitions` on the bundled digits, or in simulation any data. Raises DataError, ConfigError.
     """
-    if not node.data and run.data != "digits" and not in_simulation:
+    if not node.data and run.settings.data != "digits" and not in_simulation:
         raise DataError(
-            f"data is not set in this site's node-config, and the run's own (data = {run.data!r}) is used only in "
+            f"data is not set in this site's node-config, and the run's own (data = {run.settings.data!r}) is used only in "
             "simulation; set data and data-dir in the node-config"
         )
     source = DataSource.of_node(node, run) if node.data else DataSource.of_run(run)
     check_settings(run, node)
     if judges(run, node):
-        (dataset,) = load_all(source, run.seed)
+        (dataset,) = load_all(source, run.settings.seed)
         return SiteShare(dataset, torch.arange(0), _held_out(dataset, node), simulated=False)
     if is_protected(run, node):
-        (dataset,) = load_all(source, run.seed)
+        (dataset,) = load_all(source, run.settings.seed)
         train, test = _indices(dataset.is_train), _indices(~dataset.is_train)
         # In a drawn split one more patient would move others, and the noise does not cover that. So all records train.
         if dataset.drawn:
             train, test = torch.arange(len(dataset)), test[:0]
         return SiteShare(dataset, train, test, simulated=False)
-    datasets = load_all(source, run.seed)
+    datasets = load_all(source, run.settings.seed)
     if len(datasets) > 1:
         _one_dataset_a_site(source.names, node.num_partitions)
         dataset = datasets[node.partition_id]
@@ -68,8 +68,8 @@ def share(run: RunConfig, node: NodeConfig, in_simulation: bool = False) -> Site
         train, test = parts[node.partition_id], _test_parts(dataset, parts, run)[node.partition_id]
     # As at a hospital, so that the digits give the results of a real deployment. A survey counts all records, but in a
     # secure sum without noise those that train: its difference from the sum of a training run would show the others.
-    surveyed = run.counting.kind == "survey" and (run.epsilon or not run.secure_sum)
-    if node.data and dataset.drawn and (surveyed if run.spec.counts else run.epsilon):
+    surveyed = run.settings.counting.kind == "survey" and (run.settings.epsilon or not run.settings.secure_sum)
+    if node.data and dataset.drawn and (surveyed if run.plan.counts else run.settings.epsilon):
         train, test = torch.cat([train, test]).sort().values, test[:0]
     if not len(train):
         raise DataError(f"site {node.partition_id} of {node.num_partitions} has no training records; use fewer sites")
@@ -87,10 +87,10 @@ def _held_out(dataset: Dataset, node: NodeConfig) -> Tensor:
     return _indices(~dataset.is_train)
 
 
-def check_settings(run: RunConfig, node: NodeConfig) -> None:
+def check_settings(run: Run, node: NodeConfig) -> None:
     """Raise ConfigError or DataError if a run does not fit a site's settings; reads no file."""
     check_held_out(run, node)
-    if run.epsilon and node.data and not run.classes:
+    if run.settings.epsilon and node.data and not run.settings.classes:
         raise ConfigError(
             "classes is empty; a private run must name all classes, because a site's own list would show which classes it "
             "has"
@@ -106,16 +106,16 @@ def check_settings(run: RunConfig, node: NodeConfig) -> None:
         )
 
 
-def whole(run: RunConfig, num_sites: int) -> list[tuple[Dataset, list[Tensor]]]:
+def whole(run: Run, num_sites: int) -> list[tuple[Dataset, list[Tensor]]]:
     """Return all data of the run, each data set with the training records of its sites, for baselines in simulation."""
-    datasets = load_all(DataSource.of_run(run), run.seed)
+    datasets = load_all(DataSource.of_run(run), run.settings.seed)
     if len(datasets) > 1:
-        _one_dataset_a_site(run.dataset, num_sites)
+        _one_dataset_a_site(run.settings.dataset, num_sites)
         return [(dataset, [_indices(dataset.is_train)]) for dataset in datasets]
     return [(datasets[0], _train_parts(datasets[0], run, num_sites))]
 
 
-def partition(labels: Tensor, origin: Sequence[str] | None, settings: RunConfig, num_sites: int) -> list[Tensor]:
+def partition(labels: Tensor, origin: Sequence[str] | None, settings: Run, num_sites: int) -> list[Tensor]:
     """Distribute records to `num_sites` sites by the run's partition settings: ascending indices into `labels`, disjoint.
 
     labels: (n,) int64. origin: value of the site column per record. The same seed gives the same parts in any process.
@@ -123,7 +123,13 @@ def partition(labels: Tensor, origin: Sequence[str] | None, settings: RunConfig,
     Raises DataError or ConfigError if the settings do not fit the data. Every request of a simulation asks for the same
     parts, so those of the last few settings are kept.
     """
-    kept = (settings.partition, settings.seed, settings.alpha, settings.classes_per_site, num_sites)
+    kept = (
+        settings.settings.partition,
+        settings.settings.seed,
+        settings.settings.alpha,
+        settings.settings.classes_per_site,
+        num_sites,
+    )
     key = (labels.numpy().tobytes(), None if origin is None else tuple(origin), *kept)
     if key not in _PARTS:
         parts = _partition(labels, origin, settings, num_sites)
@@ -133,15 +139,15 @@ def partition(labels: Tensor, origin: Sequence[str] | None, settings: RunConfig,
     return list(_PARTS[key])
 
 
-def _partition(labels: Tensor, origin: Sequence[str] | None, settings: RunConfig, num_sites: int) -> list[Tensor]:
+def _partition(labels: Tensor, origin: Sequence[str] | None, settings: Run, num_sites: int) -> list[Tensor]:
     if num_sites > len(labels):
         raise DataError(f"{num_sites} sites cannot share {len(labels)} training records; use at most {len(labels)} sites")
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(settings.seed))
-    if settings.partition == "column":
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(settings.settings.seed))
+    if settings.settings.partition == "column":
         parts = _by_column(origin, settings, num_sites)
-    elif settings.partition == "classes":
+    elif settings.settings.partition == "classes":
         parts = _by_classes(labels, order, settings, num_sites)
-    elif settings.partition == "dirichlet":
+    elif settings.settings.partition == "dirichlet":
         parts = _by_dirichlet(labels, order, settings, num_sites)
     else:
         parts = list(order.tensor_split(num_sites))
@@ -182,11 +188,11 @@ def _one_dataset_a_site(names: Sequence[str], num_sites: int) -> None:
         )
 
 
-def _train_parts(dataset: Dataset, run: RunConfig, num_sites: int) -> list[Tensor]:
+def _train_parts(dataset: Dataset, run: Run, num_sites: int) -> list[Tensor]:
     train, origin = _indices(dataset.is_train), dataset.origin
     if num_sites == 1:
         return [train]
-    if dataset.patients is not None and run.partition != "column":
+    if dataset.patients is not None and run.settings.partition != "column":
         # All records of a patient go to one site, by the class of the first record, so no patient is at two sites.
         first, of = group([dataset.patients[i] for i in train.tolist()])
         if num_sites > len(first):
@@ -200,12 +206,12 @@ def _train_parts(dataset: Dataset, run: RunConfig, num_sites: int) -> list[Tenso
     return [train[part] for part in partition(dataset.labels[train], train_origin, run, num_sites)]
 
 
-def _test_parts(dataset: Dataset, parts: Sequence[Tensor], run: RunConfig) -> list[Tensor]:
+def _test_parts(dataset: Dataset, parts: Sequence[Tensor], run: Run) -> list[Tensor]:
     test, labels = _indices(~dataset.is_train), dataset.labels
     if len(parts) == 1:
         return [test]
-    if run.partition == "column" or dataset.patients is None:
-        return split_test(parts, labels, test, dataset.origin if run.partition == "column" else None)
+    if run.settings.partition == "column" or dataset.patients is None:
+        return split_test(parts, labels, test, dataset.origin if run.settings.partition == "column" else None)
     # Files may split a patient's records: the test records then follow the training records. Other patients stay whole.
     following = split_test(parts, labels, test, dataset.patients)
     rest = test[~torch.isin(test, torch.cat(following))]
@@ -219,7 +225,7 @@ def _indices(mask: Tensor) -> Tensor:
     return mask.nonzero().flatten()
 
 
-def _by_dirichlet(labels: Tensor, order: Tensor, settings: RunConfig, num_sites: int) -> list[Tensor]:
+def _by_dirichlet(labels: Tensor, order: Tensor, settings: Run, num_sites: int) -> list[Tensor]:
     """Draw shares of every class from Dirichlet(alpha), again until each site has ten records, if possible.
 
     The draws are those of flwr_datasets' DirichletPartitioner without `self_balancing`, whose import takes four seconds.
@@ -228,13 +234,13 @@ def _by_dirichlet(labels: Tensor, order: Tensor, settings: RunConfig, num_sites:
     members = [order[keys == label] for label in torch.unique(keys)]
     parts: list[Tensor] = []
     for minimum in (PREFERRED_MINIMUM, 3, 1, 0):
-        drawn = np.random.default_rng(settings.seed)
+        drawn = np.random.default_rng(settings.settings.seed)
         for _ in range(DRAWS):
-            parts = _dirichlet_parts(members, drawn.dirichlet, [settings.alpha] * num_sites)
+            parts = _dirichlet_parts(members, drawn.dirichlet, [settings.settings.alpha] * num_sites)
             if min(map(len, parts)) >= minimum:
                 break
         else:
-            LOG.info("alpha = %g leaves some site with fewer than %d training records", settings.alpha, minimum)
+            LOG.info("alpha = %g leaves some site with fewer than %d training records", settings.settings.alpha, minimum)
             continue
         break
     if min(map(len, parts)) > 0:
@@ -260,15 +266,15 @@ def _dirichlet_parts(
     return [torch.cat(part) for part in zip(*pieces, strict=True)]
 
 
-def _by_classes(labels: Tensor, order: Tensor, settings: RunConfig, num_sites: int) -> list[Tensor]:
+def _by_classes(labels: Tensor, order: Tensor, settings: Run, num_sites: int) -> list[Tensor]:
     """Give each site `classes_per_site` classes in turn, and split a class evenly among its sites.
 
     flwr_datasets' PathologicalPartitioner may leave classes without a site although sites have room: 5 sites of 2 classes
     get 6 of 10 classes when assigned in order, and otherwise a random number. Here they get all 10, disjoint.
     """
-    generator = torch.Generator().manual_seed(settings.seed)
+    generator = torch.Generator().manual_seed(settings.settings.seed)
     classes = labels.bincount().nonzero().flatten()
-    each = settings.classes_per_site
+    each = settings.settings.classes_per_site
     if each > len(classes):
         raise ConfigError(f"classes-per-site = {each}, but the training data has {len(classes)} classes; use fewer")
     dealt = classes[torch.randperm(len(classes), generator=generator)]
@@ -287,13 +293,13 @@ def _by_classes(labels: Tensor, order: Tensor, settings: RunConfig, num_sites: i
     return [torch.cat(pieces) for pieces in parts]
 
 
-def _by_column(origin: Sequence[str] | None, settings: RunConfig, num_sites: int) -> list[Tensor]:
+def _by_column(origin: Sequence[str] | None, settings: Run, num_sites: int) -> list[Tensor]:
     if origin is None:
         raise DataError("partition = 'column', but the data has no site column; set site-column")
     values = sorted(set(origin))
     if len(values) != num_sites:
         raise ConfigError(
-            f"column {settings.site_column!r} has {len(values)} values ({', '.join(values[:5])}), but there "
+            f"column {settings.settings.site_column!r} has {len(values)} values ({', '.join(values[:5])}), but there "
             f"are {num_sites} sites; run with {len(values)}"
         )
     column = np.asarray(origin)

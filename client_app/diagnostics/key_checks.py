@@ -9,8 +9,8 @@ from client_app.diagnostics.findings import Finding
 from client_app.governance.gate import open_gate
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import coordinator_key
-from common.config.run_config import RunConfig
 from common.errors import ConfigError, FedSurrogateError
+from common.run import Run
 from common.security.sealing import read_keys
 
 PEERS_REMEDY = (
@@ -18,10 +18,10 @@ PEERS_REMEDY = (
 )
 
 
-def check_keys(run: RunConfig, node: NodeConfig) -> Iterator[Finding]:
+def check_keys(run: Run, node: NodeConfig) -> Iterator[Finding]:
     """Check each key file in the node-config, and fail if a required one is not set."""
     try:
-        policy = open_gate(node, run, "doctor").policy
+        policy = open_gate(node, run.settings.data, "doctor").policy
         demanded = "require-seal" if policy.require_seal else "require-secure-sum" if policy.require_secure_sum else ""
     except FedSurrogateError:
         demanded = ""  # Another check reports the policy.

@@ -10,11 +10,11 @@ from torch import Tensor
 from client_app.datasets.dataset import DataSource, load_all
 from client_app.datasets.partition import whole
 from common.backbones.backbones import load_network
-from common.config.run_config import RunConfig
 from common.errors import DataError
+from common.run import Run
 
 
-def check_records(run: RunConfig, sites: int) -> Sequence[str]:
+def check_records(run: Run, sites: int) -> Sequence[str]:
     """Read the labels and distribute the records as the sites will. Returns remarks about sites of a single class.
 
     Weights that have to be fetched are fetched, once for all sites. Raises DataError or ConfigError if the data are
@@ -26,7 +26,7 @@ def check_records(run: RunConfig, sites: int) -> Sequence[str]:
         names = ", ".join(map(repr, sorted(there))) or "none"
         raise DataError(
             f"the training records have one class only ({names}), and a classifier needs two; check data-dir = "
-            f"{run.data_dir!r}, label-column and classes"
+            f"{run.settings.data_dir!r}, label-column and classes"
         )
     remarks, parts = [], [(dataset, part) for dataset, each in found for part in each]
     for site, (dataset, part) in enumerate(parts):
@@ -36,25 +36,29 @@ def check_records(run: RunConfig, sites: int) -> Sequence[str]:
                 f"site {site} of {sites} would have no training records; use fewer sites, or another partition (alpha, "
                 "classes-per-site)"
             )
-        if len(classes) == 1 and run.partition != "classes":
+        if len(classes) == 1 and run.settings.partition != "classes":
             remarks.append(f"site {site} has training records of one class only ({classes[0]}); a larger alpha is more even")
-    if any(dataset.features is None for dataset, _ in found) and not run.weights_path and ":" in run.backbone:
-        load_network(run.backbone, image_size=run.image_size)
+    if (
+        any(dataset.features is None for dataset, _ in found)
+        and not run.settings.weights_path
+        and ":" in run.settings.backbone
+    ):
+        load_network(run.settings.backbone, image_size=run.settings.image_size)
     return remarks
 
 
-def test_features(run: RunConfig) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+def test_features(run: Run) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """Features (n, d), labels (n,) and class names of all test records of a simulation. Raises FedSurrogateError."""
     from client_app.features.site_features import dataset_features, usable
     from client_app.node_config import NodeConfig
 
     features, labels = [], []
-    found = load_all(DataSource.of_run(run), run.seed)
+    found = load_all(DataSource.of_run(run), run.settings.seed)
     for dataset in found:
         rows = (~dataset.is_train).nonzero().flatten()
         each = usable(dataset, dataset_features(dataset, run, NodeConfig()), rows, run.power)
         features.append(each.features)
         labels.append(each.labels)
     if not any(map(len, labels)):
-        raise DataError(f"data-dir = {run.data_dir!r} has no test records")
+        raise DataError(f"data-dir = {run.settings.data_dir!r} has no test records")
     return torch.cat(features), torch.cat(labels), found[0].classes

@@ -23,12 +23,11 @@ from client_app.governance.uncharged import FALLBACK, check_dimension
 from client_app.node_config import NodeConfig, is_protected, packages_of
 from common.backbones.backbones import Backbone
 from common.backbones.feature_power import with_power
-from common.config.run_config import RunConfig
 from common.costs import costs
 from common.errors import FedSurrogateError
 from common.extras.needed import check_packages
 from common.models.devices import gpus_of
-from common.privacy.claims import plan_of
+from common.run import Run
 
 GIB = 2**30
 LEAST_DISK, LITTLE_DISK = 0.2 * GIB, 5 * GIB
@@ -37,7 +36,7 @@ MEASURED_IMAGES = 48
 MOST_CLASSES_SHOWN = 12
 
 
-def check_site(run: RunConfig, node: NodeConfig, fingerprint: str = "", run_named: bool = True) -> Iterator[Finding]:
+def check_site(run: Run, node: NodeConfig, fingerprint: str = "", run_named: bool = True) -> Iterator[Finding]:
     """Check all that a run needs, and change nothing. fingerprint: of the coordinator's backbone, if known.
 
     run_named: whether `run` is a planned run; only then are its policy and budget checked.
@@ -101,7 +100,7 @@ def _folders(node: NodeConfig) -> Iterator[Finding]:
             yield Finding(what, "PASS", found)
 
 
-def _machine(run: RunConfig, node: NodeConfig) -> Iterator[Finding]:
+def _machine(run: Run, node: NodeConfig) -> Iterator[Finding]:
     import psutil
 
     free = psutil.virtual_memory().available
@@ -116,7 +115,7 @@ def _machine(run: RunConfig, node: NodeConfig) -> Iterator[Finding]:
         yield Finding("GPU", "FAIL", str(error), "set device in the node-config")
         return
     if not device.startswith("cuda"):
-        asked = node.device == "cpu" or run.device == "cpu"
+        asked = node.device == "cpu" or run.settings.device == "cpu"
         remedy = "" if asked else 'large backbones are slow on a CPU; check the driver with nvidia-smi, or set device="cpu"'
         yield Finding("GPU", "PASS" if asked else "WARN", f"none is used; device {device}", remedy)
         return
@@ -125,8 +124,8 @@ def _machine(run: RunConfig, node: NodeConfig) -> Iterator[Finding]:
         yield Finding("GPU", "PASS", f"{torch.cuda.get_device_name(each)}, {left / GIB:.1f} of {total / GIB:.1f} GiB free")
 
 
-def _policy(run: RunConfig, node: NodeConfig) -> Finding:
-    policy = open_gate(node, run, "doctor").policy
+def _policy(run: Run, node: NodeConfig) -> Finding:
+    policy = open_gate(node, run.settings.data, "doctor").policy
     if node.data in ("", "digits") and not node.policy:
         return Finding("policy", "PASS", "public data: everything may leave")
     found = f"epsilon {policy.epsilon_per_run:g} a run, {policy.epsilon_total:g} in all; " + (
@@ -137,8 +136,8 @@ def _policy(run: RunConfig, node: NodeConfig) -> Finding:
     return Finding("policy", "PASS", f"{node.policy}: {found}")
 
 
-def _ledger(run: RunConfig, node: NodeConfig) -> Finding:
-    gate = open_gate(node, run, "doctor")
+def _ledger(run: Run, node: NodeConfig) -> Finding:
+    gate = open_gate(node, run.settings.data, "doctor")
     entries, spent = gate.ledger.entries(), gate.spent()
     total = gate.policy.epsilon_total
     allowed = f" of {total:g}" if total < NO_LIMIT else ""
@@ -152,13 +151,13 @@ def _ledger(run: RunConfig, node: NodeConfig) -> Finding:
     return Finding("ledger", "PASS", found)
 
 
-def _packages(run: RunConfig, node: NodeConfig) -> Finding:
+def _packages(run: Run, node: NodeConfig) -> Finding:
     check_packages(needed := packages_of(run, node))
     names = ", ".join(package for package, _ in needed)
     return Finding("packages", "PASS", names or "no optional package is needed")
 
 
-def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:
+def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
     found = share(run, node)
     part.append(found)
     dataset = found.dataset
@@ -189,13 +188,13 @@ def _data(run: RunConfig, node: NodeConfig, part: list[SiteShare]) -> Finding:
     return Finding("data", "PASS", facts)
 
 
-def _backbone(run: RunConfig, node: NodeConfig, part: SiteShare, fingerprint: str, found: list[Backbone]) -> Finding:
+def _backbone(run: Run, node: NodeConfig, part: SiteShare, fingerprint: str, found: list[Backbone]) -> Finding:
     loaded = site_backbone(run, node)
     found.append(loaded)
     if is_protected(run, node):
         check_dimension(loaded)
     own = with_power(loaded.fingerprint_at(loaded.dim or _first_dimension(part, loaded)), run.power)
-    facts = f"{run.backbone}, fingerprint {own}"
+    facts = f"{run.settings.backbone}, fingerprint {own}"
     return _same(own, with_power(fingerprint, run.power), facts) if fingerprint else Finding("backbone", "PASS", facts)
 
 
@@ -232,19 +231,19 @@ def _time(part: SiteShare, backbone: Backbone) -> Finding:
     return Finding("time", "PASS", facts)
 
 
-def _run(run: RunConfig, node: NodeConfig, part: SiteShare, dimension: int) -> Finding:
+def _run(run: Run, node: NodeConfig, part: SiteShare, dimension: int) -> Finding:
     """Check whether the policy allows this run, and compute its cost in bytes and epsilon."""
-    gate, features = open_gate(node, run, "doctor"), part.dataset.features
+    gate, features = open_gate(node, run.settings.data, "doctor"), part.dataset.features
     gate.check_request(run)
-    size, dimension = f"method {run.method}", dimension if features is None else features.shape[1]
+    size, dimension = f"method {run.settings.method}", dimension if features is None else features.shape[1]
     if dimension:
         cost = costs(run, dimension, len(part.dataset.classes), len(part.train), 1)[0]
         size += f", {cost.up / 1e6:.3g} MB up and {cost.down / 1e6:.3g} MB down in {cost.rounds} rounds"
-    if not run.epsilon:
+    if run.mechanism is None:
         return Finding("a run", "PASS", f"{size}, no differential privacy, which the policy allows")
-    fits = gate.runs_left(plan_of(run))
+    fits = gate.runs_left(run.mechanism.events)
     left = max(0.0, gate.policy.epsilon_total - gate.spent())
-    facts = f"{size}, epsilon {run.epsilon:g} where {left:.4g} is left: {fits} such runs fit"
+    facts = f"{size}, epsilon {run.settings.epsilon:g} where {left:.4g} is left: {fits} such runs fit"
     if not fits:
         return Finding("a run", "WARN", facts, "some or all of its rounds would be refused: ask for a smaller epsilon")
     return Finding("a run", "PASS", facts)

@@ -24,10 +24,10 @@ from common.backbones.backbone_names import OWN_BACKBONE
 from common.backbones.backbones import Backbone, load_backbone
 from common.backbones.feature_power import raised, with_power
 from common.backbones.own_backbones import own_backbone
-from common.config.run_config import RunConfig
 from common.errors import BackboneError, ConfigError, DataError
+from common.methods.counting import JUDGING
 from common.models.devices import pick_device
-from common.rules.counting import JUDGING
+from common.run import Run
 from common.wire.records import INFO
 
 if TYPE_CHECKING:
@@ -104,15 +104,15 @@ def in_simulation() -> bool:
     return bool(ray and ray.is_initialized()) or bool(engine and engine.running())
 
 
-def load_site(run: RunConfig, node: NodeConfig, backbone: Backbone | None = None) -> SiteFeatures:
+def load_site(run: Run, node: NodeConfig, backbone: Backbone | None = None) -> SiteFeatures:
     """Features of this site's train and test records. Raises DataError, BackboneError or ConfigError.
 
     backbone: the run's backbone if it is already loaded.
     """
     part, protected = share(run, node, in_simulation()), is_protected(run, node)
     if not len(part.dataset):
-        raise DataError(f"no record of the classes {', '.join(run.classes)[:200]} in {part.dataset.name!r}")
-    if run.counting.kind == "survey":
+        raise DataError(f"no record of the classes {', '.join(run.settings.classes)[:200]} in {part.dataset.name!r}")
+    if run.settings.counting.kind == "survey":
         found = no_features(len(part.dataset))
     else:
         found = dataset_features(part.dataset, run, node, backbone)
@@ -122,7 +122,7 @@ def load_site(run: RunConfig, node: NodeConfig, backbone: Backbone | None = None
         train = replace(train, units=None)
     elif protected and train.units is None:
         raise DataError(f"{part.dataset.name!r} has no patient IDs, but this site protects patients; set patient-column")
-    if not (len(train.labels) or protected or run.counting.kind in JUDGING):
+    if not (len(train.labels) or protected or run.settings.counting.kind in JUDGING):
         raise DataError(f"no usable training record among {len(part.train)} in {part.dataset.name!r}")
     left_out = part.dataset.left_out
     if broken := len(part.train) - len(train.labels):
@@ -132,7 +132,7 @@ def load_site(run: RunConfig, node: NodeConfig, backbone: Backbone | None = None
     fingerprint = with_power(found.fingerprint, run.power)
     dataset = part.dataset
     # Places among the records of all classes: places among those of the run's classes name other records with other classes.
-    rows = (test if run.counting.kind in JUDGING else train).rows
+    rows = (test if run.settings.counting.kind in JUDGING else train).rows
     assert rows is not None
     places = rows if dataset.rows is None else dataset.rows[rows]
     selected = hashlib.sha256(places.numpy().tobytes()).hexdigest()
@@ -146,34 +146,34 @@ def no_features(count: int) -> Features:
     return Features(torch.zeros(count, 1), torch.ones(count, dtype=torch.bool), NO_FEATURES, 0.0, cached=False)
 
 
-def dataset_features(dataset: Dataset, run: RunConfig, node: NodeConfig, backbone: Backbone | None = None) -> Features:
+def dataset_features(dataset: Dataset, run: Run, node: NodeConfig, backbone: Backbone | None = None) -> Features:
     """Features of every record of a dataset, from the cache if possible. backbone: the run's if it is already loaded."""
     load = partial(site_backbone, run, node)
     return extract(dataset, backbone or load, node.cache, most_mib=policy_of(node).cache_mib, load=load)
 
 
-def site_backbone(run: RunConfig, node: NodeConfig, device: str = "") -> Backbone:
+def site_backbone(run: Run, node: NodeConfig, device: str = "") -> Backbone:
     """The run's backbone with this site's weights. Raises BackboneError or ConfigError.
 
     device: empty for the site's.
     """
     device = device or site_device(run, node)
-    if run.backbone == OWN_BACKBONE:
+    if run.settings.backbone == OWN_BACKBONE:
         # The function, which is code, comes from the site's own settings only.
         if not node.backbone:
             raise BackboneError(
                 f"the run uses backbone = {OWN_BACKBONE!r}, but this site's node-config names none; set backbone = "
                 "'python:PACKAGE.MODULE:FUNCTION' there"
             )
-        return own_backbone(node.backbone, run.image_size, device)
+        return own_backbone(node.backbone, run.settings.image_size, device)
     # A coordinator must not name a file on a hospital's disk, so its weights-path is used in a simulation only.
-    weights = node.weights_path or ("" if node.data else run.weights_path)
-    return load_backbone(run.backbone, weights, run.image_size, device)
+    weights = node.weights_path or ("" if node.data else run.settings.weights_path)
+    return load_backbone(run.settings.backbone, weights, run.settings.image_size, device)
 
 
-def site_device(run: RunConfig, node: NodeConfig) -> str:
+def site_device(run: Run, node: NodeConfig) -> str:
     """The device of this site: its own setting, otherwise the run's."""
-    return pick_device(node.device if node.device != "auto" else run.device)
+    return pick_device(node.device if node.device != "auto" else run.settings.device)
 
 
 def usable(

@@ -136,4 +136,4 @@ def _opens(entry: Entry) -> bool:
 
 
 def _has_opening(method: str) -> bool:
-    return method in METHODS and METHODS[method].first_round is not None
+    return method in METHODS and METHODS[method].usual.messages.first is not None

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from common.privacy.accounting import GaussianEvent, Unit
-from common.rules.counting import EXACT
+from common.privacy.mechanism import EXACT_COUNTS
 
 Entry = dict[str, Any]
 
@@ -70,4 +70,6 @@ def events_of(entries: Sequence[Entry], flower_run: str = "") -> list[GaussianEv
 
 def non_private_releases(entries: Sequence[Entry]) -> int:
     """Number of releases without differential privacy, apart from counts that the policy has excluded from the total."""
-    return sum(entry["kind"] == "release" and not entry["events"] and entry["mechanism"] != EXACT for entry in entries)
+    return sum(
+        entry["kind"] == "release" and not entry["events"] and entry["mechanism"] != EXACT_COUNTS for entry in entries
+    )

@@ -14,13 +14,13 @@ from client_app.governance.witness import Witness
 from client_app.governance.work_limits import check_size, check_work
 from client_app.methods.task import SiteLimits
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig
 from common.errors import ConfigError, PolicyError
 from common.privacy.accounting import GaussianEvent, gaussian_noise_multiplier
-from common.privacy.claims import plan_of
-from common.rules.counting import EXACT, MECHANISM
-from common.rules.secure_sum import MECHANISM as JOINT_NOISE
+from common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
+from common.privacy.mechanism import JOINT_SUMS as JOINT_NOISE
+from common.run import Run
 from common.security.receipts import parse_receipts
+from common.settings import DataKind
 from common.wire.records import Info
 
 # A third is written with any number of digits.
@@ -35,7 +35,7 @@ class Gate:
         self.ledger = ledger
         self._peers = peers
 
-    def check_request(self, run: RunConfig) -> None:
+    def check_request(self, run: Run) -> None:
         """Raise PolicyError unless the policy allows this run, LedgerError unless the ledger can be charged.
 
         Called before any work.
@@ -52,15 +52,15 @@ class Gate:
         if release.events:
             check_budget(self.ledger.entries(), release, self._budget())
 
-    def check_sums(self, run: RunConfig, flower_run: str) -> None:
+    def check_sums(self, run: Run, flower_run: str) -> None:
         """Raise PolicyError for more secure sums with joint noise than the run's settings plan, if local-epsilon is limited.
 
         Called before the work of each sum. The limit was compared with all planned rounds before the first one, so a
         coordinator that runs more of them would exceed it.
         """
-        if not (self.policy.local_epsilon and run.mechanism == JOINT_NOISE):
+        if not (self.policy.local_epsilon and run.plan.mechanism_name == JOINT_NOISE):
             return
-        planned = sum(event.count for event in plan_of(run))
+        planned = sum(event.count for event in run.mechanism.events) if run.mechanism else 0
         charged = sum(entry["kind"] == "release" and entry["flower_run"] == flower_run for entry in self.ledger.entries())
         if charged >= planned:
             raise PolicyError(
@@ -68,56 +68,58 @@ class Gate:
                 f"plan, and {charged} have left; start another run"
             )
 
-    def _check_policy(self, run: RunConfig) -> None:
+    def _check_policy(self, run: Run) -> None:
         policy = self.policy
         check_sealed_run(policy, run, self._peers)
-        if policy.require_secure_sum and not run.secure_sum:
+        if policy.require_secure_sum and not run.settings.secure_sum:
             raise PolicyError("require-secure-sum = true: the run would show this site's part alone (secure-sum = false)")
-        if run.secure_sum and run.colluding < policy.smallest_colluding - ROUNDING:
+        if run.settings.secure_sum and run.settings.colluding < policy.smallest_colluding - ROUNDING:
             raise PolicyError(
                 f"smallest-colluding = {policy.smallest_colluding:.4g}: the run is safe only against colluding = "
-                f"{run.colluding:.4g} of the sites; it needs at least that share"
+                f"{run.settings.colluding:.4g} of the sites; it needs at least that share"
             )
         check_work(run, policy)
         for key, allowed, asked in (
-            ("methods", policy.methods, run.spec.name),
-            ("backbones", policy.backbones, run.backbone),
-            ("mechanisms", policy.mechanisms if run.epsilon else ("*",), run.mechanism),
+            ("methods", policy.methods, run.method.name),
+            ("backbones", policy.backbones, run.settings.backbone),
+            ("mechanisms", policy.mechanisms if run.settings.epsilon else ("*",), run.plan.mechanism_name),
         ):
             if not any(fnmatchcase(asked, pattern) for pattern in allowed):
                 raise PolicyError(f"{key} = {', '.join(allowed)}: the run requests {asked!r}")
-        if not run.epsilon:
+        if not run.settings.epsilon:
             if not (policy.without_dp or self.exact_counts(run)):
                 raise PolicyError("without-dp = false: the run has no differential privacy (epsilon = 0)")
             return
-        if run.epsilon > policy.epsilon_per_run:
-            raise PolicyError(f"epsilon-per-run = {policy.epsilon_per_run:g}: the run requests epsilon = {run.epsilon:g}")
-        if run.delta > policy.delta:
-            raise PolicyError(f"delta = {policy.delta:g}: the run requests delta = {run.delta:g}")
+        if run.settings.epsilon > policy.epsilon_per_run:
+            raise PolicyError(
+                f"epsilon-per-run = {policy.epsilon_per_run:g}: the run requests epsilon = {run.settings.epsilon:g}"
+            )
+        if run.settings.delta > policy.delta:
+            raise PolicyError(f"delta = {policy.delta:g}: the run requests delta = {run.settings.delta:g}")
 
-    def check_size(self, run: RunConfig, dimension: int, classes: int) -> None:
+    def check_size(self, run: Run, dimension: int, classes: int) -> None:
         """Raise PolicyError where features of this dimension take more memory than the policy allows."""
-        check_size(run, self.policy, dimension, max(classes, len(run.classes)))
+        check_size(run, self.policy, dimension, max(classes, len(run.settings.classes)))
 
     def smallest_class(self, mechanism: str) -> int:
         """Number of records that a class needs to be released; one where noise hides which classes exist."""
-        return 1 if mechanism in ("sums", "secure-sums", "dp-em", "dp-sgd", MECHANISM) else self.policy.smallest_class
+        return 1 if mechanism in HIDE_CLASSES else self.policy.smallest_class
 
-    def limits(self, run: RunConfig, node: NodeConfig) -> SiteLimits:
+    def limits(self, run: Run, node: NodeConfig) -> SiteLimits:
         """The limits that policy and node-config set to what a method computes."""
         policy = self.policy
-        smallest = self.smallest_class(run.mechanism)
+        smallest = self.smallest_class(run.plan.mechanism_name)
         return SiteLimits(
             node.max_components, node.max_rank, smallest, policy.most_classes, policy.smallest_cell, policy.show_evaluation
         )
 
-    def exact_counts(self, run: RunConfig) -> bool:
+    def exact_counts(self, run: Run) -> bool:
         """Whether this run's counts may leave without noise although nothing else may."""
-        return run.spec.counts and not run.epsilon and run.spec.name in self.policy.exact_counts
+        return run.plan.counts and not run.settings.epsilon and run.method.name in self.policy.exact_counts
 
-    def exact_numbers_may_leave(self, run: RunConfig) -> bool:
+    def exact_numbers_may_leave(self, run: Run) -> bool:
         """Whether numbers of this site alone, such as accuracies, may leave: not in a private run or a secure sum."""
-        hidden = run.epsilon or run.secure_sum
+        hidden = run.settings.epsilon or run.settings.secure_sum
         return self.policy.without_dp and not hidden and not self.policy.require_seal
 
     def check(self, release: Release) -> float:
@@ -126,7 +128,7 @@ class Gate:
         self._check_size(release)
         if policy.require_seal and not release.sealed:
             raise PolicyError("require-seal = true: the release is not sealed")
-        if not release.events and not policy.without_dp and release.mechanism != EXACT:
+        if not release.events and not policy.without_dp and release.mechanism != EXACT_COUNTS:
             raise PolicyError("without-dp = false: the release has no differential privacy")
         return check_budget(self.ledger.entries(), release, self._budget())
 
@@ -135,7 +137,7 @@ class Gate:
 
         Raises PolicyError, BudgetError or LedgerError, and then nothing may leave.
         """
-        if release.mechanism not in ("dp-em", "dp-sgd"):
+        if release.mechanism not in VARY_IN_SIZE:
             self.check(release)
             return self.ledger.charge(release, self._budget())
         # The size reveals how many components exceed the noise, or how many entries are not zero. So it is charged before
@@ -167,15 +169,15 @@ def one_run(policy: Policy) -> tuple[GaussianEvent, ...]:
     return (GaussianEvent(gaussian_noise_multiplier(policy.epsilon_per_run, policy.delta)),)
 
 
-def open_gate(node: NodeConfig, run: RunConfig, flower_run: str) -> Gate:
-    """The gate of this site: its policy file, or the default; and the ledger of its data.
+def open_gate(node: NodeConfig, data: DataKind, flower_run: str) -> Gate:
+    """The gate of this site: its policy file, or the default; and the ledger of its data. data: of the run.
 
     The bundled digits and shares of the run's own data are public. Without a policy file everything may leave, and every run
     begins a new ledger. Raises PolicyError or ConfigError for a bad policy file.
     """
     own, policy = own_ledger(node), policy_of(node)
     if own is None:
-        name = f"{node.data or run.data}-{node.partition_id}-of-{node.num_partitions}"
+        name = f"{node.data or data}-{node.partition_id}-of-{node.num_partitions}"
         return Gate(policy, Ledger(node.state / "public" / flower_run, name), node.peers)
     return Gate(policy, own, node.peers)
 

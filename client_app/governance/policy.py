@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 
 from client_app.governance.work_limits import NO_WORK_LIMITS, WorkLimits
 from client_app.node_config import NodeConfig
-from common.config.flat_settings import parse_settings
-from common.config.sections import Names
 from common.errors import ConfigError, PolicyError
-from common.rules.counting import COUNTS
+from common.methods.counting import KINDS_OF_COUNTS
+from common.settings import Names
+from common.settings.flat import parse_settings
 
 NO_LIMIT = 1e6
 # Kinds of public data: a share of the run's own data, and the bundled digits.
@@ -97,8 +97,8 @@ class Policy(WorkLimits):
 
     @model_validator(mode="after")
     def _exact_counts_exist(self) -> Self:
-        if wrong := [name for name in self.exact_counts if name not in COUNTS]:
-            raise ValueError(f"exact-counts = {wrong[0][:40]!r}: must be {' or '.join(map(repr, COUNTS))}")
+        if wrong := [name for name in self.exact_counts if name not in KINDS_OF_COUNTS]:
+            raise ValueError(f"exact-counts = {wrong[0][:40]!r}: must be {' or '.join(map(repr, KINDS_OF_COUNTS))}")
         return self
 
     @model_validator(mode="after")

@@ -15,13 +15,11 @@ from client_app.governance.gate import Gate
 from client_app.governance.uncharged import FALLBACK, with_records
 from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig, is_protected
-from common.config.run_config import RunConfig, run_digest
 from common.errors import LedgerError
 from common.files import put_in_place
-from common.privacy.accounting import GaussianEvent
-from common.privacy.claims import Claim, make_claim, released_in
-from common.rules.counting import EXACT
-from common.rules.spec import load
+from common.methods.method import load
+from common.privacy.mechanism import EXACT_COUNTS, Mechanism
+from common.run import Run
 from common.wire.records import Info
 
 # Folder of the disclosure sheets, in the state folder.
@@ -32,7 +30,7 @@ DISCLOSURES = "disclosures"
 class SurrogateRequest:
     """A request for a release, over the network or by file. question: its payload. info: the numbers sent with it."""
 
-    run: RunConfig
+    run: Run
     node: NodeConfig
     site: str
     flower_run: str
@@ -50,7 +48,7 @@ class Prepared:
 
     payload: bytes
     release: Release
-    claim: Claim | None
+    claim: Mechanism | None
     found: SiteFeatures
     fit_seconds: float
     answer: Info
@@ -85,24 +83,24 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
         made, number, seconds = make(found, node)
     if failure:
         made = replace(made, facts=made.facts | {FALLBACK: 1.0})
-    release = replace(entry(run, request.flower_run, made, number), disclosure=disclosure_of(node, run_digest(run)))
+    release = replace(entry(run, request.flower_run, made, number), disclosure=disclosure_of(node, run.digest))
     if gate.exact_counts(run):
-        release = replace(release, mechanism=EXACT)
+        release = replace(release, mechanism=EXACT_COUNTS)
     kept = (made.keep, made.must_keep)
     return Prepared(made.payload, release, made.claim, found, seconds, made.answer, *kept, failure, made.guard)
 
 
-def entry(run: RunConfig, flower_run: str, made: MethodOutput, number: int = 1) -> Release:
+def entry(run: Run, flower_run: str, made: MethodOutput, number: int = 1) -> Release:
     """The ledger's entry for the output of this round; without a claim it is a release without privacy."""
     claim = made.claim
     noise = claim.noise if claim else {}
     return Release(
-        run=run_digest(run),
+        run=run.digest,
         flower_run=flower_run,
-        method=run.spec.name,
+        method=run.method.name,
         round=number,
-        mechanism=claim.mechanism if claim else "none",
-        events=made.events,
+        mechanism=claim.name if claim else "none",
+        events=(claim.event(number),) if claim else (),
         unit=claim.unit if claim else "record",
         epsilon=claim.epsilon if claim else 0.0,
         delta=claim.delta if claim else 0.0,
@@ -112,7 +110,7 @@ def entry(run: RunConfig, flower_run: str, made: MethodOutput, number: int = 1) 
         bytes=len(made.payload),
         sha256=hashlib.sha256(made.payload).hexdigest(),
         sealed=made.sealed,
-        sample_rate=run.trained.sample_rate if run.mechanism == "dp-sgd" else 1.0,
+        sample_rate=run.trained.sample_rate if run.plan.mechanism_name == "dp-sgd" else 1.0,
     )
 
 
@@ -126,16 +124,13 @@ def planned(request: SurrogateRequest) -> Release:
     """The entry of a release before any work: run, round and noise. It depends on settings and request only."""
     run, step = request.run, request.info.get("round", 1)
     number = step if isinstance(step, int) else 1
-    claim = make_claim(run, "patient" if request.node.protects == "patient" else "record")
-    events: tuple[GaussianEvent, ...] = ()
-    if claim is not None:
-        events = (released_in(run, number),) if claim.mechanism == "dp-sgd" else (GaussianEvent(claim.noise_multiplier),)
-    return entry(run, request.flower_run, MethodOutput(b"", claim, events), number)
+    claim = run.mechanism_for("patient" if request.node.protects == "patient" else "record")
+    return entry(run, request.flower_run, MethodOutput(b"", claim), number)
 
 
-def method_of(run: RunConfig) -> Callable[[Task], MethodOutput]:
+def method_of(run: Run) -> Callable[[Task], MethodOutput]:
     """The function that computes a site's part of the run's method."""
-    function: Callable[[Task], MethodOutput] = load(run.spec.site)
+    function: Callable[[Task], MethodOutput] = load(run.plan.combination.site)
     return function
 
 

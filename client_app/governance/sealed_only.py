@@ -8,8 +8,8 @@ release its receipt, which contains the number of entries in the site's ledger (
 from __future__ import annotations
 
 from client_app.governance.policy import Policy
-from common.config.run_config import RunConfig
 from common.errors import PolicyError
+from common.run import Run
 from common.wire.records import Info
 
 # By kind of request: values that a sealed run needs to begin. Requests of other kinds are refused.
@@ -22,11 +22,11 @@ IN_CLEAR: dict[str, tuple[str, ...]] = {
 COUNTS, SUMS_COUNTS = ("name", "surrogate"), ("introduction", "sum-shares", "sum-list", "sum-open")
 
 
-def check_sealed_run(policy: Policy, run: RunConfig, peers: str) -> None:
+def check_sealed_run(policy: Policy, run: Run, peers: str) -> None:
     """Raise PolicyError for a run that `require-seal` excludes. peers: the site's own file of public keys."""
     if not policy.require_seal:
         return
-    if not run.fedpft.seal:
+    if not run.settings.fedpft.seal:
         raise PolicyError("require-seal = true: the run requests an unencrypted reply (fedpft.seal = false)")
     if not peers:
         raise PolicyError(
@@ -35,17 +35,17 @@ def check_sealed_run(policy: Policy, run: RunConfig, peers: str) -> None:
         )
 
 
-def check_work(policy: Policy, run: RunConfig, peers: str, work: str) -> None:
+def check_work(policy: Policy, run: Run, peers: str, work: str) -> None:
     """Raise PolicyError for a request whose reply is not encrypted. Called before the message's payload is read."""
     check_sealed_run(policy, run, peers)
     if policy.require_seal and work not in IN_CLEAR:
         raise PolicyError(f"require-seal = true: the reply to a request for {work!r} would not be encrypted")
 
 
-def check_counting(run: RunConfig, work: str) -> None:
+def check_counting(run: Run, work: str) -> None:
     """Raise PolicyError for a request that a run which only counts does not need."""
-    if run.spec.counts and work not in (*COUNTS, *(SUMS_COUNTS if run.secure_sum else ())):
-        raise PolicyError(f"counting.kind = {run.counting.kind!r}: such a run makes no request for {work!r}")
+    if run.plan.counts and work not in (*COUNTS, *(SUMS_COUNTS if run.settings.secure_sum else ())):
+        raise PolicyError(f"counting.kind = {run.settings.counting.kind!r}: such a run makes no request for {work!r}")
 
 
 def in_clear(policy: Policy, work: str, info: Info) -> Info:

@@ -40,10 +40,10 @@ from client_app.features.site_features import (
 from client_app.node_config import NodeConfig, packages_of
 from common.backbones.backbones import Backbone
 from common.backbones.feature_power import with_power
-from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError
 from common.extras.needed import check_packages
-from common.rules.counting import JUDGING
+from common.methods.counting import JUDGING
+from common.run import Run
 
 T = TypeVar("T")
 # Name of a fact in a ledger entry; facts stay at the site.
@@ -51,7 +51,7 @@ FALLBACK = "made-without-records"
 log = logging.getLogger("fedsurrogate.site")
 
 
-def without_records(run: RunConfig, node: NodeConfig) -> SiteFeatures:
+def without_records(run: Run, node: NodeConfig) -> SiteFeatures:
     """This site without any record: backbone, dimension and classes, from settings and schema alone.
 
     Raises ConfigError, PackageError, DataError or BackboneError, each a function of public facts.
@@ -59,14 +59,14 @@ def without_records(run: RunConfig, node: NodeConfig) -> SiteFeatures:
     return _empty(run, node)[0]
 
 
-def _empty(run: RunConfig, node: NodeConfig) -> tuple[SiteFeatures, Backbone | None]:
+def _empty(run: Run, node: NodeConfig) -> tuple[SiteFeatures, Backbone | None]:
     """As `without_records`; also the backbone if the data are images."""
     check_settings(run, node)
     # With records alone a missing package would look like records that cannot be used.
     check_packages(packages_of(run, node))
     schema, backbone = read_schema(DataSource.of_node(node, run)), None
     dimension, fingerprint = schema.dimension, schema.fingerprint
-    if run.counting.kind == "survey":
+    if run.settings.counting.kind == "survey":
         dimension, fingerprint = 1, NO_FEATURES
     if not dimension:
         backbone = site_backbone(run, node)
@@ -75,7 +75,7 @@ def _empty(run: RunConfig, node: NodeConfig) -> tuple[SiteFeatures, Backbone | N
     fingerprint = with_power(fingerprint, run.power)
     units = () if node.protects == "patient" else None
     none = LabelledFeatures(torch.zeros(0, dimension), torch.zeros(0, dtype=torch.int64), units)
-    site = SiteFeatures(none, replace(none, units=None), run.classes, fingerprint, 0.0, simulated=False)
+    site = SiteFeatures(none, replace(none, units=None), run.settings.classes, fingerprint, 0.0, simulated=False)
     return site, backbone
 
 
@@ -88,9 +88,7 @@ def check_dimension(backbone: Backbone) -> None:
         )
 
 
-def with_records(
-    run: RunConfig, node: NodeConfig, work: Callable[[SiteFeatures, NodeConfig], T]
-) -> tuple[T, SiteFeatures, str]:
+def with_records(run: Run, node: NodeConfig, work: Callable[[SiteFeatures, NodeConfig], T]) -> tuple[T, SiteFeatures, str]:
     """Do `work` on this site's records; if that fails, do it without records.
 
     Returns the result, the site features it was made from, and the failure, empty if there was none. Raises only the errors
@@ -101,7 +99,7 @@ def with_records(
         found = load_site(run, node, backbone)
         if _outline(found) != _outline(empty):
             raise DataError(f"the records give {_outline(found)}, the site's schema and backbone {_outline(empty)}")
-        if not len(found.test.labels if run.counting.kind in JUDGING else found.train.labels):
+        if not len(found.test.labels if run.settings.counting.kind in JUDGING else found.train.labels):
             log.error("this site has no usable record of the run's classes; its release is pure noise")
         return work(found, node), found, ""
     except BaseException as error:

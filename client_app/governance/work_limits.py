@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import Field
 
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig
-from common.config.sections import Settings
 from common.errors import PolicyError
 from common.files import replace_file
+from common.run import Run
+from common.settings import Section
 
 UNLIMITED = 10**12
 HOUR, DAY = 3600.0, 86_400.0
@@ -27,7 +27,7 @@ RUNS_KEPT = 10_000
 COUNTS = "requests.json"
 
 
-class WorkLimits(Settings):
+class WorkLimits(Section):
     """Keys of the policy that bound work, memory and disk."""
 
     most_classes: int = Field(1000, ge=1, description="classes that a run may name")
@@ -59,28 +59,28 @@ NO_WORK_LIMITS: dict[str, Any] = {
 }
 
 
-def check_work(run: RunConfig, limits: WorkLimits) -> None:
+def check_work(run: Run, limits: WorkLimits) -> None:
     """Raise PolicyError for settings that need more work or memory than the limits allow."""
-    work = run.spec.work(run, len(run.classes), 0)
-    _hold(limits, most_classes=len(run.classes), longest_class_name=max(map(len, run.classes), default=0))
-    _hold(limits, largest_image_size=run.image_size, most_rounds=work.rounds)
-    if run.backbone in ("pixels", "pixels:rgb"):
-        _hold(limits, largest_dimension=(3 if run.backbone == "pixels:rgb" else 1) * run.image_size**2)
+    work = run.plan.work(len(run.settings.classes), 0)
+    _hold(limits, most_classes=len(run.settings.classes), longest_class_name=max(map(len, run.settings.classes), default=0))
+    _hold(limits, largest_image_size=run.settings.image_size, most_rounds=work.rounds)
+    if run.settings.backbone in ("pixels", "pixels:rgb"):
+        _hold(limits, largest_dimension=(3 if run.settings.backbone == "pixels:rgb" else 1) * run.settings.image_size**2)
     _hold(limits, most_steps=work.steps, most_passes=work.passes, largest_width=work.width)
     _hold(limits, most_components=work.components, largest_rank=work.rank, most_synthetic=work.synthetic)
 
 
-def check_size(run: RunConfig, limits: WorkLimits, dimension: int, classes: int) -> None:
+def check_size(run: Run, limits: WorkLimits, dimension: int, classes: int) -> None:
     """Raise PolicyError if features of this dimension and number of classes need more memory than the limits allow.
 
     Called as soon as the dimension is known; the backbone decides it, not the data.
     """
-    work = run.spec.work(run, classes, dimension)
+    work = run.plan.work(classes, dimension)
     _hold(limits, largest_dimension=dimension, most_classes=classes)
     _hold(limits, most_synthetic=work.synthetic, most_numbers=work.numbers)
 
 
-def admit(run: RunConfig, node: NodeConfig, limits: WorkLimits, flower_run: str) -> None:
+def admit(run: Run, node: NodeConfig, limits: WorkLimits, flower_run: str) -> None:
     """Count a request, on disk, before its work; raise PolicyError if its settings or the counts exceed the limits.
 
     Counts are in the state folder, because an app may start anew for every message.
@@ -100,10 +100,10 @@ def admit(run: RunConfig, node: NodeConfig, limits: WorkLimits, flower_run: str)
         raise PolicyError(f"{str(file)!r}, which counts requests, cannot be written ({error}); nothing is done") from None
 
 
-def _counted(counts: dict[str, Any], run: RunConfig, limits: WorkLimits, flower_run: str, now: float) -> dict[str, Any]:
+def _counted(counts: dict[str, Any], run: Run, limits: WorkLimits, flower_run: str, now: float) -> dict[str, Any]:
     first, number = counts["runs"].get(flower_run, (now, 0))
     recent = [at for at in counts["requests"] if now - HOUR < at <= now]
-    features = hashlib.sha256(repr((run.backbone, run.image_size)).encode()).hexdigest()[:16]
+    features = hashlib.sha256(repr((run.settings.backbone, run.settings.image_size)).encode()).hexdigest()[:16]
     extractions = {key: at for key, at in counts["extractions"].items() if now - DAY < at <= now or key == features}
     _hold(limits, most_seconds=max(0.0, now - first), requests_per_run=number + 1, requests_per_hour=len(recent) + 1)
     _hold(limits, extractions_per_day=len(extractions | {features: now}))

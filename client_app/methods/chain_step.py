@@ -9,7 +9,6 @@ from pathlib import Path
 from client_app.methods.pooled_baselines import compare
 from client_app.methods.task import MethodOutput, Task
 from client_app.offline.keys import private_key, received_keys
-from common.config.run_config import run_digest
 from common.errors import DataError, SealError
 from common.models.classifiers import Classifier, Head
 from common.security.sealing import open_sealed, seal
@@ -24,7 +23,7 @@ def pass_on(task: Task, step: Step) -> MethodOutput:
 
     Raises SealError for a relay that was changed, or was not sealed for this site; and as `step`.
     """
-    sealed = task.run.fedpft.seal
+    sealed = task.run.settings.fedpft.seal
     question = _opened(task) if sealed and task.question is not None else task.question
     made, head = step(replace(task, question=question))
     if sealed:
@@ -57,7 +56,7 @@ def _keys(task: Task) -> dict[str, bytes]:
 
 
 def _context(task: Task, sender: str, number: object) -> bytes:
-    return "\0".join((run_digest(task.run), task.lineage, sender, str(number))).encode()
+    return "\0".join((task.run.digest, task.lineage, sender, str(number))).encode()
 
 
 def _kept(task: Task, head: Head) -> dict[Path, bytes]:
@@ -66,7 +65,7 @@ def _kept(task: Task, head: Head) -> dict[Path, bytes]:
     Only the head of an open chain can be requested later. A head from sealed or private relays has another file name, so no
     later request finds it, whatever settings that request has.
     """
-    confidential = task.run.fedpft.seal or task.run.epsilon
+    confidential = task.run.settings.fedpft.seal or task.run.settings.epsilon
     return {task.state / ("confidential-head.pb" if confidential else "head.pb"): pack_classifier(head)}
 
 

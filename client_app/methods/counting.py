@@ -17,17 +17,17 @@ from torch import Tensor
 from client_app.features.site_features import LabelledFeatures
 from client_app.methods.evaluation import checked_classifier
 from client_app.methods.task import MethodOutput, Task
-from common.config.run_config import RunConfig
 from common.counting.counts import Counts
 from common.counting.counts_proto import pack_counts
 from common.errors import DataError, SurrogateError
 from common.limits import LARGEST_PRIVATE
+from common.methods.counting import scored_classes, tables_of
 from common.models.classifiers import Classifier, Ensemble, class_indices
-from common.privacy.accounting import GaussianEvent, Unit
-from common.privacy.claims import Claim, make_claim
+from common.privacy.accounting import Unit
 from common.privacy.exact_sums import ExactSum
 from common.privacy.gaussian_mechanism import BoundedSum, release, unit_weights
-from common.rules.counting import scored_classes, tables_of
+from common.privacy.mechanism import Mechanism
+from common.run import Run
 
 # Histograms cover log-odds from -EDGE to EDGE in bins of equal width; the outer bins hold everything beyond.
 EDGE = 8.0
@@ -38,7 +38,7 @@ def counts(task: Task) -> MethodOutput:
     return _released(task, _tables(task))
 
 
-def summed_counts(task: Task) -> tuple[dict[str, Tensor], Claim | None]:
+def summed_counts(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     """The tables without noise (float64), for a secure sum; and the claim.
 
     A site whose classes are all too small adds zeros: a refusal would show that.
@@ -51,14 +51,14 @@ def summed_counts(task: Task) -> tuple[dict[str, Tensor], Claim | None]:
 
 def _tables(task: Task) -> dict[str, Tensor]:
     made = {"survey": _surveyed, "evaluation": _evaluated, "values": _valued}
-    return made[task.run.counting.kind](task)
+    return made[task.run.settings.counting.kind](task)
 
 
 def _surveyed(task: Task) -> dict[str, Tensor]:
     """The number of training records of each class of the run."""
     labels = _labels(task, task.found.train)
     weights = _weights(task, task.found.train) * (labels >= 0)
-    counted = ExactSum((len(task.run.classes),), 1.0)
+    counted = ExactSum((len(task.run.settings.classes),), 1.0)
     counted.add_at(labels.clamp_min(0), weights)
     return {"records": counted.value}
 
@@ -71,7 +71,7 @@ def _evaluated(task: Task) -> dict[str, Tensor]:
     scores = scores_alone(model, test.features)
     known, finite = labels >= 0, scores.isfinite().all(1)
     # In a secure sum, no model decides which sites leave out a class: the difference of two sums would show one of them.
-    good = _in_large_classes(task, labels, known if task.run.secure_sum else known & finite) & finite
+    good = _in_large_classes(task, labels, known if task.run.settings.secure_sum else known & finite) & finite
     weights = _weights(task, test) * good
     kept = weights > 0
     return count_decisions(scores[kept], labels[kept], weights[kept], task.run)
@@ -81,11 +81,11 @@ def _valued(task: Task) -> dict[str, Tensor]:
     """The number of held-out records, and of right decisions of each received head, whose heads come as an ensemble."""
     model, test = _received(task), task.found.test
     heads = model.heads if isinstance(model, Ensemble) else (model,)
-    if len(heads) != task.run.counting.models:
-        raise SurrogateError(f"{len(heads)} models, but counting.models = {task.run.counting.models}")
+    if len(heads) != task.run.settings.counting.models:
+        raise SurrogateError(f"{len(heads)} models, but counting.models = {task.run.settings.counting.models}")
     labels = _labels(task, test)
     # In a secure sum the same records as in an evaluation: the difference of both would show the small classes.
-    good = _in_large_classes(task, labels, labels >= 0) if task.run.secure_sum else labels >= 0
+    good = _in_large_classes(task, labels, labels >= 0) if task.run.settings.secure_sum else labels >= 0
     weights = _weights(task, test) * good
     kept = weights > 0
     right = ExactSum((1 + len(heads),), 1.0)
@@ -98,9 +98,9 @@ def _valued(task: Task) -> dict[str, Tensor]:
 
 def _in_large_classes(task: Task, labels: Tensor, kept: Tensor) -> Tensor:
     """Of the records `kept` (n,), those of classes with as many of them as exact counts need; with noise, all."""
-    if task.run.epsilon:
+    if task.run.settings.epsilon:
         return kept
-    sizes = torch.bincount(labels[kept], minlength=len(task.run.classes))
+    sizes = torch.bincount(labels[kept], minlength=len(task.run.settings.classes))
     return kept & (sizes[labels.clamp_min(0)] >= task.limits.smallest_cell)
 
 
@@ -112,9 +112,9 @@ def scores_alone(model: Classifier, features: Tensor) -> Tensor:
         return torch.cat([model.scores(row[None]).double().cpu() for row in features])
 
 
-def count_decisions(scores: Tensor, labels: Tensor, weights: Tensor, run: RunConfig) -> dict[str, Tensor]:
+def count_decisions(scores: Tensor, labels: Tensor, weights: Tensor, run: Run) -> dict[str, Tensor]:
     """Exact tables of logits (n, C), labels (n,) and weights (n,): decisions (C, C) and scores (S, 2, B), float64."""
-    classes, bins = len(run.classes), run.counting.bins
+    classes, bins = len(run.settings.classes), run.settings.counting.bins
     decisions = ExactSum((classes * classes,), 1.0)
     decisions.add_at(labels * classes + scores.argmax(1), weights)
     place, scored = histogram_bins(scores, bins), scored_classes(classes)
@@ -141,31 +141,33 @@ def _log_odds(scores: Tensor, index: int) -> Tensor:
 
 def _received(task: Task) -> Classifier:
     """The model of the request. Raises SurrogateError unless it is the one that the settings name; depends on no record."""
-    if hashlib.sha256(task.question or b"").hexdigest() != task.run.counting.digest:
+    if hashlib.sha256(task.question or b"").hexdigest() != task.run.settings.counting.digest:
         raise SurrogateError("the model is not the one that counting.digest names")
     model = checked_classifier(task)
-    if model.header.classes != task.run.classes:
+    if model.header.classes != task.run.settings.classes:
         raise SurrogateError("the model has other classes than the run, or in another order")
-    if task.run.epsilon and not all(each.abs().max() < LARGEST_PRIVATE for each in model.arrays().values() if each.numel()):
+    if task.run.settings.epsilon and not all(
+        each.abs().max() < LARGEST_PRIVATE for each in model.arrays().values() if each.numel()
+    ):
         raise SurrogateError(f"a model with a number beyond {LARGEST_PRIVATE:g}, which private runs refuse")
     return model
 
 
 def _labels(task: Task, records: LabelledFeatures) -> Tensor:
     """Labels (n,) as indices of the run's classes, -1 for others."""
-    return class_indices(task.run.classes, task.found.classes)[records.labels]
+    return class_indices(task.run.settings.classes, task.found.classes)[records.labels]
 
 
 def _weights(task: Task, records: LabelledFeatures) -> Tensor:
     """The weight of each record (n,): under privacy, one over the number of its patient's, if the site protects patients."""
-    protects = task.run.epsilon and task.found.train.units is not None
+    protects = task.run.settings.epsilon and task.found.train.units is not None
     if protects and records.units is None:
         raise DataError("the held-out records have no patient IDs, but this site protects patients")
     return unit_weights(records.units if protects else None, len(records.labels))
 
 
 def _released(task: Task, exact: Mapping[str, Tensor]) -> MethodOutput:
-    run, header = task.run, task.header(task.run.classes)
+    run, header = task.run, task.header(task.run.settings.classes)
     answer = {"exact": json.dumps({name: table.round().long().tolist() for name, table in exact.items()})}
     reported = (answer if task.found.simulated else {}) | ({"show": True} if task.limits.show_evaluation else {})
     claim = _claim(task)
@@ -175,18 +177,18 @@ def _released(task: Task, exact: Mapping[str, Tensor]) -> MethodOutput:
             what = "there are fewer held-out records" if "right" in whole else "no class has so many records"
             raise DataError(f"smallest-cell = {task.limits.smallest_cell}: {what}, so no count leaves")
         return MethodOutput(pack_counts(Counts(header, whole)), answer=dict(reported))
-    counted = tables_of(run, len(run.classes))
+    counted = tables_of(run.settings.counting, len(run.settings.classes))
     sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in counted]
     noisy = release(sums, claim.noise_multiplier)
     tables = {each.name: each.value.round().long() for each in noisy}
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
     payload = pack_counts(Counts(header, tables, claim))
-    return MethodOutput(payload, claim, (GaussianEvent(claim.noise_multiplier),), facts, dict(reported))
+    return MethodOutput(payload, claim, facts, dict(reported))
 
 
-def _claim(task: Task) -> Claim | None:
+def _claim(task: Task) -> Mechanism | None:
     unit: Unit = "record" if task.found.train.units is None else "patient"
-    return make_claim(task.run, unit)
+    return task.run.mechanism_for(unit)
 
 
 def _large_enough(task: Task, exact: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from client_app.governance.gate import Gate
 from client_app.methods.task import Task
-from common.config.run_config import RunConfig, run_digest
 from common.errors import SurrogateError
+from common.methods.method import load
 from common.models.classifiers import Classifier
-from common.rules.spec import load
+from common.run import Run
 from common.wire.model_proto import unpack_classifier
 from common.wire.records import Info
 
 
 def evaluate(task: Task, gate: Gate, flower_run: str) -> Info:
     """Measures of the received model, with `correct` and `tested` among them. Raises SurrogateError, DataError."""
-    found: Info = load(task.run.spec.evaluate)(task, gate, flower_run)
+    found: Info = load(task.run.plan.combination.evaluate)(task, gate, flower_run)
     return found
 
 
@@ -31,18 +31,18 @@ def own_model(task: Task, gate: Gate, flower_run: str) -> Info:
 
 def own_classifier(task: Task) -> Classifier:
     """The classifier of its own that this site makes for the method."""
-    found: Classifier = load(task.run.spec.personal)(task)
+    found: Classifier = load(task.run.plan.combination.personal)(task)
     return found
 
 
-def received_classifier(run: RunConfig, payload: bytes | None) -> Classifier:
+def received_classifier(run: Run, payload: bytes | None) -> Classifier:
     """The model in a message. Raises SurrogateError when there is none, or when it is of another run."""
     if payload is None:
         raise SurrogateError("a message without a model")
     model = unpack_classifier(payload)
     # The digest in the settings of an evaluation names the model, which is that of another run.
-    if model.header.run != run_digest(run) and not run.spec.counts:
-        raise SurrogateError(f"a model of run {model.header.run!r}, but these settings are run {run_digest(run)!r}")
+    if model.header.run != run.digest and not run.plan.counts:
+        raise SurrogateError(f"a model of run {model.header.run!r}, but these settings are run {run.digest!r}")
     return model
 
 

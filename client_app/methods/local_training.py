@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from common.config.sections import FedAvgSettings, Model
 from common.models.augmentation import draw
 from common.models.networks import build, split_input
 from common.models.parameters import Tensors
+from common.settings import FedAvgSettings, Model
 
 
 @dataclass(frozen=True)

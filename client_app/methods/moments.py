@@ -8,8 +8,8 @@ from torch import Tensor
 from client_app.features.on_disk import clipped_features, forget
 from client_app.methods.task import Task
 from common.models.classifiers import class_indices
-from common.privacy.claims import Claim, make_claim
 from common.privacy.gaussian_mechanism import unit_weights
+from common.privacy.mechanism import Mechanism
 from common.surrogates.class_sums import fold, statistics
 from common.wire.sum_proto import unpack_map
 from common.wire.surrogate_proto import centre_digest
@@ -18,7 +18,7 @@ from common.wire.surrogate_proto import centre_digest
 ROWS = 8192
 
 
-def class_moments(task: Task) -> tuple[dict[str, Tensor], Claim | None]:
+def class_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     """counts (C,), sums (C, d) and squares (d (d + 1) / 2,), folded, for all classes of the run, float64;
     and the claim.
 
@@ -26,18 +26,18 @@ def class_moments(task: Task) -> tuple[dict[str, Tensor], Claim | None]:
     adds a vector of norm at most one to each: features are clipped as for noisy class sums.
     """
     run, train, public = task.run, task.found.train, unpack_map(task.question or b"")
-    if run.epsilon:
-        claim = make_claim(run, "record" if train.units is None else "patient", centre_digest(public.centre))
+    if run.settings.epsilon:
+        claim = run.mechanism_for("record" if train.units is None else "patient", centre_digest(public.centre))
         assert claim is not None
-        labels = class_indices(run.classes, task.found.classes)[train.labels]
+        labels = class_indices(run.settings.classes, task.found.classes)[train.labels]
         features, _ = clipped_features(train.features, claim.clip, train.folder, public.apply)
         weights = unit_weights(train.units, len(labels)) * (labels >= 0)
         multiplier, done = claim.noise_multiplier, [forget] if train.folder is not None else []
-        found = statistics(features, labels.clamp_min(0), weights, len(run.classes), "joint", multiplier, *done)
+        found = statistics(features, labels.clamp_min(0), weights, len(run.settings.classes), "joint", multiplier, *done)
         return {each.name: each.value for each in found}, claim
-    features, labels = task.training_data(run.classes)
+    features, labels = task.training_data(run.settings.classes)
     features = public.apply(features)
-    counts, sums = class_sums(features, labels, len(run.classes))
+    counts, sums = class_sums(features, labels, len(run.settings.classes))
     return {"counts": counts, "sums": sums, "squares": fold(second_moment(features))}, None
 
 

@@ -12,16 +12,16 @@ from torch import Tensor
 from client_app.datasets.partition import share, whole
 from client_app.features.site_features import dataset_features, in_simulation, usable
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig
 from common.errors import DataError
 from common.models.classifiers import Classifier, class_indices
 from common.models.head_training import train_on_features
+from common.run import Run
 from common.wire.records import Info
 
 PICTURE_POINTS = 1500
 
 
-def compare(model: Classifier, run: RunConfig, node: NodeConfig, baselines: bool = True) -> Info:
+def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = True) -> Info:
     """Accuracy of a model on all test records of the run's data, and points for a picture.
 
     With `run.compare` also these baselines, and the bytes that each would send at 16 bits:
@@ -38,7 +38,7 @@ def compare(model: Classifier, run: RunConfig, node: NodeConfig, baselines: bool
     for dataset, rows in whole(run, node.num_partitions):
         found = dataset_features(dataset, run, node)
         index = class_indices(names, dataset.classes)
-        for part in rows if run.compare and baselines else ():
+        for part in rows if run.settings.compare and baselines else ():
             train = usable(dataset, found, part, run.power)
             parts.append((train.features, index[train.labels]))
         test = usable(dataset, found, (~dataset.is_train).nonzero().squeeze(1), run.power)
@@ -49,9 +49,9 @@ def compare(model: Classifier, run: RunConfig, node: NodeConfig, baselines: bool
         return info
     # What a model reaches that always gives the largest class: the least that a useful model must exceed.
     info["accuracy.majority"] = float(torch.bincount(labels[labels >= 0], minlength=1).max() / max(1, len(labels)))
-    if run.compare:
+    if run.settings.compare:
         info |= _baselines(parts, features, labels, len(names), run)
-    some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(run.seed))
+    some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(run.settings.seed))
     some = some[labels[some] >= 0][:PICTURE_POINTS]
     if (plane := model.plane()) is None:
         return info
@@ -65,11 +65,11 @@ def check_comparable(node: NodeConfig) -> None:
         raise DataError("a comparison needs the data of all sites; it is possible in a simulation only")
 
 
-def _baselines(parts: list[tuple[Tensor, Tensor]], features: Tensor, labels: Tensor, classes: int, run: RunConfig) -> Info:
+def _baselines(parts: list[tuple[Tensor, Tensor]], features: Tensor, labels: Tensor, classes: int, run: Run) -> Info:
     parts = [(x[y >= 0], y[y >= 0]) for x, y in parts]
     pooled = [torch.cat(column) for column in zip(*parts, strict=True)]
-    weight, bias = train_on_features(pooled[0], pooled[1], classes, run.head, run.seed)
-    heads = [train_on_features(x, y, classes, run.head, run.seed) for x, y in parts]
+    weight, bias = train_on_features(pooled[0], pooled[1], classes, run.settings.head, run.settings.seed)
+    heads = [train_on_features(x, y, classes, run.settings.head, run.settings.seed) for x, y in parts]
     logits = torch.stack([features @ w.T + b for w, b in heads])
     mean_weight, mean_bias = (torch.stack(tensors).mean(0) for tensors in zip(*heads, strict=True))
     dimension = features.shape[1]

@@ -14,13 +14,12 @@ from torch import Tensor
 from client_app.features.on_disk import chunks, written
 from client_app.features.site_features import SiteFeatures
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig, run_digest
 from common.errors import ConfigError, DataError, PolicyError, SurrogateError
 from common.limits import LARGEST_NUMBER, LARGEST_PRIVATE, MOST_CLASSES
 from common.models.classifiers import class_indices
 from common.models.parameters import Parameters
-from common.privacy.accounting import GaussianEvent
-from common.privacy.claims import Claim
+from common.privacy.mechanism import Mechanism
+from common.run import Run
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import unpack_parameters
 from common.wire.records import Info
@@ -50,7 +49,7 @@ NO_LIMITS = SiteLimits()
 class Task:
     """One request: the run, this site, its features, the received payload (`question`) and numbers (`info`)."""
 
-    run: RunConfig
+    run: Run
     node: NodeConfig
     site: str
     found: SiteFeatures
@@ -94,7 +93,7 @@ class Task:
 
     def records_alone(self, what: str) -> None:
         """Raise ConfigError if this site protects patients: `what` can protect single records only."""
-        if self.run.epsilon and self.found.train.units is not None:
+        if self.run.settings.epsilon and self.found.train.units is not None:
             raise ConfigError(
                 f'{what} protects single records, but this site protects patients; set unit = "record" in the node-config '
                 "if that is enough, or use method = 'fedpft' with fedpft.privacy = 'sums'"
@@ -107,25 +106,25 @@ class Task:
         if self.question is None:
             raise SurrogateError("a round without a model")
         model = unpack_parameters(self.question)
-        if model.header.run != run_digest(self.run) or model.header.fingerprint != self.found.fingerprint:
+        if model.header.run != self.run.digest or model.header.fingerprint != self.found.fingerprint:
             raise SurrogateError(
                 f"a model of run {model.header.run!r} for backbone {model.header.fingerprint[:16]!r}; here it is run "
-                f"{run_digest(self.run)!r} and {self.found.fingerprint[:16]!r}"
+                f"{self.run.digest!r} and {self.found.fingerprint[:16]!r}"
             )
         if len(model.header.classes) > self.limits.most_classes:
             raise PolicyError(f"most-classes = {self.limits.most_classes}: a model of {len(model.header.classes)} classes")
-        largest = LARGEST_PRIVATE if self.run.epsilon else LARGEST_NUMBER
+        largest = LARGEST_PRIVATE if self.run.settings.epsilon else LARGEST_NUMBER
         if not all(t.isfinite().all() and (not t.numel() or t.abs().max() < largest) for t in model.tensors.values()):
             raise SurrogateError(f"a model with a number that is not finite, or beyond {largest:g}")
         # They select records; in an exact sum, the difference from a sum of other classes would show some of them.
-        fixed = self.run.epsilon or self.run.secure_sum
-        if fixed and self.run.classes and model.header.classes != self.run.classes:
+        fixed = self.run.settings.epsilon or self.run.settings.secure_sum
+        if fixed and self.run.settings.classes and model.header.classes != self.run.settings.classes:
             raise SurrogateError(f"a model of classes {', '.join(model.header.classes)[:200]}, which are not this run's")
         return model
 
     def header(self, classes: tuple[str, ...]) -> Header:
         """The header of this site's reply."""
-        return Header(self.run.method, run_digest(self.run), self.site, self.found.fingerprint, classes)
+        return Header(self.run.settings.method, self.run.digest, self.site, self.found.fingerprint, classes)
 
     def training_data(self, classes: tuple[str, ...]) -> tuple[Tensor, Tensor]:
         """Training features (n, d) and labels (n,), indices into `classes`. Raises DataError when no record is left.
@@ -136,7 +135,7 @@ class Task:
         sizes = torch.bincount(labels.clamp_min(0), minlength=len(classes))
         kept = (labels >= 0) & (sizes[labels.clamp_min(0)] >= self.limits.smallest_class)
         # In a private run the reply must not show whether the site has a record of these classes.
-        if not kept.any() and not self.run.epsilon:
+        if not kept.any() and not self.run.settings.epsilon:
             raise DataError(
                 f"no training record of the run's classes {', '.join(classes)[:200]}, with {self.limits.smallest_class} or "
                 "more of a class"
@@ -154,7 +153,7 @@ class SiteSums(NamedTuple):
     """A site's part of a secure sum: tensors by statistic (float64), their claim, and files to keep as in `MethodOutput`."""
 
     values: dict[str, Tensor]
-    claim: Claim | None
+    claim: Mechanism | None
     keep: Mapping[Path, bytes] = {}
 
 
@@ -162,15 +161,14 @@ class SiteSums(NamedTuple):
 class MethodOutput:
     """A method's output before it is released.
 
-    events: its noise, for the ledger. facts: measures of it, which stay at the site. answer: numbers sent with it. keep:
+    claim: what protects it. facts: measures of its noise, which stay at the site. answer: numbers sent with it. keep:
     files and their content, written only once the release is charged, so later rounds may use them freely. must_keep:
     whether the next round needs these files. sealed: whether only other sites can read the payload. guard: the
     release is charged in this context. It may refuse it on entry, and what it keeps of it is written on exit without error.
     """
 
     payload: bytes
-    claim: Claim | None = None
-    events: tuple[GaussianEvent, ...] = ()
+    claim: Mechanism | None = None
     facts: dict[str, float] = field(default_factory=dict)
     answer: Info = field(default_factory=dict)
     keep: Mapping[Path, bytes] = field(default_factory=dict)

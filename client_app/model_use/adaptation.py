@@ -15,10 +15,10 @@ from client_app.model_use.adapted import Adapted, Neighbours
 from client_app.model_use.calibration import fit_temperature
 from client_app.model_use.held_out import HeldOut
 from client_app.model_use.metrics import bootstrap_weights
-from common.config.sections import HeadSettings
 from common.errors import DataError
 from common.models.classifiers import Classifier, Head
 from common.models.head_training import train_on_features
+from common.settings import HeadSettings
 
 FOLDS = 5
 FEWEST = 20

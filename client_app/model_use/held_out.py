@@ -16,9 +16,9 @@ from client_app.features.site_features import dataset_features, site_backbone
 from client_app.model_use.prediction import check_backbone
 from client_app.node_config import NodeConfig
 from common.backbones.feature_power import power_in, raised, with_power
-from common.config.sections import DataKind
 from common.errors import BackboneError, DataError
 from common.models.classifiers import class_indices
+from common.settings import DataKind
 from common.signed_models.signed_model import SignedModel
 
 # Distinct numbers of a column above which it is divided into four groups of equal size.
@@ -72,7 +72,7 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
             patient_column=source.patient_column,
             frames=node.dicom_frames,
         )
-        dataset = load_all(wanted, run.seed)[0]
+        dataset = load_all(wanted, run.settings.seed)[0]
         rows = torch.arange(len(dataset))
     else:
         where = "this site's test records" if part == "test" else "this site's training records"
@@ -88,7 +88,7 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
             rows = torch.arange(len(dataset))
     if not len(rows):
         raise DataError(f"no held-out records in {dataset.name!r}; give labelled records with --data-dir")
-    groups = {name: _column(wanted, name, node, run.seed, dataset) for name in source.columns}
+    groups = {name: _column(wanted, name, node, run.settings.seed, dataset) for name in source.columns}
     return _of_rows(model, node, dataset, rows, (source, where, groups))
 
 

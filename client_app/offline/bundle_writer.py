@@ -36,7 +36,7 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
     run, site = request.run(), site_name(node, 0)
     before = check_receipts(node, request.receipts.get(site, ""))
     flower_run = f"bundle-{request.id}"
-    gate = open_gate(node, run, flower_run)
+    gate = open_gate(node, run.settings.data, flower_run)
     _check_first_answer(gate.ledger, request, flower_run)
     prepared = prepare(SurrogateRequest(run, node, site, flower_run, request.centre), gate)
     if prepared.failure:

@@ -10,9 +10,8 @@ from client_app.features.site_features import site_name
 from client_app.governance.gate import open_gate
 from client_app.governance.release import SurrogateRequest, prepare
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig
 from common.errors import ConfigError, FedSurrogateError
-from common.privacy.claims import plan_of
+from common.run import Run
 
 DRY = "dry-run"
 
@@ -25,17 +24,17 @@ class DryRun:
     refusal: str
 
 
-def dry_run(run: RunConfig, node: NodeConfig) -> DryRun:
+def dry_run(run: Run, node: NodeConfig) -> DryRun:
     """Make the surrogate that this site would send and check it at the gate. Raises FedSurrogateError if none can be made.
 
     A real release draws new noise, so the surrogate of a dry run never leaves.
     """
-    if not run.spec.releases_once:
+    if not run.plan.releases_once:
         raise ConfigError(
-            f"method = {run.method!r}: a dry run shows the release of a one-shot method; this method replies to received "
+            f"method = {run.settings.method!r}: a dry run shows the release of a one-shot method; this method replies to received "
             "models, or releases nothing; `coordinator plan` shows its bytes"
         )
-    gate = open_gate(node, run, DRY)
+    gate = open_gate(node, run.settings.data, DRY)
     request = SurrogateRequest(run, node, site_name(node, 0), DRY, info={"lineage": "dryrun"})
     prepared = prepare(request, gate, affordable=False)
     release, classes = prepared.release, prepared.found.classes
@@ -56,7 +55,7 @@ def dry_run(run: RunConfig, node: NodeConfig) -> DryRun:
         "failure": prepared.failure or None,
         "epsilon_before": gate.spent(),
         "epsilon_total": gate.policy.epsilon_total,
-        "runs_left": gate.runs_left(plan_of(run)) if release.events else None,
+        "runs_left": gate.runs_left(run.mechanism.events) if run.mechanism and release.events else None,
     }
     refusal = ""
     if prepared.failure:

@@ -14,13 +14,12 @@ from torch import Tensor
 from client_app.methods.task import MethodOutput, SiteSums, Task
 from client_app.secure_sum import same_sites, store
 from common.errors import DataError, SealError
-from common.privacy.accounting import GaussianEvent
-from common.privacy.claims import released_in
-from common.rules.secure_sum import MECHANISM, local_epsilon, numbers_of, rules_of
-from common.rules.spec import load
+from common.methods.method import load
+from common.privacy.mechanism import JOINT_SUMS
 from common.secure_sum.fixed_point import FixedPoint
 from common.secure_sum.member import mask
 from common.secure_sum.noise import noise_of_site
+from common.secure_sum.of_run import local_epsilon, numbers_of, rules_of
 from common.security.sealing import SEED_BYTES
 from common.wire.sum_proto import map_digest, pack_masked, pack_state, unpack_delivery
 
@@ -33,38 +32,38 @@ def masked_sum(task: Task) -> MethodOutput:
     Raises StateError or SealError for a step out of order, or shares from another key list; without privacy, DataError for
     records beyond the settings' bounds.
     """
-    run, spec, name = task.run, task.run.spec, store.name_of(task.info)
+    run, name = task.run, store.name_of(task.info)
+    combination = run.plan.combination
     state = store.read(run, task.node, name, task.site)
     sites = len(state.members)
-    rules = rules_of(run, sites)
+    rules = rules_of(run.settings, sites)
     delivered, packed = unpack_delivery(task.question)
     if map_digest(packed) != state.public:
         raise SealError("the model, projection or centre of this secure sum is not what all sites have agreed on")
-    values, claim, kept = SiteSums(*load(spec.site_sums)(replace(task, question=packed)))
-    numbers = numbers_of(run, spec, max(1, sites), task.round)
+    values, claim, kept = SiteSums(*load(combination.site_sums)(replace(task, question=packed)))
+    numbers = numbers_of(run, max(1, sites), task.round)
     whole = {each: numbers[each].encode(value) for each, value in values.items()}
     facts: dict[str, float] = {"members": sites, "colluding": rules.colluding, "fewest-in-the-sum": rules.least}
     # Without peers, the coordinator may have made up the other sites, and this site's own noise alone protects it.
     facts["keys-pinned"] = float(bool(task.node.peers))
-    spare, joint = b"", claim is not None and claim.mechanism == MECHANISM
+    spare, joint = b"", claim is not None and claim.name == JOINT_SUMS
     if claim is None:
         _check_range(values, numbers)
     elif joint:
-        facts["local-epsilon"] = local_epsilon(run, rules)
+        facts["local-epsilon"] = local_epsilon(claim, rules)
         shapes = {each: tuple(value.shape) for each, value in values.items()}
         spare = os.urandom(SEED_BYTES)
         for each, drawn in noise_of_site(claim, numbers, shapes, rules, spare).items():
             whole[each] = whole[each] + drawn
-    vector = np.concatenate([whole[each.name] for each in spec.sums(run, task.round)])
+    vector = np.concatenate([whole[each.name] for each in combination.sums_in(task.round)])
     after, masked = mask(state, delivered, rules, vector)
     guard: Callable[[], AbstractContextManager[object]] = nullcontext
     if same_sites.applies(run, task.node):
         records = same_sites.records_in(task.found, task.node, run, task.limits)
         guard = partial(same_sites.fixing, task.node, name, [after.by_name[site].public for site in after.shares], records)
-    payload = pack_masked(task.header(run.classes), masked, claim)
-    events = (GaussianEvent(claim.noise_multiplier) if joint else released_in(run, task.round),) if claim else ()
+    payload = pack_masked(task.header(run.settings.classes), masked, claim)
     keep = {**kept, store.file_of(task.node, name, task.site): pack_state(replace(after, spare=spare))}
-    return MethodOutput(payload, claim, events, facts, keep=keep, must_keep=True, guard=guard)
+    return MethodOutput(payload, claim, facts, keep=keep, must_keep=True, guard=guard)
 
 
 def _check_range(values: dict[str, Tensor], numbers: dict[str, FixedPoint]) -> None:

@@ -27,11 +27,11 @@ from client_app.governance.ledger import dataset_id
 from client_app.governance.policy import PUBLIC_KINDS
 from client_app.methods.task import SiteLimits
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig
 from common.errors import PolicyError, StateError
 from common.files import replace_file
-from common.rules.counting import JUDGING
-from common.rules.secure_sum import MECHANISM
+from common.methods.counting import JUDGING
+from common.privacy.mechanism import JOINT_SUMS
+from common.run import Run
 
 REMEDY = (
     "sum over the same sites, or with epsilon (one joint noise); `site forget-sums` forgets earlier sums, if this hospital "
@@ -52,21 +52,21 @@ class Fixed:
     records: Mapping[str, str] = field(default_factory=dict)
 
 
-def applies(run: RunConfig, node: NodeConfig) -> bool:
+def applies(run: Run, node: NodeConfig) -> bool:
     """Whether the rule holds for a run: joint noise hides every difference, and each such sum is charged."""
-    return run.mechanism != MECHANISM and node.data not in PUBLIC_KINDS
+    return run.plan.mechanism_name != JOINT_SUMS and node.data not in PUBLIC_KINDS
 
 
-def records_in(found: SiteFeatures, node: NodeConfig, run: RunConfig, limits: SiteLimits) -> dict[str, str]:
+def records_in(found: SiteFeatures, node: NodeConfig, run: Run, limits: SiteLimits) -> dict[str, str]:
     """Digest of the records that a site adds to a sum, by their kind: its files, which of their records these are, and the
     records that a class needs. With another such limit, the difference of two sums would be the small classes of one site.
 
     Empty where the sum has noise.
     """
-    if run.epsilon:
+    if run.settings.epsilon:
         return {}
-    kind = "held-out" if run.counting.kind in JUDGING else "training"
-    least = limits.smallest_cell if run.spec.counts else limits.smallest_class
+    kind = "held-out" if run.settings.counting.kind in JUDGING else "training"
+    least = limits.smallest_cell if run.plan.counts else limits.smallest_class
     return {kind: hashlib.sha256(f"{found.key} {node.label_column} {found.selected} {least}".encode()).hexdigest()}
 
 

@@ -11,10 +11,10 @@ from client_app.governance.policy import Policy
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import private_key
 from client_app.secure_sum import same_sites, store
-from common.config.run_config import RunConfig, run_digest
 from common.errors import PolicyError, SurrogateError
-from common.rules.secure_sum import context_of, local_epsilon, rules_of
+from common.run import Run
 from common.secure_sum.member import agree, begin, reveal, share, spare_seed
+from common.secure_sum.of_run import context_of, local_epsilon, rules_of
 from common.secure_sum.rules import SumRules
 from common.security.sealing import public_key, read_keys
 from common.wire.records import Info
@@ -25,7 +25,7 @@ from common.wire.sum_proto import pack_dealt, pack_member, pack_revealed, unpack
 class Step:
     """A request for one step: its payload and numbers, and the site that received it."""
 
-    run: RunConfig
+    run: Run
     node: NodeConfig
     site: str
     flower_run: str
@@ -39,9 +39,9 @@ class Step:
 
     def checked(self) -> Policy:
         """The policy, after it has allowed the run. Raises PolicyError, and SurrogateError for other settings."""
-        if not self.run.secure_sum or self.info.get("run") != run_digest(self.run):
-            raise SurrogateError(f"a step of a secure sum for run {self.info.get('run')!r}, not {run_digest(self.run)!r}")
-        gate = open_gate(self.node, self.run, self.flower_run)
+        if not self.run.settings.secure_sum or self.info.get("run") != self.run.digest:
+            raise SurrogateError(f"a step of a secure sum for run {self.info.get('run')!r}, not {self.run.digest!r}")
+        gate = open_gate(self.node, self.run.settings.data, self.flower_run)
         gate.check_request(self.run)
         return gate.policy
 
@@ -60,7 +60,7 @@ def sum_shares(step: Step) -> tuple[bytes | None, Info]:
     policy = step.checked()
     state = store.read(step.run, step.node, step.name, step.site)
     members, public = unpack_members(step.payload or b"")
-    rules = rules_of(step.run, len(members))
+    rules = rules_of(step.run.settings, len(members))
     _check_colluding(policy, rules)
     _check_local(policy, step.run, rules)
     pinned = read_keys(Path(step.node.peers).expanduser()) if step.node.peers else None
@@ -75,7 +75,9 @@ def sum_list(step: Step) -> tuple[bytes | None, Info]:
     step.checked()
     state = store.read(step.run, step.node, step.name, step.site)
     summed, _ = unpack_list(step.payload)
-    after, signature = agree(state, summed, rules_of(step.run, len(state.members)), private_key(step.node, step.site))
+    after, signature = agree(
+        state, summed, rules_of(step.run.settings, len(state.members)), private_key(step.node, step.site)
+    )
     if same_sites.applies(step.run, step.node):
         same_sites.check_summed(step.node, step.name, after.summed_keys)
     store.write(step.node, step.name, after)
@@ -87,7 +89,7 @@ def sum_open(step: Step) -> tuple[bytes | None, Info]:
     step.checked()
     state = store.read(step.run, step.node, step.name, step.site)
     _, signatures = unpack_list(step.payload)
-    after, found = reveal(state, signatures, rules_of(step.run, len(state.members)))
+    after, found = reveal(state, signatures, rules_of(step.run.settings, len(state.members)))
     if same_sites.applies(step.run, step.node):
         same_sites.settle(step.node, step.name, after.summed_keys)
     store.write(step.node, step.name, after)
@@ -103,16 +105,16 @@ def _check_colluding(policy: Policy, rules: SumRules) -> None:
         )
 
 
-def _check_local(policy: Policy, run: RunConfig, rules: SumRules) -> None:
+def _check_local(policy: Policy, run: Run, rules: SumRules) -> None:
     if (
         policy.local_epsilon
-        and run.epsilon
+        and run.mechanism is not None
         and rules.honest > 0
-        and (local := local_epsilon(run, rules)) > policy.local_epsilon
+        and (local := local_epsilon(run.mechanism, rules)) > policy.local_epsilon
     ):
         raise PolicyError(
             f"local-epsilon = {policy.local_epsilon:g}: this site's own noise alone gives epsilon {local:.4g} at delta "
-            f"{run.delta:g} among {rules.members} sites; the run needs a smaller epsilon"
+            f"{run.settings.delta:g} among {rules.members} sites; the run needs a smaller epsilon"
         )
 
 

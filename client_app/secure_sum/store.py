@@ -10,11 +10,11 @@ from pathlib import Path
 
 from client_app.governance.policy import Policy
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig
 from common.errors import StateError, SurrogateError
 from common.files import replace_file
-from common.rules.secure_sum import context_of
+from common.run import Run
 from common.secure_sum.member import SumState
+from common.secure_sum.of_run import context_of
 from common.wire.sum_proto import pack_state, unpack_state
 
 NAME = re.compile(r"[0-9a-f]{32}")
@@ -51,7 +51,7 @@ def create(node: NodeConfig, policy: Policy, name: str, state: SumState) -> None
         raise StateError(f"{file} cannot be written ({error}); see state-dir in the node-config") from None
 
 
-def read(run: RunConfig, node: NodeConfig, name: str, site: str) -> SumState:
+def read(run: Run, node: NodeConfig, name: str, site: str) -> SumState:
     """A sum's state. Raises StateError if this site did not begin it, or began it with other settings."""
     file = file_of(node, name, site)
     try:

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from common.privacy.claims import Claim
+from common.privacy.mechanism import Mechanism
 from common.surrogates.surrogates import Header
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Tables of whole numbers (int64) by name, see `common.rules.counting.tables_of`. Noise is rounded to whole numbers.
+    """Tables of whole numbers (int64) by name, see `common.methods.counting.tables_of`. Noise is rounded to whole numbers.
 
     claim: None for exact counts.
     """
 
     header: Header
     tables: Mapping[str, Tensor]
-    claim: Claim | None = None
+    claim: Mechanism | None = None
 
     def variance(self, name: str) -> float:
         """Variance of the noise in each cell of a table, rounding included; zero for exact counts."""

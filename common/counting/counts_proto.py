@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from common import surrogate_pb2 as pb
-from common.config.run_config import RunConfig
 from common.counting.counts import Counts
 from common.errors import SurrogateError
-from common.privacy.claims import check_claim
-from common.rules.counting import tables_of
-from common.rules.schema import check_fields
+from common.methods.counting import tables_of
+from common.methods.schema import check_fields
+from common.privacy.mechanism import check_stated
+from common.run import Run
 from common.wire.surrogate_proto import pack_claim, pack_header, parse, unpack_claim, unpack_header
 from common.wire.validation import Expectation, check_header
 
@@ -46,16 +46,16 @@ def unpack_counts(payload: bytes) -> Counts:
     return Counts(unpack_header(message.header), tables, claim)
 
 
-def check_counts(counts: Counts, config: RunConfig, fingerprint: str) -> None:
+def check_counts(counts: Counts, config: Run, fingerprint: str) -> None:
     """Raise SurrogateError unless counts belong to this run, and are what some records and honest noise can give."""
-    check_header(counts.header, Expectation.of(config, config.classes, fingerprint))
-    if counts.header.classes != config.classes:
+    check_header(counts.header, Expectation.of(config, config.settings.classes, fingerprint))
+    if counts.header.classes != config.settings.classes:
         raise SurrogateError("counts of other classes than the run's, or in another order")
-    if counts.claim is not None or config.epsilon:
-        check_claim(counts.claim, config)
-    spec = config.spec
-    check_fields(spec.sends(config), counts.tables, spec.sizes(config, len(config.classes), 1, 1))
-    assert set(counts.tables) == {each.name for each in tables_of(config, len(config.classes))}
+    if counts.claim is not None or config.settings.epsilon:
+        check_stated(counts.claim, config.mechanism)
+    messages, classes = config.plan.messages, len(config.settings.classes)
+    check_fields(messages.sends, counts.tables, messages.sizes(classes, 1, 1))
+    assert set(counts.tables) == {each.name for each in tables_of(config.settings.counting, classes)}
     check_tables(counts.tables, {name: counts.variance(name) for name in counts.tables})
 
 

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, date, datetime
 from typing import Any
 
-from common.config.flat_settings import Scalar
 from common.errors import ConfigError, SealError, SurrogateError
 from common.safe_parsing import read_message
 from common.security.sealing import sign, verify
+from common.settings.flat import Scalar
 from common.surrogate_pb2 import Bundle as SignedFile
 from common.wire.bundles import signed_part
 from common.wire.records import Info

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from common.extras.packages import EXTRAS, check_installed
 
 if TYPE_CHECKING:
-    from common.config.run_config import RunConfig
+    from common.run import Run
 
 # By kind of data. A table next to images needs one only if it is there, which the settings do not say.
 OF_DATA = {"parquet": "pyarrow", "dicom": "pydicom"}
@@ -20,7 +20,7 @@ def check_packages(needed: Iterable[tuple[str, str]]) -> None:
         check_installed(package, setting)
 
 
-def packages_for(run: RunConfig, data: str, judges: bool) -> Iterator[tuple[str, str]]:
+def packages_for(run: Run, data: str, judges: bool) -> Iterator[tuple[str, str]]:
     """Optional packages that a site needs for a run, from settings alone.
 
     Args:
@@ -33,9 +33,9 @@ def packages_for(run: RunConfig, data: str, judges: bool) -> Iterator[tuple[str,
     """
     if data in OF_DATA:
         yield OF_DATA[data], f"data = {data!r}"
-    library = run.backbone.partition(":")[0]
+    library = run.settings.backbone.partition(":")[0]
     # Stored features need no backbone, nor do the labels that a survey counts.
-    if library in EXTRAS and data != "safetensors" and run.counting.kind != "survey":
-        yield library, f"backbone = {run.backbone!r}"
-    for package in (*run.spec.packages(run), *(run.spec.judging_packages if judges else ())):
-        yield package, f"method = {run.method!r}"
+    if library in EXTRAS and data != "safetensors" and run.settings.counting.kind != "survey":
+        yield library, f"backbone = {run.settings.backbone!r}"
+    for package in (*run.plan.packages, *(run.plan.judging_packages if judges else ())):
+        yield package, f"method = {run.settings.method!r}"

@@ -127,9 +127,7 @@ def _plan(tables: dict[str, str], work: Callable[[int, int], Work], judges: bool
         ),
         work=work,
         privacy=privacy,
-        defences=Defences(
-            reason=": the counts of each site are only kept within what its records and the noise can give"
-        ),
+        defences=Defences(reason=": the counts of each site are only kept within what its records and the noise can give"),
         refusal=_refusal(own, settings.classes),
         counts=True,
     )

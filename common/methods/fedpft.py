@@ -235,9 +235,7 @@ def symbols(own: FedPFTSettings, mechanism: str, classes: int, dimension: int, r
     return {"K": each * classes, "r": rank, "t": below + dimension, "b": below}
 
 
-def _work_of(
-    own: FedPFTSettings, head: HeadSettings, mechanism: str, chain: bool
-) -> Callable[[int, int], Work]:
+def _work_of(own: FedPFTSettings, head: HeadSettings, mechanism: str, chain: bool) -> Callable[[int, int], Work]:
     """The work of a site. `passes` are those of the head that `compare` trains.
 
     A site of a chain also samples from the received surrogate and trains a head.

@@ -13,10 +13,10 @@ from common.methods.method import (
     Field,
     Messages,
     Method,
+    ModelTraining,
     Plan,
     Sizes,
     Summed,
-    ModelTraining,
     Work,
 )
 from common.privacy.mechanism import SGD, NoisyRounds

@@ -7,12 +7,10 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from common.errors import SurrogateError
-from common.rules.spec import Field, MethodSpec, Sizes
+from common.methods.method import Field, Messages, Sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from common.config.run_config import RunConfig
 
 Groups = list[tuple[Field, list["Tensor"]]]
 
@@ -67,16 +65,24 @@ def _sizes_in(groups: Groups, sizes: Sizes) -> dict[str, int]:
 
 
 def check_schema(
-    spec: MethodSpec, config: RunConfig, tables: Mapping[str, Tensor], classes: int, dimension: int = 0, first: bool = False
+    messages: Messages, tables: Mapping[str, Tensor], classes: int, dimension: int = 0, first: bool = False
 ) -> None:
     """Raise SurrogateError unless the tensors of a parsed message match the schema of its method.
 
-    dimension: of the features; 0 if the message decides it. first: whether it is the message of the first round.
+    Args:
+        messages: of the run's plan.
+        tables: the tensors by name.
+        classes: number of classes of the message.
+        dimension: of the features; 0 if the message decides it.
+        first: whether it is the message of the first round.
+
+    Raises:
+        SurrogateError: for other tensors.
     """
-    fields = spec.schema(config, first)
+    fields = messages.schema(first)
     known = {"C": classes} | ({"d": dimension} if dimension else {})
-    found = _sizes_in(_grouped(fields, tables), known)
-    sizes = dict(spec.sizes(config, classes, found.get("d", 1), 1))
+    grouped = _sizes_in(_grouped(fields, tables), known)
+    sizes = dict(messages.sizes(classes, grouped.get("d", 1), 1))
     # Only the site knows its number of records.
     del sizes["n"]
     check_fields(fields, tables, sizes)

@@ -14,9 +14,9 @@ from common.methods.method import (
     Field,
     Messages,
     Method,
+    ModelTraining,
     Plan,
     Sizes,
-    ModelTraining,
     Work,
 )
 from common.methods.training import MODEL, model_numbers, numbers_held, variant_of
@@ -113,9 +113,7 @@ def plan(settings: Settings) -> Plan:
         ),
         work=partial(_work, own, private),
         privacy=privacy,
-        defences=Defences(
-            reason=": there is no screen for its synthetic images; max-share and fedlap.rule limit a site"
-        ),
+        defences=Defences(reason=": there is no screen for its synthetic images; max-share and fedlap.rule limit a site"),
         training=ModelTraining("fedlap", unit_features=True),
         refusal=_private_refusal(own) if private else "",
         variant=variant_of(own.kind),

@@ -15,10 +15,10 @@ from common.methods.method import (
     Field,
     Messages,
     Method,
+    ModelTraining,
     Plan,
     Sizes,
     Summed,
-    ModelTraining,
     Work,
 )
 from common.methods.secure_sum import UPDATES
@@ -252,9 +252,7 @@ FEDSGD = replace(FEDAVG, name="fedsgd", title="FedSGD")
 SCAFFOLD = replace(
     FEDAVG, name="scaffold", title="SCAFFOLD", paper="Karimireddy et al. 2020, algorithm 1", plan=scaffold_plan
 )
-DSFL = replace(
-    FEDAVG, name="dsfl", title="DSFL", paper="sparse updates, as in FedPFT's comparison", plan=dsfl_plan
-)
+DSFL = replace(FEDAVG, name="dsfl", title="DSFL", paper="sparse updates, as in FedPFT's comparison", plan=dsfl_plan)
 DP_FEDAVG = replace(
     FEDAVG,
     name="dp-fedavg",

@@ -14,7 +14,7 @@ from common.models.networks import build, run_network
 from common.privacy.gaussian_mechanism import clip
 
 if TYPE_CHECKING:
-    from common.config.sections import Model
+    from common.settings import Model
     from common.surrogates.surrogates import Header
 
 

@@ -23,7 +23,7 @@ from common.models.parameters import Tensors
 from common.privacy.gaussian_mechanism import clip
 
 if TYPE_CHECKING:
-    from common.config.run_config import RunConfig
+    from common.run import Run
     from common.surrogates.surrogates import Header
 
 # Approximate norm of an encoder's inputs, which are deviations from the class mean.
@@ -162,25 +162,27 @@ def critic(classes: int, dimension: int) -> nn.Module:
     return stack(dimension + classes, *GAN_CRITIC, 1, slope=0.2)
 
 
-def fresh_generator(run: RunConfig, classes: int, dimension: int) -> AnyGenerator:
+def fresh_generator(run: Run, classes: int, dimension: int) -> AnyGenerator:
     """The shared generator before training. It depends only on the run's settings."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(run.seed)
+        torch.manual_seed(run.settings.seed)
         return _generator(run, classes, dimension)
 
 
-def fresh_companion(run: RunConfig, classes: int, dimension: int) -> nn.Module:
+def fresh_companion(run: Run, classes: int, dimension: int) -> nn.Module:
     """The part that stays at a site, before training: the encoder, or the critic of a GAN."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(run.seed + 1)
-        if method_named(run.method).adversarial:
+        torch.manual_seed(run.settings.seed + 1)
+        if method_named(run.settings.method).adversarial:
             return critic(classes, dimension)
-        return Encoder(run.dpcvae.latents(bool(run.epsilon)), run.dpcvae.hidden, classes, dimension)
+        return Encoder(
+            run.settings.dpcvae.latents(bool(run.settings.epsilon)), run.settings.dpcvae.hidden, classes, dimension
+        )
 
 
-def _generator(run: RunConfig, classes: int, dimension: int) -> AnyGenerator:
-    settings, private = run.dpcvae, bool(run.epsilon)
-    if method_named(run.method).adversarial:
+def _generator(run: Run, classes: int, dimension: int) -> AnyGenerator:
+    settings, private = run.settings.dpcvae, bool(run.settings.epsilon)
+    if method_named(run.settings.method).adversarial:
         return GanGenerator(settings.latents(private), classes, dimension)
     shape = (settings.latents(private), settings.hidden, classes, dimension)
     return Decoder(*shape, settings.learned_variance, settings.class_prior)
@@ -212,7 +214,7 @@ class Generator:
     """A learned generator, which draws any number of embeddings of every class. tensors: those of `fresh_generator`."""
 
     header: Header
-    run: RunConfig
+    run: Run
     tensors: Tensors
 
     def checked(self) -> Generator:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from common.config.sections import HeadSettings
+    from common.settings import HeadSettings
 
 
 Batch = tuple[Tensor, Tensor]

@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from common.privacy.gaussian_mechanism import clip
 
 if TYPE_CHECKING:
-    from common.config.sections import Model
+    from common.settings import Model
 
 BLOCKS = 3
 WIDEST = 1024

@@ -14,7 +14,7 @@ from common.errors import SurrogateError
 from common.limits import LARGEST_COUNT, LARGEST_NUMBER
 
 if TYPE_CHECKING:
-    from common.privacy.claims import Claim
+    from common.privacy.mechanism import Mechanism
     from common.surrogates.surrogates import Header
 
 Tensors = Mapping[str, Tensor]
@@ -30,7 +30,7 @@ class Parameters:
     round: int
     tensors: Tensors
     records: int = 0
-    claim: Claim | None = None
+    claim: Mechanism | None = None
 
     @property
     def tables(self) -> Tensors:

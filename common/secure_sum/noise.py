@@ -15,8 +15,8 @@ import math
 from collections.abc import Mapping
 
 from common.errors import ConfigError
-from common.privacy.claims import Claim
 from common.privacy.discrete_gaussian import CONTINUOUS, Integers, discrete_gaussian, seeded
+from common.privacy.mechanism import Mechanism
 from common.secure_sum.fixed_point import FILLED, HALF, FixedPoint
 from common.secure_sum.rules import SumRules
 
@@ -27,7 +27,7 @@ SLACK = 1e-3
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def site_variances(claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules) -> dict[str, int]:
+def site_variances(claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules) -> dict[str, int]:
     """Variance of one site's noise in every entry of each statistic, in squared steps. Depends on public numbers only.
 
     A unit changes a statistic by a vector of norm at most 1 / step. Rounding moves an entry by less than one more, so all of
@@ -48,7 +48,7 @@ def site_variances(claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shap
     return found
 
 
-def spare_variances(claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules) -> dict[str, int]:
+def spare_variances(claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules) -> dict[str, int]:
     """Variance of the part of one site's noise that is for lost sites. Empty where none may be lost."""
     if rules.lasting == rules:
         return {}
@@ -58,7 +58,7 @@ def spare_variances(claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Sha
 
 
 def noise_of_site(
-    claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, seed: bytes
+    claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, seed: bytes
 ) -> dict[str, Integers]:
     """One site's noise for each statistic, flat, in steps. seed: of the part for lost sites."""
     lasting, spare = site_variances(claim, numbers, shapes, rules.lasting), spare_of(claim, numbers, shapes, rules, seed)
@@ -67,7 +67,7 @@ def noise_of_site(
 
 
 def spare_of(
-    claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, seed: bytes
+    claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, seed: bytes
 ) -> dict[str, Integers]:
     """The part of a site's noise that is for lost sites, from its seed of 32 bytes: the same at site and coordinator."""
     source = seeded(seed)
@@ -76,7 +76,7 @@ def spare_of(
 
 
 def noise_of_sum(
-    claim: Claim, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, summed: int, removed: int = 0
+    claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, summed: int, removed: int = 0
 ) -> dict[str, float]:
     """Standard deviation of the noise in the sum of `summed` sites, in the units of the statistics.
 

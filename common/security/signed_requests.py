@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
-from common.config.flat_settings import Scalar
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, SealError
+from common.run import Run, parse_run
 from common.security.sealing import sign, verify
+from common.settings.flat import Scalar
 
 VERSION = 2
 PURPOSE = b"request"
@@ -72,17 +72,17 @@ class Request:
         request.run()
         return request
 
-    def run(self) -> RunConfig:
+    def run(self) -> Run:
         """The run's settings. Raises ConfigError."""
-        config = parse_run_config(self.settings)
-        if config.secure_sum:
+        config = parse_run(self.settings)
+        if config.settings.secure_sum:
             raise ConfigError(
                 "secure-sum = true: a request has one reply of every site, but a secure sum needs five, each after those of "
                 "all sites to the step before; use `coordinator exchange`, which carries every message as a file"
             )
-        if not config.spec.answers_files:
+        if not config.plan.answers_files:
             raise ConfigError(
-                f"method = {config.method!r}, fedpft.topology = {config.fedpft.topology!r}: a request needs a run in which "
+                f"method = {config.settings.method!r}, fedpft.topology = {config.settings.fedpft.topology!r}: a request needs a run in which "
                 "every site replies once and alone; use `coordinator exchange`, which carries every message as a file"
             )
         return config

@@ -31,8 +31,8 @@ from common.settings.heads import (
 from common.settings.settings import (
     SECURE_SUM_KEYS,
     BackboneSettings,
-    PrivacyBudget,
     DataSettings,
+    PrivacyBudget,
     Settings,
     SumSettings,
     Waiting,

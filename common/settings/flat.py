@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from common.settings.base import Section, kebab
 from common.errors import ConfigError
+from common.settings.base import Section, kebab
 
 Scalar = str | int | float | bool
 M = TypeVar("M", bound=Section)

@@ -173,9 +173,7 @@ class SumSettings(Section):
 
 
 # Bases in reverse: pydantic puts the fields of the last one first, and the order of keys is part of stored runs.
-class Settings(
-    SumSettings, PrivacyBudget, Limits, Waiting, BackboneSettings, DataSettings, Basics, Sections
-):
+class Settings(SumSettings, PrivacyBudget, Limits, Waiting, BackboneSettings, DataSettings, Basics, Sections):
     """All settings of a run. The keys are those of `[tool.flwr.app.config]` in pyproject.toml.
 
     Functions that need one group take that: `Waiting`, `DataSettings`, a section of a method.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 
-from common.config.run_config import RunConfig, run_digest
 from common.errors import ConfigError, SurrogateError
 from common.models.classifiers import Classifier
 from common.models.head_training import Batch
-from common.privacy.claims import make_claim, relation_of
+from common.privacy.mechanism import relation_of
+from common.run import Run
 from common.signed_models.gaussians import Gaussians, fit_gaussians
 from common.signed_models.signed_model import (
     Manifest,
@@ -40,7 +40,7 @@ Sampler = Callable[[int, int], Batch]
 
 def make_signed_model(
     model: Classifier,
-    config: RunConfig,
+    config: Run,
     sampler: Sampler | None,
     flower_run: str,
     sites: int,
@@ -57,16 +57,16 @@ def make_signed_model(
     form, tensors = file_content(released)
     digest, now = digest_of(tensors), datetime.now(UTC)
     # Epsilon, delta and mechanism are the same for both units.
-    claim = make_claim(config, "record")
+    claim = config.mechanism
     privacy = None
     if claim is not None:
-        relation = relation_of(claim.mechanism, frozenset(units))
-        privacy = Privacy(epsilon=claim.epsilon, delta=claim.delta, mechanism=claim.mechanism, relation=relation)
+        relation = relation_of(claim.name, frozenset(units))
+        privacy = Privacy(epsilon=claim.epsilon, delta=claim.delta, mechanism=claim.name, relation=relation)
     manifest = Manifest(
-        name=f"{now:%Y%m%d}-{config.method}-{digest[:8]}",
+        name=f"{now:%Y%m%d}-{config.settings.method}-{digest[:8]}",
         created=f"{now:%Y-%m-%d}",
-        method=config.method,
-        run=run_digest(config),
+        method=config.settings.method,
+        run=config.digest,
         flower_run=flower_run,
         fingerprint=released.header.fingerprint,
         classes=list(released.header.classes),
@@ -81,28 +81,28 @@ def make_signed_model(
     return sign_model(released, gaussians, manifest, private)
 
 
-def feature_settings(config: RunConfig) -> dict[str, str | int | float]:
+def feature_settings(config: Run) -> dict[str, str | int | float]:
     """The settings that decide features and the split into training and test records, flat. No path is among them."""
     return {
-        "backbone": config.backbone,
-        "image-size": config.image_size,
+        "backbone": config.settings.backbone,
+        "image-size": config.settings.image_size,
         "features.power": float(config.power),
-        "seed": config.seed,
-        "test-fraction": config.test_fraction,
+        "seed": config.settings.seed,
+        "test-fraction": config.settings.test_fraction,
     }
 
 
-def release_gaussians(config: RunConfig, sampler: Sampler | None) -> tuple[Gaussians | None, str]:
+def release_gaussians(config: Run, sampler: Sampler | None) -> tuple[Gaussians | None, str]:
     """Gaussians for out-of-distribution scores, or why there are none.
 
     Under differential privacy they are computed from what the sites released, so they cost no further privacy. Without it
     the mixtures went to the coordinator only, and their means must not go to other sites.
     """
-    if not config.epsilon:
+    if not config.settings.epsilon:
         return None, WITHOUT_PRIVACY
     if sampler is None:
-        return None, f"method = {config.method!r} leaves no Gaussians"
-    features, labels = sampler(config.seed, SAMPLES)
+        return None, f"method = {config.settings.method!r} leaves no Gaussians"
+    features, labels = sampler(config.settings.seed, SAMPLES)
     try:
         gaussians = as_sent(fit_gaussians(features, labels))
     except ValueError as error:

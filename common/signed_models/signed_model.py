@@ -14,9 +14,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, SealError, SurrogateError
 from common.models.classifiers import Classifier
+from common.run import Run, parse_run
 from common.security.sealing import PUBLIC_BYTES, public_key, sign, verify
 from common.signed_models.gaussians import Gaussians
 from common.wire.model_files import classifier_of, file_content
@@ -82,9 +82,9 @@ class Manifest(BaseModel):
             del content["privacy"]["relation"]
         return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
-    def run_config(self, more: Mapping[str, Any] | None = None) -> RunConfig:
+    def run_config(self, more: Mapping[str, Any] | None = None) -> Run:
         """Settings under which features fit this model; `more` overrides. Raises ConfigError."""
-        return parse_run_config({**self.settings, **(more or {})})
+        return parse_run({**self.settings, **(more or {})})
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from common.privacy.exact_sums import ExactSum
-from common.privacy.gaussian_mechanism import BoundedSum, Noisy, budget_shares
+from common.privacy.gaussian_mechanism import BoundedSum, Noisy
+from common.privacy.shares import budget_shares
 from common.surrogates.covariances import Spherical
 from common.surrogates.mixtures import Mixtures
 

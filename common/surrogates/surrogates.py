@@ -14,7 +14,7 @@ from common.surrogates.mixtures import Mixtures
 from common.surrogates.shared_covariances import Gram, LowRank
 
 if TYPE_CHECKING:
-    from common.privacy.claims import Claim
+    from common.privacy.mechanism import Mechanism
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Surrogate:
 
     header: Header
     mixtures: Mixtures
-    claim: Claim | None = None
+    claim: Mechanism | None = None
 
     @property
     def counts(self) -> list[int]:
@@ -59,7 +59,7 @@ class SumsSurrogate:
 
     header: Header
     sums: Sums
-    claim: Claim
+    claim: Mechanism
 
     @property
     def counts(self) -> list[int]:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.config.sections import FedLAPSettings
 from common.errors import SurrogateError
 from common.limits import LARGEST_COUNT
-from common.privacy.claims import Claim
+from common.privacy.mechanism import Mechanism
+from common.settings import FedLAPSettings
 from common.surrogates.surrogates import Header
 
 # Largest valid value. Normalised values are about one; no converged descent makes larger ones.
@@ -34,7 +34,7 @@ class Synthetic:
     labels: Tensor
     radius: float
     records: int = 0
-    claim: Claim | None = None
+    claim: Mechanism | None = None
 
     @property
     def tables(self) -> Mapping[str, Tensor]:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.config.run_config import run_digest
 from common.errors import SealError, SurrogateError
 from common.safe_parsing import read_message
 from common.security.sealing import sign, verify
@@ -44,7 +43,7 @@ def pack_bundle(request: Request, site: str, payload: bytes, ledger: Mapping[str
         "version": VERSION,
         "request": request.id,
         "request-sha256": request.digest(),
-        "run": run_digest(request.run()),
+        "run": request.run().digest,
         "site": site,
         "bytes": len(payload),
         "sha256": hashlib.sha256(payload).hexdigest(),

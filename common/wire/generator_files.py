@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.config.run_config import RunConfig, parse_run_config, run_digest
 from common.errors import DataError, FedSurrogateError
 from common.models.generators import Generator
-from common.privacy.claims import NOT_COVERED, make_claim, spent_after
+from common.privacy.mechanism import NOT_COVERED
+from common.run import Run, parse_run
 from common.surrogates.surrogates import Header
 
 FORMAT = 1
@@ -36,8 +36,10 @@ def read_generator(file: Path) -> Generator:
 
     manifest = _manifest(file, "generator")
     try:
-        run = parse_run_config(manifest["settings"])
-        header = Header(run.method, manifest["run"], "coordinator", manifest["fingerprint"], tuple(manifest["classes"]))
+        run = parse_run(manifest["settings"])
+        header = Header(
+            run.settings.method, manifest["run"], "coordinator", manifest["fingerprint"], tuple(manifest["classes"])
+        )
         return Generator(header, run, load_file(file)).checked()
     except (FedSurrogateError, KeyError, TypeError) as error:
         raise DataError(f"{file} holds no generator that this version can use ({error})") from None
@@ -46,20 +48,20 @@ def read_generator(file: Path) -> Generator:
 def manifest_of(generator: Generator, rounds: int = 0) -> dict[str, Any]:
     """The manifest for all output of a generator: its origin and its differential privacy."""
     run = generator.run
-    claim = make_claim(run, "record")
+    claim = run.mechanism
     privacy = None
     if claim is not None:
         privacy = {
-            "epsilon": spent_after(run, rounds) if rounds else claim.epsilon,
+            "epsilon": claim.epsilon_after(rounds) if rounds else claim.epsilon,
             "delta": claim.delta,
             "unit": claim.unit,
             "relation": "add or remove one record of one site's training data",
-            "mechanism": claim.mechanism,
+            "mechanism": claim.name,
             "not_covered": list(NOT_COVERED),
         }
     return {
-        "method": run.method,
-        "run": run_digest(run),
+        "method": run.settings.method,
+        "run": run.digest,
         "fingerprint": generator.header.fingerprint,
         "classes": list(generator.header.classes),
         "normalisation": NORMALISATION,
@@ -129,9 +131,12 @@ def _manifest(file: Path, kind: str) -> dict[str, Any]:
     return manifest
 
 
-def _settings(run: RunConfig) -> dict[str, Any]:
+def _settings(run: Run) -> dict[str, Any]:
     """The settings that determine a generator's shape and privacy claim, as a flat run-config."""
-    section = run.dpcvae.model_dump(by_alias=True)
-    return {"method": run.method, "seed": run.seed, "epsilon": run.epsilon, "delta": run.delta} | {
-        f"dpcvae.{key}": value for key, value in section.items()
-    }
+    section = run.settings.dpcvae.model_dump(by_alias=True)
+    return {
+        "method": run.settings.method,
+        "seed": run.settings.seed,
+        "epsilon": run.settings.epsilon,
+        "delta": run.settings.delta,
+    } | {f"dpcvae.{key}": value for key, value in section.items()}

@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from common.backbones.feature_power import power_in
-from common.config.sections import Model
 from common.errors import ConfigError, SurrogateError
 from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
+from common.settings import Model
 from common.surrogates.surrogates import Header
 
 

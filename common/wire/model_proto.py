@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from common import surrogate_pb2 as pb
-from common.config.sections import Model
 from common.errors import ConfigError, SurrogateError
 from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from common.models.networks import WIDEST, build
 from common.models.parameters import Parameters, Tensors
 from common.safe_parsing import read_message
+from common.settings import Model
 from common.surrogates.synthetic import Synthetic
 from common.wire.float16 import pack, unpack
 from common.wire.surrogate_proto import (

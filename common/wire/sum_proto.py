@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from common import surrogate_pb2 as pb
 from common.errors import StateError, SurrogateError
-from common.privacy.claims import Claim
+from common.privacy.mechanism import Mechanism
 from common.safe_parsing import read_message
 from common.secure_sum.keys import Member, Secrets
 from common.secure_sum.member import PHASES, SumState
@@ -103,13 +103,13 @@ def map_digest(payload: bytes) -> bytes:
     return hashlib.sha256(payload).digest() if payload else b""
 
 
-def pack_masked(header: Header, numbers: Words, claim: Claim | None) -> bytes:
+def pack_masked(header: Header, numbers: Words, claim: Mechanism | None) -> bytes:
     """A masked vector."""
     message = pb.MaskedSum(header=pack_header(header), numbers=pack_words(numbers), claim=pack_claim(claim))
     return message.SerializeToString(deterministic=True)
 
 
-def unpack_masked(payload: bytes, count: int) -> tuple[Header, Words, Claim | None]:
+def unpack_masked(payload: bytes, count: int) -> tuple[Header, Words, Mechanism | None]:
     """Parse a masked vector of `count` numbers. Raises SurrogateError."""
     message = pb.MaskedSum()
     parse(message, payload)
@@ -119,13 +119,13 @@ def unpack_masked(payload: bytes, count: int) -> tuple[Header, Words, Claim | No
     return unpack_header(message.header), unpack_words(message.numbers), claim
 
 
-def pack_total(header: Header, sites: Sequence[str], numbers: Words, claim: Claim | None) -> bytes:
+def pack_total(header: Header, sites: Sequence[str], numbers: Words, claim: Mechanism | None) -> bytes:
     """The sum of all sites, for the run folder."""
     message = pb.SumTotal(header=pack_header(header), sites=sites, numbers=pack_words(numbers), claim=pack_claim(claim))
     return message.SerializeToString(deterministic=True)
 
 
-def unpack_total(payload: bytes) -> tuple[Header, tuple[str, ...], Words, Claim | None]:
+def unpack_total(payload: bytes) -> tuple[Header, tuple[str, ...], Words, Mechanism | None]:
     """Parse a sum of `pack_total`, to check a run folder; the coordinator only writes it. Raises SurrogateError."""
     message = pb.SumTotal()
     parse(message, payload)

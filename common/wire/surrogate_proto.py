@@ -11,7 +11,7 @@ from torch import Tensor
 from common import surrogate_pb2 as pb
 from common.errors import SurrogateError
 from common.privacy.accounting import Unit
-from common.privacy.claims import Claim
+from common.privacy.mechanism import Mechanism
 from common.safe_parsing import read_message
 from common.surrogates.class_sums import Sums
 from common.surrogates.surrogates import Header
@@ -28,7 +28,7 @@ def pack_sums(sums: Sums) -> pb.Sums:
     return pb.Sums(counts=pack(sums.counts), sums=pack(sums.sums), squares=squares)
 
 
-def unpack_sums(body: pb.Sums, classes: int, claim: Claim) -> Sums:
+def unpack_sums(body: pb.Sums, classes: int, claim: Mechanism) -> Sums:
     """Parse a message of `pack_sums`; the claim gives their noise. Raises SurrogateError."""
     shape = tuple(body.sums.shape)
     wanted = {"counts", "sums"} | ({"squares"} if body.HasField("squares") else set())
@@ -67,12 +67,12 @@ def centre_digest(mean: Tensor | None) -> str:
     return hashlib.sha256(pack_centre(mean).SerializeToString(deterministic=True)).hexdigest()[:16]
 
 
-def pack_claim(claim: Claim | None) -> pb.Claim | None:
+def pack_claim(claim: Mechanism | None) -> pb.Claim | None:
     """A privacy claim as a message; None without privacy."""
     if claim is None:
         return None
     return pb.Claim(
-        mechanism=claim.mechanism,
+        mechanism=claim.name,
         epsilon=claim.epsilon,
         delta=claim.delta,
         unit=claim.unit,
@@ -86,7 +86,7 @@ def pack_claim(claim: Claim | None) -> pb.Claim | None:
     )
 
 
-def unpack_claim(claim: pb.Claim) -> Claim:
+def unpack_claim(claim: pb.Claim) -> Mechanism:
     """Parse a message of `pack_claim`. Raises SurrogateError for an unknown unit, or noise that is not positive."""
     noise = {entry.statistic: (entry.sigma, entry.sensitivity) for entry in claim.noise}
     if claim.unit not in ("record", "patient"):
@@ -94,7 +94,9 @@ def unpack_claim(claim: pb.Claim) -> Claim:
     if not all(0 < number < math.inf for pair in noise.values() for number in pair):
         raise SurrogateError("a privacy claim with noise that is not a positive number")
     unit = cast(Unit, claim.unit)
-    return Claim(claim.mechanism, claim.epsilon, claim.delta, unit, claim.noise_multiplier, claim.clip, noise, claim.centre)
+    return Mechanism(
+        claim.mechanism, claim.epsilon, claim.delta, unit, claim.noise_multiplier, claim.clip, noise, claim.centre
+    )
 
 
 def parse(message: Framed, payload: bytes) -> None:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from common.backbones.feature_power import power_in
-from common.config.run_config import RunConfig, run_digest
 from common.errors import RunError, SurrogateError
 from common.limits import LARGEST_COUNT, LARGEST_NUMBER, LONGEST_NAME, MOST_CLASSES
-from common.rules.schema import check_schema
+from common.methods.fedpft import choices
+from common.methods.schema import check_schema
+from common.run import Run
 from common.surrogates.class_sums import lengths
 from common.surrogates.shared_covariances import Gram, LowRank
 from common.surrogates.surrogates import AnySurrogate, Header, Reply, SumsSurrogate, Surrogate
@@ -42,11 +43,10 @@ class Expectation:
     power: float | None = None
 
     @classmethod
-    def of(cls, run: RunConfig, classes: tuple[str, ...], fingerprint: str, dimension: int = 0) -> Expectation:
+    def of(cls, run: Run, classes: tuple[str, ...], fingerprint: str, dimension: int = 0) -> Expectation:
         """The expectation from a run's settings."""
-        family = "spherical" if run.mechanism == "dp-em" else run.fedpft.covariance
-        shape = (family, run.fedpft.components, run.fedpft.rank)
-        return cls(run.method, run_digest(run), *shape, classes, fingerprint, dimension, run.power)
+        shape = (choices(run.settings).family, run.settings.fedpft.components, run.settings.fedpft.rank)
+        return cls(run.settings.method, run.digest, *shape, classes, fingerprint, dimension, run.power)
 
 
 def is_name(value: object) -> TypeGuard[str]:
@@ -81,13 +81,13 @@ def check_header(header: Header, expected: Expectation) -> None:
         raise SurrogateError(f"unknown class {sorted(unknown)[0][:80]!r}; this run has {', '.join(expected.classes)}")
 
 
-def check_reply(reply: Reply, run: RunConfig, expected: Expectation, first: bool = False) -> None:
+def check_reply(reply: Reply, run: Run, expected: Expectation, first: bool = False) -> None:
     """Raise SurrogateError unless a parsed message belongs to this run and matches the schema of its method.
 
     first: whether it is a message of the first round. Strategies check every reply with it before their own checks.
     """
     check_header(reply.header, expected)
-    check_schema(run.spec, run, reply.tables, len(reply.header.classes), expected.dimension, first)
+    check_schema(run.plan.messages, reply.tables, len(reply.header.classes), expected.dimension, first)
 
 
 def check_class_number(classes: Sequence[str]) -> None:
@@ -99,7 +99,7 @@ def check_class_number(classes: Sequence[str]) -> None:
 def check_surrogate(surrogate: AnySurrogate, expected: Expectation) -> None:
     """Raise SurrogateError, naming field and value, unless all numbers are usable for learning.
 
-    `claims.check_claim` checks the privacy claim.
+    `mechanism.check_stated` checks the privacy claim.
     """
     check_header(surrogate.header, expected)
     dimension = surrogate.dimension

@@ -17,8 +17,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
-from common.config.descriptions import Description
-from common.config.sections import kebab
+from common.help import Description
+from common.settings import kebab
 
 ROOT = Path(__file__).parents[2]
 BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
@@ -108,7 +108,7 @@ def table(model: type[BaseModel]) -> str:
 
 def settings_page() -> str:
     """Settings of a run, by section."""
-    from common.config.descriptions import descriptions
+    from common.help import descriptions
 
     text = """# Settings of a run
 
@@ -154,7 +154,7 @@ def _names(methods: Iterable[str]) -> str:
 def node_page() -> str:
     """Settings that a site decides for itself."""
     from client_app.node_config import NodeConfig
-    from common.config.descriptions import model_descriptions
+    from common.help import model_descriptions
 
     rows = model_descriptions(NodeConfig, "", "site settings")
     settings = settings_table(rows, {name for row in rows for name in row.methods})

@@ -89,8 +89,8 @@ def run(
 
     Ctrl-C stops the run. If the terminal is lost, the run continues, and `coordinator attach` watches it again.
     """
-    from common.config.flat_settings import parse_overrides
-    from common.config.run_config import parse_run_config
+    from common.run import parse_run
+    from common.settings.flat import parse_overrides
     from server_app.deployment.control import check_connection
     from server_app.deployment.control import run as start
     from server_app.lifecycle.before_start import check_submission
@@ -99,10 +99,10 @@ def run(
     from server_app.runs.presets import preset_settings
 
     overrides = preset_settings(preset) | parse_overrides(run_config or [])
-    config = parse_run_config(overrides)
+    config = parse_run(overrides)
     check_connection(control, root_certificates)
     check_submission(config, control)
-    output = Path(config.output_dir).expanduser().absolute()
+    output = Path(config.settings.output_dir).expanduser().absolute()
     output_console, progress = stderr_console(), Progress()
 
     def show(event: dict[str, Any]) -> None:

@@ -82,7 +82,7 @@ def simulate(
 
     Example: coordinator simulate --sites 10 -c 'fedpft.covariance="lowrank" fedpft.rank=16 compare=true'
     """
-    from common.config.flat_settings import parse_overrides
+    from common.settings.flat import parse_overrides
     from server_app.lifecycle.before_start import check_simulation, flower_engine
     from server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
     from server_app.monitoring.progress import Progress
@@ -151,14 +151,14 @@ def plan(
 
     from rich.table import Column, Table
 
-    from common.config.flat_settings import parse_overrides
-    from common.config.run_config import parse_run_config
     from common.number_format import human_bytes
+    from common.run import parse_run
+    from common.settings.flat import parse_overrides
     from server_app.runs.plan import find_dimension, in_words
     from server_app.runs.plan import plan as costs
     from server_app.runs.presets import preset_settings
 
-    config = parse_run_config(preset_settings(preset) | parse_overrides(run_config or []))
+    config = parse_run(preset_settings(preset) | parse_overrides(run_config or []))
     found = dimension or find_dimension(config)
     rows = costs(config, found, classes, records, rounds)
     if as_json:
@@ -239,7 +239,7 @@ def relearn(
 
     Leaving a site out removes its contribution exactly. Prints the folder of the new head.
     """
-    from common.config.sections import split_names
+    from common.settings import split_names
     from server_app.relearn import relearn as learn_again
 
     try:
@@ -265,7 +265,7 @@ def result_table(metrics: dict[str, Any]) -> Table:
         *([f"{human_bytes(sent['up'] / rounds)} a round"] if rounds > 1 else []),
         human_seconds(seconds),
     )
-    tested = METHODS[metrics["method"]].tested if metrics["method"] in METHODS else "the model"
+    tested = METHODS[metrics["method"]].usual.combination.tested if metrics["method"] in METHODS else "the model"
     caption = f"at site: {tested}, on the site's own test records" if accuracy["per_site"] else None
     table = Table("", "accuracy", "uplink", title=", ".join(facts), caption=caption)
     rows = [("this run", "model", sent["up"])]

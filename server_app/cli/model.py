@@ -19,7 +19,7 @@ from server_app.cli.control import Authority, Control
 from server_app.cli.options import RunArgument, complete_runs
 
 if TYPE_CHECKING:
-    from common.config.flat_settings import Scalar
+    from common.settings.flat import Scalar
 
 Epsilon = Annotated[float, typer.Option(min=0, help="Privacy budget at each site; 0: exact, where policies allow it.")]
 Delta = Annotated[float, typer.Option(min=0, max=0.01, help="Delta of the privacy budget.")]
@@ -44,7 +44,7 @@ def evaluate(
 
     The model of a simulated run is evaluated in a simulation with the same sites, next to the exact values.
     """
-    from common.config.flat_settings import parse_overrides
+    from common.settings.flat import parse_overrides
     from server_app.counting import CountingBudget, evaluation_settings
 
     settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum))
@@ -141,8 +141,8 @@ def survey(
 
     Example: coordinator survey --classes normal,pneumonia --epsilon 0.5
     """
-    from common.config.flat_settings import parse_overrides
-    from common.config.sections import split_names
+    from common.settings import split_names
+    from common.settings.flat import parse_overrides
     from server_app.counting import CountingBudget, survey_settings
     from server_app.report.build import write_report
     from server_app.survey_estimate import estimate_of, features_like, features_with
@@ -178,18 +178,18 @@ def survey(
 
 def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Path | None) -> Path:
     """Run to the end, simulated in this process with so many sites, or with the connected sites; return the run folder."""
-    from common.config.run_config import parse_run_config
+    from common.run import parse_run
     from server_app.deployment.control import check_connection
     from server_app.deployment.control import run as start
     from server_app.lifecycle.before_start import check_submission
     from server_app.monitoring.progress import Progress
 
-    config, output_console, progress = parse_run_config(settings), stderr_console(), Progress()
+    config, output_console, progress = parse_run(settings), stderr_console(), Progress()
 
     def show(event: dict[str, Any]) -> None:
         output_console.print(progress.line(event), soft_wrap=True)
 
-    output = Path(config.output_dir).expanduser().absolute()
+    output = Path(config.settings.output_dir).expanduser().absolute()
     settings = {**settings, "output-dir": str(output)}
     if sites:
         from server_app.deployment.local_engine import simulate_here
@@ -287,4 +287,4 @@ def _weights(run: Path) -> str:
     """The weights file in the settings of a run."""
     from server_app.export.source import run_config_of
 
-    return run_config_of(run).weights_path
+    return run_config_of(run).settings.weights_path

@@ -32,7 +32,7 @@ def request(
     days: Annotated[int, typer.Option(min=0, max=3650, help="Days until the request expires; 0: it never expires.")] = 90,
 ) -> None:
     """Write a signed request for sites without a network connection; `site release` replies with a bundle."""
-    from common.config.flat_settings import parse_overrides
+    from common.settings.flat import parse_overrides
     from server_app.deployment.request_key import read_request_key
     from server_app.offline import make_request
 
@@ -68,7 +68,7 @@ def learn(
     Only files signed by a listed key are used, unless you vouch for them: --trust-run-folder names a run whose
     surrogates arrived over your authenticated network, --unsigned a single surrogate.
     """
-    from common.config.flat_settings import parse_overrides
+    from common.settings.flat import parse_overrides
     from server_app.offline import learn_from_files
     from server_app.report.privacy_view import privacy_line
     from server_app.runs.run_view import read_run
@@ -99,7 +99,7 @@ def exchange(
     02-north.reply` answers it. The command waits for the replies in OUT, and keeps running until the end. An empty file
     02-north.lost tells that no reply will come.
     """
-    from common.config.flat_settings import parse_overrides
+    from common.settings.flat import parse_overrides
     from server_app.cli.control import show_result
     from server_app.exchange.run import run_by_files
     from server_app.lifecycle.interruption import Interrupted, interruptible

@@ -10,7 +10,7 @@ import typer
 
 def complete_keys(incomplete: str) -> list[tuple[str, str]]:
     """Settings of a run, and their meaning."""
-    from common.config.descriptions import descriptions
+    from common.help import descriptions
 
     return [(row.key, row.text) for row in descriptions() if row.key.startswith(incomplete)]
 

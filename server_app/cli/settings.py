@@ -32,7 +32,7 @@ def settings(
     """
     from dataclasses import asdict
 
-    from common.config.descriptions import descriptions
+    from common.help import descriptions
     from common.settings_tables import setting_tables
 
     rows = descriptions(key, method)

@@ -17,7 +17,7 @@ from server_app.cli.options import Preset
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from common.config.flat_settings import Scalar
+    from common.settings.flat import Scalar
 
 
 def sweep(
@@ -37,9 +37,9 @@ def sweep(
 
     Example: coordinator sweep --seeds 2 -g 'method=["fedpft", "afl"]' -g 'alpha=[0.1, 1.0]'
     """
-    from common.config.flat_settings import parse_overrides
-    from common.config.run_config import parse_run_config
     from common.extras.packages import is_installed, missing
+    from common.run import parse_run
+    from common.settings.flat import parse_overrides
     from server_app.deployment.local_engine import simulate_here
     from server_app.report.plots.sweep import draw_sweep
     from server_app.runs.presets import preset_settings
@@ -57,7 +57,7 @@ def sweep(
         return simulate_here(sites, merged(fixed, varied), lambda event: None, report=False)
 
     output = Path(str(fixed.get("output-dir", "runs"))).expanduser().absolute()
-    found, file = run_trials(trials, lambda varied: parse_run_config(merged(fixed, varied)), run, show, output)
+    found, file = run_trials(trials, lambda varied: parse_run(merged(fixed, varied)), run, show, output)
     summaries = summarise(found)
     picture = file.with_suffix(".png")
     drawn = is_installed("matplotlib")

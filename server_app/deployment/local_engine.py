@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from flwr.app import Context, Message
 
-from common.config.flat_settings import Scalar
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import RunError
+from common.run import Run, parse_run
+from common.settings.flat import Scalar
 from server_app.deployment.local_grid import ClientApp, LocalGrid
 from server_app.deployment.submit import OnEvent, find_folder, remark
 from server_app.federate import federate
@@ -40,12 +40,12 @@ def running() -> bool:
 def simulate_here(sites: int, overrides: Mapping[str, Scalar], on_event: OnEvent, *, report: bool = True) -> Path:
     """Run `sites` simulated sites, which share the run's data, and return the run folder. Raises FedSurrogateError."""
     nodes = [{"partition-id": index, "num-partitions": sites} for index in range(sites)]
-    return run_here(nodes, parse_run_config(overrides), dict(overrides), on_event, report=report)
+    return run_here(nodes, parse_run(overrides), dict(overrides), on_event, report=report)
 
 
 def run_here(
     nodes: Sequence[Mapping[str, Scalar]],
-    config: RunConfig,
+    config: Run,
     overrides: Mapping[str, Scalar],
     on_event: OnEvent,
     *,
@@ -59,7 +59,7 @@ def run_here(
     _, settings = check_simulation(overrides, any(node.get("backbone") for node in nodes))
     check_local()
     own_data = any(node.get("data") for node in nodes)
-    output = Path(config.output_dir).expanduser().absolute()
+    output = Path(config.settings.output_dir).expanduser().absolute()
     run_id = next(RUN_IDS)
     # A site with data of its own has a ledger, which must not be lost.
     folders: AbstractContextManager[list[str]] = nullcontext([]) if own_data else site_folders()

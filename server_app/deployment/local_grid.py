@@ -14,7 +14,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.run import Run
 
-from common.config.flat_settings import Scalar
+from common.settings.flat import Scalar
 
 FIRST_NODE = 1001
 ClientApp = Callable[[Message, Context], Message]

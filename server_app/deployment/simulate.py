@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common.config.flat_settings import Scalar
 from common.errors import RunError
 from common.machine.ray_folder import ray_folder
 from common.machine.user_folders import STATE, user_folder
+from common.settings.flat import Scalar
 from server_app.deployment.submit import (
     DONE,
     OnEvent,

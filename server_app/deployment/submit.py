@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 
-from common.config.flat_settings import Scalar
 from common.errors import RunError
 from common.flower_environment import QUIET, quoted_python, without_proxy_here
+from common.settings.flat import Scalar
 from server_app.lifecycle.ending import settled
 from server_app.lifecycle.interruption import Interrupted
 from server_app.runs.event_tail import PARTS, EventFile

@@ -12,7 +12,6 @@ from pathlib import Path
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
-from common.config.flat_settings import Scalar
 from common.errors import SealError, SurrogateError
 from common.exchange.message_files import (
     LARGEST_FILE,
@@ -23,6 +22,7 @@ from common.exchange.message_files import (
     unpack_reply,
 )
 from common.files import replace_file
+from common.settings.flat import Scalar
 from common.wire.records import from_record, to_record
 from server_app.deployment.local_grid import FIRST_NODE, LocalGrid
 

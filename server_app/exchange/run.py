@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.config.flat_settings import Scalar
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError, RunError
 from common.exchange.message_files import LARGEST_MANIFEST
+from common.run import parse_run
 from common.security.sealing import read_keys
+from common.settings.flat import Scalar
 from common.wire.validation import SITE_NAME
 from server_app.deployment.request_key import VARIABLE, read_request_key
 from server_app.deployment.submit import find_folder
@@ -39,11 +39,11 @@ def run_by_files(
         raise ConfigError(f"{str(keys_file)!r} needs a line of `site key` for each site, with a name of its own")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{str(out)!r} is not empty; each run needs a folder of its own for its messages")
-    config = parse_run_config({"deadline": days * DAY, "sites": len(keys), **settings})
+    config = parse_run({"deadline": days * DAY, "sites": len(keys), **settings})
     private = read_request_key(signing)
     run_id = secrets.randbits(62)
     asked = {key: value for key, value in settings.items() if key not in AT_HOME}
-    largest = config.max_payload_mib * 2**20 + LARGEST_MANIFEST
+    largest = config.settings.max_payload_mib * 2**20 + LARGEST_MANIFEST
     exchange = Exchange(out, keys, asked, private, days, run_id, largest)
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     table = {name: Registration("", node) for node, name in exchange.nodes().items()}
@@ -51,9 +51,9 @@ def run_by_files(
     with tempfile.TemporaryDirectory() as aside, _signing(signing):
         write_table(Path(aside) / TABLE, table)
         federate(config, FileGrid(exchange, show), run_id, Registered(Path(aside) / TABLE))
-    folder = find_folder(Path(config.output_dir).expanduser().absolute(), str(run_id))
+    folder = find_folder(Path(config.settings.output_dir).expanduser().absolute(), str(run_id))
     if folder is None:
-        raise RunError(f"the run left no folder in {config.output_dir}")
+        raise RunError(f"the run left no folder in {config.settings.output_dir}")
     return folder
 
 

@@ -86,19 +86,19 @@ def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
     """
     run, wanted = model.manifest.run_config(), model.manifest.fingerprint
     power = power_in(wanted)
-    loaded = load_backbone(run.backbone, weights_path, run.image_size, "cpu")
+    loaded = load_backbone(run.settings.backbone, weights_path, run.settings.image_size, "cpu")
     if (found := with_power(loaded.fingerprint_at(model.manifest.dimension), power)) != wanted:
         raise BackboneError(
-            f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.backbone!r} here has {found[:16]}; "
+            f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.settings.backbone!r} here has {found[:16]}; "
             "give the file of the run's weights with --weights-path"
         )
-    if run.backbone.startswith("pixels"):
-        if not run.image_size:
+    if run.settings.backbone.startswith("pixels"):
+        if not run.settings.image_size:
             raise ConfigError("a graph needs images of one size; the run has backbone = 'pixels' with image-size = 0")
-        network: nn.Module = _Pixels(run.backbone == "pixels")
-        preprocessing = Preprocessing(run.image_size, run.image_size)
+        network: nn.Module = _Pixels(run.settings.backbone == "pixels")
+        preprocessing = Preprocessing(run.settings.image_size, run.settings.image_size)
     else:
-        built = load_network(run.backbone, weights_path, run.image_size)
+        built = load_network(run.settings.backbone, weights_path, run.settings.image_size)
         network, preprocessing = built.model, built.preprocessing
     module = InferenceModel(network, preprocessing, model.classifier, power).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)

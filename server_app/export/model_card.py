@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.backbones.preprocessing import Preprocessing
 from common.methods import METHODS
-from common.privacy.claims import NOT_COVERED
+from common.privacy.mechanism import NOT_COVERED
 from common.signed_models.signed_model import SignedModel
 from server_app.export.measured import Measured, evaluated
 from server_app.export.source import read_metrics

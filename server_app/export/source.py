@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import RunError
+from common.run import Run, parse_run
 from common.signed_models.making import make_signed_model
 from common.signed_models.signed_model import SUFFIX, SignedModel, read_signed_model
 from common.wire.model_files import load_model
@@ -15,12 +15,12 @@ from server_app.runs.json_values import Json, as_number, as_table, at
 from server_app.runs.run_view import read_json
 
 
-def run_config_of(run: Path) -> RunConfig:
+def run_config_of(run: Path) -> Run:
     """The settings of a run. Raises RunError for a folder that is no run folder."""
     settings = read_json(run, "manifest.json").get("config")
     if not isinstance(settings, dict):
         raise RunError(f"{run} is not a run folder: manifest.json has no config")
-    return parse_run_config(settings)
+    return parse_run(settings)
 
 
 def signed_model_of(run: Path, key_folder: Path | None = None) -> SignedModel:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from common.backbones.backbone_names import OWN_BACKBONE, check_backbone_name, check_weights_file
-from common.config.flat_settings import Scalar
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError
 from common.extras.needed import check_packages, packages_for
 from common.extras.packages import check_installed, is_installed
 from common.flower_environment import is_loopback
 from common.models.devices import pick_device
+from common.run import Run, parse_run
+from common.settings.flat import Scalar
 from server_app.lifecycle.resume import check_resume
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every site.
@@ -26,17 +26,17 @@ PATHS = ("data-dir", "weights-path")
 class RecordChecks(Protocol):
     """The site's checks of a simulation's records."""
 
-    def check_records(self, run: RunConfig, sites: int) -> Sequence[str]:
+    def check_records(self, run: Run, sites: int) -> Sequence[str]:
         """Raise DataError or ConfigError if some site would have no usable records; return remarks about others."""
 
 
-def check_start(config: RunConfig, simulated: bool) -> None:
+def check_start(config: Run, simulated: bool) -> None:
     """Check what the coordinator's own process needs: device, resume, output folder. Raises ConfigError or RunError."""
-    if config.device.startswith("cuda"):
+    if config.settings.device.startswith("cuda"):
         # Only then: counting GPUs imports torch.
-        pick_device(config.device)
+        pick_device(config.settings.device)
     check_resume(config, simulated)
-    check_output(config.output_dir)
+    check_output(config.settings.output_dir)
 
 
 def check_output(output_dir: str) -> None:
@@ -53,15 +53,15 @@ def check_output(output_dir: str) -> None:
         raise ConfigError(f"{shown}: {there} cannot be written ({error.strerror}); name another folder") from None
 
 
-def check_simulation(overrides: Mapping[str, Scalar], own_backbones: bool = False) -> tuple[RunConfig, dict[str, Scalar]]:
+def check_simulation(overrides: Mapping[str, Scalar], own_backbones: bool = False) -> tuple[Run, dict[str, Scalar]]:
     """Check a simulation as far as no data is needed; return its settings, and them flat with absolute paths.
 
     own_backbones: whether the node-configs of the sites name a backbone.
     Raises ConfigError, PackageError, RunError or BackboneError.
     """
-    config, settings = parse_run_config(overrides), dict(overrides)
+    config, settings = parse_run(overrides), dict(overrides)
     # This machine is every site.
-    check_packages(packages_for(config, config.data, judges=True))
+    check_packages(packages_for(config, config.settings.data, judges=True))
     for key in PATHS:
         if settings.get(key):
             # The processes of the run have another working folder.
@@ -69,23 +69,23 @@ def check_simulation(overrides: Mapping[str, Scalar], own_backbones: bool = Fals
             if not path.exists():
                 raise ConfigError(f"{key} = {settings[key]!r}: {path} does not exist")
             settings[key] = str(path)
-    if config.data != "digits" and not config.data_dir:
-        raise ConfigError(f"data = {config.data!r} needs data-dir, the folder that holds the data")
-    if config.data != "digits" and not Path(str(settings["data-dir"])).is_dir():
-        raise ConfigError(f"data-dir = {config.data_dir!r} is a file; name the folder that holds the data")
-    if config.data != "safetensors":
+    if config.settings.data != "digits" and not config.settings.data_dir:
+        raise ConfigError(f"data = {config.settings.data!r} needs data-dir, the folder that holds the data")
+    if config.settings.data != "digits" and not Path(str(settings["data-dir"])).is_dir():
+        raise ConfigError(f"data-dir = {config.settings.data_dir!r} is a file; name the folder that holds the data")
+    if config.settings.data != "safetensors":
         # Stored features need no backbone.
-        if config.backbone == OWN_BACKBONE and not own_backbones:
+        if config.settings.backbone == OWN_BACKBONE and not own_backbones:
             raise ConfigError(
                 f"backbone = {OWN_BACKBONE!r}: simulated sites have no node-config that names one; write the features with "
                 "`site features`, or use fedsurrogate.simulate(..., backbone=module) in Python"
             )
-        check_backbone_name(config.backbone)
-        if config.weights_path and ":" in config.backbone:
+        check_backbone_name(config.settings.backbone)
+        if config.settings.weights_path and ":" in config.settings.backbone:
             check_weights_file(Path(str(settings["weights-path"])))
     check_start(config, simulated=True)
-    output = str(Path(config.output_dir).expanduser().absolute())
-    resume = {"resume": str(Path(config.resume).expanduser().absolute())} if config.resume else {}
+    output = str(Path(config.settings.output_dir).expanduser().absolute())
+    resume = {"resume": str(Path(config.settings.resume).expanduser().absolute())} if config.settings.resume else {}
     return config, settings | {"output-dir": output} | resume
 
 
@@ -106,14 +106,14 @@ def flower_engine(wanted: bool | None) -> bool:
 def check_records(overrides: Mapping[str, Scalar], sites: int) -> Sequence[str]:
     """Check the records of a simulation and their distribution to sites; return remarks. Raises FedSurrogateError."""
     checks = cast(RecordChecks, import_module(RECORD_CHECKS))
-    return checks.check_records(parse_run_config(overrides), sites)
+    return checks.check_records(parse_run(overrides), sites)
 
 
-def check_submission(config: RunConfig, control: str) -> None:
+def check_submission(config: Run, control: str) -> None:
     """Check a run on a SuperLink. Its device and its folders are checked only if the SuperLink is on this machine.
 
     Otherwise the coordinator's app checks them when it starts, before any request to a site.
     """
-    check_backbone_name(config.backbone, required=False)
+    check_backbone_name(config.settings.backbone, required=False)
     if is_loopback(control):
         check_start(config, simulated=False)

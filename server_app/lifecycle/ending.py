@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import FedSurrogateError
 from common.files import READABLE, replace_file
+from common.run import Run, parse_run
 from server_app.lifecycle.writer import forget_writer, last_sign, writer_is_gone
 from server_app.runs.event_tail import POLL_SECONDS, EventFile
 from server_app.runs.json_values import Json, as_number, as_table
@@ -83,14 +83,14 @@ def _from_events(folder: Path, metrics: Mapping[str, Any], why: str) -> Json:
     state = state_of(events)
     seconds = 0.0 if state.first is None or state.last is None else (state.last - state.first).total_seconds()
     try:
-        config = parse_run_config(as_table(json.loads((folder / "manifest.json").read_text()).get("config")))
+        config = parse_run(as_table(json.loads((folder / "manifest.json").read_text()).get("config")))
     except (OSError, ValueError, TypeError, AttributeError, FedSurrogateError):
         return _bare(metrics, state, _rounds(events), seconds)
     from server_app.runs.metrics import End, make_metrics
 
     known = make_metrics(config, _outcome(folder, state, events), End("interrupted", why, seconds))
     known["accuracy"]["per_site"] = {site.name: site.accuracy for site in state.sites.values() if site.accuracy is not None}
-    if known["privacy"] is None and state.epsilon and config.epsilon:
+    if known["privacy"] is None and state.epsilon and config.settings.epsilon:
         known["privacy"] = _spent(config, state.epsilon)
     return known
 
@@ -161,9 +161,15 @@ def _surrogates(folder: Path) -> list[Any]:
     return found
 
 
-def _spent(config: RunConfig, epsilon: float) -> Json:
+def _spent(config: Run, epsilon: float) -> Json:
     """The privacy card of a run in rounds: what its rounds have spent. Its sites' claims are in their replies only."""
-    return {"mechanism": config.mechanism, "epsilon": epsilon, "delta": config.delta, "per_site": {}, "not_covered": []}
+    return {
+        "mechanism": config.plan.mechanism_name,
+        "epsilon": epsilon,
+        "delta": config.settings.delta,
+        "per_site": {},
+        "not_covered": [],
+    }
 
 
 def _draw(folder: Path) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.command_line import handling
-from common.config.flat_settings import Scalar
+from common.settings.flat import Scalar
 from server_app.lifecycle.resume import command_of
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.config.flat_settings import Scalar, flatten
-from common.config.run_config import RunConfig, digest_settings, parse_run_config, run_digest
 from common.errors import ConfigError, RunError
+from common.run import Run, parse_run
+from common.settings import Settings
+from common.settings.flat import Scalar, flatten
 
 # What a run leaves to continue from, by the kind of its method.
 CHECKPOINTS = {"rounds": "checkpoint.safetensors", "chain": "chain.json"}
@@ -22,15 +23,15 @@ OF_RECORDS = (
 MOST_SHOWN = 5
 
 
-def check_resume(config: RunConfig, simulated: bool) -> None:
+def check_resume(config: Run, simulated: bool) -> None:
     """Raise RunError unless the folder that `resume` names is of a run that these settings continue.
 
     Names the keys that differ. simulated: whether this run is a simulation, whose settings also distribute the records.
     """
-    if not config.resume:
+    if not config.settings.resume:
         return
-    folder, shown = Path(config.resume).expanduser(), f"resume = {config.resume!r}"
-    checkpoint = CHECKPOINTS[config.spec.kind]
+    folder, shown = Path(config.settings.resume).expanduser(), f"resume = {config.settings.resume!r}"
+    checkpoint = CHECKPOINTS[config.plan.kind]
     if not (folder / checkpoint).is_file():
         what = "has" if folder.is_dir() else "is no folder, so it has"
         raise RunError(f"{shown}: {what} no {checkpoint}, which the first round writes; name the folder of an earlier run")
@@ -53,23 +54,23 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _differing(manifest: Mapping[str, Any], config: RunConfig, simulated: bool) -> list[str]:
+def _differing(manifest: Mapping[str, Any], config: Run, simulated: bool) -> list[str]:
     """The settings that the earlier run had otherwise, as texts."""
     try:
-        before = parse_run_config(manifest["config"])
+        before = parse_run(manifest["config"])
     except (ConfigError, KeyError, TypeError, AttributeError):
         # Of another version; the digest in the checkpoint decides.
         return []
-    if manifest.get("run") != run_digest(before):
+    if manifest.get("run") != before.digest:
         return []
     old, new = _compared(before, simulated), _compared(config, simulated)
     keys = [key for key in (*old, *new) if old.get(key) != new.get(key)]
     return [f"{key} = {old.get(key)!r}, here {new.get(key)!r}" for key in dict.fromkeys(keys)]
 
 
-def _compared(config: RunConfig, simulated: bool) -> dict[str, Any]:
-    whole = flatten(config.model_dump(by_alias=True, mode="json"))
-    return {key: whole[key] for key in (*digest_settings(config), *(OF_RECORDS if simulated else ()))}
+def _compared(config: Run, simulated: bool) -> dict[str, Any]:
+    whole = flatten(config.settings.model_dump(by_alias=True, mode="json"))
+    return {key: whole[key] for key in (*config.digest_keys, *(OF_RECORDS if simulated else ()))}
 
 
 def continuation(folder: Path) -> str:
@@ -79,11 +80,11 @@ def continuation(folder: Path) -> str:
     """
     manifest = _manifest(folder)
     try:
-        config = parse_run_config(manifest["config"])
+        config = parse_run(manifest["config"])
     except (ConfigError, KeyError, TypeError, AttributeError):
         return ""
-    defaults = flatten(RunConfig().model_dump(by_alias=True, mode="json"))
-    here = flatten(config.model_dump(by_alias=True, mode="json"))
+    defaults = flatten(Settings().model_dump(by_alias=True, mode="json"))
+    here = flatten(config.settings.model_dump(by_alias=True, mode="json"))
     changed = {key: value for key, value in here.items() if value != defaults.get(key) and key != "resume"}
     words = ["coordinator", "run"]
     if manifest.get("simulated"):
@@ -91,7 +92,7 @@ def continuation(folder: Path) -> str:
     command, resumes = command_of(words, changed, folder)
     if resumes:
         return f"continue it: {command}"
-    if config.spec.stored and any((folder / "surrogates").glob("*.pb")):
+    if config.plan.combination.stored and any((folder / "surrogates").glob("*.pb")):
         again = shlex.join(["coordinator", "relearn", str(folder)])
         return f"learn from what has arrived: {again}; or start it again: {command}"
     return f"nothing is left to continue from; start it again: {command}"
@@ -109,7 +110,7 @@ def command_of(words: Sequence[str], overrides: Mapping[str, Scalar], folder: Pa
 
     words: the command without its settings. Returns the text for a shell, and whether it resumes.
     """
-    kind = parse_run_config(overrides).spec.kind
+    kind = parse_run(overrides).plan.kind
     resumes = folder is not None and kind in CHECKPOINTS and (folder / CHECKPOINTS[kind]).is_file()
     settings = dict(overrides) | ({"resume": str(folder)} if resumes else {})
     text = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from common.config.flat_settings import flatten
-from common.config.run_config import RunConfig
 from common.number_format import human_bytes, human_seconds, percent
 from common.pages.svg import NAMED_SITES, undrawn
+from common.settings import Settings
+from common.settings.flat import flatten
 from server_app.report.comparison import compared, comparison_table, of_other_records
 from server_app.report.counts_view import CountsView, counts_views
 from server_app.report.layout import layout
@@ -251,7 +251,7 @@ def _points(value: Any) -> plots.PlotPoints | None:
 
 def _settings(config: Json) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
     """Return the settings that differ from their default (key, value, default), and the others (key, value)."""
-    defaults = flatten(RunConfig().model_dump(by_alias=True))
+    defaults = flatten(Settings().model_dump(by_alias=True))
     flat = dict(sorted(flatten(config).items()))
     changed = [(k, str(v), str(defaults.get(k, "unknown to this version"))) for k, v in flat.items() if v != defaults.get(k)]
     return changed, [(k, str(v)) for k, v in flat.items() if v == defaults.get(k)]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from common.config.flat_settings import flatten
 from common.errors import RunError
+from common.settings.flat import flatten
 from server_app.lifecycle.resume import OF_RECORDS
 from server_app.report.plots.progress import AccuracyStep, steps
 from server_app.report.tables import Table

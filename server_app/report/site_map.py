@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.config.run_config import parse_run_config
 from common.errors import FedSurrogateError
+from common.run import parse_run
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
 from server_app.report.plots.site_map import draw_site_map
 from server_app.runs.json_values import as_table
@@ -22,8 +22,8 @@ def site_map_of(run: Run, folder: Path) -> SiteMap | None:
     if not 2 <= len(list((folder / "surrogates").glob("*.pb"))) <= MOST_SITES:
         return None
     try:
-        config = parse_run_config(as_table(run.manifest.get("config")))
-        if not config.spec.stored or config.spec.kind != "one-shot":
+        config = parse_run(as_table(run.manifest.get("config")))
+        if not config.plan.combination.stored or config.plan.kind != "one-shot":
             return None
         strategy = stored_strategy(config)(config)
         found = [strategy.unpack(payload) for payload in read_payloads(folder)]

@@ -12,9 +12,9 @@ from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
-from common.config.run_config import RunConfig
 from common.files import READABLE, replace_file, replacing
 from common.flower_environment import COMMAND_BEGAN
+from common.run import Run
 from common.wire.model_files import save_model
 from server_app.lifecycle.writer import Writer
 from server_app.runs.manifest import Start, make_manifest
@@ -28,12 +28,12 @@ RESERVE = 2**18
 class RunFolder:
     """Writes a run's files during the run; implements `strategies.base.collection.Recorder`."""
 
-    def __init__(self, config: RunConfig, flower_run_id: int, simulated: bool = False) -> None:
+    def __init__(self, config: Run, flower_run_id: int, simulated: bool = False) -> None:
         self.config = config
         self._start = Start.now(flower_run_id, datetime.now(UTC), simulated)
         self._end: End | None = None
-        name = f"{self._start.time:%Y%m%dT%H%M%SZ}-{config.spec.name}-{secrets.token_hex(3)}"
-        self.path = Path(config.output_dir).expanduser().absolute() / name
+        name = f"{self._start.time:%Y%m%dT%H%M%SZ}-{config.method.name}-{secrets.token_hex(3)}"
+        self.path = Path(config.settings.output_dir).expanduser().absolute() / name
         (self.path / "surrogates").mkdir(parents=True)
         self._mode = READABLE & ~_umask(self.path)
         self._writer = Writer(self.path)

@@ -8,9 +8,9 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from common.config.flat_settings import flatten
-from common.config.run_config import RunConfig, run_digest
 from common.models.classifiers import Classifier
+from common.run import Run
+from common.settings.flat import flatten
 from common.version import NAME, own_version
 
 PACKAGES = (
@@ -44,13 +44,13 @@ class Start:
         return cls(flower_run_id, time, _versions(), _git_commit(), simulated)
 
 
-def make_manifest(config: RunConfig, start: Start, model: Classifier | None = None) -> dict[str, Any]:
+def make_manifest(config: Run, start: Start, model: Classifier | None = None) -> dict[str, Any]:
     """The content of manifest.json; with fingerprint and classes after a model has been learned."""
     manifest: dict[str, Any] = {
-        "config": flatten(config.model_dump(by_alias=True, mode="json")),
+        "config": flatten(config.settings.model_dump(by_alias=True, mode="json")),
         "versions": start.versions,
-        "seed": config.seed,
-        "run": run_digest(config),
+        "seed": config.settings.seed,
+        "run": config.digest,
         "flower_run_id": str(start.flower_run_id),
         "git_commit": start.git_commit,
         "simulated": start.simulated,

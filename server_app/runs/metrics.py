@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from common.config.run_config import RunConfig
+from common.run import Run
 from server_app.runs.card import run_card
 from server_app.runs.privacy_card import privacy_card
 from strategies.base.outcome import Fate, Outcome, Site
@@ -29,7 +29,7 @@ class End:
     command: float | None = None
 
 
-def make_metrics(config: RunConfig, outcome: Outcome, end: End) -> Json:
+def make_metrics(config: Run, outcome: Outcome, end: End) -> Json:
     """The content of metrics.json. Parts that a run does not have are left out."""
     sites, seconds = outcome.sites.values(), round(end.seconds, 3)
     simulated = any(site.simulated for site in sites)
@@ -40,10 +40,10 @@ def make_metrics(config: RunConfig, outcome: Outcome, end: End) -> Json:
         rounds = [{"round": 1, "accuracy": outcome.accuracy.get("model"), "bytes_up": sent, "seconds": seconds}]
     metrics: Json = {
         "schema": 1,
-        "method": config.spec.name,
+        "method": config.method.name,
         "status": end.status,
         "sites": {"invited": len(sites)} | {fate: outcome.count(fate) for fate in FATES},
-        "card": run_card(sites, config.sites, outcome.absent, names),
+        "card": run_card(sites, config.settings.sites, outcome.absent, names),
         "accuracy": outcome.accuracy
         | {"per_site": {site.name: site.correct / site.tested for site in sites if site.tested}},
         "bytes": {
@@ -77,7 +77,7 @@ def make_projection(outcome: Outcome) -> Json:
     return {"classes": outcome.model.header.classes} | {kind: asdict(points) for kind, points in outcome.points.items()}
 
 
-def _privacy(config: RunConfig, outcome: Outcome, simulated: bool) -> Json | None:
+def _privacy(config: Run, outcome: Outcome, simulated: bool) -> Json | None:
     """The privacy card. For a run that stopped early it shows the epsilon spent, which is less than the budget."""
     trained = {site.name: site.claim for site in outcome.sites.values() if site.claim is not None}
     card = privacy_card(config, outcome.surrogates, outcome.model, simulated, trained)

@@ -7,32 +7,31 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 
-from common.config.run_config import RunConfig
 from common.costs import Cost, costs
 from common.errors import ConfigError
-from common.privacy.claims import make_claim, private_rounds
-from common.rules.fedpft import family, solver
-from common.rules.secure_sum import MECHANISM
-from common.rules.spec import count
+from common.methods.fedpft import choices
+from common.methods.method import count
+from common.privacy.mechanism import JOINT_SUMS
+from common.run import Run
 from server_app.runs.privacy_card import mean_noise
 
 STEP = "the sum of clipped gradients of all records of all sites at the common model, and their number, with joint noise"
 KNOWN_DIMENSIONS = {"torchvision:mobilenet_v2": 1280, "torchvision:resnet50": 2048, "torchvision:resnet18": 512}
 
 
-def plan(config: RunConfig, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
+def plan(config: Run, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
     """Costs per site of this run with its noise, of FedAvg with the same linear head, and of raw features; see `costs`."""
     own, *others = costs(config, dimension, classes, records, fedavg_rounds)
     return [replace(own, noise=noise_on_mean(config, dimension, classes, records)), *others]
 
 
-def in_words(config: RunConfig, own: Cost, dimension: int, classes: int, records: int) -> list[str]:
+def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int) -> list[str]:
     """What a site releases, how the head is found, and the noise: lines below the table of costs. own: the run's row."""
-    fields = config.spec.sends(config)
-    sizes = config.spec.sizes(config, classes, dimension, records)
+    fields = config.plan.messages.sends
+    sizes = config.plan.messages.sizes(classes, dimension, records)
     parts = [f"{field.name} {count([field], sizes):,}{f' at {field.bits} bits' * (field.bits < 16)}" for field in fields]
     lines = [f"released, in numbers: {', '.join(parts)}"] if parts else []
-    if head := config.spec.head(config):
+    if head := config.plan.head:
         lines.append(f"head {head}{_shrinkage(config)}")
     if own.noise is not None:
         size = max(1, records // classes)
@@ -47,74 +46,75 @@ def in_words(config: RunConfig, own: Cost, dimension: int, classes: int, records
     return [*lines, *who_sees_what(config)]
 
 
-def _shrinkage(config: RunConfig) -> str:
+def _shrinkage(config: Run) -> str:
     """How the covariance is shrunk, for heads that need it: as the setting says, or from the statistics themselves."""
-    if config.spec.configured != "fedpft" or solver(config) in ("noisy sums", "sampled"):
+    chosen = choices(config.settings)
+    if config.method.shown != "fedpft" or chosen.solver in ("noisy sums", "sampled"):
         return ""
-    if config.head.shrinkage != "auto":
-        return f"; shrinkage {config.head.shrinkage:g}, as set"
-    restricted = family(config) in ("diag", "spherical") or solver(config) == "naive-bayes"
-    if restricted and solver(config) != "ridge":
+    if config.settings.head.shrinkage != "auto":
+        return f"; shrinkage {config.settings.head.shrinkage:g}, as set"
+    restricted = chosen.family in ("diag", "spherical") or chosen.solver == "naive-bayes"
+    if restricted and chosen.solver != "ridge":
         return "; shrinkage 0.01"  # RESTRICTED in strategies.fedpft.closed_form, whose import takes seconds
     how = {"ridge": "by generalised cross-validation", "qda": "by oracle approximation, for each class"}
     return (
-        f"; shrinkage chosen from the released numbers alone, {how.get(solver(config), 'for the highest expected accuracy')}"
+        f"; shrinkage chosen from the released numbers alone, {how.get(chosen.solver, 'for the highest expected accuracy')}"
     )
 
 
-def noise_on_mean(config: RunConfig, dimension: int, classes: int, records: int) -> float | None:
+def noise_on_mean(config: Run, dimension: int, classes: int, records: int) -> float | None:
     """Norm of the noise on a class mean over records / classes records (or on a component's mean); features have norm one.
 
     None without privacy, and for training in rounds.
     """
-    if config.spec.kind == "rounds":
+    if config.plan.kind == "rounds":
         return None
-    claim = make_claim(config, "record")
-    components = config.fedpft.components if config.mechanism == "dp-em" else 1
+    claim = config.mechanism
+    components = config.settings.fedpft.components if config.plan.mechanism_name == "dp-em" else 1
     return None if claim is None else mean_noise(claim, dimension, max(1.0, records / classes / components))
 
 
-def noise_share(config: RunConfig) -> str:
+def noise_share(config: Run) -> str:
     """The noise on the mean over S equal sites, as a share of that on one site's: one joint noise does not grow with S."""
-    if config.mechanism != MECHANISM:
+    if config.plan.mechanism_name != JOINT_SUMS:
         return "1/sqrt(S)"
     # Sites add more noise than needed, because some may collude. That for lost sites is taken out when none is lost.
-    most = 1 - config.colluding
+    most = 1 - config.settings.colluding
     return f"{most**-0.5:.2f}/S" if 0 < most < 1 else "1/S"
 
 
-def who_sees_what(config: RunConfig) -> list[str]:
+def who_sees_what(config: Run) -> list[str]:
     """Sentences about a secure sum: who sees what, and under which trust; none for other runs."""
-    if not config.secure_sum:
+    if not config.settings.secure_sum:
         return []
     sees = "secure sum: the coordinator sees the sum over all sites, and no site's part"
-    trust = (
-        f"{sees}, if at most {config.colluding:.0%} of the sites collude with it and sites know each other's keys (peers)"
-    )
-    if config.mechanism == MECHANISM:
-        rounds = [f"each of {private_rounds(config)} rounds is one step: {STEP}"] if config.spec.kind == "rounds" else []
+    trust = f"{sees}, if at most {config.settings.colluding:.0%} of the sites collude with it and sites know each other's keys (peers)"
+    if config.plan.mechanism_name == JOINT_SUMS:
+        rounds = [f"each of {config.rounds} rounds is one step: {STEP}"] if config.plan.kind == "rounds" else []
         return [
             trust,
             *rounds,
             "epsilon holds under the same trust; a site's own noise alone gives a larger one (local-epsilon)",
         ]
-    if config.epsilon:
+    if config.settings.epsilon:
         return [trust, "epsilon holds without any trust: each site adds the whole noise itself"]
     return [trust, "the sum has no noise: what only one site has, such as a class, is in it as that site has it"]
 
 
-def find_dimension(config: RunConfig) -> int:
+def find_dimension(config: Run) -> int:
     """Feature dimension, without loading a model. Raises ConfigError if that is not possible."""
-    if config.data == "safetensors" and config.dataset:
-        path = Path(config.data_dir).expanduser() / f"{config.dataset[0]}-train.safetensors"
+    if config.settings.data == "safetensors" and config.settings.dataset:
+        path = Path(config.settings.data_dir).expanduser() / f"{config.settings.dataset[0]}-train.safetensors"
         try:
             with path.open("rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
                 return int(json.loads(file.read(length))["x"]["shape"][1])
         except (OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError, struct.error):
             raise ConfigError(f"cannot read the feature dimension from {path}; give --dimension") from None
-    if config.backbone in ("pixels", "pixels:rgb") and (config.image_size or config.data == "digits"):
-        return (3 if config.backbone == "pixels:rgb" else 1) * (config.image_size or 8) ** 2
-    if config.backbone in KNOWN_DIMENSIONS:
-        return KNOWN_DIMENSIONS[config.backbone]
-    raise ConfigError(f"the feature dimension of backbone {config.backbone!r} is not known here; give --dimension")
+    if config.settings.backbone in ("pixels", "pixels:rgb") and (
+        config.settings.image_size or config.settings.data == "digits"
+    ):
+        return (3 if config.settings.backbone == "pixels:rgb" else 1) * (config.settings.image_size or 8) ** 2
+    if config.settings.backbone in KNOWN_DIMENSIONS:
+        return KNOWN_DIMENSIONS[config.settings.backbone]
+    raise ConfigError(f"the feature dimension of backbone {config.settings.backbone!r} is not known here; give --dimension")

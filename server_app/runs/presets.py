@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from common.config.flat_settings import Scalar
+    from common.settings.flat import Scalar
 
 FOLDER = Path(__file__).parents[1] / "preset_files"
 

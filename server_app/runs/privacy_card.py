@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.config.run_config import RunConfig
 from common.models.classifiers import Classifier
 from common.privacy.accounting import gaussian_epsilon
-from common.privacy.claims import NOT_COVERED, Claim, relation_of
 from common.privacy.gaussian_mechanism import Noisy
+from common.privacy.mechanism import NOT_COVERED, Mechanism, relation_of
+from common.run import Run
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 
 Json = dict[str, Any]
@@ -47,18 +47,18 @@ SIMULATED = "accuracies, times and the plot of real features in this report: exa
 
 
 def privacy_card(
-    config: RunConfig,
+    config: Run,
     surrogates: Sequence[AnySurrogate],
     model: Classifier | None,
     simulated: bool = False,
-    trained: Mapping[str, Claim] | None = None,
+    trained: Mapping[str, Mechanism] | None = None,
 ) -> Json | None:
     """The content of "privacy" in metrics.json; None when no used surrogate has a privacy claim.
 
     simulated: such a run measures values that a deployment does not. Signal-to-noise is estimated from the noisy values
     only, so it costs no budget. trained: claims of sites that trained in rounds; their epsilon covers all rounds together.
     """
-    claims: dict[str, tuple[AnySurrogate | None, Claim]] = {
+    claims: dict[str, tuple[AnySurrogate | None, Mechanism]] = {
         s.header.site: (s, s.claim) for s in surrogates if s.claim is not None
     }
     claims |= {site: (None, claim) for site, claim in (trained or {}).items()}
@@ -68,16 +68,16 @@ def privacy_card(
     open_ends = [*NOT_COVERED]
     if "record" in units:
         open_ends.insert(0, SINGLE_RECORDS)
-    if config.mechanism == "theorem-4.1":
+    if config.plan.mechanism_name == "theorem-4.1":
         open_ends[:0] = IN_CLEAR
     if simulated:
         open_ends.append(SIMULATED)
     return {
-        "mechanism": config.mechanism,
+        "mechanism": config.plan.mechanism_name,
         # If the settings fix the noise, this is less than the epsilon that the run may spend.
         "epsilon": max(claim.epsilon for _, claim in claims.values()),
-        "delta": config.delta,
-        "relation": relation_of(config.mechanism, units),
+        "delta": config.settings.delta,
+        "relation": relation_of(config.plan.mechanism_name, units),
         "covers": COVERS[_covered(config)] + DERIVED,
         "not_covered": open_ends,
         "per_site": {site: _site(surrogate, claim) for site, (surrogate, claim) in claims.items()},
@@ -85,48 +85,48 @@ def privacy_card(
     }
 
 
-def _covered(config: RunConfig) -> str:
+def _covered(config: Run) -> str:
     """The key of COVERS for a run."""
-    if config.mechanism != "secure-sums":
-        return config.mechanism
-    if config.spec.counts:
+    if config.plan.mechanism_name != "secure-sums":
+        return config.plan.mechanism_name
+    if config.plan.counts:
         return "summed-counts"
-    return "summed-gradients" if config.spec.kind == "rounds" else "secure-sums"
+    return "summed-gradients" if config.plan.kind == "rounds" else "secure-sums"
 
 
-def mean_noise(claim: Claim, dimension: int, records: float) -> float:
+def mean_noise(claim: Mechanism, dimension: int, records: float) -> float:
     """Norm (root mean square) of the noise on the mean (dimension,) of the features of `records` records of norm one."""
     return _sigmas(claim)["sums"] * math.sqrt(dimension) / records
 
 
-def _site(surrogate: AnySurrogate | None, claim: Claim) -> Json:
+def _site(surrogate: AnySurrogate | None, claim: Mechanism) -> Json:
     card: Json = {
         "epsilon": claim.epsilon,
         "delta": claim.delta,
         "unit": claim.unit,
-        "mechanism": claim.mechanism,
+        "mechanism": claim.name,
         "noise_multiplier": claim.noise_multiplier,
         "noise": _sigmas(claim),
         "signal_to_noise": {noisy.name: noisy.signal_to_noise() for noisy in _released(surrogate, claim)}
         if surrogate
         else {},
     }
-    if claim.mechanism == "theorem-4.1":
+    if claim.name == "theorem-4.1":
         # The published noise is too large for a small epsilon, and too small for an epsilon above 40.
         card["epsilon_tight"] = gaussian_epsilon(claim.noise_multiplier, claim.delta)
     return card
 
 
-def _sigmas(claim: Claim) -> dict[str, float]:
+def _sigmas(claim: Mechanism) -> dict[str, float]:
     """Noise of each statistic as a sum over records, for every mechanism, so that mechanisms can be compared."""
-    if claim.mechanism == "theorem-4.1":
+    if claim.name == "theorem-4.1":
         # Means and covariances of n records have noise sigma / n: n times the joint sensitivity is 2 sqrt(5).
         sigma = 2 * math.sqrt(5) * claim.noise_multiplier
         return {"sums": sigma, "squares": sigma}
     return {name: sigma for name, (sigma, _) in claim.noise.items()}
 
 
-def _released(surrogate: AnySurrogate, claim: Claim) -> list[Noisy]:
+def _released(surrogate: AnySurrogate, claim: Mechanism) -> list[Noisy]:
     """The noisy sums of a surrogate; for a surrogate of means, the sums computed from these.
 
     There, sizes are left out: they have no noise, or only sizes that stood out from the noise were released. Variances
@@ -143,17 +143,17 @@ def _released(surrogate: AnySurrogate, claim: Claim) -> list[Noisy]:
     return [Noisy(name, value, sigmas[name], 1.0) for name, value in sorted(values.items())]
 
 
-def _dropped(surrogates: Sequence[AnySurrogate], config: RunConfig, model: Classifier | None) -> list[str]:
+def _dropped(surrogates: Sequence[AnySurrogate], config: Run, model: Classifier | None) -> list[str]:
     """Classes of the run that the model has not learned: no site has them, or the noise hides them."""
-    if model is None or config.mechanism == "theorem-4.1":
+    if model is None or config.plan.mechanism_name == "theorem-4.1":
         return []
-    if config.mechanism in ("dp-sgd", "counts"):
+    if config.plan.mechanism_name in ("dp-sgd", "counts"):
         return []
-    if config.mechanism == "secure-sums":
-        named, learned = config.classes, set(model.header.classes)
-    elif config.mechanism == "sums":
-        named, learned = config.classes or surrogates[0].header.classes, set(model.header.classes)
+    if config.plan.mechanism_name == "secure-sums":
+        named, learned = config.settings.classes, set(model.header.classes)
+    elif config.plan.mechanism_name == "sums":
+        named, learned = config.settings.classes or surrogates[0].header.classes, set(model.header.classes)
     else:
         # Without classes in the settings, the head has exactly the classes that some site has released.
-        named, learned = config.classes, {name for surrogate in surrogates for name in surrogate.header.classes}
+        named, learned = config.settings.classes, {name for surrogate in surrogates for name in surrogate.header.classes}
     return [name for name in named if name not in learned]

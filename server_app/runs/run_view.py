@@ -10,7 +10,7 @@ from typing import Any
 
 from common.errors import RunError
 from common.methods import METHODS
-from common.rules.fedpft import SOLVERS_IN_WORDS
+from common.methods.fedpft import SOLVERS_IN_WORDS
 from server_app.runs.event_tail import PARTS, EventFile
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, at, clean, natural_order
 from server_app.runs.state import SiteState, state_of
@@ -72,7 +72,7 @@ class Run:
     def tested(self) -> str:
         """Return what each site has evaluated on its own test records, in words."""
         name = str(self.metrics.get("method") or "")
-        return METHODS[name].tested if name in METHODS else "the model of the run"
+        return METHODS[name].usual.combination.tested if name in METHODS else "the model of the run"
 
     @property
     def accuracy(self) -> float | None:
@@ -110,7 +110,7 @@ class Run:
     def sends_surrogates(self) -> bool:
         """Return whether the sites sent surrogates of their data, not models."""
         spec = METHODS.get(str(self.metrics.get("method") or "fedpft"))
-        return spec is not None and spec.makes_surrogates
+        return spec is not None and spec.usual.combination.makes_surrogates
 
     @property
     def method(self) -> str:

@@ -126,7 +126,7 @@ class RunState:
                 self.method = str(event.get("method") or self.method)
                 self.planned = int(as_number(event.get("rounds")) or 1)
                 spec = METHODS.get(self.method)
-                self.step = "hop" if (spec and spec.kind == "chain") or event.get("topology") == "chain" else "round"
+                self.step = "hop" if (spec and spec.usual.kind == "chain") or event.get("topology") == "chain" else "round"
             case "invited":
                 self.invited = int(as_number(event.get("sites")) or 0) or len(self.sites)
                 self.planned = self.invited if self.step == "hop" else self.planned

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from common.config.run_config import run_digest
 from common.errors import RunError, SurrogateError
 from common.surrogates.surrogates import Reply
 from common.wire.records import Info, to_record
@@ -85,7 +84,7 @@ class Chain(Federation):
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run the chain. Raises RunError for an order of unknown sites, a missed quorum, or when no site replied."""
-        self.deadline = deadline or self.config.deadline
+        self.deadline = deadline or self.config.settings.deadline
         self.summary()
         hop = 0
         while not self._learned:
@@ -140,18 +139,20 @@ class Chain(Federation):
         """Learn, after the last chain step."""
         self._learned = True
         self.outcome.seconds["chain"] = time.perf_counter() - self._started
-        check_quorum(len(way.walk.done), len(self.outcome.sites), self.config.sites, self.config.quorum)
+        check_quorum(len(way.walk.done), len(self.outcome.sites), self.config.settings.sites, self.config.settings.quorum)
         assert way.relay is not None  # the quorum is at least one site
         self._learn(way.grid, way.group, way.walk, way.relay, self.deadline)
 
     def _begin(self, group: Group) -> tuple[Walk, bytes | None]:
-        if self.config.resume:
+        if self.config.settings.resume:
             try:
-                walk = Walk(**json.loads(read_kept(self.config.resume, STATE)))
+                walk = Walk(**json.loads(read_kept(self.config.settings.resume, STATE)))
             except (TypeError, ValueError) as error:
-                raise RunError(f"resume = {self.config.resume!r}: {STATE} is damaged ({type(error).__name__})") from None
-            if walk.run != run_digest(self.config):
-                raise RunError(f"resume = {self.config.resume!r} is of a run with other settings")
+                raise RunError(
+                    f"resume = {self.config.settings.resume!r}: {STATE} is damaged ({type(error).__name__})"
+                ) from None
+            if walk.run != self.config.digest:
+                raise RunError(f"resume = {self.config.settings.resume!r} is of a run with other settings")
             # Skipped sites get another chance at the end of the chain.
             walk.order, walk.skipped = [*walk.done, *walk.left, *walk.skipped], []
             self.recorder.event("resumed", hops=len(walk.done))
@@ -161,7 +162,7 @@ class Chain(Federation):
                     site.fate, site.reason = "used", ""
             relay = b64decode(walk.relay) or None
         else:
-            walk, relay = Walk(self._order(group), run=run_digest(self.config)), None
+            walk, relay = Walk(self._order(group), run=self.config.digest), None
         for name in walk.left:
             if name not in group.nodes:
                 self._skip(walk, name, "not connected")
@@ -169,18 +170,18 @@ class Chain(Federation):
 
     def _order(self, group: Group) -> list[str]:
         named = sorted(group.nodes, key=lambda name: (len(name), name))
-        if not self.config.fedpft.order:
-            random.Random(self.config.seed).shuffle(named)
+        if not self.config.settings.fedpft.order:
+            random.Random(self.config.settings.seed).shuffle(named)
             return named
         invited = {site.name for site in self.outcome.sites.values()}
-        if not set(self.config.fedpft.order) & invited:
+        if not set(self.config.settings.fedpft.order) & invited:
             there = ", ".join(sorted(invited))
             raise RunError(f"fedpft.order names none of the connected sites; use these names: {there}")
         for name in named:
-            if name not in self.config.fedpft.order:
+            if name not in self.config.settings.fedpft.order:
                 self.recorder.event("left-out", site=name, reason="not in fedpft.order")
                 self.outcome.sites[group.nodes[name]].reason = "not in fedpft.order"
-        return list(self.config.fedpft.order)
+        return list(self.config.settings.fedpft.order)
 
     def _hop(self, way: ChainRun, replies: Iterable[Message]) -> None:
         """Accept the next site's relay. When the site does not reply, the current relay stays."""
@@ -196,7 +197,7 @@ class Chain(Federation):
             self._skip(walk, name, NO_REPLY)
         else:
             self._failed = []
-            if self.config.fedpft.seal:
+            if self.config.settings.fedpft.seal:
                 self._earlier = (way.relay, walk.sender, walk.sender_key, walk.sent_hop)
             self._passed_on(walk, way.group, name, hop, *answer, time.perf_counter() - self._hop_started)
             way.relay = answer[0]
@@ -231,9 +232,9 @@ class Chain(Federation):
     def _question(self, way: ChainRun, relay: bytes | None, hop: int) -> Message:
         """The request to the next site."""
         walk, group = way.walk, way.group
-        info: Info = {"run": run_digest(self.config), "hop": hop, "lineage": walk.lineage}
+        info: Info = {"run": self.config.digest, "hop": hop, "lineage": walk.lineage}
         info["classes"] = json.dumps(group.classes)
-        if self.config.fedpft.seal:
+        if self.config.settings.fedpft.seal:
             later = walk.left[1:]
             keys = {each: group.keys[each] for each in later if each in group.keys} | {walk.sender: walk.sender_key}
             info |= {"keys": json.dumps(keys), "readers": ",".join(later), "sender": walk.sender, "sent-hop": walk.sent_hop}
@@ -251,7 +252,7 @@ class Chain(Federation):
                 payload, info = self._read(reply, self.outcome.sites[way.group.nodes[name]])
                 if payload is None:
                     raise SurrogateError("a reply without a relay")
-                if not self.config.fedpft.seal:
+                if not self.config.settings.fedpft.seal:
                     self._check(payload, relay, name, way.group)
             except SurrogateError as error:
                 return error
@@ -276,7 +277,7 @@ class Chain(Federation):
 
     def _check(self, payload: bytes, relay: bytes | None, name: str, group: Group) -> None:
         """Raise SurrogateError unless the next site can use this site's relay."""
-        classes = self.config.classes if self.config.epsilon else group.classes
+        classes = self.config.settings.classes if self.config.settings.epsilon else group.classes
         place = Expectation.of(self.config, classes, group.fingerprint, group.dimension)
         last = self.last_reply(payload, relay, place, group)
         check_reply(last, self.config, place)
@@ -289,7 +290,7 @@ class Chain(Federation):
 
     def _learn(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
         """Learn the head: the last site's own, or under privacy one from the noisy sums. Sealed relays give none."""
-        if self.config.fedpft.seal:
+        if self.config.settings.fedpft.seal:
             self.recorder.event("sealed", reason="heads stay at the sites; the coordinator cannot read the sealed relays")
             return
         self.learn_from(grid, group, walk, relay, deadline)

@@ -10,7 +10,6 @@ from typing import Any
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from common.config.run_config import run_digest
 from common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError, SurrogateError
 from common.models.devices import pick_device
 from common.signed_models.making import signed_values
@@ -53,8 +52,8 @@ class Federation(FlowerStrategy):
         super().__init__()
         self.config = settings_of(type(self), config)
         self.recorder: Recorder = Unrecorded() if recorder is None else recorder
-        self.device = device or pick_device(self.config.device)
-        self.deadline = self.config.deadline
+        self.device = device or pick_device(self.config.settings.device)
+        self.deadline = self.config.settings.deadline
         self.outcome = Outcome()
         self.receipts = Receipts(self.config, self.recorder)
         # Messages without a known id, which Flower gives them when it sends them; and the nodes of those with one.
@@ -85,7 +84,7 @@ class Federation(FlowerStrategy):
                 continue
             site.simulated = introduced[node].simulated
             self.recorder.event("introduced", site=site.name)
-        group, misfits = settle(introduced, self.config.classes, self.config.backbone_fingerprint)
+        group, misfits = settle(introduced, self.config.settings.classes, self.config.backbone_fingerprint)
         for node, reason in misfits.items():
             self.outcome.sites[node].barred = True
             self._reject(node, reason)
@@ -93,7 +92,7 @@ class Federation(FlowerStrategy):
             if node not in introduced and site.fate == "dropped":
                 self.recorder.event("dropped", site=site.name, reason=NO_REPLY)
         reasons = self.outcome.reasons_besides(group.nodes.values())
-        check_quorum(len(group.nodes), len(nodes), self.config.sites, self.config.quorum, reasons=reasons)
+        check_quorum(len(group.nodes), len(nodes), self.config.settings.sites, self.config.settings.quorum, reasons=reasons)
         if not group.classes:
             raise RunError("no site reports its classes; set classes in the run's settings")
         check_class_number(group.classes)
@@ -102,7 +101,7 @@ class Federation(FlowerStrategy):
     def invite(self, grid: Grid, deadline: float, number: int | None = None) -> list[int]:
         """The connected nodes that may take part. Without a round `number`, waits for all expected sites."""
         config, names = self.config, None if self.registered is None else self.registered.names
-        wanted = (config.sites, config.quorum) if number is None else (0, 0.0)
+        wanted = (config.settings.sites, config.settings.quorum) if number is None else (0, 0.0)
         nodes = connected_nodes(grid, *wanted, deadline, self.recorder, names)
         allowed = admit(self.outcome, self.recorder, nodes, None if names is None else names(), number)
         self._connected = set(allowed)
@@ -115,7 +114,7 @@ class Federation(FlowerStrategy):
 
     def hello(self, node: int) -> Message:
         """The request for a site's introduction."""
-        return self._message(HELLO, node, to_record(None, {"run": run_digest(self.config)}))
+        return self._message(HELLO, node, to_record(None, {"run": self.config.digest}))
 
     def evaluate(self, grid: Grid, deadline: float) -> float | None:
         """Send the model to the sites for evaluation. In a simulation, one site also evaluates it on all test data."""
@@ -196,7 +195,7 @@ class Federation(FlowerStrategy):
             raise SurrogateError(no_reply(reply.error.code, reply.error.reason if self.simulated else None))
         check_form(reply.content)
         site.bytes_up += record_bytes(reply.content)
-        payload, info = from_record(reply.content, self.config.max_payload_mib * 2**20)
+        payload, info = from_record(reply.content, self.config.settings.max_payload_mib * 2**20)
         if site.registered:
             check_name(site, info)
         elif self.registered is None:
@@ -294,7 +293,7 @@ class Federation(FlowerStrategy):
         if (plane := model.plane()) is None:
             return
         if self.outcome.learned is not None:
-            features, labels = self.outcome.learned.sample(self.config.seed, PICTURE_POINTS)
+            features, labels = self.outcome.learned.sample(self.config.settings.seed, PICTURE_POINTS)
             flat = (features @ plane).T.tolist()
             points["synthetic"] = Points(flat[0], flat[1], labels.tolist())
         points["real"] = Points(*(numbers_in(info, f"points.{name}") for name in ("x", "y", "label")))

@@ -13,7 +13,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from common.config.run_config import run_digest
 from common.errors import SurrogateError
 from common.models.classifiers import Classifier
 from common.surrogates.surrogates import Reply
@@ -62,7 +61,7 @@ class OneShot(Federation, Generic[S]):
         self._received: dict[int, S] = {}
         self._asked: Collection | None = None
         self._done = False
-        self._centre = read_centre(self.config.fedpft.public, self.config.power) if centre is None else centre
+        self._centre = read_centre(self.config.settings.fedpft.public, self.config.power) if centre is None else centre
 
     @abstractmethod
     def parse(self, payload: bytes) -> S:
@@ -115,7 +114,7 @@ class OneShot(Federation, Generic[S]):
 
         Differs from Flower's loop: replies are checked as they arrive, and late ones are stored for `relearn`.
         """
-        self.deadline = deadline or self.config.deadline
+        self.deadline = deadline or self.config.settings.deadline
         self.summary()
         started = time.perf_counter()
         messages = self.configure_train(1, self.initial, ConfigRecord(), grid)
@@ -189,7 +188,7 @@ class OneShot(Federation, Generic[S]):
     def _questions(self, grid: Grid) -> Iterable[Message]:
         """The requests for surrogates, one for every connected site."""
         nodes = self._named(grid, self.invite(grid, self.deadline))
-        question, values = pack_question(self._centre), Info(run=run_digest(self.config))
+        question, values = pack_question(self._centre), Info(run=self.config.digest)
         if question is not None:
             self.recorder.keep(CENTRE_FILE, question)
             values["bytes"] = len(question)
@@ -203,7 +202,7 @@ class OneShot(Federation, Generic[S]):
         """
         sites = self.outcome.sites
         unknown = {n for n in nodes if self.receipts and not (sites[n].registered or self.receipts.has_node(n))}
-        asked = [self._message(NAME, node, to_record(None, {"run": run_digest(self.config)})) for node in unknown]
+        asked = [self._message(NAME, node, to_record(None, {"run": self.config.digest})) for node in unknown]
         for reply in Collection(grid, asked, min(self.deadline, NAME_SECONDS)) if asked else ():
             unknown.remove(node := self._node(reply))
             # An error here shows again in the reply to the surrogate request.
@@ -220,11 +219,15 @@ class OneShot(Federation, Generic[S]):
         for site in outcome.sites.values():
             if site.fate == "dropped":
                 self.recorder.event("dropped", site=site.name, reason=site.reason)
-        check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum, reasons=outcome.reasons)
+        check_quorum(
+            outcome.count("used"), len(outcome.sites), config.settings.sites, config.settings.quorum, reasons=outcome.reasons
+        )
         started = time.perf_counter()
-        learned = self.learn(in_order(self._received.values()), config.classes)
+        learned = self.learn(in_order(self._received.values()), config.settings.classes)
         self._heed(learned.defended)
-        check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum, reasons=outcome.reasons)
+        check_quorum(
+            outcome.count("used"), len(outcome.sites), config.settings.sites, config.settings.quorum, reasons=outcome.reasons
+        )
         outcome.learned, outcome.model, outcome.learning = learned.source, learned.model, dict(learned.facts)
         outcome.seconds["learn"] = time.perf_counter() - started
         self.recorder.event(
@@ -281,7 +284,7 @@ class OneShot(Federation, Generic[S]):
         """Required properties of a surrogate. A late one must fit the model that was learned without it."""
         config, model = self.config, self.outcome.model
         fingerprint = model.header.fingerprint if model else config.backbone_fingerprint
-        return Expectation.of(config, config.classes, fingerprint, model.dimension if model else 0)
+        return Expectation.of(config, config.settings.classes, fingerprint, model.dimension if model else 0)
 
     def _settle_backbone(self) -> None:
         """Reject sites with another backbone than the run's: that of the settings, else the most common one."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from common.models.classifiers import Classifier
 from common.models.head_training import Batch
 from common.privacy.accounting import Unit
-from common.privacy.claims import Claim
+from common.privacy.mechanism import Mechanism
 from common.surrogates.surrogates import AnySurrogate
 
 Fate = Literal["used", "rejected", "dropped"]
@@ -41,7 +41,7 @@ class Site:
     barred: bool = False
     kept_share: float = 1.0
     suspect: str = ""
-    claim: Claim | None = None
+    claim: Mechanism | None = None
     downstream: dict[str, float] = field(default_factory=dict)
     registered: bool = False
     heard: bool = False

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from flwr.app import RecordDict
 
-from common.config.run_config import RunConfig
 from common.errors import SurrogateError
 from common.files import READABLE, replace_file
+from common.run import Run
 from common.security.receipts import MOST_RECEIPTS, Receipt, join_receipts, parse_receipt
 from common.wire.records import INFO
 from common.wire.validation import SITE_NAME
@@ -27,15 +27,15 @@ MOST_SITES = 10_000
 class Receipts:
     """The receipts in `output-dir`; for a resumed run also those next to its folder."""
 
-    def __init__(self, config: RunConfig, recorder: Recorder) -> None:
-        self._folder = Path(config.output_dir).expanduser().absolute() / FOLDER
+    def __init__(self, config: Run, recorder: Recorder) -> None:
+        self._folder = Path(config.settings.output_dir).expanduser().absolute() / FOLDER
         self._recorder = recorder
         self._known: dict[str, dict[str, Receipt]] = {}
         self._nodes: dict[str, int] = {}
         self._names: dict[int, dict[str, None]] = {}
         folders = [self._folder]
-        if config.resume:
-            folders.append(Path(config.resume).expanduser().absolute().parent / FOLDER)
+        if config.settings.resume:
+            folders.append(Path(config.settings.resume).expanduser().absolute().parent / FOLDER)
         for folder in dict.fromkeys(folders):
             for name, node, receipts in _stored(folder):
                 self._place(name, self._nodes.get(name, node))
@@ -100,9 +100,9 @@ class Receipts:
         replace_file(self._folder / f"{name}.json", json.dumps(content) + "\n", mode=READABLE)
 
 
-def stored_receipts(config: RunConfig) -> dict[str, str]:
+def stored_receipts(config: Run) -> dict[str, str]:
     """The receipts stored in `output-dir`, by site, each site's as one text."""
-    stored = _stored(Path(config.output_dir).expanduser().absolute() / FOLDER)
+    stored = _stored(Path(config.settings.output_dir).expanduser().absolute() / FOLDER)
     return {name: join_receipts(receipts) for name, _, receipts in stored}
 
 

@@ -11,11 +11,10 @@ from typing import Generic, TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from common.config.run_config import run_digest
 from common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
 from common.models.classifiers import Classifier
 from common.models.parameters import Parameters, check_update
-from common.privacy.claims import check_claim, private_rounds, spent_after
+from common.privacy.mechanism import check_stated
 from common.surrogates.synthetic import Synthetic
 from common.wire.records import Info, to_record
 from common.wire.validation import Expectation, check_reply
@@ -68,7 +67,7 @@ class Rounds(Federation, Generic[R]):
         expected = Expectation.of(self.config, training.classes, training.fingerprint, training.inputs)
         check_reply(reply, self.config, expected, first=not training.round)
         if isinstance(reply, Parameters):
-            check_update(reply, self.shapes(training), training.round + 1, bool(self.config.epsilon))
+            check_update(reply, self.shapes(training), training.round + 1, bool(self.config.settings.epsilon))
         self.check(reply, training)
         return reply
 
@@ -90,7 +89,7 @@ class Rounds(Federation, Generic[R]):
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run all remaining rounds. Raises RunError when a quorum is missed; the run can then be resumed."""
-        self.deadline = deadline or self.config.deadline
+        self.deadline = deadline or self.config.settings.deadline
         self.summary()
         training = self._begun(grid)
         training.model = tensors_like(training.model, self.initial)
@@ -146,19 +145,19 @@ class Rounds(Federation, Generic[R]):
 
     def _over(self, training: Training) -> bool:
         """Whether no round remains: all are done, or the privacy budget allows no more."""
-        rounds, affordable = self.config.trained.rounds, private_rounds(self.config)
+        rounds, affordable = self.config.trained.rounds, self.config.rounds
         if self.outcome.stopped or training.round >= (self.last_round or rounds):
             return True
-        if self.config.epsilon and training.asked >= affordable:
+        if self.config.settings.epsilon and training.asked >= affordable:
             paid = f"{training.round} are done, {training.asked} are charged"
-            self._stop(f"epsilon = {self.config.epsilon:g} allows {affordable} of {rounds} rounds; {paid}")
+            self._stop(f"epsilon = {self.config.settings.epsilon:g} allows {affordable} of {rounds} rounds; {paid}")
         return bool(self.outcome.stopped)
 
     def _begin(self, grid: Grid, deadline: float) -> Training:
         """A new model for the backbone and classes of the connected sites, or the checkpoint of an earlier run."""
         group = self.introduce(grid, deadline)
-        if self.config.resume:
-            training = Training.load(self.config, read_kept(self.config.resume, CHECKPOINT), CHECKPOINT)
+        if self.config.settings.resume:
+            training = Training.load(self.config, read_kept(self.config.settings.resume, CHECKPOINT), CHECKPOINT)
             if training.fingerprint != group.fingerprint:
                 raise RunError(f"the checkpoint is for backbone {training.fingerprint[:16]}, but the sites have another one")
             self.recorder.event("resumed", round=training.round)
@@ -174,7 +173,11 @@ class Rounds(Federation, Generic[R]):
         silent |= mute
         try:
             check_quorum(
-                len(replies), len(asked) + len(mute), self.config.sites, self.config.quorum, reasons=self.outcome.reasons
+                len(replies),
+                len(asked) + len(mute),
+                self.config.settings.sites,
+                self.config.settings.quorum,
+                reasons=self.outcome.reasons,
             )
         except RunError as error:
             if training.round and self._only_budgets_are_missing(asked, silent, len(replies)):
@@ -196,14 +199,14 @@ class Rounds(Federation, Generic[R]):
             "used": len(replies),
             **walked,
         }
-        if self.config.epsilon:
-            story["epsilon"] = spent_after(self.config, training.asked)
+        if self.config.mechanism is not None:
+            story["epsilon"] = self.config.mechanism.epsilon_after(training.asked)
         return story
 
     def _questions(self, training: Training, asked: Sequence[int]) -> list[Message]:
         """The requests of a round: the model, and for each site its last confirmed round."""
         number, question = training.round + 1, training.question()
-        values: Info = {"run": run_digest(self.config), "round": number, "lineage": training.lineage, "bytes": len(question)}
+        values: Info = {"run": self.config.digest, "round": number, "lineage": training.lineage, "bytes": len(question)}
 
         confirmed = {node: training.confirmed.get(self.outcome.sites[node].name, 0) for node in asked}
         records = {node: to_record(question, values | {"confirmed": last}) for node, last in confirmed.items()}
@@ -270,7 +273,9 @@ class Rounds(Federation, Generic[R]):
         refused = [
             node for node in asked if node not in silent and sites[node].reason.startswith(PUBLIC_SENTENCES["budget"])
         ]
-        return bool(config.epsilon and refused) and has_quorum(used + len(refused), len(asked), config.sites, config.quorum)
+        return bool(config.settings.epsilon and refused) and has_quorum(
+            used + len(refused), len(asked), config.settings.sites, config.settings.quorum
+        )
 
     def _stop(self, reason: str) -> None:
         self.outcome.stopped = reason
@@ -286,7 +291,7 @@ class Rounds(Federation, Generic[R]):
             if payload is None:
                 raise SurrogateError("a reply without a payload")
             read = self.read(payload, training)
-            check_claim(read.claim, self.config)
+            check_stated(read.claim, self.config.mechanism)
             if read.header.site != site.name:
                 raise SurrogateError(f"the reply names another site as its sender: {read.header.site[:64]!r}")
         except SurrogateError as error:

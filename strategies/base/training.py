@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.config.run_config import RunConfig, run_digest
-from common.config.sections import DPCVAESettings
 from common.errors import RunError
 from common.models.classifiers import Classifier, Head, Network
 from common.models.generators import fresh_generator, tensors_of
 from common.models.networks import fresh, parameters_of
 from common.models.parameters import CONTROL, Parameters, Tensors
+from common.run import Run
+from common.settings import DPCVAESettings
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_parameters
 
@@ -36,7 +36,7 @@ class Training:
     shared by this run and the runs that resume it. confirmed: for each site, the last round that used its update.
     """
 
-    config: RunConfig
+    config: Run
     classes: tuple[str, ...]
     fingerprint: str
     inputs: int
@@ -49,7 +49,7 @@ class Training:
     confirmed: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, config: RunConfig, classes: tuple[str, ...], fingerprint: str, inputs: int) -> Training:
+    def begin(cls, config: Run, classes: tuple[str, ...], fingerprint: str, inputs: int) -> Training:
         """State before the first round. The model depends only on the seed. Raises ConfigError for features that do not
         fit a convnet.
         """
@@ -57,7 +57,7 @@ class Training:
         if isinstance(settings, DPCVAESettings):
             model = tensors_of(fresh_generator(config, len(classes), inputs))
         else:
-            model = parameters_of(fresh(settings.kind, inputs, len(classes), settings.width, config.seed))
+            model = parameters_of(fresh(settings.kind, inputs, len(classes), settings.width, config.settings.seed))
         return cls(config, classes, fingerprint, inputs, model, {})
 
     def question(self) -> bytes:
@@ -84,13 +84,13 @@ class Training:
         kind = settings.kind
         if kind == "linear":
             # FedLAP and private training normalise every record's features to norm one.
-            clip = 0.0 if self.config.epsilon or self.config.spec.unit_features else None
+            clip = 0.0 if self.config.settings.epsilon or self.config.plan.training.unit_features else None
             return Head(self.header(), self.model["weight"], self.model["bias"], clip)
         return Network(self.header(), kind, self.inputs, self.model)
 
     def header(self) -> Header:
         """The header of the model."""
-        return Header(self.config.method, run_digest(self.config), "coordinator", self.fingerprint, self.classes)
+        return Header(self.config.settings.method, self.config.digest, "coordinator", self.fingerprint, self.classes)
 
     def save(self) -> bytes:
         """A checkpoint: tensors in safetensors format, the other state as JSON in its metadata."""
@@ -100,7 +100,7 @@ class Training:
         tensors |= {"memory." + name: tensor.contiguous() for name, tensor in self.memory.items()}
         state = {
             "format": FORMAT,
-            "run": run_digest(self.config),
+            "run": self.config.digest,
             "classes": self.classes,
             "fingerprint": self.fingerprint,
             "inputs": self.inputs,
@@ -114,7 +114,7 @@ class Training:
         return content
 
     @classmethod
-    def load(cls, config: RunConfig, content: bytes, name: str) -> Training:
+    def load(cls, config: Run, content: bytes, name: str) -> Training:
         """Load a checkpoint of `save`. Raises RunError for another kind of file, or a run with other settings."""
         from safetensors.torch import load
 
@@ -124,8 +124,8 @@ class Training:
             tensors = load(content)
         except Exception as error:
             raise RunError(f"{name} is not a valid checkpoint ({type(error).__name__})") from None
-        if (state.get("format"), state.get("run")) != (FORMAT, run_digest(config)):
-            raise RunError(f"{name} is from a run with other settings ({state.get('run')}), not {run_digest(config)}")
+        if (state.get("format"), state.get("run")) != (FORMAT, config.digest):
+            raise RunError(f"{name} is from a run with other settings ({state.get('run')}), not {config.digest}")
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "memory": {}}
         for key, tensor in tensors.items():
             kind, _, rest = key.partition(".")

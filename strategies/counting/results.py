@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.config.run_config import RunConfig
 from common.counting.counts import Counts
 from common.counting.counts_proto import check_tables
 from common.errors import RunError, SurrogateError
-from common.rules.counting import scored_classes
+from common.methods.counting import scored_classes
+from common.run import Run
 from strategies.base.collection import Recorder
 from strategies.counting.intervals import Interval, auroc, rate, total
 from strategies.pooling.total import Total
@@ -39,7 +39,7 @@ def pooled(counts: Sequence[Counts]) -> PooledCounts:
     )
 
 
-def summed_result(found: Total, config: RunConfig) -> Json:
+def summed_result(found: Total, config: Run) -> Json:
     """The result from the sum of a secure sum. Raises RunError when no records and honest noise can give it."""
     tables = PooledCounts(found.tensors, {name: found.sigmas.get(name, 0.0) ** 2 for name in found.tensors})
     try:
@@ -52,21 +52,21 @@ def summed_result(found: Total, config: RunConfig) -> Json:
     return result_of(tables, config) | {"secure_sum": True}
 
 
-def keep_result(recorder: Recorder, config: RunConfig, sites: int, result: Json) -> None:
+def keep_result(recorder: Recorder, config: Run, sites: int, result: Json) -> None:
     """Write the result of this many sites into the run folder."""
-    whole: Json = {"schema": 1, "kind": config.counting.kind, "sites": sites} | result
-    if config.epsilon:
-        whole["privacy"] = {"epsilon": config.epsilon, "delta": config.delta}
-    recorder.keep(f"{config.counting.kind}.json", (json.dumps(whole, indent=2) + "\n").encode())
+    whole: Json = {"schema": 1, "kind": config.settings.counting.kind, "sites": sites} | result
+    if config.settings.epsilon:
+        whole["privacy"] = {"epsilon": config.settings.epsilon, "delta": config.settings.delta}
+    recorder.keep(f"{config.settings.counting.kind}.json", (json.dumps(whole, indent=2) + "\n").encode())
 
 
-def result_of(found: PooledCounts, config: RunConfig) -> Json:
+def result_of(found: PooledCounts, config: Run) -> Json:
     """The result of a run that counts, as far as it follows from the counts of all sites together."""
-    if config.counting.kind == "survey":
-        return _survey_result(found, config.classes)
-    if config.counting.kind == "values":
+    if config.settings.counting.kind == "survey":
+        return _survey_result(found, config.settings.classes)
+    if config.settings.counting.kind == "values":
         return {"right": _whole(found.tables["right"]), "noise": found.variances["right"] ** 0.5}
-    return evaluation_result(found, config.classes) | {"model": config.counting.digest}
+    return evaluation_result(found, config.settings.classes) | {"model": config.settings.counting.digest}
 
 
 def survey_of_sites(counts: Sequence[Counts]) -> Json:

@@ -10,11 +10,10 @@ import torch
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from common.config.run_config import run_digest
 from common.counting.counts import Counts
 from common.counting.counts_proto import check_counts, unpack_counts
 from common.errors import RunError, SurrogateError
-from common.rules.counting import JUDGING, tables_of
+from common.methods.counting import JUDGING, tables_of
 from common.wire.records import Info, to_record
 from strategies.base.collection import check_quorum
 from strategies.base.one_shot import Learned, OneShot, in_order
@@ -48,9 +47,9 @@ class Counting(OneShot[Counts]):
 
     def records(self, sent: Counts) -> int:
         """Number of counted records, noisy under privacy."""
-        if self.config.counting.kind == "values":
+        if self.config.settings.counting.kind == "values":
             return max(0, int(sent.tables["right"][0]))
-        first = tables_of(self.config, len(self.config.classes))[0]
+        first = tables_of(self.config.settings.counting, len(self.config.settings.classes))[0]
         return max(0, int(sent.tables[first.name].sum()))
 
     def learn(self, sent: Sequence[Counts], classes: Sequence[str]) -> Learned:
@@ -84,7 +83,7 @@ class Counting(OneShot[Counts]):
 
     def _questions(self, grid: Grid) -> Iterable[Message]:
         payload = evaluated_payload(self.config, self.recorder)
-        values = Info(run=run_digest(self.config))
+        values = Info(run=self.config.digest)
         if payload is not None:
             values["bytes"] = len(payload)
         nodes = self._named(grid, self.invite(grid, self.deadline))
@@ -97,7 +96,7 @@ class Counting(OneShot[Counts]):
             return
         info = dict(reply.content.config_records["info"])
         site = self.outcome.sites[node]
-        if self.config.counting.kind in JUDGING and info.get("show") is not True:
+        if self.config.settings.counting.kind in JUDGING and info.get("show") is not True:
             # Its noisy counts are in the sum; nothing in the run folder shows them alone.
             self.recorder.discard(site.name)
             site.records = 0
@@ -123,7 +122,9 @@ class Counting(OneShot[Counts]):
         for site in outcome.sites.values():
             if site.fate == "dropped":
                 self.recorder.event("dropped", site=site.name, reason=site.reason)
-        check_quorum(outcome.count("used"), len(outcome.sites), config.sites, config.quorum, reasons=outcome.reasons)
+        check_quorum(
+            outcome.count("used"), len(outcome.sites), config.settings.sites, config.settings.quorum, reasons=outcome.reasons
+        )
         counts = in_order(self._received.values())
         for node, each in self._received.items():
             outcome.sites[node].claim = each.claim
@@ -131,11 +132,11 @@ class Counting(OneShot[Counts]):
         self.recorder.event("counted", sites=len(counts), records=sum(map(self.records, counts)))
 
     def _result(self, counts: Sequence[Counts]) -> Json:
-        classes, found = self.config.classes, pooled(counts)
+        classes, found = self.config.settings.classes, pooled(counts)
         result = result_of(found, self.config)
-        if self.config.counting.kind == "survey":
+        if self.config.settings.counting.kind == "survey":
             return result | survey_of_sites(counts)
-        if self.config.counting.kind == "values":
+        if self.config.settings.counting.kind == "values":
             return result
         shown = [each for each in counts if each.header.site in self._shown]
         result["per_site"] = {each.header.site: evaluation_result(pooled([each]), classes)["accuracy"] for each in shown}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flwr.serverapp import Grid
 
-from common.rules.spec import load
+from common.methods.method import load
 from common.secure_sum.words import Words
 from strategies.base.introductions import Group
 from strategies.counting.evaluated import evaluated_payload
@@ -28,5 +28,7 @@ class SecureCounting(SecureSum):
 
     def _learn(self, summed: list[str], numbers: Words) -> None:
         found, self.outcome.learning = self._total(summed, numbers)
-        keep_result(self.recorder, self.config, len(summed), load(self.config.spec.from_sums)(found, self.config))
+        keep_result(
+            self.recorder, self.config, len(summed), load(self.config.plan.combination.from_sums)(found, self.config)
+        )
         self.recorder.event("counted", sites=len(summed))

@@ -26,6 +26,6 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
             raise false_numbers(f"sums that no records have: {error}") from None
         training.model = with_classes(training, [pooled], len(summed))
     else:
-        weight = weight_of(total, len(summed), 0.0 if training.config.dpcvae.weights == "records" else 1.0)
+        weight = weight_of(total, len(summed), 0.0 if training.config.settings.dpcvae.weights == "records" else 1.0)
         training.model = moved_by(training, by_name(total.tensors["update"] / weight, expected_shapes(training)))
     training.finish_round(summed)

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from common.config.run_config import RunConfig
 from common.errors import SurrogateError
 from common.limits import LARGEST_COUNT
+from common.methods.generators import first_round_shares
 from common.models.classifiers import Head
 from common.models.generators import COUNTS, MEANS, SUMS, Generator, labels_evenly
 from common.models.head_training import train_on_features
 from common.models.parameters import Parameters, average
-from common.privacy.claims import first_round_noise, first_round_shares
 from common.randomness import stream
+from common.run import Run
 from common.surrogates.class_sums import Sums
 from common.surrogates.surrogates import SumsSurrogate
 from strategies.base.training import Training
@@ -32,21 +32,21 @@ SIGMAS = 30.0
 def expected_shapes(training: Training) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors in a reply to the next round."""
     if training.round == 0:
-        count, sums = len(training.classes), training.config.dpcvae.opening == "sums"
+        count, sums = len(training.classes), training.config.settings.dpcvae.opening == "sums"
         return {COUNTS: (count,)} | ({SUMS: (count, training.inputs)} if sums else {})
     return {name: tuple(tensor.shape) for name, tensor in training.model.items() if name not in (MEANS, COUNTS)}
 
 
-def check_first_round(reply: Parameters, run: RunConfig, sites: int = 1) -> None:
+def check_first_round(reply: Parameters, run: Run, sites: int = 1) -> None:
     """Raise SurrogateError for impossible class sizes, or sums longer than that number of embeddings of norm one.
 
     Otherwise one site's invalid values would spoil the class means of all sites. Privacy noise may add to both.
     sites: number of sites whose noise is in the reply.
     """
     counts, sums = reply.tensors[COUNTS].double(), reply.tensors.get(SUMS)
-    noise = first_round_noise(run)
-    most = SIGMAS * (noise or 0.0) * math.sqrt(sites)
-    slack = {name: most / math.sqrt(share) for name, share in first_round_shares(run).items()}
+    noise = run.mechanism.event(1).noise_multiplier if run.mechanism is not None else 0.0
+    most = SIGMAS * noise * math.sqrt(sites)
+    slack = {name: most / math.sqrt(share) for name, share in first_round_shares(run.settings.dpcvae).items()}
     if bool((counts < -slack[COUNTS]).any() or (counts > LARGEST_COUNT).any()):
         raise SurrogateError(f"class sizes of {float(counts.min()):g} to {float(counts.max()):g} records are out of range")
     if sums is None:
@@ -74,7 +74,7 @@ def with_classes(training: Training, replies: Sequence[Parameters], sites: int =
     """The model with class sizes and means from the first round. sites: number of sites whose noise is in each reply."""
     sizes = torch.stack([reply.tensors[COUNTS] for reply in replies]).double().sum(0).clamp_min(0)
     found = {**training.model, COUNTS: sizes.float()}
-    if training.config.dpcvae.opening == "sums":
+    if training.config.settings.dpcvae.opening == "sums":
         found[MEANS] = class_means(replies, training.config, sites)
     return found
 
@@ -84,15 +84,17 @@ def moved_by(training: Training, moved: Mapping[str, Tensor]) -> dict[str, Tenso
     return {name: tensor + moved[name].float() if name in moved else tensor for name, tensor in training.model.items()}
 
 
-def head_of(generator: Generator, run: RunConfig, device: str = "cpu") -> Head:
+def head_of(generator: Generator, run: Run, device: str = "cpu") -> Head:
     """A head trained on synthetic embeddings of the generator, the same number for every class."""
-    labels = labels_evenly(len(generator.header.classes), run.dpcvae.synthetic)
-    features = generator.draw(labels, stream(run.seed, "judge")).to(device)
-    weight, bias = train_on_features(features, labels.to(device), len(generator.header.classes), run.head, run.seed)
+    labels = labels_evenly(len(generator.header.classes), run.settings.dpcvae.synthetic)
+    features = generator.draw(labels, stream(run.settings.seed, "judge")).to(device)
+    weight, bias = train_on_features(
+        features, labels.to(device), len(generator.header.classes), run.settings.head, run.settings.seed
+    )
     return Head(generator.header, weight.cpu(), bias.cpu(), clip=0.0)
 
 
-def class_means(replies: Sequence[Parameters], run: RunConfig, sites: int = 1) -> Tensor:
+def class_means(replies: Sequence[Parameters], run: Run, sites: int = 1) -> Tensor:
     """Class means (C, d) from all sites' class sums, scaled to a mean square of about one.
 
     Under privacy every mean is shrunk towards the mean of all classes, by the share of noise in its distance from it
@@ -101,12 +103,13 @@ def class_means(replies: Sequence[Parameters], run: RunConfig, sites: int = 1) -
     """
     tensors, names = [reply.tensors for reply in replies], replies[0].header.classes
     scale = math.sqrt(tensors[0][SUMS].shape[1])
-    if (noise := first_round_noise(run)) is None:
+    if run.mechanism is None:
         counts, sums = (torch.stack([each[name].double() for each in tensors]).sum(0) for name in (COUNTS, SUMS))
         middle = sums.sum(0) / counts.sum().clamp_min(1)
         found = torch.where(counts[:, None] > 0.5, sums / counts.clamp_min(1)[:, None], middle)
         return (found * scale).float()
-    sigmas = {name: noise * math.sqrt(sites / share) for name, share in first_round_shares(run).items()}
+    noise, shares = run.mechanism.event(1).noise_multiplier, first_round_shares(run.settings.dpcvae)
+    sigmas = {name: noise * math.sqrt(sites / share) for name, share in shares.items()}
     noisy = [
         (reply.header, Sums(reply.tensors[COUNTS], reply.tensors[SUMS], None, sigmas), reply.claim) for reply in replies
     ]
@@ -121,7 +124,7 @@ def class_means(replies: Sequence[Parameters], run: RunConfig, sites: int = 1) -
 
 def _pooled(training: Training, replies: Sequence[Parameters]) -> dict[str, Tensor]:
     """The mean of the updates, weighted by site size, or their robust mean."""
-    weights, rule = _weights(training, replies), training.config.defends
+    weights, rule = _weights(training, replies), training.config.defence
     if rule not in POOLED:
         return average([reply.tensors for reply in replies], weights)
     return robust_tensors([reply.tensors for reply in replies], rule)
@@ -129,7 +132,7 @@ def _pooled(training: Training, replies: Sequence[Parameters]) -> dict[str, Tens
 
 def _weights(training: Training, replies: Sequence[Parameters]) -> list[float]:
     """Weight of each site: its reported size, or the median size for a site that joined too late to report one."""
-    if training.config.dpcvae.weights == "equal":
+    if training.config.settings.dpcvae.weights == "equal":
         return [1.0] * len(replies)
     sizes = {key: max(1.0, float(value.sum())) for key, value in training.memory.items() if key.startswith(SIZES)}
     usual = float(torch.tensor(list(sizes.values())).median()) if sizes else 1.0

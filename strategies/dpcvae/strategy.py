@@ -23,7 +23,7 @@ class DPCVAE(SharedGenerator, Rounds[Parameters]):
 
     def _begin(self, grid: Grid, deadline: float) -> Training:
         training = super()._begin(grid, deadline)
-        if self.config.epsilon and training.asked and not training.round:
+        if self.config.settings.epsilon and training.asked and not training.round:
             raise RunError("the first round of this run failed, but is charged; start a new run, without resume")
         return training
 

@@ -10,8 +10,8 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, Rec
 from flwr.serverapp.strategy import FedAvg, FedProx, FedYogi
 from torch import Tensor
 
-from common.config.run_config import RunConfig
 from common.models.parameters import CONTROL, Parameters, Tensors, split_control
+from common.run import Run
 from strategies.pooling.robust_centres import POOLED, robust_mean, robust_tensors
 
 # FedPFT's settings of FedYogi (appendix). Flower's moments start at zero; the paper's start at 1e-6.
@@ -21,7 +21,7 @@ Memory = dict[str, Tensor]
 
 
 def aggregate(
-    config: RunConfig, model: Tensors, updates: Sequence[Parameters], memory: Mapping[str, Tensor], sites: int
+    config: Run, model: Tensors, updates: Sequence[Parameters], memory: Mapping[str, Tensor], sites: int
 ) -> tuple[dict[str, Tensor], Memory]:
     """The model after these updates, and the aggregator's memory for the next round.
 
@@ -31,7 +31,7 @@ def aggregate(
     """
     split = [split_control(update.tensors) for update in updates]
     weights = [max(1, update.records) for update in updates]
-    moved, rule = [own for own, _ in split], config.defends
+    moved, rule = [own for own, _ in split], config.defence
     if rule in POOLED:
         moved, weights = [robust_tensors(moved, rule)], [1]
     new, kept = _flower(config, model, moved, weights, memory)
@@ -43,15 +43,15 @@ def aggregate(
     return new, kept
 
 
-def fresh_memory(config: RunConfig, model: Tensors) -> Memory:
+def fresh_memory(config: Run, model: Tensors) -> Memory:
     """The aggregator's memory before the first round."""
-    if not any(field.prefix == CONTROL for field in config.spec.sends(config)):
+    if not any(field.prefix == CONTROL for field in config.plan.messages.sends):
         return {}
     return {CONTROL + name: torch.zeros_like(tensor) for name, tensor in model.items()}
 
 
 def _flower(
-    config: RunConfig, model: Tensors, moved: Sequence[Tensors], weights: Sequence[int], memory: Mapping[str, Tensor]
+    config: Run, model: Tensors, moved: Sequence[Tensors], weights: Sequence[int], memory: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], Memory]:
     """Aggregate with Flower's strategy, which expects the sites' models as float32 arrays in messages."""
     strategy = _strategy(config)
@@ -74,11 +74,11 @@ def _flower(
     return new, kept
 
 
-def _strategy(config: RunConfig) -> FedAvg:
-    if config.method == "fedyogi":
-        rate = config.fedavg.server_learning_rate
+def _strategy(config: Run) -> FedAvg:
+    if config.settings.method == "fedyogi":
+        rate = config.settings.fedavg.server_learning_rate
         return FedYogi(eta=rate, beta_1=YOGI_MOMENTUM, beta_2=YOGI_DECAY, tau=YOGI_TAU)
-    return FedProx(proximal_mu=config.fedavg.mu) if config.spec.proximal else FedAvg()
+    return FedProx(proximal_mu=config.settings.fedavg.mu) if config.plan.training.proximal else FedAvg()
 
 
 def _numpy(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

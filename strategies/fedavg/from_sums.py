@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.models.parameters import Parameters, by_name
-from common.rules.secure_sum import MECHANISM
+from common.privacy.mechanism import JOINT_SUMS
 from strategies.base.training import Training
 from strategies.fedavg.aggregation import aggregate
 from strategies.pooling.possible import check_gradients, weight_of
@@ -28,7 +28,7 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
 
     Raises RunError for a sum that no records have.
     """
-    if total.claim is not None and total.claim.mechanism == MECHANISM:
+    if total.claim is not None and total.claim.name == JOINT_SUMS:
         training.model, training.memory = _step(total, total.claim.clip, training)
     else:
         training.model, training.memory = _mean_update(total, training, len(summed))
@@ -38,7 +38,7 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
 def _mean_update(total: Total, training: Training, sites: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The model moved by the mean update, and the memory of the aggregator."""
     # With noise at every site, all weigh the same.
-    public = float(training.config.secure_sum_records) if training.config.epsilon else 0.0
+    public = float(training.config.settings.secure_sum_records) if training.config.settings.epsilon else 0.0
     records = weight_of(total, sites, public)
     moved = {name: part.float() for name, part in by_name(total.tensors["update"] / records, training.shapes()).items()}
     mean = Parameters(training.header(), training.round + 1, moved, int(records))
@@ -52,7 +52,7 @@ def _step(total: Total, clip: float, training: Training) -> tuple[dict[str, Tens
     numbers, and at least the noise on it. As gradients have norm one, the mean is shortened to one, plus the noise.
     """
     check_gradients(total)
-    settings, rounds = training.config.fedavg, training.round + 1
+    settings, rounds = training.config.settings.fedavg, training.round + 1
     counted = training.memory.get(RECORDS, torch.zeros(1)) + total.tensors["records"].float()
     records = max(float(counted) / rounds, total.sigmas["records"] / math.sqrt(rounds), 1.0)
     rate = settings.joint_rate(len(training.classes))

@@ -27,7 +27,7 @@ class Representation(Updates):
 
     def classifier(self, training: Training) -> Classifier:
         """The body with a head of zeros, which each site replaces by its own."""
-        settings, classes = self.config.fedavg, len(training.classes)
+        settings, classes = self.config.settings.fedavg, len(training.classes)
         # The seed has no effect: only the shapes of the head are used.
         whole = parameters_of(fresh(settings.kind, training.inputs, classes, settings.width))
         head = {name: tensor.zero_() for name, tensor in whole.items() if name not in training.model}

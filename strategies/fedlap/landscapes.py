@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from common.config.sections import FedLAPSettings
 from common.models.augmentation import draws
 from common.models.classifiers import class_indices
 from common.models.loss_landscape import LandscapeRecords, distance, gradient, walk
 from common.models.networks import build, split_input
 from common.models.parameters import Tensors
 from common.randomness import stream
+from common.settings import FedLAPSettings
 from common.surrogates.synthetic import Synthetic
 from strategies.base.training import Training
 
@@ -63,17 +63,17 @@ def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") ->
     Records of earlier rounds are in the training's memory, and have the share `fedlap.memory` of the loss.
     Source: FedLAP-DP, equation 14 (its code uses equal weights). Differs from the paper, which forgets earlier rounds.
     """
-    classes, settings = training.classes, training.config.fedlap
+    classes, settings = training.classes, training.config.settings.fedlap
     body, shape = _body(training.model, training.inputs, len(classes), settings)
     start = {name: tensor.to(device) for name, tensor in training.model.items()}
     records = LandscapeRecords.pool(
         [_records(each, classes, shape, device) for each in sets], [max(1, s.records) for s in sets]
     )
-    records, memory = _remembered(records, training.memory, settings.remembered(bool(training.config.epsilon)))
+    records, memory = _remembered(records, training.memory, settings.remembered(bool(training.config.settings.epsilon)))
     number = sets[0].round
     radii = heeded({each.header.site: each.radius for each in sets})
     radius = common_radius(settings.rule, list(radii.values()), settings.trust_radius)
-    changes = draws(settings.augment, stream(training.config.seed, "fedlap", "coordinator", number))
+    changes = draws(settings.augment, stream(training.config.settings.seed, "fedlap", "coordinator", number))
     current, steps, edge = start, 0, 0
     rate = settings.rate(number)
     for here, outside in walk(body.to(device), start, records, rate, settings.server_steps, radius, changes):

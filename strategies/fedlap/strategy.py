@@ -26,8 +26,15 @@ class FedLAP(Rounds[Synthetic]):
     def check(self, reply: Synthetic, training: Training) -> None:
         """Check values, radius and records, and that training on them stays finite. Raises SurrogateError."""
         config = self.config
-        check_synthetic(reply, config.fedlap, training.classes, training.inputs, training.round + 1, bool(config.epsilon))
-        if not has_finite_gradient(training.model, training.inputs, training.classes, reply, config.fedlap):
+        check_synthetic(
+            reply,
+            config.settings.fedlap,
+            training.classes,
+            training.inputs,
+            training.round + 1,
+            bool(config.settings.epsilon),
+        )
+        if not has_finite_gradient(training.model, training.inputs, training.classes, reply, config.settings.fedlap):
             raise SurrogateError("synthetic records whose gradient is not finite")
 
     def absorb(self, training: Training, replies: Sequence[Synthetic]) -> dict[str, object]:
@@ -47,13 +54,13 @@ class FedLAP(Rounds[Synthetic]):
         """Store the synthetic records of the first, middle and last round for inspection."""
         from safetensors.torch import save
 
-        number, rounds = training.round + 1, self.config.fedlap.rounds
+        number, rounds = training.round + 1, self.config.settings.fedlap.rounds
         due = dict(zip(SHEETS, (number == 1, number == (rounds + 1) // 2, True), strict=True))
         tensors = {each.header.site: each.values.half() for each in replies}
         labels = {f"{each.header.site} labels": each.labels for each in replies}
         names = {each.header.site: each.header.classes for each in replies}
         content = save(
-            tensors | labels, {"round": str(number), "sites": json.dumps(names), "model": self.config.fedlap.kind}
+            tensors | labels, {"round": str(number), "sites": json.dumps(names), "model": self.config.settings.fedlap.kind}
         )
         for sheet in (name for name, now in due.items() if now):
             self.recorder.keep(f"synthetic-{sheet}.safetensors", content)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
-from common.config.run_config import run_digest
 from common.errors import SurrogateError
 from common.models.classifiers import Head
 from common.models.parameters import check_numbers
-from common.privacy.claims import check_claim
+from common.privacy.mechanism import check_stated
 from common.surrogates.surrogates import AnySurrogate
 from common.wire.model_proto import unpack_classifier, unpack_relay
 from common.wire.records import Info, to_record, unpack_surrogate
@@ -29,15 +28,17 @@ class FedPFTChain(Chain):
         """Parse and check a relay; return the last site's surrogate. Raises SurrogateError."""
         config = self.config
         parts = unpack_relay(payload)
-        before = unpack_relay(relay) if relay and config.epsilon else []
+        before = unpack_relay(relay) if relay and config.settings.epsilon else []
         if parts[:-1] != before or len(parts) != len(before) + 1:
             raise SurrogateError("the surrogates of earlier sites in the relay are not as they were")
         surrogates = [unpack_surrogate(each) for each in parts]
-        if (total := sum(sum(each.counts) for each in surrogates)) > config.head.max_samples:
-            raise SurrogateError(f"the relay represents {total} records, above head.max-samples = {config.head.max_samples}")
+        if (total := sum(sum(each.counts) for each in surrogates)) > config.settings.head.max_samples:
+            raise SurrogateError(
+                f"the relay represents {total} records, above head.max-samples = {config.settings.head.max_samples}"
+            )
         for surrogate in surrogates:
             check_surrogate(surrogate, place)
-            check_claim(surrogate.claim, config)
+            check_stated(surrogate.claim, config.mechanism)
         return surrogates[-1]
 
     def learn_from(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
@@ -47,12 +48,12 @@ class FedPFTChain(Chain):
         for surrogate, payload in zip(surrogates, unpack_relay(relay), strict=True):
             self.recorder.surrogate(surrogate.header.site, payload)
         self.outcome.surrogates = surrogates
-        learned = learn(surrogates, config, self.device, config.classes)
+        learned = learn(surrogates, config, self.device, config.settings.classes)
         self._heed(learned.defended)
         self.outcome.learned, self.outcome.model = learned, learned.head
-        if config.epsilon:
+        if config.settings.epsilon:
             return
-        values: Info = {"run": run_digest(config), "lineage": walk.lineage}
+        values: Info = {"run": config.digest, "lineage": walk.lineage}
         last = group.nodes.get(walk.done[-1])
         if last is None:
             self.recorder.event(

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from common.config.run_config import RunConfig
 from common.errors import RunError
+from common.methods.fedpft import choices
 from common.models.classifiers import Head
-from common.rules.fedpft import solver
+from common.run import Run
 from common.surrogates.class_sums import Sums, unfold
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
 from strategies.base.one_shot import Learned
@@ -21,29 +21,32 @@ from strategies.pooling.total import Total
 from strategies.robustness.defence import Defended
 
 
-def learn_from_total(total: Total, config: RunConfig) -> Learned:
+def learn_from_total(total: Total, config: Run) -> Learned:
     """A head from the sum over all sites. Raises RunError when no class has a record, or none stands out from the noise."""
     head, mixtures = _noisy(total, config) if total.claim is not None else _exact(total, config)
-    head, how = replace(head, projection=total.public.projection, centre=total.public.centre), solver(config)
+    head, how = (
+        replace(head, projection=total.public.projection, centre=total.public.centre),
+        choices(config.settings).solver,
+    )
     found = LearnedHead(head, [mixtures], Defended([]), how)
     return Learned(head, Defended([]), found, {"solver": how})
 
 
-def _noisy(total: Total, config: RunConfig) -> tuple[Head, Surrogate]:
+def _noisy(total: Total, config: Run) -> tuple[Head, Surrogate]:
     assert total.claim is not None
     check_moments(total)
     tensors = total.tensors
     sums = Sums(tensors["counts"].float(), tensors["sums"].float(), tensors["squares"].float(), total.sigmas)
     pooled = SumsSurrogate(total.header, sums, total.claim)
-    head, gaussians = learn_from_sums([pooled], "joint", config.fedpft.rank)
+    head, gaussians = learn_from_sums([pooled], "joint", config.settings.fedpft.rank)
     return head, Surrogate(head.header, gaussians, total.claim)
 
 
-def _exact(total: Total, config: RunConfig) -> tuple[Head, Surrogate]:
+def _exact(total: Total, config: Run) -> tuple[Head, Surrogate]:
     statistics, kept = pooled_statistics(total)
     header = replace(total.header, classes=tuple(total.header.classes[index] for index in kept))
-    given = None if config.head.shrinkage == "auto" else config.head.shrinkage
-    found = SOLVERS[solver(config)](statistics, given)
+    given = None if config.settings.head.shrinkage == "auto" else config.settings.head.shrinkage
+    found = SOLVERS[choices(config.settings).solver](statistics, given)
     head = Head(header, found.weight.float(), found.bias.float())
     return head, Surrogate(header, one_gaussian_a_class(statistics))
 

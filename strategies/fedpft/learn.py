@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from common.config.run_config import RunConfig
+from common.methods.fedpft import choices
 from common.models.classifiers import Head, Quadratic
 from common.models.head_training import Batch
-from common.rules.fedpft import solver
+from common.run import Run
 from common.surrogates.covariances import Full
 from common.surrogates.mixtures import Mixtures
 from common.surrogates.shared_covariances import Gram
@@ -48,7 +48,7 @@ class LearnedHead:
 
 def learn(
     surrogates: Sequence[AnySurrogate],
-    config: RunConfig,
+    config: Run,
     device: str,
     classes: Sequence[str] = (),
     centre: Tensor | None = None,
@@ -61,17 +61,19 @@ def learn(
     defended = defend_surrogates(surrogates, config, tuple(classes) or class_order(surrogates))
     noisy = [surrogate for surrogate in defended.kept if isinstance(surrogate, SumsSurrogate)]
     if noisy:
-        head, gaussians = private_head.learn_from_sums(noisy, config.fedpft.covariance, config.fedpft.rank, config.defends)
+        head, gaussians = private_head.learn_from_sums(
+            noisy, config.settings.fedpft.covariance, config.settings.fedpft.rank, config.defence
+        )
         head = replace(head, centre=centre)
         return LearnedHead(head, [Surrogate(head.header, gaussians, noisy[0].claim)], defended, "noisy sums")
     mixtures = [surrogate for surrogate in defended.kept if isinstance(surrogate, Surrogate)]
-    if config.defends in POOLED:
-        mixtures = [pooled_mixture(mixtures, config.defends, config.fedpft.rank)]
-    how = solver(config)
+    if config.defence in POOLED:
+        mixtures = [pooled_mixture(mixtures, config.defence, config.settings.fedpft.rank)]
+    how = choices(config.settings).solver
     if how != "sampled":
         names = tuple(classes) or (_enough(mixtures) if how == "qda" else class_order(mixtures))
         return _in_closed_form(mixtures, how, config, defended, names)
-    head = sampling.learn(mixtures, config.head, config.seed, classes, device)
+    head = sampling.learn(mixtures, config.settings.head, config.settings.seed, classes, device)
     claim = mixtures[0].claim
     return LearnedHead(
         head if claim is None else replace(head, clip=claim.clip, centre=centre), mixtures, defended, "sampled"
@@ -79,10 +81,10 @@ def learn(
 
 
 def _in_closed_form(
-    mixtures: list[Surrogate], how: str, config: RunConfig, defended: Defended[AnySurrogate], classes: tuple[str, ...]
+    mixtures: list[Surrogate], how: str, config: Run, defended: Defended[AnySurrogate], classes: tuple[str, ...]
 ) -> LearnedHead:
     check_class_number(classes)
-    given = None if config.head.shrinkage == "auto" else config.head.shrinkage
+    given = None if config.settings.head.shrinkage == "auto" else config.settings.head.shrinkage
     header = replace(mixtures[0].header, site="coordinator", classes=classes)
     if how == "qda":
         quadratic, used = qda(pooled_by_class(mixtures, classes), header, given)

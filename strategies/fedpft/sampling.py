@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.config.sections import HeadSettings
 from common.errors import RunError
 from common.models.classifiers import Head
 from common.models.head_training import Batch, shuffled_batches, train_head
 from common.randomness import stream
+from common.settings import HeadSettings
 from common.surrogates.mixtures import Mixtures
 from common.surrogates.surrogates import Header, Surrogate, class_order
 from common.wire.validation import check_class_number

@@ -9,7 +9,7 @@ from hashlib import sha256
 from torch import Tensor
 
 from common.errors import RunError
-from common.privacy.claims import check_claim
+from common.privacy.mechanism import check_stated
 from common.surrogates.shared_covariances import Gram, StoredGram
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate, without_classes
 from common.wire.records import unpack_surrogate
@@ -30,7 +30,7 @@ class FedPFT(OneShot[AnySurrogate]):
     def check(self, sent: AnySurrogate) -> None:
         """Check the numbers of a surrogate, and its privacy claim. Raises SurrogateError."""
         check_surrogate(sent, self.expectation())
-        check_claim(sent.claim, self.config, centre_digest(self._centre))
+        check_stated(sent.claim, self.config.mechanism_for("record", centre_digest(self._centre)))
 
     def dimension(self, sent: AnySurrogate) -> int:
         """Dimension of the means."""

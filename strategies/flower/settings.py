@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from common.config.flat_settings import Scalar
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError
 from common.methods import METHODS
-from common.rules.spec import load
+from common.methods.method import load
+from common.run import Run, parse_run
+from common.settings.flat import Scalar
 
-Settings = RunConfig | Mapping[str, Scalar] | None
+Settings = Run | Mapping[str, Scalar] | None
 
 
-def settings_of(strategy: type, given: Settings) -> RunConfig:
+def settings_of(strategy: type, given: Settings) -> Run:
     """The configuration of a run with this strategy.
 
     Without `method`, the settings are for the first method in the registry that the strategy runs. Raises ConfigError for
     invalid settings, or a method that another strategy runs.
     """
-    if isinstance(given, RunConfig):
+    if isinstance(given, Run):
         config = given
     else:
-        own = [name for name, spec in METHODS.items() if issubclass(strategy, load(spec.strategy))]
-        config = parse_run_config({**({"method": own[0]} if own else {}), **(given or {})})
-    runs: type = load(config.spec.strategy)
+        own = [name for name, method in METHODS.items() if issubclass(strategy, load(method.usual.combination.strategy))]
+        config = parse_run({**({"method": own[0]} if own else {}), **(given or {})})
+    runs: type = load(config.plan.combination.strategy)
     if not issubclass(strategy, runs):
-        raise ConfigError(f"method = {config.method!r} is run by {runs.__name__}, not by {strategy.__name__}")
+        raise ConfigError(f"method = {config.settings.method!r} is run by {runs.__name__}, not by {strategy.__name__}")
     return config

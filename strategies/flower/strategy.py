@@ -11,8 +11,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from common.config.run_config import RunConfig, run_digest
 from common.errors import ConfigError
+from common.run import Run
 from strategies.base.collection import Recorder
 from strategies.base.outcome import Outcome
 from strategies.flower.records import check_no_settings, metrics_of
@@ -38,7 +38,7 @@ class FlowerStrategy(Strategy):
     which training ends; 0 for that of the settings.
     """
 
-    config: RunConfig
+    config: Run
     recorder: Recorder
     outcome: Outcome
 
@@ -62,9 +62,9 @@ class FlowerStrategy(Strategy):
 
     def summary(self) -> None:
         """Record the settings at the start of the run."""
-        settings = getattr(self.config, self.config.spec.configured).model_dump()
-        self.recorder.event("configured", method=self.config.method, **settings)
-        log.info("\t└──> %s, settings %s: %s", self.config.spec.title, run_digest(self.config), settings)
+        settings = getattr(self.config, self.config.method.shown).model_dump()
+        self.recorder.event("configured", method=self.config.settings.method, **settings)
+        log.info("\t└──> %s, settings %s: %s", self.config.method.title, self.config.digest, settings)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -115,9 +115,9 @@ class FlowerStrategy(Strategy):
         if timeout is not None and timeout <= 0:
             raise ConfigError(f"timeout = {timeout:g}: must be above 0 seconds")
         self.initial = ArrayRecord() if initial_arrays is None else initial_arrays
-        if self.initial and self.config.resume:
+        if self.initial and self.config.settings.resume:
             raise ConfigError(
-                f"initial_arrays and resume = {self.config.resume!r}, whose checkpoint has a model; use only one of them"
+                f"initial_arrays and resume = {self.config.settings.resume!r}, whose checkpoint has a model; use only one of them"
             )
         self.last_round = self._checked_rounds(num_rounds)
         self._judge_model = evaluate_fn
@@ -134,8 +134,8 @@ class FlowerStrategy(Strategy):
             return 0
         if number < 1:
             raise ConfigError(f"num_rounds = {number}: must be at least 1")
-        most, section = self.config.trained.rounds, self.config.spec.trained
-        if self.config.spec.kind == "rounds" and number > most:
+        most, section = self.config.trained.rounds, self.config.plan.training.section
+        if self.config.plan.kind == "rounds" and number > most:
             raise ConfigError(
                 f"num_rounds = {number}: at most {section}.rounds = {most}, which the sites also use; set {section}.rounds"
             )

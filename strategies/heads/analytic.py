@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from common.config.run_config import RunConfig
 from common.errors import RunError, SurrogateError
 from common.models.classifiers import Classifier, Head
 from common.models.parameters import Parameters
+from common.run import Run
 from common.surrogates.class_sums import unfold
 from common.surrogates.surrogates import class_order
 from strategies.base.one_shot import Learned
@@ -59,11 +59,11 @@ class Analytic(Heads):
 
     def head(self, found: Pooled) -> Classifier:
         """The model from the statistics of all sites. Raises RunError."""
-        return solve(found, self.config.afl.ridge)
+        return solve(found, self.config.settings.afl.ridge)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
         """Cap weights: by records, and by the spread of all records. One record of large numbers would outweigh the rest."""
-        shares, most = cap_sums(sent, self.config).capped, self.config.max_share
+        shares, most = cap_sums(sent, self.config).capped, self.config.settings.max_share
         if most and len(sent) >= FEWEST_SITES:
             means = torch.stack(
                 [each.tensors["sums"].double().sum(0) / each.tensors["counts"].double().sum() for each in sent]
@@ -81,9 +81,9 @@ class Analytic(Heads):
         return replace(own, tensors={**own.tensors, "squares": sent.tensors["squares"] * share})
 
 
-def learn_from_total(total: Total, config: RunConfig) -> Learned:
+def learn_from_total(total: Total, config: Run) -> Learned:
     """The head of AFL from the sum over all sites. Raises RunError when no class has a record."""
-    return in_projection(solve(pooled_of(total), config.afl.ridge), total)
+    return in_projection(solve(pooled_of(total), config.settings.afl.ridge), total)
 
 
 def check_size(sent: Parameters, dimension: int, what: str) -> None:

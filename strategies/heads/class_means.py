@@ -42,15 +42,15 @@ class ClassMeans(Heads):
         known = tuple(classes) or class_order(sent)
         defended = self.defend(sent, known)
         shares = [defended.capped.get(each.header.site, 1.0) for each in sent]
-        weight = solve(Groups.of(sent, shares, known), self.config.fedcof.shrinkage)
+        weight = solve(Groups.of(sent, shares, known), self.config.settings.fedcof.shrinkage)
         header = replace(sent[0].header, site="coordinator", classes=known)
         return Learned(Head(header, weight.float(), torch.zeros(len(known))), defended)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
         """Cap weights: by records, and by the spread of the means. One mean far away would outweigh the rest."""
-        kept = shares_kept([each.tensors["counts"].sum(1).tolist() for each in sent], self.config.max_share)
+        kept = shares_kept([each.tensors["counts"].sum(1).tolist() for each in sent], self.config.settings.max_share)
         shares = {each.header.site: share for each, share in zip(sent, kept, strict=True) if share < 1}
-        cap_spreads(sent, _spreads(sent, classes), self.config.max_share, shares)
+        cap_spreads(sent, _spreads(sent, classes), self.config.settings.max_share, shares)
         return Defended(list(sent), shares)
 
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:

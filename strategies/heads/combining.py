@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from common.config.run_config import RunConfig
 from common.models.classifiers import Classifier, Ensemble, Head, class_indices
 from common.models.head_training import train_on_features
 from common.models.parameters import Parameters, average
+from common.run import Run
 from common.surrogates.surrogates import Header
 from strategies.pooling.robust_centres import POOLED, robust_tensors
 
@@ -20,7 +20,7 @@ UNKNOWN = -1e4
 MOST = 6.0
 
 
-def combine(updates: Sequence[Parameters], config: RunConfig, classes: tuple[str, ...]) -> Classifier:
+def combine(updates: Sequence[Parameters], config: Run, classes: tuple[str, ...]) -> Classifier:
     """The model of the run's method, from one head per site: weight (C_k, d), bias (C_k,), for its own classes.
 
     average: the mean of the heads, weighted by records. ensemble: the mean of their probabilities. fedbe, fedkt: a head
@@ -31,37 +31,37 @@ def combine(updates: Sequence[Parameters], config: RunConfig, classes: tuple[str
     header = Header(first.method, first.run, "coordinator", first.fingerprint, classes)
     heads = [_aligned(update, header) for update in updates]
     weights = [float(update.records) for update in updates]
-    if config.method == "ensemble":
+    if config.settings.method == "ensemble":
         return Ensemble(tuple(heads))
     tables = [{"weight": h.weight, "bias": h.bias} for h in _filled(heads)]
-    pooled = config.defends in POOLED
-    middle = robust_tensors(tables, config.defends) if pooled else average(tables, weights)
+    pooled = config.defence in POOLED
+    middle = robust_tensors(tables, config.defence) if pooled else average(tables, weights)
     mean = Head(header, middle["weight"], middle["bias"])
-    if config.method == "average":
+    if config.settings.method == "average":
         return mean
-    features, labelled = _drawn(updates, config), fedbe if config.method == "fedbe" else fedkt
+    features, labelled = _drawn(updates, config), fedbe if config.settings.method == "fedbe" else fedkt
     wanted = labelled(features, heads, mean, weights, config)
-    return Head(header, *train_on_features(features, wanted, len(classes), config.head, config.seed))
+    return Head(header, *train_on_features(features, wanted, len(classes), config.settings.head, config.settings.seed))
 
 
-def fedbe(features: Tensor, heads: Sequence[Head], mean: Head, weights: Sequence[float], config: RunConfig) -> Tensor:
+def fedbe(features: Tensor, heads: Sequence[Head], mean: Head, weights: Sequence[float], config: Run) -> Tensor:
     """Mean probabilities (n, C) of the sites' heads, their average, and heads sampled from a Gaussian around the average
     (Chen & Chao 2021, with a diagonal Gaussian).
     """
-    generator = torch.Generator().manual_seed(config.seed)
+    generator = torch.Generator().manual_seed(config.settings.seed)
     tables = [torch.cat([head.weight, head.bias[:, None]], 1) for head in _filled(heads)]
     share = torch.tensor(weights) / sum(weights)
     centre = torch.cat([mean.weight, mean.bias[:, None]], 1)
     spread = sum((w * (t - centre).square() for w, t in zip(share, tables, strict=True)), torch.zeros_like(centre)).sqrt()
     tables += [centre] + [
-        centre + spread * torch.randn(centre.shape, generator=generator) for _ in range(config.baseline.samples)
+        centre + spread * torch.randn(centre.shape, generator=generator) for _ in range(config.settings.baseline.samples)
     ]
     total = sum((features @ t[:, :-1].T + t[:, -1]).softmax(1) for t in tables)
     assert isinstance(total, Tensor)  # the average is always among them
     return total / len(tables)
 
 
-def fedkt(features: Tensor, heads: Sequence[Head], mean: Head, weights: Sequence[float], config: RunConfig) -> Tensor:
+def fedkt(features: Tensor, heads: Sequence[Head], mean: Head, weights: Sequence[float], config: Run) -> Tensor:
     """The majority vote of the sites' heads on each feature, as probabilities (n, C) of zero and one (Li et al. 2021)."""
     votes = torch.zeros(len(features), len(mean.header.classes))
     for head in heads:
@@ -88,19 +88,19 @@ def _filled(heads: Sequence[Head]) -> list[Head]:
     return filled
 
 
-def _drawn(updates: Sequence[Parameters], config: RunConfig) -> Tensor:
+def _drawn(updates: Sequence[Parameters], config: Run) -> Tensor:
     """Unlabelled features (n, d), sampled around every site's mean in proportion to its records.
 
     With a defence, no mean is farther from the sites' coordinate median, and no deviation is larger, than MOST median
     deviations. Otherwise one site could decide the scale of all features.
     """
     means, deviations = (torch.stack([update.tensors[name] for update in updates]) for name in ("mean", "deviation"))
-    if config.defends != "none" and len(updates) >= 3:
+    if config.defence != "none" and len(updates) >= 3:
         middle, wide = means.median(0).values, MOST * deviations.median(0).values
         means, deviations = means.clamp(middle - wide, middle + wide), deviations.clamp(-wide, wide)
-    generator, total = torch.Generator().manual_seed(config.seed), sum(update.records for update in updates)
+    generator, total = torch.Generator().manual_seed(config.settings.seed), sum(update.records for update in updates)
     drawn = []
     for update, mean, deviation in zip(updates, means, deviations, strict=True):
-        count = max(1, round(config.baseline.synthetic * update.records / total))
+        count = max(1, round(config.settings.baseline.synthetic * update.records / total))
         drawn.append(mean + deviation * torch.randn(count, len(mean), generator=generator))
     return torch.cat(drawn)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.config.run_config import RunConfig
 from common.errors import SurrogateError
 from common.models.classifiers import Classifier, Head, Quadratic
 from common.models.head_training import shuffled_batches
 from common.models.parameters import Parameters
 from common.randomness import stream
+from common.run import Run
 from strategies.base.one_shot import Learned
 from strategies.heads.analytic import ROUNDING, Analytic, diagonal
 from strategies.heads.pooled import Pooled, in_projection, pooled_of
@@ -41,12 +41,12 @@ class GaussianHeads(Analytic):
 
     def head(self, found: Pooled) -> Classifier:
         """The head that the settings name. Raises RunError."""
-        if self.config.ghofl.head == "nb-diag":
+        if self.config.settings.ghofl.head == "nb-diag":
             return naive_bayes(found)
         return fisher_mix(found, self.config)
 
 
-def learn_from_total(total: Total, config: RunConfig) -> Learned:
+def learn_from_total(total: Total, config: Run) -> Learned:
     """FisherMix from the sum over all sites. Raises RunError when no class has a record."""
     return in_projection(fisher_mix(pooled_of(total), config), total)
 
@@ -60,7 +60,7 @@ def naive_bayes(found: Pooled) -> Quadratic:
     return Quadratic(found.header, found.means.float(), variances.rsqrt().float(), bias.float())
 
 
-def fisher_mix(found: Pooled, config: RunConfig) -> Head:
+def fisher_mix(found: Pooled, config: Run) -> Head:
     """FisherMix: a linear head, trained on samples of the classes in the Fisher subspace, as a head of the features.
 
     The published code samples from the covariance of each class where sites send it, d^2 numbers a class; otherwise, and
@@ -71,9 +71,9 @@ def fisher_mix(found: Pooled, config: RunConfig) -> Head:
     means, spread = found.means @ basis, basis.T @ within @ basis
     spread.diagonal().add_(LEAST)
     factor = SCALE * factor_of(spread)
-    generator = stream(config.seed, "", "fishermix")
+    generator = stream(config.settings.seed, "", "fishermix")
     present = found.counts > 0
-    each = max(1, min(SAMPLES, config.head.max_samples // int(present.sum())))
+    each = max(1, min(SAMPLES, config.settings.head.max_samples // int(present.sum())))
     labels = present.nonzero().squeeze(1).repeat_interleave(each)
     noise = torch.randn(len(labels), len(factor), generator=generator, dtype=torch.float64)
     weight, bias = _trained((means[labels] + noise @ factor.T).float(), labels, len(means), generator)

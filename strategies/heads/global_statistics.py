@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from common.config.run_config import RunConfig
 from common.models.classifiers import Head
+from common.run import Run
 from strategies.base.one_shot import Learned
 from strategies.heads.analytic import Analytic
 from strategies.heads.pooled import Pooled, in_projection, pooled_of
@@ -16,12 +16,12 @@ class GlobalStatistics(Analytic):
 
     def head(self, found: Pooled) -> Head:
         """The Gaussian classifier. Raises RunError."""
-        return solve(found, self.config.fedcgs.ridge)
+        return solve(found, self.config.settings.fedcgs.ridge)
 
 
-def learn_from_total(total: Total, config: RunConfig) -> Learned:
+def learn_from_total(total: Total, config: Run) -> Learned:
     """The head of FedCGS from the sum over all sites. Raises RunError when no class has a record."""
-    return in_projection(solve(pooled_of(total), config.fedcgs.ridge), total)
+    return in_projection(solve(pooled_of(total), config.settings.fedcgs.ridge), total)
 
 
 def solve(found: Pooled, ridge: float) -> Head:

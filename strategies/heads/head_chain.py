@@ -22,8 +22,8 @@ class HeadChain(Chain):
         check_header(head.header, place)
         if head.header.classes != group.classes:
             raise SurrogateError("the head's classes are not the run's classes in the run's order")
-        sizes = self.config.spec.sizes(self.config, len(group.classes), group.dimension, head.records)
-        shapes = {field.name: field.sizes(sizes) for field in self.config.spec.sends(self.config)}
+        sizes = self.config.plan.messages.sizes(len(group.classes), group.dimension, head.records)
+        shapes = {field.name: field.sizes(sizes) for field in self.config.plan.messages.sends}
         check_update(head, shapes, 1, private=False)
         return head
 

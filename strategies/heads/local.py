@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from common.config.run_config import run_digest
 from common.errors import SurrogateError
 from common.wire.records import to_record
 from strategies.base.collection import Collection
@@ -22,8 +21,8 @@ class Local(Federation):
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Ask every site for the accuracy of its own head. The run's accuracy is the mean over sites, on all test data."""
-        self.deadline = deadline or self.config.deadline
-        self.recorder.event("configured", method=self.config.method)
+        self.deadline = deadline or self.config.settings.deadline
+        self.recorder.event("configured", method=self.config.settings.method)
         self._introduced(grid)
         accuracy = self._judge(Collection(grid, self._broadcast(), self.deadline))
         if self._simulated():
@@ -63,9 +62,7 @@ class Local(Federation):
     def _broadcast(self) -> Iterable[Message]:
         """Requests without a payload for the used sites."""
         used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
-        return [
-            self._message(MessageType.EVALUATE, node, to_record(None, {"run": run_digest(self.config)})) for node in used
-        ]
+        return [self._message(MessageType.EVALUATE, node, to_record(None, {"run": self.config.digest})) for node in used]
 
     def _accuracies(self, replies: Iterable[Message]) -> Iterable[float]:
         for reply in replies:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from common.backbones.feature_power import raised
-from common.config.run_config import RunConfig
 from common.errors import ConfigError
-from common.rules.secure_sum import dimensions_of
+from common.run import Run
+from common.secure_sum.of_run import dimensions_of
 from common.surrogates.public_map import PublicMap
 from common.wire.float16 import pack
 from common.wire.surrogate_proto import unpack_projection
@@ -28,14 +28,14 @@ HEADS = ("fc.weight", "classifier.1.weight", "classifier.weight", "head.weight",
 RIDGE = 0.1
 
 
-def read_map(config: RunConfig) -> PublicMap:
+def read_map(config: Run) -> PublicMap:
     """The run's map, rounded as in transfer to sites. Raises ConfigError for a file that does not hold what is needed.
 
     features.projection has a matrix or a known head, and fedpft.public has public features, whose mean is the centre.
     """
-    public, power = config.fedpft.public, config.power
+    public, power = config.settings.fedpft.public, config.power
     centre = read_centre(public, power)
-    file, dimensions = config.features.projection, dimensions_of(config)
+    file, dimensions = config.settings.features.projection, dimensions_of(config)
     if not file:
         return PublicMap(None, centre)
     found, is_head = _read(file)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from common.privacy.claims import Claim
+from common.privacy.mechanism import Mechanism
 from common.surrogates.public_map import PublicMap
 from common.surrogates.surrogates import Header
 
@@ -24,6 +24,6 @@ class Total:
     header: Header
     tensors: Mapping[str, Tensor]
     sigmas: Mapping[str, float] = field(default_factory=dict)
-    claim: Claim | None = None
+    claim: Mechanism | None = None
     public: PublicMap = field(default_factory=PublicMap)
     rounding: Mapping[str, float] = field(default_factory=dict)

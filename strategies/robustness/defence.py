@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from common.config.run_config import RunConfig
 from common.models.generators import COUNTS
 from common.models.parameters import Parameters
+from common.run import Run
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from common.surrogates.synthetic import Synthetic
 from strategies.pooling.site_weights import scaled, shares_kept
@@ -35,29 +35,27 @@ class Defended(Generic[T]):
     suspects: list[Suspect] = field(default_factory=list)
 
 
-def defend_surrogates(
-    surrogates: Sequence[AnySurrogate], config: RunConfig, classes: tuple[str, ...]
-) -> Defended[AnySurrogate]:
+def defend_surrogates(surrogates: Sequence[AnySurrogate], config: Run, classes: tuple[str, ...]) -> Defended[AnySurrogate]:
     """Cap the weights of surrogates of one kind and exclude suspects. Noisy sums all have the same classes."""
-    suspects = screen(class_points(surrogates, classes)) if config.defends == "screen" else []
+    suspects = screen(class_points(surrogates, classes)) if config.defence == "screen" else []
     left = _without(surrogates, suspects)
     # Pooled private means are weighted by the square of records; the cap must bound this weight.
     power = 2.0 if any(isinstance(surrogate, SumsSurrogate) for surrogate in left) else 1.0
     counts = [[max(0.0, float(count)) for count in surrogate.counts] for surrogate in left]
-    shares = shares_kept(counts, config.max_share, power)
+    shares = shares_kept(counts, config.settings.max_share, power)
     kept = [scaled(surrogate, share) for surrogate, share in zip(left, shares, strict=True)]
     return Defended(kept, _capped([surrogate.header.site for surrogate in left], shares), suspects)
 
 
-def defend_updates(updates: Sequence[Parameters], config: RunConfig) -> Defended[Parameters]:
+def defend_updates(updates: Sequence[Parameters], config: Run) -> Defended[Parameters]:
     """Cap the weights of updates or heads and exclude suspects. Private updates report no records: all weights are one."""
-    suspects = screen_updates(updates) if config.defends == "screen" else []
+    suspects = screen_updates(updates) if config.defence == "screen" else []
     return replace(cap_records(_without(updates, suspects), config), suspects=suspects)
 
 
-def cap_records(replies: Sequence[R], config: RunConfig) -> Defended[R]:
+def cap_records(replies: Sequence[R], config: Run) -> Defended[R]:
     """Cap the weights of replies that report their number of records."""
-    shares = shares_kept([[float(max(1, reply.records))] for reply in replies], config.max_share)
+    shares = shares_kept([[float(max(1, reply.records))] for reply in replies], config.settings.max_share)
     kept = [
         replace(reply, records=max(1, round(reply.records * share))) if share < 1 else reply
         for reply, share in zip(replies, shares, strict=True)
@@ -65,10 +63,10 @@ def cap_records(replies: Sequence[R], config: RunConfig) -> Defended[R]:
     return Defended(kept, _capped([reply.header.site for reply in replies], shares))
 
 
-def cap_sums(replies: Sequence[Parameters], config: RunConfig) -> Defended[Parameters]:
+def cap_sums(replies: Sequence[Parameters], config: Run) -> Defended[Parameters]:
     """Cap the weights of the class sizes and sums in the first round of a generative run."""
     counts = [reply.tensors[COUNTS].clamp_min(0).tolist() for reply in replies]
-    shares = shares_kept(counts, config.max_share, 2.0 if config.epsilon else 1.0)
+    shares = shares_kept(counts, config.settings.max_share, 2.0 if config.settings.epsilon else 1.0)
     kept = [
         replace(reply, tensors={name: tensor * share for name, tensor in reply.tensors.items()}) if share < 1 else reply
         for reply, share in zip(replies, shares, strict=True)

@@ -9,10 +9,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from common.errors import RunError
+from common.methods.method import load
 from common.models.classifiers import Classifier
-from common.privacy.claims import private_rounds, spent_after
-from common.rules.secure_sum import MECHANISM
-from common.rules.spec import load
+from common.privacy.mechanism import JOINT_SUMS
 from common.secure_sum.keys import Member
 from common.secure_sum.words import Words
 from common.wire.records import Info
@@ -32,7 +31,7 @@ class SecureRounds(SecureSum):
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run all rounds, and evaluate the model. Raises RunError when too few sites are left in any round."""
-        self.deadline = deadline or self.config.deadline
+        self.deadline = deadline or self.config.settings.deadline
         self.summary()
         started = time.perf_counter()
         while not self._over():
@@ -80,7 +79,7 @@ class SecureRounds(SecureSum):
         return 1 if self._training is None else self._training.round + 1
 
     def _over(self) -> bool:
-        return self._number > min(self.last_round or self.config.trained.rounds, private_rounds(self.config))
+        return self._number > min(self.last_round or self.config.trained.rounds, self.config.rounds)
 
     def _values(self) -> Info:
         found = super()._values() | {"round": self._number}
@@ -107,15 +106,15 @@ class SecureRounds(SecureSum):
         training = self._training
         assert training is not None
         total, facts = self._total(summed, numbers)
-        if self.config.mechanism != MECHANISM:
+        if self.config.plan.mechanism_name != JOINT_SUMS:
             self._first = self._first or frozenset(summed)
-        load(self.config.spec.from_sums)(total, training, summed)
+        load(self.config.plan.combination.from_sums)(total, training, summed)
         self.outcome.model, self.outcome.learning = self.classifier(training), facts
         sent = sum(site.bytes_up for site in self.outcome.sites.values())
         found: dict[str, object] = {"round": training.round, "accuracy": self._accuracy(self._grid), "bytes_up": sent}
         found["used"] = len(summed)
-        if self.config.epsilon:
-            found["epsilon"] = spent_after(self.config, training.round)
+        if self.config.mechanism is not None:
+            found["epsilon"] = self.config.mechanism.epsilon_after(training.round)
         training.history.append(found)
         self.outcome.rounds = training.history
         self.recorder.event("round", **found)

@@ -8,10 +8,10 @@ from typing import TypeVar
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from common.config.run_config import run_digest
 from common.errors import RunError, SealError, SurrogateError
-from common.rules.secure_sum import MECHANISM, context_of
+from common.privacy.mechanism import JOINT_SUMS
 from common.secure_sum.keys import Member, check_distinct, check_member
+from common.secure_sum.of_run import context_of
 from common.secure_sum.rules import SumRules
 from common.wire import sum_proto
 from common.wire.records import Info, to_record
@@ -45,7 +45,7 @@ class Steps(Federation):
         return context_of(self.config, self._sum)
 
     def _values(self) -> Info:
-        return {"run": run_digest(self.config), "sum": self._sum}
+        return {"run": self.config.digest, "sum": self._sum}
 
     def _key_list(self, keys: Mapping[str, str]) -> dict[str, Member]:
         """The sites with valid keys that no dispute excludes. One that repeats another's key, or has none, is rejected."""
@@ -130,7 +130,7 @@ class Steps(Federation):
 
     @property
     def _remedy(self) -> str:
-        joint, again = self.config.mechanism == MECHANISM, "run again without the site that is at fault"
+        joint, again = self.config.plan.mechanism_name == JOINT_SUMS, "run again without the site that is at fault"
         return again if joint else f"{again}; a hospital that has sent its masked vector then needs `site forget-sums`"
 
     def _enough(self, there: int, needed: int, what: str) -> None:

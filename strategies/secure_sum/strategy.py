@@ -13,14 +13,13 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from common.config.run_config import run_digest
 from common.errors import FedSurrogateError, RunError, SurrogateError
-from common.privacy.claims import Claim, check_claim, make_claim
-from common.rules.secure_sum import MECHANISM, local_epsilon, numbers_of, rules_of, shapes_of
-from common.rules.spec import load
+from common.methods.method import load
+from common.privacy.mechanism import JOINT_SUMS, Mechanism, check_stated
 from common.secure_sum.keys import list_digest
 from common.secure_sum.member import PURPOSE, signed_list
 from common.secure_sum.noise import noise_of_sum, site_variances, spare_of
+from common.secure_sum.of_run import local_epsilon, numbers_of, rules_of, shapes_of
 from common.secure_sum.shares import Dealt, check_dealt
 from common.secure_sum.unmasking import Shares, check_revealed, unmask
 from common.secure_sum.words import Words, words
@@ -51,7 +50,7 @@ class SecureSum(Steps):
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run the sum, and evaluate what is learned from it. Raises RunError when too few sites are left at any step."""
-        self.deadline = deadline or self.config.deadline
+        self.deadline = deadline or self.config.settings.deadline
         self.summary()
         started = time.perf_counter()
         messages = self.configure_train(1, self.initial, ConfigRecord(), grid)
@@ -77,7 +76,7 @@ class SecureSum(Steps):
         If too few sites accept the key list, they begin again without those that they do not accept: nothing is charged yet.
         """
         self._masked: dict[str, Words] = {}
-        self._claims: dict[str, Claim | None] = {}
+        self._claims: dict[str, Mechanism | None] = {}
         self._spares: dict[str, bytes] = {}
         lost = "lost after its keys"
         while True:
@@ -101,17 +100,17 @@ class SecureSum(Steps):
         self._pinned: dict[str, bool] = {}
         group = self.introduce(self._grid, self.deadline)
         self._nodes, classes = dict(group.nodes), group.classes
-        self._header = Header(self.config.method, run_digest(self.config), "coordinator", group.fingerprint, classes)
+        self._header = Header(self.config.settings.method, self.config.digest, "coordinator", group.fingerprint, classes)
         self._public, dimension = self._told_to_all(group)
-        self._shapes = shapes_of(self.config, self.config.spec, classes, dimension, self._number)
+        self._shapes = shapes_of(self.config, classes, dimension, self._number)
         self._members = self._key_list(group.keys)
         self._digest = list_digest(list(self._members.values()), self._context + sum_proto.map_digest(self._public))
-        self._rules = rules_of(self.config, len(self._members))
+        self._rules = rules_of(self.config.settings, len(self._members))
         try:
             self._rules.check()
-            self._numbers = numbers_of(self.config, self.config.spec, len(self._members), self._number)
-            claim = make_claim(self.config, "record")
-            if claim is not None and claim.mechanism == MECHANISM:
+            self._numbers = numbers_of(self.config, len(self._members), self._number)
+            claim = self.config.mechanism
+            if claim is not None and claim.name == JOINT_SUMS:
                 # The sites would refuse noise that does not fit into the modulus, without a reason.
                 site_variances(claim, self._numbers, self._shapes, self._rules)
         except FedSurrogateError as error:
@@ -192,7 +191,7 @@ class SecureSum(Steps):
     def _learn(self, summed: list[str], numbers: Words) -> None:
         total, facts = self._total(summed, numbers)
         started = time.perf_counter()
-        learned: Learned = load(self.config.spec.from_sums)(total, self.config)
+        learned: Learned = load(self.config.plan.combination.from_sums)(total, self.config)
         self.outcome.model, self.outcome.learned = learned.model, learned.source
         self.outcome.learning = {**learned.facts, **facts}
         self.outcome.seconds["learn"] = time.perf_counter() - started
@@ -204,7 +203,7 @@ class SecureSum(Steps):
         config, claim = self.config, self._claims[summed[0]]
         self.recorder.keep(TOTAL_FILE, sum_proto.pack_total(self._header, summed, numbers, claim))
         rules, sigmas = self._rules, {}
-        if claim is not None and claim.mechanism == MECHANISM:
+        if claim is not None and claim.name == JOINT_SUMS:
             given = (self._numbers, self._shapes, rules)
             for site, seed in self._spares.items():
                 # A claim may differ from that of other sites in its last digits, and every number from a seed with it.
@@ -227,7 +226,7 @@ class SecureSum(Steps):
             "colluding": rules.colluding,
             "least": rules.least,
             "keys": keys,
-            **({"local-epsilon": local_epsilon(config, rules)} if sigmas else {}),
+            **({"local-epsilon": local_epsilon(config.mechanism, rules)} if config.mechanism is not None and sigmas else {}),
             **{f"noise-{name}": sigma for name, sigma in sigmas.items()},
         }
         rounding = {name: len(summed) * self._numbers[name].step / 2 for name in tensors}
@@ -235,7 +234,7 @@ class SecureSum(Steps):
 
     def _check_quorum(self, there: int, what: str) -> None:
         config, outcome = self.config, self.outcome
-        check_quorum(there, len(outcome.sites), config.sites, config.quorum, what, outcome.reasons)
+        check_quorum(there, len(outcome.sites), config.settings.sites, config.settings.quorum, what, outcome.reasons)
 
     @property
     def _number(self) -> int:
@@ -255,7 +254,7 @@ class SecureSum(Steps):
         header, numbers, claim = sum_proto.unpack_masked(payload, sum(map(prod, self._shapes.values())))
         if header != replace(self._header, site=name):
             raise SurrogateError("a masked vector of another run, backbone, site or other classes")
-        check_claim(claim, self.config, centre_digest(self._map.centre))
+        check_stated(claim, self.config.mechanism_for("record", centre_digest(self._map.centre)))
         site = self.outcome.sites[self._nodes[name]]
         site.simulated = info.get("simulated") is True
         self._masked[name], self._claims[name] = numbers, claim

@@ -23,9 +23,9 @@ from client_app.diagnostics.node_checks import is_isolated, is_supernode
 from client_app.governance.policy import DEFAULT, load_policy
 from client_app.node_config import parse_node_config
 from client_app.offline.keys import coordinator_key
-from common.config.flat_settings import parse_overrides
 from common.errors import ConfigError
 from common.security.sealing import public_key
+from common.settings.flat import parse_overrides
 from deploy import lock
 from server_app.deployment.certificates import issue
 from server_app.deployment.kit import pack_kit

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.config.flat_settings import parse_overrides
-from common.config.run_config import parse_run_config
+from common.run import parse_run
+from common.settings.flat import parse_overrides
 from tests.deploy.test_compose import DEPLOY, OURS, check_ours, interpolated, settings_of_a_kit
 from tests.documents import DOCS, blocks, name_of, words
 
@@ -69,4 +69,4 @@ def test_a_command_runs_in_its_service_as_printed(
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda _: "1")
     check_ours(filled)
     if "-c" in filled and "..." not in (text := filled[filled.index("-c") + 1]):
-        parse_run_config(parse_overrides([text]))
+        parse_run(parse_overrides([text]))

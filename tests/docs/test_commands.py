@@ -12,8 +12,8 @@ import client_app.cli.main
 import server_app.cli.main
 from client_app.governance.policy import load_policy
 from client_app.node_config import parse_node_config
-from common.config.flat_settings import parse_overrides
-from common.config.run_config import parse_run_config
+from common.run import parse_run
+from common.settings.flat import parse_overrides
 from server_app.deployment.submit import APP_FOLDER
 from server_app.runs.presets import preset_settings
 from tests.commands import coordinator
@@ -103,7 +103,7 @@ def test_a_command_exists_with_its_options_and_accepts_its_settings(page: str, l
             assert given.get(parameter.name or ""), f"{page}: {parameter.name} is missing"
     texts = [text for text in given.get("run_config") or [] if complete(text)]
     if texts:
-        parse_run_config(preset_settings(given.get("preset") or "") | parse_overrides(texts))
+        parse_run(preset_settings(given.get("preset") or "") | parse_overrides(texts))
     if texts := [text for text in given.get("node_config") or [] if complete(text)]:
         parse_node_config(parse_overrides(texts))
 
@@ -154,7 +154,7 @@ def test_settings_of_flwr_run_are_accepted() -> None:
     assert found
     for line in found:
         flags = words(line)
-        parse_run_config(parse_overrides([flags[flags.index("--run-config") + 1]]))
+        parse_run(parse_overrides([flags[flags.index("--run-config") + 1]]))
 
 
 def test_the_app_that_the_documentation_shows_exists() -> None:

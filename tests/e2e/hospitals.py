@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from client_app.governance.gate import open_ledger
 from client_app.governance.ledger import Ledger, dataset_id
 from client_app.node_config import parse_node_config
-from common.config.flat_settings import parse_overrides
+from common.settings.flat import parse_overrides
 from tests.e2e.processes import until
 
 CLASSES = "cat,dog"

@@ -313,7 +313,7 @@ FAILURES: dict[str, tuple[Break, str]] = {
     "a library that does not load": (a_library_that_does_not_load, "internal"),
     "an exception after the release": (raising("client_app.requests.to_record", TypeError(BOOM)), "internal"),
     "a result that cannot be sent": (a_result_that_cannot_be_sent, "internal"),
-    "settings that cannot be read": (raising("client_app.requests.parse_run_config", KeyError(BOOM)), "internal"),
+    "settings that cannot be read": (raising("client_app.requests.parse_run", KeyError(BOOM)), "internal"),
     "another run's digest": (lambda h: h.replaced("client_app.requests.run_digest", lambda run: MARK), "surrogate"),
     **{f"{method} fails": (within(method, ZeroDivisionError(BOOM)), "internal") for method in INSIDE | OTHERS},
     **{f"{method} is out of memory": (within(method, MemoryError(BOOM)), "internal") for method in ("fedpft", "fedavg")},

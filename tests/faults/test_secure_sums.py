@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.config.run_config import parse_run_config
-from common.rules.secure_sum import numbers_of
+from common.run import parse_run
+from common.secure_sum.of_run import numbers_of
 from common.secure_sum.words import words
 from common.surrogates.class_sums import fold
 from common.wire.sum_proto import unpack_state, unpack_total
@@ -137,8 +137,8 @@ def write_exact_features(data: Path) -> None:
 
 def vectors(home: Path) -> dict[str, np.ndarray]:
     """What each hospital adds to the sum: its features' sums as whole numbers."""
-    config = parse_run_config({"secure-sum": True, "fedpft.covariance": "gram", "classes": "cat,dog"})
-    numbers, found = numbers_of(config, config.spec, len(NAMES)), {}
+    config = parse_run({"secure-sum": True, "fedpft.covariance": "gram", "classes": "cat,dog"})
+    numbers, found = numbers_of(config, len(NAMES)), {}
     for name in NAMES:
         table = load_file(home / name / "data" / "f-train.safetensors")
         x, y = table["x"].double(), table["y"]

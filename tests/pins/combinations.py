@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from common.config.flat_settings import Scalar
+from common.settings.flat import Scalar
 
 Flat = dict[str, Scalar]
 CLASSES = "a,b,c"

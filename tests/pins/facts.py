@@ -11,14 +11,14 @@ from client_app.governance.ledger import Ledger
 from client_app.governance.policy import Policy
 from client_app.governance.release import SurrogateRequest, planned
 from client_app.node_config import NodeConfig
-from common.config.flat_settings import Scalar, flatten, known_keys
-from common.config.run_config import RunConfig, full_digest, parse_run_config, run_digest
 from common.costs import costs
 from common.methods import METHODS
-from common.privacy.claims import make_claim, plan_of, private_rounds, relation_of
-from common.rules.counting import COUNTS
-from common.rules.secure_sum import context_of, dimensions_of, local_epsilon, numbers_of, rules_of, shapes_of
-from common.rules.spec import Field, MethodSpec, Sizes, Summed
+from common.methods.counting import KINDS_OF_COUNTS
+from common.methods.method import Field, Method, Sizes, Summed
+from common.privacy.mechanism import make_claim, plan_of, private_rounds, relation_of
+from common.run import Run, parse_run
+from common.secure_sum.of_run import context_of, dimensions_of, local_epsilon, numbers_of, rules_of, shapes_of
+from common.settings.flat import Scalar, flatten, known_keys
 from server_app.runs.plan import in_words, plan
 
 Facts = dict[str, Any]
@@ -36,21 +36,21 @@ def methods() -> tuple[str, ...]:
 
 def kinds_of_counts() -> tuple[str, ...]:
     """Kinds of runs that count."""
-    return tuple(COUNTS)
+    return tuple(KINDS_OF_COUNTS)
 
 
 def setting_keys() -> tuple[str, ...]:
     """All keys of the settings."""
-    return tuple(known_keys(RunConfig))
+    return tuple(known_keys(Run))
 
 
 def facts(settings: Mapping[str, Scalar]) -> Facts:
     """Everything that follows from these settings. Raises ConfigError, whose text is pinned too."""
-    config = parse_run_config(settings)
+    config = parse_run(settings)
     spec = config.spec
     sizes = spec.sizes(config, len(CLASSES), DIMENSION, RECORDS)
     found: Facts = {
-        "digest": run_digest(config),
+        "digest": config.digest,
         "method": f"{spec.name}: {spec.title}; {spec.paper}; {spec.kind}",
         "resolved": _resolved(config, settings),
         "sends": _fields(spec.sends(config), sizes),
@@ -65,9 +65,11 @@ def facts(settings: Mapping[str, Scalar]) -> Facts:
         "sections": sorted(spec.sections),
         "packages": [*spec.packages(config), *spec.judging_packages],
         "allows": sorted(spec.allows),
-        "defence": [config.defends, spec.default_defence, *spec.defences(config), spec.undefended],
-        "mechanisms": [config.mechanism, *spec.mechanisms],
-        "relation": [relation_of(config.mechanism, units) for units in (["record"], ["patient"], ["patient", "record"])],
+        "defence": [config.defence, spec.default_defence, *spec.defences(config), spec.undefended],
+        "mechanisms": [config.plan.mechanism_name, *spec.mechanisms],
+        "relation": [
+            relation_of(config.plan.mechanism_name, units) for units in (["record"], ["patient"], ["patient", "record"])
+        ],
         "power": config.power,
         "work": asdict(spec.work(config, len(CLASSES), DIMENSION)),
         "plan": _plan(config),
@@ -81,19 +83,19 @@ def facts(settings: Mapping[str, Scalar]) -> Facts:
 
 def whole_digest(settings: Mapping[str, Scalar]) -> str:
     """The digest of which `digest` is the beginning."""
-    return full_digest(parse_run_config(settings))
+    return parse_run(settings).full_digest
 
 
 def claims(settings: Mapping[str, Scalar]) -> list[Facts]:
     """The claim for records, for patients, and for records after a public centre; empty without privacy."""
-    config = parse_run_config(settings)
+    config = parse_run(settings)
     found = [make_claim(config, "record"), make_claim(config, "patient"), make_claim(config, "record", "0f" * 8)]
     return [asdict(claim) for claim in found if claim is not None]
 
 
 def other_plans() -> list[Facts]:
     """The rows of a plan that depend on no setting: FedAvg of the same head, and raw features."""
-    rows = costs(parse_run_config({}), DIMENSION, len(CLASSES), RECORDS, OTHER_ROUNDS)[1:]
+    rows = costs(parse_run({}), DIMENSION, len(CLASSES), RECORDS, OTHER_ROUNDS)[1:]
     return [asdict(row) for row in rows]
 
 
@@ -105,9 +107,9 @@ def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any
             yield prefix + name, list(value) if isinstance(value, tuple) else value
 
 
-def _resolved(config: RunConfig, settings: Mapping[str, Scalar]) -> Facts:
+def _resolved(config: Run, settings: Mapping[str, Scalar]) -> Facts:
     """Settings that the others decide: those with another value than given, or than the default."""
-    given = RunConfig().model_dump(by_alias=True, mode="json")
+    given = Run().model_dump(by_alias=True, mode="json")
     before = flatten(given) | dict(settings)
     after = flatten(config.model_dump(by_alias=True, mode="json"))
     names = {"classes", "dataset", "fedpft.order", "fedavg.augment", "fedlap.augment"}
@@ -129,7 +131,7 @@ def _sums(summed: Iterable[Summed]) -> list[str]:
     return [f"{each.name} ({each.shape}) of degree {each.degree}" for each in summed]
 
 
-def _properties(spec: MethodSpec) -> Iterable[str]:
+def _properties(spec: Method) -> Iterable[str]:
     names = {
         "needs_budget": "only private",
         "stored": "stored",
@@ -153,9 +155,9 @@ def _properties(spec: MethodSpec) -> Iterable[str]:
         yield f"summed at {spec.member_bytes[0]} and {spec.member_bytes[1]} bytes a member"
 
 
-def _plan(config: RunConfig) -> Facts:
+def _plan(config: Run) -> Facts:
     # The plan of a run that counts has no noise: it is of counts, and a plan's is of class means.
-    rows = costs if config.spec.counts else plan
+    rows = costs if config.plan.counts else plan
     own = rows(config, DIMENSION, len(CLASSES), RECORDS, OTHER_ROUNDS)[0]
     large = costs(config, 1280, 10, 5000, OTHER_ROUNDS)[0]
     words = in_words(config, own, DIMENSION, len(CLASSES), RECORDS)
@@ -163,40 +165,40 @@ def _plan(config: RunConfig) -> Facts:
     return asdict(own) | {"words": lines, "large": [large.up, large.down]}
 
 
-def _classes(config: RunConfig) -> Facts:
+def _classes(config: Run) -> Facts:
     """Whether the release covers the names of classes, and the records that a class needs to be released."""
     policy = Policy(smallest_class=SMALLEST_CLASS, exact_counts=kinds_of_counts())
     # Without its ledger, which these questions do not reach.
     gate = Gate(policy, cast(Ledger, None))
     return {
-        "all": config.spec.all_classes(config),
-        "smallest": gate.smallest_class(config.mechanism),
+        "all": config.plan.messages.all_classes(config),
+        "smallest": gate.smallest_class(config.plan.mechanism_name),
         "exact": gate.exact_counts(config),
     }
 
 
-def _claim(config: RunConfig) -> Facts | None:
+def _claim(config: Run) -> Facts | None:
     claim = make_claim(config, "record")
     if claim is None:
         return None
-    rounds = private_rounds(config) if config.spec.kind == "rounds" else 1
+    rounds = private_rounds(config) if config.plan.kind == "rounds" else 1
     return asdict(claim) | {"rounds": rounds}
 
 
-def _ledger(config: RunConfig) -> Facts:
+def _ledger(config: Run) -> Facts:
     """The entries that a site plans for the first two rounds."""
-    rounds = (1, 2) if config.spec.kind == "rounds" else (1,)
+    rounds = (1, 2) if config.plan.kind == "rounds" else (1,)
     return {f"{number}": _entry(config, number) for number in rounds}
 
 
-def _entry(config: RunConfig, number: int) -> Facts:
+def _entry(config: Run, number: int) -> Facts:
     request = SurrogateRequest(config, NodeConfig(), "north", "77", info={"round": number})
     entry = asdict(planned(request))
     found = {name: entry[name] for name in ("method", "round", "mechanism", "unit")}
     claim = make_claim(config, "record")
     noise = claim.noise if claim else {}
     # What the entry takes from elsewhere.
-    assert (entry["run"], entry["flower_run"], entry["bytes"], entry["facts"]) == (run_digest(config), "77", 0, {})
+    assert (entry["run"], entry["flower_run"], entry["bytes"], entry["facts"]) == (config.digest, "77", 0, {})
     assert (entry["epsilon"], entry["delta"]) == ((claim.epsilon, claim.delta) if claim else (0.0, 0.0))
     assert entry["sigmas"] == {name: sigma for name, (sigma, _) in noise.items()}
     assert entry["sensitivities"] == {name: sensitivity for name, (_, sensitivity) in noise.items()}
@@ -206,7 +208,7 @@ def _entry(config: RunConfig, number: int) -> Facts:
     return found
 
 
-def _sum(config: RunConfig) -> Facts | None:
+def _sum(config: Run) -> Facts | None:
     if not config.secure_sum:
         return None
     rules, spec = rules_of(config, SITES), config.spec
@@ -217,11 +219,11 @@ def _sum(config: RunConfig) -> Facts | None:
         "dimensions": dimensions_of(config),
         "numbers": {
             f"{number}": [
-                f"{name} {shapes_of(config, spec, CLASSES, DIMENSION, number)[name]} up to {fixed.largest}"
-                for name, fixed in numbers_of(config, spec, SITES, number).items()
+                f"{name} {shapes_of(config, CLASSES, DIMENSION, number)[name]} up to {fixed.largest}"
+                for name, fixed in numbers_of(config, SITES, number).items()
             ]
             for number in rounds
         },
-        "steps": [each.step for each in numbers_of(config, spec, SITES).values()],
+        "steps": [each.step for each in numbers_of(config, SITES).values()],
         "local epsilon": local_epsilon(config, rules),
     }

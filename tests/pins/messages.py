@@ -22,7 +22,6 @@ from client_app.governance.budget import Budget
 from client_app.governance.entries import Release, canonical, digest
 from client_app.governance.ledger import Ledger
 from client_app.governance.witness import Witnessed
-from common.config.run_config import parse_run_config
 from common.counting.counts import Counts
 from common.counting.counts_proto import pack_counts, unpack_counts
 from common.exchange.message_files import MessageReply, MessageRequest, pack_reply, unpack_reply
@@ -32,7 +31,8 @@ from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadr
 from common.models.generators import Generator
 from common.models.parameters import Parameters
 from common.privacy.accounting import GaussianEvent
-from common.privacy.claims import Claim
+from common.privacy.mechanism import Mechanism
+from common.run import parse_run
 from common.secure_sum.keys import Member, Secrets, announce, list_digest
 from common.secure_sum.masks import own_mask, pair_masks
 from common.secure_sum.member import SumState, signed_list
@@ -96,7 +96,9 @@ BEGINS = 24
 SITE, COORDINATOR, OTHER = (bytes([number]) * 32 for number in (1, 2, 3))
 HEADER = Header("fedpft", "0123456789abcdef", "north", "f" * 16, ("a", "b", "c"))
 TIME = "2026-01-02T03:04:05.678+00:00"
-CLAIM = Claim("sums", 8.0, 2.0**-17, "record", 0.75, 0.5, {"counts": (2.0, 1.0), "sums": (0.5, 1.0), "squares": (4.0, 1.0)})
+CLAIM = Mechanism(
+    "sums", 8.0, 2.0**-17, "record", 0.75, 0.5, {"counts": (2.0, 1.0), "sums": (0.5, 1.0), "squares": (4.0, 1.0)}
+)
 # A sealed relay from SITE to OTHER, as it was made once.
 RECORDED = Path(__file__).parent / "recorded.json"
 
@@ -233,7 +235,7 @@ def _models() -> Iterator[tuple[str, bytes]]:
         yield f"signature of a signed model, {name}", signed.signature
         yield f"file of a signed model, {name}", _tensors(save_signed_model(signed))
     yield "gaussians", pack_gaussians(_gaussians()).encode()
-    run = parse_run_config({"method": "dpcvae", "dpcvae.latent": 2, "classes": "a,b,c"})
+    run = parse_run({"method": "dpcvae", "dpcvae.latent": 2, "classes": "a,b,c"})
     tensors = {"mean.weight": numbers(4, 5), "mean.bias": numbers(4)}
     yield "file of a generator", _tensors(pack_generator(Generator(replace(HEADER, method="dpcvae"), run, tensors)))
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.config.flat_settings import Scalar
 from common.errors import ConfigError
+from common.settings.flat import Scalar
 from tests.pins import combinations, facts
 
 HERE = Path(__file__).parent

@@ -19,9 +19,9 @@ from client_app.governance.gate import Gate
 from client_app.governance.policy import Policy
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import private_key
-from common.config.run_config import parse_run_config, run_digest
 from common.errors import BudgetError, ConfigError, LedgerError, RunError
 from common.privacy.accounting import GaussianEvent
+from common.run import parse_run
 from common.security.sealing import public_key, read_keys
 from common.security.signed_requests import read_request
 from common.signed_models.signed_model import read_signed_model
@@ -87,13 +87,13 @@ def test_a_stored_run_is_read_in_full_and_reported(copy: Copy, name: str) -> Non
     assert (run.failure is None) == (name not in BEFORE_THE_BREAK)
     assert [site.name for site in run.sites] == list(SITES)
     assert run.used == run.invited == len(SITES)
-    config = parse_run_config(run.manifest["config"])
-    assert run_digest(config) == run.manifest["run"], "the settings of the folder have another digest now"
+    config = parse_run(run.manifest["config"])
+    assert config.digest == run.manifest["run"], "the settings of the folder have another digest now"
     # The last site of a chain makes its model.
     if name != "fedpft-chain-interrupted":
         assert load_model(folder / "model.safetensors").header.classes == tuple(run.classes) == CLASSES
     page = write_report(folder).read_text()
-    assert run.method in page
+    assert run.settings.method in page
     assert all(site in page for site in SITES)
     if (file := folder / "model.fedsurrogate").exists():
         assert read_signed_model(file).manifest.run == run.manifest["run"]

@@ -6,9 +6,9 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from common.config.sections import HeadSettings
 from common.errors import RunError, SurrogateError
 from common.models.classifiers import Head
+from common.settings import HeadSettings
 from common.surrogates.surrogates import without_classes
 from common.wire.records import unpack_surrogate
 from server_app.relearn import relearn

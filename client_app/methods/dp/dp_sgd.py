@@ -13,16 +13,22 @@ from torch import Tensor, nn
 from client_app.methods.dp.linear_clipping import clipped_sums
 from client_app.methods.dp.record_chunks import per_record
 from client_app.methods.dp.record_gradients import add_clipped, norms_of, poisson_sample, sums_like
-from common.config.sections import FedAvgSettings, Model
 from common.extras.packages import needed_for
-from common.privacy.claims import Claim
 from common.privacy.gaussian_mechanism import BoundedSum, release
+from common.privacy.mechanism import Mechanism
+from common.settings import FedAvgSettings, Model
 
 USER = "DP-SGD"
 
 
 def train_privately(
-    module: nn.Module, features: Tensor, labels: Tensor, settings: FedAvgSettings, claim: Claim, rate: float, mu: float = 0.0
+    module: nn.Module,
+    features: Tensor,
+    labels: Tensor,
+    settings: FedAvgSettings,
+    claim: Mechanism,
+    rate: float,
+    mu: float = 0.0,
 ) -> dict[str, float]:
     """Train in place by DP-SGD on features (n, d), labels (n,); return facts that stay at the site.
 

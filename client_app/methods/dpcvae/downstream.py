@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.config.sections import HeadSettings
 from common.errors import ConfigError, DataError
 from common.extras.packages import needed_for
 from common.models.classifiers import Classifier, Head
 from common.models.head_training import train_on_features
 from common.privacy.gaussian_mechanism import clip
+from common.settings import HeadSettings
 from common.surrogates.surrogates import Header
 
 # Candidate weights of a site's own head in the mixture, as in the paper.

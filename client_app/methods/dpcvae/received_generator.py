@@ -46,13 +46,15 @@ def _judged(task: Task, generator: Generator) -> Info:
     if not len(task.found.test.labels):
         return {"correct": 0, "tested": 0}
     own, test = (site_records(task.found, classes, part) for part in ("train", "test"))
-    labels = labels_evenly(len(classes), task.run.dpcvae.synthetic)
-    synthetic = LabelledEmbeddings(generator.draw(labels, stream(task.run.seed, "site", task.site)), labels)
-    shared = head_on(synthetic, generator.header, task.run.head, task.run.seed)
-    found = mix(own, shared, task.run.head, task.run.seed, task.run.baseline.validation).measures(test)
-    like = generator.draw(test.labels, stream(task.run.seed, "fidelity", task.site))
+    labels = labels_evenly(len(classes), task.run.settings.dpcvae.synthetic)
+    synthetic = LabelledEmbeddings(generator.draw(labels, stream(task.run.settings.seed, "site", task.site)), labels)
+    shared = head_on(synthetic, generator.header, task.run.settings.head, task.run.settings.seed)
+    found = mix(own, shared, task.run.settings.head, task.run.settings.seed, task.run.settings.baseline.validation).measures(
+        test
+    )
+    like = generator.draw(test.labels, stream(task.run.settings.seed, "fidelity", task.site))
     if len(test.labels) > 1:
-        found |= fidelity(test.features, like, task.run.seed)
+        found |= fidelity(test.features, like, task.run.settings.seed)
     right = round(found["accuracy-mixed"] * len(test.labels))
     log.info("the site's own, synthetic and mixed heads: %s", {name: round(value, 4) for name, value in found.items()})
     answer: Info = {"correct": right, "tested": len(test.labels)}

@@ -13,15 +13,14 @@ from client_app.features.site_features import site_device
 from client_app.methods.dp.record_gradients import poisson_sample
 from client_app.methods.dpcvae.training_steps import Trainer, exact_gradient, private_gradient, trainer_of
 from client_app.methods.task import MethodOutput, SiteSums, Task
-from common.config.run_config import run_digest
-from common.config.sections import DPCVAESettings
 from common.errors import StateError, SurrogateError
+from common.methods.generators import first_round_shares
 from common.models.generators import COUNTS, SUMS, fresh_companion, fresh_generator, load_into, scaled
 from common.models.networks import parameters_of
 from common.models.parameters import Parameters, Tensors, flat
-from common.privacy.claims import first_round_noise, first_round_shares, make_claim, released_in
 from common.privacy.gaussian_mechanism import BoundedSum, clip, release
 from common.randomness import stream
+from common.settings import DPCVAESettings
 from common.surrogates.class_sums import class_sums
 from common.wire.model_proto import pack_parameters
 
@@ -40,9 +39,8 @@ class Trained:
 
 def train_generator(task: Task) -> MethodOutput:
     """This site's update of the generator in one round, for DP-CVAE and, as a baseline, DP-CGAN. Raises as `trained`."""
-    made, run = trained(task), task.run
-    events = (released_in(run, task.round),) if run.epsilon else ()
-    return MethodOutput(pack_parameters(made.reply), made.reply.claim, events, made.facts, keep=made.keep, must_keep=True)
+    made = trained(task)
+    return MethodOutput(pack_parameters(made.reply), made.reply.claim, made.facts, keep=made.keep, must_keep=True)
 
 
 def generator_sums(task: Task) -> SiteSums:
@@ -58,7 +56,7 @@ def generator_sums(task: Task) -> SiteSums:
     made = trained(task)
     found = {name: tensor.double() for name, tensor in made.reply.tensors.items()}
     if task.round > 1:
-        weight = max(1.0, float(made.sizes.sum().round())) if task.run.dpcvae.weights == "records" else 1.0
+        weight = max(1.0, float(made.sizes.sum().round())) if task.run.settings.dpcvae.weights == "records" else 1.0
         found = {"records": torch.tensor([weight], dtype=torch.float64), "update": weight * flat(found)}
     return SiteSums(found, made.reply.claim, made.keep)
 
@@ -71,7 +69,7 @@ def trained(task: Task) -> Trained:
     SurrogateError, ConfigError, and StateError where the site's kept file is lost.
     """
     run, received = task.run, task.received_model()
-    task.records_alone(f"method = {run.method!r}")
+    task.records_alone(f"method = {run.settings.method!r}")
     classes = received.header.classes
     features, labels = task.training_data(classes)
     companion = fresh_companion(run, len(classes), features.shape[1])
@@ -82,15 +80,15 @@ def trained(task: Task) -> Trained:
     load_into(shared, received.tensors)
     device = site_device(run, task.node)
     embeddings, labels = scaled(features).to(device), labels.to(device)
-    shared, companion, private = shared.to(device), companion.to(device), bool(run.epsilon)
-    random = stream(run.seed, run.method, task.site, task.round)
-    trainer = trainer_of(shared, companion, run.dpcvae, task.round, counts, private, random)
+    shared, companion, private = shared.to(device), companion.to(device), bool(run.settings.epsilon)
+    random = stream(run.settings.seed, run.settings.method, task.site, task.round)
+    trainer = trainer_of(shared, companion, run.settings.dpcvae, task.round, counts, private, random)
     facts = _train_privately(task, trainer, embeddings, labels, counts) if private else {}
     if not private:
-        for rows in _batches(len(labels), run.dpcvae, random):
+        for rows in _batches(len(labels), run.settings.dpcvae, random):
             trainer.step(exact_gradient(trainer, embeddings[rows], labels[rows]))
     moved = {name: p.detach().cpu() - received.tensors[name] for name, p in shared.named_parameters()}
-    claim = make_claim(run, "record")
+    claim = run.mechanism
     reply = Parameters(task.header(classes), task.round, moved, 0 if private else len(labels), claim)
     return Trained(reply, counts, facts, _kept(task, companion, counts))
 
@@ -100,16 +98,16 @@ def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Ten
     run, count = task.run, len(classes)
     unit = clip(features.double(), 0.0)[0]
     sums = dict(zip((COUNTS, SUMS), class_sums(unit, labels, torch.ones(len(labels)), count), strict=True))
-    chosen = {COUNTS, SUMS} if run.dpcvae.opening == "sums" else {COUNTS}
-    claim, noise = make_claim(run, "record"), first_round_noise(run)
+    chosen = {COUNTS, SUMS} if run.settings.dpcvae.opening == "sums" else {COUNTS}
+    claim = run.mechanism
     facts: dict[str, float] = {}
-    if noise is not None:
-        shares = first_round_shares(run)
+    if claim is not None:
+        noise, shares = claim.event(1).noise_multiplier, first_round_shares(run.settings.dpcvae)
         noisy = release([BoundedSum(name, sums[name], 1.0, shares[name]) for name in sorted(chosen)], noise)
         facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
         sums |= {each.name: each.value for each in noisy}
     shared = {name: sums[name].float() for name in chosen}
-    records = 0 if run.epsilon else len(labels)
+    records = 0 if run.settings.epsilon else len(labels)
     sizes = shared[COUNTS]
     return Trained(Parameters(task.header(classes), 1, shared, records, claim), sizes, facts, _kept(task, companion, sizes))
 
@@ -120,8 +118,8 @@ def _train_privately(task: Task, trainer: Trainer, embeddings: Tensor, labels: T
     Every step takes each record independently with probability `sample_rate`. It divides the noisy sum of clipped gradients
     by the expected number of records, which is computed from the released class sizes.
     """
-    run, settings = task.run, task.run.dpcvae
-    claim = make_claim(run, "record")
+    run, settings = task.run, task.run.settings.dpcvae
+    claim = run.mechanism
     assert claim is not None
     records = float(counts.clamp_min(0).sum())
     expected = max(1.0, settings.sample_rate * records if records else settings.batch_size)
@@ -152,7 +150,7 @@ def _kept(task: Task, companion: nn.Module, counts: Tensor) -> dict[Path, bytes]
     from safetensors.torch import save
 
     tensors: Tensors = {COMPANION + name: tensor.cpu().contiguous() for name, tensor in parameters_of(companion).items()}
-    content: bytes = save({**tensors, COUNTS: counts}, {"run": run_digest(task.run)})
+    content: bytes = save({**tensors, COUNTS: counts}, {"run": task.run.digest})
     return {_file(task, task.round): content}
 
 
@@ -169,7 +167,7 @@ def _restore(task: Task, companion: nn.Module, classes: int) -> Tensor:
     file = _file(task, task.confirmed)
     try:
         with safe_open(file, "pt") as content:
-            if (content.metadata() or {}).get("run") != run_digest(task.run):
+            if (content.metadata() or {}).get("run") != task.run.digest:
                 raise KeyError("of another run")
         tensors = load_file(file)
         counts: Tensor = tensors.pop(COUNTS)

@@ -14,7 +14,7 @@ from common.models.generators import AnyGenerator, Decoder, Encoder, GanGenerato
 from common.privacy.gaussian_mechanism import BoundedSum, release, system_normals
 
 if TYPE_CHECKING:
-    from common.config.sections import DPCVAESettings
+    from common.settings import DPCVAESettings
 
 # Adam's settings in the paper's GAN.
 GAN_RATE, GAN_BETAS = 2e-4, (0.5, 0.999)

@@ -30,8 +30,8 @@ def personal_accuracy(task: Task, model: Classifier) -> tuple[int, int]:
     """
     names = model.header.classes
     features, labels = task.training_data(names)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(task.run.seed))
-    held = max(1, round(task.run.baseline.validation * len(labels)))
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(task.run.settings.seed))
+    held = max(1, round(task.run.settings.baseline.validation * len(labels)))
     if held == len(labels):
         return model.accuracy(task.found.test.features, task.found.classes, task.found.test.labels)
     validation, rest = order[:held], order[held:]
@@ -55,10 +55,12 @@ class _Own:
     """Class probabilities (n, C) from the site's own records."""
 
     def __init__(self, task: Task, features: Tensor, labels: Tensor, classes: int) -> None:
-        self.classes, self.labels, self.neighbours = classes, labels, min(task.run.baseline.neighbours, len(labels))
-        self.memory = torch.nn.functional.normalize(features, dim=1) if task.run.method == "knn-per" else None
+        self.classes, self.labels, self.neighbours = classes, labels, min(task.run.settings.baseline.neighbours, len(labels))
+        self.memory = torch.nn.functional.normalize(features, dim=1) if task.run.settings.method == "knn-per" else None
         self.head = (
-            train_on_features(features, labels, classes, task.run.head, task.run.seed) if self.memory is None else None
+            train_on_features(features, labels, classes, task.run.settings.head, task.run.settings.seed)
+            if self.memory is None
+            else None
         )
 
     def __call__(self, features: Tensor) -> Tensor:

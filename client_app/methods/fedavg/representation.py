@@ -26,12 +26,12 @@ def update_body(task: Task) -> MethodOutput:
     """
     run, received = task.run, task.received_model()
     features, labels = task.training_data(received.header.classes)
-    settings, classes = run.fedavg, len(received.header.classes)
+    settings, classes = run.settings.fedavg, len(received.header.classes)
     tensors = _with_own_head(task, received.tensors, features, labels, classes)
     module = network(settings.kind, features.shape[1], classes, tensors)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(not name.startswith(HEAD))
-    generator = stream(run.seed, task.site, task.round)
+    generator = stream(run.settings.seed, task.site, task.round)
     train(module, features, labels, settings, settings.rate(private=False), generator)
     trained = body_of(dict(module.named_parameters()))
     moved = {name: parameter.detach() - received.tensors[name] for name, parameter in trained.items()}
@@ -41,7 +41,7 @@ def update_body(task: Task) -> MethodOutput:
 
 def own_network(task: Task) -> Classifier:
     """The received body with a head that this site fits to its own records. Raises SurrogateError, DataError."""
-    received, kind = checked_classifier(task), task.run.fedavg.kind
+    received, kind = checked_classifier(task), task.run.settings.fedavg.kind
     if not isinstance(received, Network) or received.kind != kind:
         raise SurrogateError(f"a model that is no {kind}")
     names = received.header.classes
@@ -55,14 +55,14 @@ def own_head(task: Task, body: Tensors, features: Tensor, labels: Tensor, classe
 
     An empty body gives the head on the features themselves. Raises SurrogateError for a body of another network.
     """
-    settings = task.run.fedavg
+    settings = task.run.settings.fedavg
     module = fresh(settings.kind, features.shape[1], classes, settings.width)
     wanted = {name: p.shape for name, p in body_of(dict(module.named_parameters())).items()}
     if {name: tensor.shape for name, tensor in body.items()} != wanted:
         raise SurrogateError(f"a body that is not that of a {settings.kind} of width {settings.width}")
     with torch.no_grad():
         found = torch.cat([embed(module, body, part) for part in torch.split(features, 1000)])
-    return train_on_features(found, labels, classes, task.run.head, task.run.seed)
+    return train_on_features(found, labels, classes, task.run.settings.head, task.run.settings.seed)
 
 
 def _with_own_head(task: Task, body: Tensors, features: Tensor, labels: Tensor, classes: int) -> dict[str, Tensor]:

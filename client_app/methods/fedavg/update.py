@@ -10,10 +10,9 @@ from client_app.methods.fedavg import scaffold
 from client_app.methods.local_training import Variant, network, step_length, train
 from client_app.methods.task import MethodOutput, Task
 from common.models.parameters import CONTROL, Parameters, Tensors, flat, largest, split_control
-from common.privacy.claims import Claim, make_claim, released_in
 from common.privacy.gaussian_mechanism import clip
+from common.privacy.mechanism import JOINT_SUMS, Mechanism
 from common.randomness import stream
-from common.rules.secure_sum import MECHANISM
 from common.wire.model_proto import pack_parameters
 
 
@@ -25,12 +24,12 @@ def update(task: Task) -> MethodOutput:
     together. Raises DataError, SurrogateError.
     """
     received = task.received_model()
-    if task.run.epsilon:
+    if task.run.settings.epsilon:
         return _private_update(task, received)
     return MethodOutput(pack_parameters(_trained(task, received)))
 
 
-def weighted_update(task: Task) -> tuple[dict[str, Tensor], Claim | None]:
+def weighted_update(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     """For a secure sum: records (1,) of this site, and update (P,), its change of the parameters times them, float64.
 
     Under privacy the update has its noise already, and every site counts as the same public number of records; with one
@@ -38,23 +37,23 @@ def weighted_update(task: Task) -> tuple[dict[str, Tensor], Claim | None]:
     Parameters in the order of their names. All sites receive the same model: with another one for a single site, the mean
     update would show that site's (Pasquini et al. 2022, "Eluding Secure Aggregation in Federated Learning").
     """
-    if task.run.mechanism == MECHANISM:
+    if task.run.plan.mechanism_name == JOINT_SUMS:
         return gradient_sums(task)
     received = task.received_model()
-    trained = _privately(task, received)[0] if task.run.epsilon else _trained(task, received)
-    records = task.run.secure_sum_records if task.run.epsilon else trained.records
+    trained = _privately(task, received)[0] if task.run.settings.epsilon else _trained(task, received)
+    records = task.run.settings.secure_sum_records if task.run.settings.epsilon else trained.records
     moved = flat(trained.tensors)
     return {"records": torch.tensor([float(records)], dtype=torch.float64), "update": records * moved}, trained.claim
 
 
-def gradient_sums(task: Task) -> tuple[dict[str, Tensor], Claim | None]:
+def gradient_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     """For a secure sum with joint noise: records (1,) of this site, and gradients (P,), the sum of their gradients at the
     received model, each divided by the clip after it was shortened to it; float64, without noise.
 
     All records take part, so that the noise needs no accounting of samples: rounds compose as Gaussian mechanisms.
     """
     claim, module, features, labels = _private_start(task, task.received_model())
-    found = clipped_gradients(module, task.run.fedavg.kind, features, labels, claim.clip)
+    found = clipped_gradients(module, task.run.settings.fedavg.kind, features, labels, claim.clip)
     summed = flat(found) / claim.clip
     return {"records": torch.tensor([float(len(labels))], dtype=torch.float64), "gradients": summed}, claim
 
@@ -63,45 +62,45 @@ def _trained(task: Task, received: Parameters) -> Parameters:
     run = task.run
     features, labels = task.training_data(received.header.classes)
     start, common = split_control(received.tensors)
-    settings, kind = run.fedavg, run.fedavg.kind
+    settings, kind = run.settings.fedavg, run.settings.fedavg.kind
     module = network(kind, features.shape[1], len(received.header.classes), start)
     rate = step_length(kind, settings, features)
     own = scaffold.read_control(task.state, task.confirmed, start) if common else {}
     variant = Variant(
-        mu=settings.mu if run.spec.proximal else 0.0,
+        mu=settings.mu if run.plan.training.proximal else 0.0,
         correction={name: common[name] - own[name] for name in common} if common else None,
-        single_step=run.method == "fedsgd",
+        single_step=run.settings.method == "fedsgd",
     )
-    steps = train(module, features, labels, settings, rate, stream(run.seed, task.site, task.round), variant)
+    steps = train(module, features, labels, settings, rate, stream(run.settings.seed, task.site, task.round), variant)
     moved: Tensors = {name: parameter.detach() - start[name] for name, parameter in module.named_parameters()}
     if common:
         new = scaffold.next_control(own, common, moved, steps, rate)
         moved = {**moved, **{CONTROL + name: new[name] - own[name] for name in new}}
         scaffold.write_control(task.state, received.round, new)
-    if run.method == "dsfl":
+    if run.settings.method == "dsfl":
         moved = largest(moved, settings.keep)
     return Parameters(task.header(received.header.classes), received.round, moved, len(labels))
 
 
 def _private_update(task: Task, received: Parameters) -> MethodOutput:
     answer, facts = _privately(task, received)
-    return MethodOutput(pack_parameters(answer), answer.claim, (released_in(task.run, task.round),), facts)
+    return MethodOutput(pack_parameters(answer), answer.claim, facts)
 
 
 def _privately(task: Task, received: Parameters) -> tuple[Parameters, dict[str, float]]:
     """The update with the noise of DP-SGD, and facts that stay at the site."""
-    run, settings = task.run, task.run.fedavg
+    run, settings = task.run, task.run.settings.fedavg
     claim, module, features, labels = _private_start(task, received)
-    mu = settings.mu if run.spec.proximal else 0.0
+    mu = settings.mu if run.plan.training.proximal else 0.0
     facts = train_privately(module, features, labels, settings, claim, settings.rate(private=True), mu)
     moved = {name: parameter.detach() - received.tensors[name] for name, parameter in module.named_parameters()}
     return Parameters(task.header(received.header.classes), received.round, moved, 0, claim), facts
 
 
-def _private_start(task: Task, received: Parameters) -> tuple[Claim, nn.Module, Tensor, Tensor]:
+def _private_start(task: Task, received: Parameters) -> tuple[Mechanism, nn.Module, Tensor, Tensor]:
     """The claim, the received network, and all records: features (n, d) and labels (n,)."""
-    task.records_alone(f"method = {task.run.method!r}")
-    kind, claim = task.run.fedavg.kind, make_claim(task.run, "record")
+    task.records_alone(f"method = {task.run.settings.method!r}")
+    kind, claim = task.run.settings.fedavg.kind, task.run.mechanism
     assert claim is not None
     # No minimum class size applies here: everything that leaves has noise.
     features, labels = task.training_data(received.header.classes)

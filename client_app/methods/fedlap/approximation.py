@@ -22,8 +22,6 @@ from common.models.augmentation import draws
 from common.models.loss_landscape import LandscapeRecords
 from common.models.networks import split_input
 from common.models.parameters import Parameters, Tensors
-from common.privacy.accounting import GaussianEvent
-from common.privacy.claims import make_claim
 from common.randomness import stream
 from common.surrogates.synthetic import LARGEST_VALUE, Synthetic
 from common.wire.model_proto import pack_synthetic
@@ -51,15 +49,15 @@ def approximate(task: Task, recipe: Recipe = Recipe()) -> MethodOutput:
     run, received = task.run, task.received_model()
     task.records_alone("method = 'fedlap'")
     classes = received.header.classes
-    settings, private, claim = run.fedlap, bool(run.epsilon), make_claim(run, "record")
+    settings, private, claim = run.settings.fedlap, bool(run.settings.epsilon), run.mechanism
     features, labels = task.training_data(classes)
     body, real, model = _in_place(task, received, features, labels)
     present = torch.arange(len(classes)) if private or settings.labels == "all" else torch.unique(labels)
     named = tuple(classes[index] for index in present.tolist())
     begin = _begin(task, present, named, real.values.shape[1:])
     begin = LandscapeRecords.evenly(begin.values.to(real.values), begin.labels.to(real.values.device))
-    changes = draws(settings.augment, stream(run.seed, "fedlap", task.site, task.round, "augment"))
-    batches = stream(run.seed, "fedlap", task.site, task.round)
+    changes = draws(settings.augment, stream(run.settings.seed, "fedlap", task.site, task.round, "augment"))
+    batches = stream(run.settings.seed, "fedlap", task.site, task.round)
     looks: RealStatistic = Batches(body, real, settings.batch_size, batches, recipe.statistic)
     if claim is not None:
         expected = settings.batch_size or 1
@@ -77,13 +75,12 @@ def approximate(task: Task, recipe: Recipe = Recipe()) -> MethodOutput:
     answer = Synthetic(task.header(named), task.round, values, own, radius, records, claim)
     payload = pack_synthetic(answer)
     kept = {task.state / f"synthetic-{task.round}.safetensors": save({"values": values}, {"classes": "\n".join(named)})}
-    events = (GaussianEvent(claim.noise_multiplier, settings.sample_rate, settings.private_steps),) if claim else ()
     facts = {f"seconds-{name}": round(seconds, 3) for name, seconds in story.seconds.items()}
     facts |= {"mismatch-first": story.first, "mismatch-last": story.last}
     if isinstance(looks, PrivateGradient):
         facts |= looks.facts()
     timings = {} if private else {f"{name}-seconds": float(seconds) for name, seconds in story.seconds.items()}
-    return MethodOutput(payload, claim, events, facts, {**timings}, kept)
+    return MethodOutput(payload, claim, facts, {**timings}, kept)
 
 
 def _in_place(
@@ -91,7 +88,7 @@ def _in_place(
 ) -> tuple[nn.Module, LandscapeRecords, Tensors]:
     """The network without its fixed first step, the records after that step, and the model, on the site's device."""
     device = site_device(task.run, task.node)
-    module = network(task.run.fedlap.kind, features.shape[1], len(received.header.classes), received.tensors)
+    module = network(task.run.settings.fedlap.kind, features.shape[1], len(received.header.classes), received.tensors)
     body, values = split_input(module, features)
     model = {name: tensor.to(device) for name, tensor in received.tensors.items()}
     return body.to(device), LandscapeRecords.evenly(values.float().to(device), labels.to(device)), model
@@ -102,9 +99,9 @@ def _begin(task: Task, present: Tensor, named: tuple[str, ...], shape: torch.Siz
 
     They are never real records. The file on the disk has been released before, so under privacy it is already charged.
     """
-    settings = task.run.fedlap
+    settings = task.run.settings.fedlap
     labels = present.repeat_interleave(settings.images_per_class)
-    noise = torch.randn((len(labels), *shape), generator=stream(task.run.seed, "fedlap", task.site, "begin"))
+    noise = torch.randn((len(labels), *shape), generator=stream(task.run.settings.seed, "fedlap", task.site, "begin"))
     if settings.kind == "linear":
         # About norm one, as the records.
         noise /= noise[0].numel() ** 0.5
@@ -131,10 +128,10 @@ def _last(file: Path, named: tuple[str, ...]) -> Tensor | None:
 def _radius(
     task: Task, body: nn.Module, model: Tensors, made: LandscapeRecords, real: LandscapeRecords, story: Story
 ) -> float:
-    settings, batch = task.run.fedlap, task.run.fedlap.batch_size or len(real.labels)
+    settings, batch = task.run.settings.fedlap, task.run.settings.fedlap.batch_size or len(real.labels)
     work = story.looks * (settings.image_steps * IMAGE_STEP * len(made.labels) + MODEL_STEP * min(batch, len(real.labels)))
     search = Search.within(work, len(made.labels), len(real.labels), settings.server_steps)
-    generator = stream(task.run.seed, "fedlap", task.site, task.round, "radius")
+    generator = stream(task.run.settings.seed, "fedlap", task.site, task.round, "radius")
     changes = draws(settings.augment, generator)
     server = ServerWalk(body, model, settings.rate(task.round), settings.server_steps, settings.trust_radius, changes)
     return effective_radius(server, made, real, search, generator)

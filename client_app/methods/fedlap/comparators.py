@@ -33,8 +33,8 @@ def feddm(task: Task) -> MethodOutput:
     """
 
     def starts(task: Task) -> Callable[[Tensors], Tensors]:
-        generator = stream(task.run.seed, "feddm", task.site, task.round)
-        return lambda model: perturbed(model, task.run.fedlap.trust_radius, generator)
+        generator = stream(task.run.settings.seed, "feddm", task.site, task.round)
+        return lambda model: perturbed(model, task.run.settings.fedlap.trust_radius, generator)
 
     return approximate(task, Recipe(CLASS_MEANS, starts, searches=False))
 
@@ -46,7 +46,7 @@ def psg(task: Task) -> MethodOutput:
     """
 
     def starts(task: Task) -> Callable[[Tensors], Tensors]:
-        generator = stream(task.run.seed, "psg", task.site, task.round)
+        generator = stream(task.run.settings.seed, "psg", task.site, task.round)
         return lambda model: _fresh(task, model, generator)
 
     return approximate(task, Recipe(starts=starts, searches=False))
@@ -61,7 +61,7 @@ def perturbed(model: Tensors, radius: float, generator: torch.Generator) -> dict
 
 
 def _fresh(task: Task, model: Tensors, generator: torch.Generator) -> dict[str, Tensor]:
-    settings, seed = task.run.fedlap, int(torch.randint(2**31, (1,), generator=generator))
+    settings, seed = task.run.settings.fedlap, int(torch.randint(2**31, (1,), generator=generator))
     inputs, classes = task.found.train.features.shape[1], len(task.received_model().header.classes)
     drawn = parameters_of(fresh(settings.kind, inputs, classes, settings.width, seed))
     return {name: drawn[name].to(tensor) for name, tensor in model.items()}

@@ -16,7 +16,7 @@ from common.models.loss_landscape import LandscapeRecords, distance, gradient
 from common.models.parameters import Tensors
 
 if TYPE_CHECKING:
-    from common.config.sections import FedLAPSettings
+    from common.settings import FedLAPSettings
 
 
 class RealStatistic(Protocol):

@@ -8,14 +8,13 @@ from torch import Tensor
 from client_app.methods.chain_step import pass_on
 from client_app.methods.fedpft import surrogate as fedpft
 from client_app.methods.task import MethodOutput, Task
-from common.config.run_config import RunConfig
 from common.errors import SurrogateError
 from common.models.classifiers import Head, class_indices
 from common.models.head_training import train_on_features
-from common.privacy.accounting import GaussianEvent
-from common.privacy.claims import check_claim
 from common.privacy.gaussian_mechanism import clip
+from common.privacy.mechanism import check_stated
 from common.randomness import stream
+from common.run import Run
 from common.surrogates.class_sums import as_mixtures
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from common.wire.model_proto import pack_relay, unpack_relay
@@ -46,29 +45,28 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
     names = _names(task, received)
     features, labels = task.training_data(names)
     draws = max(1, min(MOST_DRAWS, ENOUGH_SAMPLES // max(1, len(labels) + sum(sum(each.counts) for each in received))))
-    if task.run.epsilon:
+    if task.run.settings.epsilon:
         # Noisy sums are sums of clipped features, so the head is trained on clipped features too.
-        features = clip(features, task.run.fedpft.clip)[0].float()
+        features = clip(features, task.run.settings.fedpft.clip)[0].float()
     drawn = [_draw(task.run, surrogate, names, draws) for surrogate in received]
     union = (
         torch.cat([features.repeat(draws, 1), *(x for x, _ in drawn)]),
         torch.cat([labels.repeat(draws), *(y for _, y in drawn)]),
     )
-    if task.run.epsilon:
+    if task.run.settings.epsilon:
         made = fedpft.make_surrogate(fedpft.SiteData.of(task), task.run, task.limits)
         relay: list[AnySurrogate] = [*received, made.surrogate]
     else:
-        generator = stream(task.run.seed, "chain", task.site, "")
+        generator = stream(task.run.settings.seed, "chain", task.site, "")
         made = fedpft.FittedSurrogate(
             fedpft.release_mixtures(*union, task.header(names), task.run, task.limits, generator, draws)
         )
         relay = [made.surrogate]
     claim = made.surrogate.claim
-    weight, bias = train_on_features(*union, len(names), task.run.head, task.run.seed)
+    weight, bias = train_on_features(*union, len(names), task.run.settings.head, task.run.settings.seed)
     head = Head(task.header(names), weight, bias, claim.clip if claim else None)
-    events = (GaussianEvent(claim.noise_multiplier),) if claim else ()
     return MethodOutput(
-        pack_relay([pack_surrogate(each, task.run.fedpft.bits) for each in relay]), claim, events, made.facts
+        pack_relay([pack_surrogate(each, task.run.settings.fedpft.bits) for each in relay]), claim, made.facts
     ), head
 
 
@@ -78,15 +76,15 @@ def _received(task: Task) -> list[AnySurrogate]:
         return []
     payloads = unpack_relay(task.question)
     run, found = task.run, task.found
-    if not 1 <= len(payloads) <= (LARGEST_CHAIN if run.epsilon else 1):
+    if not 1 <= len(payloads) <= (LARGEST_CHAIN if run.settings.epsilon else 1):
         raise SurrogateError(f"a relay of {len(payloads)} surrogates")
     surrogates = [unpack_surrogate(payload) for payload in payloads]
-    if (total := sum(sum(each.counts) for each in surrogates)) > run.head.max_samples:
-        raise SurrogateError(f"a relay for {total} records, more than head.max-samples = {run.head.max_samples}")
-    place = Expectation.of(run, run.classes, found.fingerprint, found.train.features.shape[1])
+    if (total := sum(sum(each.counts) for each in surrogates)) > run.settings.head.max_samples:
+        raise SurrogateError(f"a relay for {total} records, more than head.max-samples = {run.settings.head.max_samples}")
+    place = Expectation.of(run, run.settings.classes, found.fingerprint, found.train.features.shape[1])
     for surrogate in surrogates:
         check_surrogate(surrogate, place)
-        check_claim(surrogate.claim, run)
+        check_stated(surrogate.claim, run.mechanism)
     return surrogates
 
 
@@ -98,7 +96,7 @@ def _names(task: Task, received: list[AnySurrogate]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _draw(run: RunConfig, surrogate: AnySurrogate, names: tuple[str, ...], draws: int) -> tuple[Tensor, Tensor]:
+def _draw(run: Run, surrogate: AnySurrogate, names: tuple[str, ...], draws: int) -> tuple[Tensor, Tensor]:
     """Sampled features (n, d) and labels (n,), indices into `names`: `draws` times the count of each class."""
     if isinstance(surrogate, SumsSurrogate):
         table, classes = as_mixtures(surrogate.sums), surrogate.header.classes
@@ -108,6 +106,6 @@ def _draw(run: RunConfig, surrogate: AnySurrogate, names: tuple[str, ...], draws
         classes = tuple(classes[index] for index in kept)
     else:
         mixtures, classes = surrogate.mixtures, surrogate.header.classes
-    streams = [stream(run.seed, "chain", surrogate.header.site, name) for name in classes]
+    streams = [stream(run.settings.seed, "chain", surrogate.header.site, name) for name in classes]
     features, labels = mixtures.draw([draws * int(count) for count in mixtures.counts], streams)
     return features.float(), class_indices(names, classes)[labels]

@@ -13,9 +13,10 @@ from torch import Tensor
 from client_app.features.on_disk import clipped_features, forget
 from client_app.methods.dp.record_chunks import per_record
 from common.errors import ConfigError
-from common.privacy.claims import EM_STEPS, Claim
 from common.privacy.exact_sums import ExactSum
-from common.privacy.gaussian_mechanism import BoundedSum, Noisy, budget_shares, release, system_normals, unit_weights
+from common.privacy.gaussian_mechanism import BoundedSum, Noisy, release, system_normals, unit_weights
+from common.privacy.mechanism import Mechanism
+from common.privacy.shares import EM_STEPS, budget_shares
 from common.surrogates.class_sums import Sums, statistics
 from common.surrogates.covariances import Diagonal, Full, Spherical
 from common.surrogates.mixtures import Mixtures
@@ -57,7 +58,7 @@ class Clipped:
         return cls(clipped, labels.cpu(), unit_weights(units, len(labels)), fraction, folder is not None)
 
 
-def noisy_sums(data: Clipped, num_classes: int, family: str, claim: Claim) -> tuple[Sums, dict[str, float]]:
+def noisy_sums(data: Clipped, num_classes: int, family: str, claim: Mechanism) -> tuple[Sums, dict[str, float]]:
     """The noisy sums that a site releases, for all classes of the run, and facts that stay at the site (see `_facts`)."""
     multiplier, done = claim.noise_multiplier, [forget] if data.mapped else []
     sums = statistics(data.features, data.labels, data.weights, num_classes, family, multiplier, *done)
@@ -66,7 +67,7 @@ def noisy_sums(data: Clipped, num_classes: int, family: str, claim: Claim) -> tu
 
 
 def dp_em(
-    data: Clipped, num_classes: int, components: int, claim: Claim, generator: torch.Generator
+    data: Clipped, num_classes: int, components: int, claim: Mechanism, generator: torch.Generator
 ) -> tuple[Mixtures, dict[str, float]]:
     """Spherical mixtures by EM in which every M-step uses only noisy sums. Source: DP-EM (Park et al. 2017), algorithm 1.
 
@@ -118,7 +119,7 @@ def dp_em(
     return mixtures, _facts(data, [counts, sums])
 
 
-def theorem_4_1(data: Clipped, num_classes: int, family: str, claim: Claim) -> tuple[Mixtures, dict[str, float]]:
+def theorem_4_1(data: Clipped, num_classes: int, family: str, claim: Mechanism) -> tuple[Mixtures, dict[str, float]]:
     """The paper's mechanism as published: noise of theorem 4.1 on each class's mean and covariance, without noise on n.
 
     Every entry of mean and covariance gets noise (4 / (n epsilon)) sqrt(5 ln(4 / delta)); the covariance is made symmetric

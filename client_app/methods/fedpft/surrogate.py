@@ -14,11 +14,10 @@ from client_app.features.progress import progress
 from client_app.features.site_features import site_device
 from client_app.methods.fedpft.private_surrogate import Clipped, dp_em, noisy_sums, theorem_4_1
 from client_app.methods.task import NO_LIMITS, MethodOutput, SiteLimits, Task
-from common.config.run_config import RunConfig, run_digest
 from common.errors import DataError, SurrogateError
-from common.privacy.accounting import GaussianEvent
-from common.privacy.claims import Claim, make_claim
+from common.privacy.mechanism import Mechanism
 from common.randomness import stream
+from common.run import Run
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates.streamed_fit import PASSES, fit_streamed
 from common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
@@ -58,26 +57,26 @@ class SiteData:
 
 
 def make_surrogate(
-    data: SiteData, config: RunConfig, limits: SiteLimits = NO_LIMITS, centre: Tensor | None = None
+    data: SiteData, config: Run, limits: SiteLimits = NO_LIMITS, centre: Tensor | None = None
 ) -> FittedSurrogate:
     """Make the surrogate that this site releases. centre (d,): a public point, subtracted before a privacy clip.
 
     Without a privacy budget: mixtures for the site's classes; the coordinator sees which classes these are and their counts.
-    With one: the mechanism `config.mechanism`; the claim in the surrogate states what it protects.
+    With one: the mechanism `config.plan.mechanism_name`; the claim in the surrogate states what it protects.
     Source: FedPFT, algorithm 1, lines 1 to 8. Raises DataError when no class is large enough.
     """
     features, labels, units, count = data.features, data.labels, data.units, len(data.classes)
-    generator = stream(config.seed, data.site)
-    header = Header(config.method, run_digest(config), data.site, data.fingerprint, tuple(data.classes))
+    generator = stream(config.settings.seed, data.site)
+    header = Header(config.settings.method, config.digest, data.site, data.fingerprint, tuple(data.classes))
     if centre is not None and len(centre) != features.shape[1]:
         raise SurrogateError(f"a public centre of dimension {len(centre)}, features here have {features.shape[1]}")
-    claim = make_claim(config, "record" if units is None else "patient", centre_digest(centre))
-    if claim is not None and claim.mechanism in ("sums", "dp-em"):
+    claim = config.mechanism_for("record" if units is None else "patient", centre_digest(centre))
+    if claim is not None and claim.name in ("sums", "dp-em"):
         clipped = Clipped.of(features, labels, units, claim.clip, centre, data.folder)
-        if claim.mechanism == "sums":
-            sums, facts = noisy_sums(clipped, count, config.fedpft.covariance, claim)
+        if claim.name == "sums":
+            sums, facts = noisy_sums(clipped, count, config.settings.fedpft.covariance, claim)
             return FittedSurrogate(SumsSurrogate(header, sums, claim), facts)
-        mixtures, facts = dp_em(clipped, count, config.fedpft.components, claim, generator)
+        mixtures, facts = dp_em(clipped, count, config.settings.fedpft.components, claim, generator)
         return FittedSurrogate(_present(header, mixtures, claim), facts)
     large = torch.bincount(labels, minlength=count)[labels] >= limits.smallest_class
     if not large.any():
@@ -87,7 +86,7 @@ def make_surrogate(
     features, labels = features[large], labels[large]
     if claim is not None:
         clipped = Clipped.of(features, labels, units, claim.clip, centre, data.folder)
-        mixtures, facts = theorem_4_1(clipped, count, config.fedpft.covariance, claim)
+        mixtures, facts = theorem_4_1(clipped, count, config.settings.fedpft.covariance, claim)
         return FittedSurrogate(_present(header, mixtures, claim), facts)
     return FittedSurrogate(release_mixtures(features, labels, header, config, limits, generator))
 
@@ -96,7 +95,7 @@ def release_mixtures(
     features: Tensor,
     labels: Tensor,
     header: Header,
-    config: RunConfig,
+    config: Run,
     limits: SiteLimits,
     generator: torch.Generator,
     draws: int = 1,
@@ -111,17 +110,17 @@ def release_mixtures(
     return _present(header, replace(mixtures, counts=counts), None)
 
 
-def _settings(config: RunConfig, limits: SiteLimits, draws: int = 1) -> MixtureSettings:
+def _settings(config: Run, limits: SiteLimits, draws: int = 1) -> MixtureSettings:
     return MixtureSettings(
-        family=config.fedpft.covariance,
-        components=min(config.fedpft.components, limits.components or config.fedpft.components),
-        rank=min(config.fedpft.rank, limits.rank or config.fedpft.rank),
-        samples_per_component=config.fedpft.samples_per_component * draws,
+        family=config.settings.fedpft.covariance,
+        components=min(config.settings.fedpft.components, limits.components or config.settings.fedpft.components),
+        rank=min(config.settings.fedpft.rank, limits.rank or config.settings.fedpft.rank),
+        samples_per_component=config.settings.fedpft.samples_per_component * draws,
     )
 
 
 def _streamed(
-    features: Tensor, labels: Tensor, header: Header, config: RunConfig, limits: SiteLimits, generator: torch.Generator
+    features: Tensor, labels: Tensor, header: Header, config: Run, limits: SiteLimits, generator: torch.Generator
 ) -> Surrogate:
     """As `release_mixtures`, of features (n, d) in a file; records with the label -1 are left out."""
     settings, threads = _settings(config, limits), torch.get_num_threads()
@@ -140,7 +139,7 @@ def _streamed(
     return _present(header, mixtures, None)
 
 
-def _present(header: Header, mixtures: Mixtures, claim: Claim | None) -> Surrogate:
+def _present(header: Header, mixtures: Mixtures, claim: Mechanism | None) -> Surrogate:
     """A surrogate of the classes that have a component; the others are left out."""
     present = torch.bincount(mixtures.labels, minlength=len(mixtures.counts)).nonzero().squeeze(1)
     names = tuple(header.classes[i] for i in present.tolist())
@@ -167,5 +166,4 @@ def fedpft_surrogate(task: Task) -> MethodOutput:
         data = replace(data, features=data.features.to(site_device(task.run, task.node)))
     made = make_surrogate(data, task.run, task.limits, centre)
     claim = made.surrogate.claim
-    events = (GaussianEvent(claim.noise_multiplier),) if claim else ()
-    return MethodOutput(pack_surrogate(made.surrogate, task.run.fedpft.bits), claim, events, made.facts)
+    return MethodOutput(pack_surrogate(made.surrogate, task.run.settings.fedpft.bits), claim, made.facts)

@@ -17,7 +17,7 @@ def class_means(task: Task) -> MethodOutput:
     run's seed, so that runs which differ in it do not reveal more and more about single records.
     Source: FedCOF (Goswami et al. 2025, algorithm 1; several means a client are an option there as well).
     """
-    classes, settings = task.classes, task.run.fedcof
+    classes, settings = task.classes, task.run.settings.fedcof
     features, labels = task.training_data(classes)
     most = min(settings.groups, task.limits.components or settings.groups)
     generator = stream("fedcof", task.site, most)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from client_app.methods.chain_step import pass_on
 from client_app.methods.task import MethodOutput, Task
-from common.config.run_config import run_digest
 from common.errors import SurrogateError
 from common.models.classifiers import Head
 from common.models.head_training import train_on_features
@@ -32,11 +31,11 @@ def distil(task: Task) -> tuple[MethodOutput, Head]:
     features, labels = task.training_data(classes)
     run = task.run
     if task.question is None:
-        weight, bias = train_on_features(features, labels, len(classes), run.head, run.seed)
+        weight, bias = train_on_features(features, labels, len(classes), run.settings.head, run.settings.seed)
     else:
         teacher = unpack_parameters(task.question)
         header = teacher.header
-        if (header.classes, header.run, header.fingerprint) != (classes, run_digest(run), task.found.fingerprint):
+        if (header.classes, header.run, header.fingerprint) != (classes, run.digest, task.found.fingerprint):
             raise SurrogateError("a head of another run, of other classes, or for another backbone")
         check_update(teacher, {"weight": (len(classes), features.shape[1]), "bias": (len(classes),)}, 1, private=False)
         lessons = features @ teacher.tensors["weight"].T + teacher.tensors["bias"]
@@ -48,7 +47,7 @@ def distil(task: Task) -> tuple[MethodOutput, Head]:
 
 def _train(task: Task, features: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Weight and bias of the head. targets (n, 1 + C): the label and the teacher's logits."""
-    t, share = task.run.baseline.temperature, task.run.baseline.received
+    t, share = task.run.settings.baseline.temperature, task.run.settings.baseline.received
 
     def loss(logits: Tensor, wanted: Tensor) -> Tensor:
         own = torch.nn.functional.cross_entropy(logits, wanted[:, 0].long())
@@ -57,7 +56,7 @@ def _train(task: Task, features: Tensor, targets: Tensor, classes: int) -> tuple
         )
         return (1 - share) * own + share * t**2 * taught
 
-    return train_on_features(features, targets, classes, task.run.head, task.run.seed, loss)
+    return train_on_features(features, targets, classes, task.run.settings.head, task.run.settings.seed, loss)
 
 
 def _classes(task: Task) -> tuple[str, ...]:

@@ -29,9 +29,9 @@ def student_head(task: Task) -> MethodOutput:
 def _released(task: Task, features: Tensor, labels: Tensor) -> MethodOutput:
     """A head trained on these labels, and what else the method sends: moments of the features of all classes together."""
     settings = task.run
-    weight, bias = train_on_features(features, labels, len(task.classes), settings.head, settings.seed)
+    weight, bias = train_on_features(features, labels, len(task.classes), settings.settings.head, settings.settings.seed)
     tensors = {"weight": weight, "bias": bias}
-    if any(field.name == "deviation" for field in settings.spec.sends(settings)):
+    if any(field.name == "deviation" for field in settings.plan.messages.sends):
         tensors |= {"mean": features.mean(0), "deviation": features.std(0, correction=0)}
     return MethodOutput(pack_parameters(Parameters(task.header(task.classes), 1, tensors, len(labels))))
 
@@ -40,15 +40,20 @@ def local_head(task: Task) -> Head:
     """The head that this site has without a federation."""
     classes = task.found.classes
     features, labels = task.training_data(classes)
-    return Head(task.header(classes), *train_on_features(features, labels, len(classes), task.run.head, task.run.seed))
+    return Head(
+        task.header(classes),
+        *train_on_features(features, labels, len(classes), task.run.settings.head, task.run.settings.seed),
+    )
 
 
 def _votes(task: Task, features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """The label (n,) that most of the site's teachers predict for each record."""
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(task.run.seed))
-    parts = [part for part in order.tensor_split(task.run.baseline.teachers) if len(part)]
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(task.run.settings.seed))
+    parts = [part for part in order.tensor_split(task.run.settings.baseline.teachers) if len(part)]
     votes = torch.zeros(len(labels), classes)
     for part in parts:
-        weight, bias = train_on_features(features[part], labels[part], classes, task.run.head, task.run.seed)
+        weight, bias = train_on_features(
+            features[part], labels[part], classes, task.run.settings.head, task.run.settings.seed
+        )
         votes[torch.arange(len(labels)), (features @ weight.T + bias).argmax(1)] += 1
     return votes.argmax(1)

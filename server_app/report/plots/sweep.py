@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from common.config.flat_settings import Scalar
 from common.extras.packages import needed_for
 from common.pages.svg import FAINT, INK, accuracy_range
+from common.settings.flat import Scalar
 from server_app.sweep import Summary, named
 
 # Colours that people with colour blindness can tell apart (Okabe & Ito).

@@ -8,7 +8,7 @@ from flwr.app import Message
 
 from client_app.governance.gate import open_ledger
 from client_app.node_config import parse_node_config
-from common.config.run_config import parse_run_config, run_digest
+from common.run import parse_run
 from common.wire.records import INFO, to_record
 from tests.client_app.model_use.hospitals import hospital, rows_of_classes
 from tests.grid import FAST, FIRST_NODE, InProcessGrid, events_of, run_federation
@@ -31,7 +31,7 @@ class Site:
         self.runs += 1
         grid = InProcessGrid([self.node], run_id=self.runs)
         grid.run_config = RUN | settings
-        content = to_record(None, {"run": run_digest(parse_run_config(grid.run_config)), "lineage": "x"})
+        content = to_record(None, {"run": parse_run(grid.run_config).digest, "lineage": "x"})
         (reply,) = grid.pull_messages(grid.push_messages([Message(content, FIRST_NODE, kind)]))
         return reply.content.config_records[INFO]["status"]
 

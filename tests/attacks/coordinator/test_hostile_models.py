@@ -10,14 +10,14 @@ import torch
 from client_app.features.extraction import Features
 from client_app.features.site_features import LabelledFeatures, SiteFeatures, usable
 from client_app.methods.evaluation import checked_classifier
-from common.config.run_config import parse_run_config, run_digest
 from common.errors import SurrogateError
 from common.models.classifiers import Classifier, Head, Quadratic
+from common.run import parse_run
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_classifier, unpack_classifier
 
-RUN = parse_run_config({})
-HEADER = Header("fedpft", run_digest(RUN), "coordinator", "backbone", ("a", "b"))
+RUN = parse_run({})
+HEADER = Header("fedpft", RUN.digest, "coordinator", "backbone", ("a", "b"))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

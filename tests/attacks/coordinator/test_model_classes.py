@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 from common.wire import sum_proto
 from strategies.base.training import Training
 from tests.attacks.coordinator.test_secure_sums import CLASSES, NAMES, PLAIN, Hospitals, open_hospitals
@@ -22,7 +22,7 @@ def hospitals(tmp_path: Path) -> Hospitals:
 
 def first_round(hospitals: Hospitals, classes: tuple[str, ...]) -> str:
     """The status of one site's release in a sum of updates of a model of these classes, the same for all sites."""
-    training = Training.begin(parse_run_config(hospitals.settings), classes, "f" * 16, 6)
+    training = Training.begin(parse_run(hospitals.settings), classes, "f" * 16, 6)
     model = training.question()
     listed = sum_proto.pack_members(hospitals.keys().values(), sum_proto.map_digest(model))
     delivered = []

@@ -22,11 +22,11 @@ import client_app.cli.main
 import server_app.cli.main
 import server_app.federate
 from client_app.node_config import parse_node_config
-from common.config.flat_settings import parse_overrides
-from common.config.run_config import parse_run_config, run_digest
 from common.errors import ConfigError
+from common.run import parse_run
 from common.security.sealing import new_key, sign
 from common.security.signed_requests import FIRST_LINE, LARGEST_REQUEST, Request, read_request
+from common.settings.flat import parse_overrides
 from common.surrogates.covariances import Spherical
 from common.surrogates.mixtures import Mixtures
 from common.surrogates.surrogates import Header, Surrogate
@@ -114,7 +114,7 @@ def used(run: Path) -> dict[str, int]:
 def forged(file: Path, site: str, like: bytes, settings: dict[str, Any] = SETTINGS) -> Path:
     """A forged surrogate in a hospital's name; it claims more records than all hospitals have."""
     honest = unpack_surrogate(like)
-    header = Header("fedpft", run_digest(parse_run_config(settings)), site, honest.header.fingerprint, ("3",))
+    header = Header("fedpft", parse_run(settings).digest, site, honest.header.fingerprint, ("3",))
     one, means = torch.ones(1), torch.zeros(1, honest.dimension)
     mixtures = Mixtures(torch.tensor([90_000]), torch.tensor([0]), one, means, Spherical(one))
     file.write_bytes(pack_surrogate(Surrogate(header, mixtures)))

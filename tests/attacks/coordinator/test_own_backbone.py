@@ -14,8 +14,8 @@ from PIL import Image
 from client_app.features.site_features import site_backbone
 from client_app.node_config import parse_node_config
 from common.backbones.own_backbones import own_backbone
-from common.config.run_config import parse_run_config
 from common.errors import BackboneError, ConfigError, RunError
+from common.run import parse_run
 from common.wire.records import INFO, to_record
 from tests.commands import coordinator
 from tests.grid import FIRST_NODE, InProcessGrid, default_run_config, events_of, metrics_of, outcome, run_federation
@@ -104,7 +104,7 @@ def hospital(folder: Path, site: str, **settings: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("backbone", ["python:os:system", "PYTHON:os:system", " python :os:system", "python:"])
 def test_a_run_cannot_name_code(backbone: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="cannot name code of a site"):
-        parse_run_config({"backbone": backbone})
+        parse_run({"backbone": backbone})
     assert coordinator(monkeypatch, "simulate", "-c", f'backbone="{backbone}"') == 1
     assert "cannot name code of a site" in capsys.readouterr().err
 
@@ -131,7 +131,7 @@ def test_a_simulation_on_the_command_line_says_what_to_do_instead(
 
 
 def test_own_does_nothing_at_a_site_that_names_no_backbone() -> None:
-    run, node = parse_run_config({"backbone": "own"}), parse_node_config({"data": "imagefolder"})
+    run, node = parse_run({"backbone": "own"}), parse_node_config({"data": "imagefolder"})
     with pytest.raises(BackboneError, match="node-config names none"):
         site_backbone(run, node)
 
@@ -139,9 +139,9 @@ def test_own_does_nothing_at_a_site_that_names_no_backbone() -> None:
 def test_a_site_cannot_be_made_to_use_its_code_by_another_name(package: Path) -> None:
     """Its own backbone serves runs that request it only; a named one stays what it is."""
     node = parse_node_config({"data": "imagefolder", "backbone": named("mean"), "device": "cpu"})
-    assert site_backbone(parse_run_config({"backbone": "pixels"}), node).name == "pixels"
+    assert site_backbone(parse_run({"backbone": "pixels"}), node).name == "pixels"
     assert f"{PACKAGE}.models" not in sys.modules
-    assert site_backbone(parse_run_config({"backbone": "own"}), node).dim == 5
+    assert site_backbone(parse_run({"backbone": "own"}), node).dim == 5
 
 
 @pytest.mark.parametrize("wrong", ["os:system", "python:os", "python:os:system()", "torchvision:resnet18", "python:os:a b"])

@@ -24,10 +24,10 @@ from client_app.governance.policy import Policy
 from client_app.node_config import parse_node_config
 from client_app.offline.bundle_writer import release_to
 from client_app.offline.keys import private_key
-from common.config.run_config import parse_run_config, run_digest
 from common.errors import PolicyError
 from common.methods import METHODS as ALL
 from common.models.classifiers import Head
+from common.run import parse_run
 from common.security.sealing import new_key, open_sealed, public_key, seal
 from common.security.signed_requests import Request
 from common.surrogate_pb2 import Sealed
@@ -120,7 +120,7 @@ def ask(
     """One site's reply to one message of a coordinator with these settings: payload and numbers, including the status."""
     grid = InProcessGrid([node])
     grid.run_config = default_run_config() | {"device": "cpu"} | settings
-    record = {"run": run_digest(parse_run_config(grid.run_config)), "lineage": LINEAGE} | (reported or {})
+    record = {"run": parse_run(grid.run_config).digest, "lineage": LINEAGE} | (reported or {})
     record |= {} if question is None else {"bytes": len(question)}
     names = list(grid.push_messages([Message(to_record(question, record), FIRST_NODE, kind)]))
     (reply,) = grid.pull_messages(names)
@@ -135,7 +135,7 @@ def relayed(
 
 
 def a_head() -> bytes:
-    header = Header("fedpft", run_digest(parse_run_config(SEALED)), "coordinator", "f" * 16, CLASSES)
+    header = Header("fedpft", parse_run(SEALED).digest, "coordinator", "f" * 16, CLASSES)
     return pack_classifier(Head(header, torch.randn(2, 6), torch.zeros(2)))
 
 
@@ -177,8 +177,8 @@ def test_settings_that_differ_between_two_messages_of_a_run_do_not_open_it(hospi
     for kind in KINDS:
         assert ask(north, kind, OPEN, relayed(hospitals, ("south",)), first)[1]["status"] == "policy"
     # The run's digest covers its settings, so an open run and a sealed run have different digests.
-    digest = run_digest(parse_run_config(OPEN))
-    assert digest != run_digest(parse_run_config(SEALED))
+    digest = parse_run(OPEN).digest
+    assert digest != parse_run(SEALED).digest
     assert ask(north, "train", SEALED, relayed(hospitals, ("south",)) | {"run": digest})[1]["status"] == "surrogate"
 
 
@@ -223,7 +223,7 @@ def test_a_site_without_peers_believes_no_coordinator_about_keys(hospitals: Hosp
     for kind in KINDS:
         assert ask(alone, kind, SEALED, relayed(hospitals, ("south",)))[1] == {"status": "policy", "site": "north"}
     assert hospitals.untouched()
-    run = parse_run_config(SEALED)
+    run = parse_run(SEALED)
     (found,) = [each for each in check_site(run, parse_node_config(alone)) if each.what == "peers"]
     assert (found.state, "`site key`" in found.remedy) == ("FAIL", True)
     (found,) = [each for each in check_site(run, parse_node_config(hospitals.node("north"))) if each.what == "peers"]
@@ -243,7 +243,7 @@ def test_a_key_of_the_coordinators_own_opens_nothing(hospitals: Hospitals, name:
     sealed = Sealed()
     sealed.ParseFromString(payload)
     assert [reader.name for reader in sealed.readers] == ["west"]
-    context = "\0".join((run_digest(parse_run_config(SEALED)), LINEAGE, "north", "1")).encode()
+    context = "\0".join((parse_run(SEALED).digest, LINEAGE, "north", "1")).encode()
     assert open_sealed(payload, "west", hospitals.private("west"), public_key(hospitals.private("north")), context)
 
 
@@ -261,7 +261,7 @@ def test_the_last_site_and_a_chain_of_one_pass_on_what_nobody_can_read(hospitals
 def test_a_relay_from_a_key_that_is_not_pinned_is_not_opened(hospitals: Hospitals) -> None:
     """So the coordinator cannot send a site its own surrogate and observe the reply."""
     mallory = new_key()
-    context = "\0".join((run_digest(parse_run_config(SEALED)), LINEAGE, "north", "1")).encode()
+    context = "\0".join((parse_run(SEALED).digest, LINEAGE, "north", "1")).encode()
     forged = seal(b"anything", mallory, {"south": bytes.fromhex(hospitals.keys()["south"])}, context)
     keys = hospitals.keys() | {"north": public_key(mallory).hex()}
     reported = relayed(hospitals, ("west",), keys, 2) | {"sender": "north", "sent-hop": 1}
@@ -316,7 +316,7 @@ def test_nothing_in_a_message_overrides_the_settings_of_the_run(
 ) -> None:
     grid = InProcessGrid([hospitals.node("north")])
     grid.run_config = default_run_config() | {"device": "cpu"} | SEALED
-    reported = relayed(hospitals, ("south",)) | {"run": run_digest(parse_run_config(grid.run_config)), "lineage": LINEAGE}
+    reported = relayed(hospitals, ("south",)) | {"run": parse_run(grid.run_config).digest, "lineage": LINEAGE}
     record = to_record(None, reported)
     change(record)
     (reply,) = grid.pull_messages(list(grid.push_messages([Message(record, FIRST_NODE, "train")])))
@@ -327,4 +327,4 @@ def test_nothing_in_a_message_overrides_the_settings_of_the_run(
 def test_an_open_run_keeps_the_digest_it_always_had(tmp_path: Path) -> None:
     """Stored files of earlier open runs can still be used for learning."""
     known = {"f6aac07605f2e02c": {}, "4726b21899554da4": {"fedpft.topology": "chain"}}
-    assert {run_digest(parse_run_config(settings)): settings for settings in known.values()} == known
+    assert {parse_run(settings).digest: settings for settings in known.values()} == known

@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 from client_app.node_config import parse_node_config
 from client_app.offline.bundle_writer import release_to
 from client_app.offline.keys import private_key
-from common.config.run_config import parse_run_config, run_digest
 from common.errors import ConfigError, RunError
 from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
-from common.privacy.claims import plan_of
-from common.rules.secure_sum import context_of, local_epsilon, rules_of
+from common.privacy.mechanism import plan_of
+from common.run import parse_run
 from common.secure_sum.keys import Member
+from common.secure_sum.of_run import context_of, local_epsilon, rules_of
 from common.secure_sum.shares import Dealt
 from common.security.sealing import new_key, public_key
 from common.security.signed_requests import Request
@@ -66,7 +66,7 @@ class Hospitals:
         """One site's reply to one message."""
         grid = InProcessGrid([self.nodes[site]])
         grid.run_config = default_run_config() | {"device": "cpu"} | self.settings
-        numbers = {"run": run_digest(parse_run_config(grid.run_config)), "sum": self.name} | reported
+        numbers = {"run": parse_run(grid.run_config).digest, "sum": self.name} | reported
         numbers |= {} if payload is None else {"bytes": len(payload)}
         sent = Message(to_record(payload, numbers), FIRST_NODE, kind)
         (reply,) = grid.pull_messages(list(grid.push_messages([sent])))
@@ -169,7 +169,7 @@ def test_an_honest_coordinator_gets_every_step(hospitals: Hospitals) -> None:
 def test_different_key_lists_are_refused(hospitals: Hospitals) -> None:
     """With keys of its own for one site, the coordinator could open shares that are meant for that site."""
     members = hospitals.keys()
-    stranger = Party("east", context=context_of(parse_run_config(hospitals.settings), hospitals.name)).member
+    stranger = Party("east", context=context_of(parse_run(hospitals.settings), hospitals.name)).member
     false = sum_proto.pack_members((members | {"east": stranger}).values())
     assert hospitals.status("north", "query.sum_shares", false) == "seal"
     fewer = sum_proto.pack_members(members[name] for name in NAMES[:4])
@@ -184,7 +184,7 @@ def test_different_key_lists_are_refused(hospitals: Hospitals) -> None:
 
 def test_invented_sites_are_refused_where_keys_are_pinned(hospitals: Hospitals) -> None:
     own = hospitals.keys(["north"])
-    context = context_of(parse_run_config(hospitals.settings), hospitals.name)
+    context = context_of(parse_run(hospitals.settings), hospitals.name)
     invented = {name: Party(name, context=context).member for name in NAMES[1:]}
     assert hospitals.status("north", "query.sum_shares", sum_proto.pack_members((own | invented).values())) == "seal"
     assert "not the one in peers" in hospitals.log("north")
@@ -291,11 +291,11 @@ def test_settings_whose_short_digests_are_equal_do_not_share_a_sum(monkeypatch: 
     but one, the sum of updates is that site's.
     """
     settings = PLAIN | {"method": "fedavg", "fedavg.learning-rate": 0.1}
-    runs = [parse_run_config(settings | {"fedavg.learning-rate": rate}) for rate in (0.1, 1e-9)]
-    monkeypatch.setattr("common.config.run_config.run_digest", lambda config: "0" * 16)
+    runs = [parse_run(settings | {"fedavg.learning-rate": rate}) for rate in (0.1, 1e-9)]
+    monkeypatch.setattr("common.run.run_digest", lambda config: "0" * 16)
     name = secrets.token_hex(16)
     assert context_of(runs[0], name) != context_of(runs[1], name)
-    assert context_of(runs[0], name) == context_of(parse_run_config(settings), name)
+    assert context_of(runs[0], name) == context_of(parse_run(settings), name)
 
 
 def test_the_difference_of_two_sums_does_not_show_one_site(hospitals: Hospitals) -> None:
@@ -336,8 +336,8 @@ def test_the_evaluation_of_the_model_shows_no_number_of_one_site(hospitals: Hosp
     from common.surrogates.surrogates import Header
     from common.wire.model_proto import pack_classifier
 
-    run = parse_run_config(hospitals.settings)
-    header = Header("fedpft", run_digest(run), "coordinator", "f" * 16, tuple(CLASSES.split(",")))
+    run = parse_run(hospitals.settings)
+    header = Header("fedpft", run.digest, "coordinator", "f" * 16, tuple(CLASSES.split(",")))
     model = pack_classifier(Head(header, torch.eye(2, 6), torch.zeros(2)))
     hospitals.name = secrets.token_hex(16)
     _, info = hospitals.ask("north", "evaluate", model)
@@ -380,11 +380,11 @@ def test_the_ledger_tells_whether_the_coordinator_could_make_up_the_other_sites(
     (hospitals.folder / "north" / "policy.toml").write_text(POLICY.replace("require-secure-sum = true", ""))
     del hospitals.nodes["north"]["peers"]
     own = hospitals.keys(["north"])
-    context = context_of(parse_run_config(hospitals.settings), hospitals.name)
+    context = context_of(parse_run(hospitals.settings), hospitals.name)
     invented = {name: Party(name, context=context) for name in NAMES[1:]}
     members = [own["north"], *(party.member for party in invented.values())]
     dealt = hospitals.shares({member.site: member for member in members}, ["north"])
-    rules = rules_of(parse_run_config(hospitals.settings), len(members))
+    rules = rules_of(parse_run(hospitals.settings), len(members))
     made_up = [party.share(members, rules) for party in invented.values()]
     hospitals.masked({each.site: each for each in [*dealt.values(), *made_up]}, ["north"])
     (file,) = hospitals.folder.glob("north/state/ledgers/*.jsonl")
@@ -436,7 +436,7 @@ def test_private_training_in_a_secure_sum_is_charged_as_without_one(hospitals: H
     hospitals.settings["fedavg.noise"] = "site"
     for name in NAMES:
         (hospitals.folder / name / "policy.toml").write_text("require-secure-sum = true\nsmallest-colluding = 0.0\n")
-    run = parse_run_config(hospitals.settings)
+    run = parse_run(hospitals.settings)
     model = Training.begin(run, tuple(CLASSES.split(",")), "f" * 16, 6).question()
     for sites, allowed in ((NAMES, True), (NAMES[:4], False)):
         members = hospitals.keys(sites)
@@ -460,7 +460,7 @@ JOINT_ROUNDS = PRIVATE | {"method": "dp-fedavg", "fedavg.rounds": 3, "dropouts":
 
 def next_round(hospitals: Hospitals, sites: Iterable[str] = NAMES, site: str = "north") -> str:
     """The status of one site's release in a new sum of gradients; each of these sums is a round."""
-    model = Training.begin(parse_run_config(hospitals.settings), tuple(CLASSES.split(",")), "f" * 16, 6).question()
+    model = Training.begin(parse_run(hospitals.settings), tuple(CLASSES.split(",")), "f" * 16, 6).question()
     members = hospitals.keys(sites)
     listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
     delivered = []
@@ -479,7 +479,7 @@ def test_every_round_of_joint_noise_is_charged_and_the_ledger_names_what_it_rest
         assert next_round(hospitals, sites) == "ok"
     (file,) = hospitals.folder.glob("north/state/ledgers/*.jsonl")
     entries = [json.loads(line) for line in file.read_text().splitlines()[1:]]
-    (event,) = plan_of(parse_run_config(hospitals.settings))
+    (event,) = plan_of(parse_run(hospitals.settings))
     assert event.count == len(entries) == 3
     for entry, members in zip(entries, (5, 4, 5), strict=True):
         (charged,) = entry["events"]
@@ -497,7 +497,7 @@ def test_every_round_of_joint_noise_is_charged_and_the_ledger_names_what_it_rest
 
 def test_the_local_floor_of_all_rounds_together_is_held_before_the_first(hospitals: Hospitals) -> None:
     hospitals.settings = dict(JOINT_ROUNDS)
-    run = parse_run_config(hospitals.settings)
+    run = parse_run(hospitals.settings)
     together = local_epsilon(run, rules_of(run, len(NAMES)))
     # A single round would pass this floor.
     assert gaussian_epsilon(plan_of(run)[0].noise_multiplier / math.sqrt(len(NAMES)), 1e-5) < 0.7 * together

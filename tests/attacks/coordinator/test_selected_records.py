@@ -8,9 +8,9 @@ import pytest
 
 from client_app.governance.policy import Policy
 from client_app.secure_sum.steps import _check_colluding
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError, PolicyError
-from common.rules.secure_sum import context_of, rules_of
+from common.run import parse_run
+from common.secure_sum.of_run import context_of, rules_of
 
 RUN: dict[str, Any] = {"fedpft.covariance": "gram", "classes": "a,b", "secure-sum": True}
 
@@ -20,18 +20,18 @@ RUN: dict[str, Any] = {"fedpft.covariance": "gram", "classes": "a,b", "secure-su
 )
 def test_sites_with_other_records_share_no_secrets(other: dict[str, Any]) -> None:
     """With 97 % of the others' records for tests, their small classes were left out, and the sum was one site's own."""
-    assert context_of(parse_run_config(RUN | other), "s") != context_of(parse_run_config(RUN), "s")
+    assert context_of(parse_run(RUN | other), "s") != context_of(parse_run(RUN), "s")
 
 
 def test_a_sum_over_few_records_of_every_site_is_refused() -> None:
     """Only the site with most of a class kept enough of it."""
     with pytest.raises(ConfigError, match=r"test-fraction = 0\.94: in a secure sum at most 0\.5"):
-        parse_run_config(RUN | {"test-fraction": 0.94})
+        parse_run(RUN | {"test-fraction": 0.94})
 
 
 @pytest.mark.parametrize("members", [3, 6, 9, 12])
 def test_a_share_of_colluding_sites_is_not_rounded_below_the_policys(members: int) -> None:
     """0.333 passes for a third, but is one site less of six: two that collude then opened two lists."""
-    _check_colluding(Policy(), rules_of(parse_run_config(RUN), members))
+    _check_colluding(Policy(), rules_of(parse_run(RUN), members))
     with pytest.raises(PolicyError, match="it must be against"):
-        _check_colluding(Policy(), rules_of(parse_run_config(RUN | {"colluding": 0.333}), members))
+        _check_colluding(Policy(), rules_of(parse_run(RUN | {"colluding": 0.333}), members))

@@ -14,9 +14,9 @@ from flwr.app import RecordDict
 from client_app.model_use.store import models_folder, read_index
 from client_app.node_config import NodeConfig, parse_node_config
 from client_app.requests import answer
-from common.config.run_config import parse_run_config
 from common.errors import FedSurrogateError, SealError, SurrogateError
 from common.models.classifiers import Head
+from common.run import parse_run
 from common.security.sealing import new_key, public_key, sign
 from common.signed_models.making import make_signed_model, signed_values
 from common.signed_models.signed_model import PURPOSE, SignedModel, read_signed_model
@@ -63,7 +63,7 @@ def another(kept: SignedModel, flower_run: str = "", key: bytes = KEY) -> Signed
     assert isinstance(head, Head)
     header = Header("fedpft", kept.manifest.run, "coordinator", kept.manifest.fingerprint, tuple(kept.manifest.classes))
     changed = Head(header, head.weight + 1, head.bias, head.clip)
-    config = parse_run_config(settings)
+    config = parse_run(settings)
     return make_signed_model(changed, config, None, flower_run or kept.manifest.flower_run, 2, key)
 
 

@@ -13,8 +13,8 @@ from client_app.features.site_features import LabelledFeatures, SiteFeatures
 from client_app.methods.counting import summed_counts
 from client_app.methods.task import SiteLimits, Task
 from client_app.node_config import NodeConfig
-from common.config.run_config import parse_run_config
 from common.models.classifiers import Head
+from common.run import parse_run
 from common.surrogates.surrogates import Header
 from common.wire import sum_proto
 from common.wire.model_proto import pack_classifier
@@ -75,7 +75,7 @@ def held_out(kind: str, weight: torch.Tensor) -> torch.Tensor:
     records = LabelledFeatures(features, labels)
     found = SiteFeatures(records, records, ("benign", "malign"), "f", 0.0, simulated=False)
     limits = SiteLimits(smallest_cell=12)
-    tables, _ = summed_counts(Task(parse_run_config(settings), NodeConfig(), "north", found, limits, model))
+    tables, _ = summed_counts(Task(parse_run(settings), NodeConfig(), "north", found, limits, model))
     return tables["right"] if kind == "values" else tables["decisions"]
 
 

@@ -22,9 +22,9 @@ from client_app.governance.work_limits import COUNTS, check_size, check_work
 from client_app.methods.fedpft.private_surrogate import Clipped, dp_em
 from client_app.node_config import NodeConfig
 from client_app.requests import answer
-from common.config.run_config import parse_run_config, run_digest
 from common.errors import BudgetError, ConfigError, DataError, FedSurrogateError, PolicyError, SurrogateError
-from common.privacy.claims import make_claim
+from common.privacy.mechanism import make_claim
+from common.run import parse_run
 from common.wire.records import to_record
 
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b", "backbone": "pixels", "image-size": 8}
@@ -64,7 +64,7 @@ def hello(node: NodeConfig, flower_run: str = "1", **settings: Any) -> None:
 def release(node: NodeConfig, flower_run: str, **settings: Any) -> None:
     """A whole run: its one message that needs features."""
     run = PRIVATE | {"epsilon": 0.01, "fedpft.covariance": "spherical"} | settings
-    question = to_record(None, {"run": run_digest(parse_run_config(run))})
+    question = to_record(None, {"run": parse_run(run).digest})
     answer("surrogate", question, run, flower_run, node, "s")
 
 
@@ -82,8 +82,8 @@ def test_invented_class_names_neither_compute_nor_store_features_again(hospital:
 def test_features_of_some_classes_are_those_of_the_same_records(hospital: NodeConfig) -> None:
     from client_app.features.site_features import load_site
 
-    every = load_site(parse_run_config(PRIVATE | {"classes": "a,b,c"}), hospital)
-    some = load_site(parse_run_config(PRIVATE | {"classes": "c,a"}), hospital)
+    every = load_site(parse_run(PRIVATE | {"classes": "a,b,c"}), hospital)
+    some = load_site(parse_run(PRIVATE | {"classes": "c,a"}), hospital)
     for position, name in enumerate(("c", "a")):
         wanted = every.train.features[every.train.labels == "abc".index(name)]
         found = some.train.features[some.train.labels == position]
@@ -152,13 +152,13 @@ def test_work_without_end_is_refused_before_the_data_are_looked_at(
     ],
 )
 def test_ordinary_runs_are_within_the_default_limits(settings: dict[str, Any]) -> None:
-    run = parse_run_config(PRIVATE | settings)
+    run = parse_run(PRIVATE | settings)
     check_work(run, DEFAULT)
     check_size(run, DEFAULT, 1280, len(run.classes))
 
 
 def test_statistics_of_every_pair_of_features_are_bounded_by_what_they_take(tmp_path: Path) -> None:
-    run = parse_run_config(PRIVATE | {"fedpft.covariance": "full", "classes": ",".join(map(str, range(1000)))})
+    run = parse_run(PRIVATE | {"fedpft.covariance": "full", "classes": ",".join(map(str, range(1000)))})
     with pytest.raises(PolicyError, match="most-numbers"):
         check_size(run, DEFAULT, 2048, 1000)
     with pytest.raises(PolicyError, match="largest-dimension = 8192"):
@@ -239,15 +239,19 @@ def test_a_release_that_the_budget_cannot_pay_for_costs_no_work(
 ) -> None:
     node = with_policy(hospital, "epsilon-total = 1.0\nepsilon-per-run = 1.0\nmechanisms = ['*']")
     worked: list[str] = []
-    monkeypatch.setattr("client_app.governance.release.with_records", lambda run, *_: worked.append(run.method) or _unused())
+    monkeypatch.setattr(
+        "client_app.governance.release.with_records", lambda run, *_: worked.append(run.settings.method) or _unused()
+    )
     run = PRIVATE | {"method": method}
-    question = to_record(None, {"run": run_digest(parse_run_config(run)), "round": 1, "lineage": "a"})
+    question = to_record(None, {"run": parse_run(run).digest, "round": 1, "lineage": "a"})
     with pytest.raises(DataError):
         answer("surrogate", question, run, "1", node, "s")
     assert worked == [method], "what can be paid for is worked on"
     monkeypatch.undo()
     release(node, "2", epsilon=1.0)
-    monkeypatch.setattr("client_app.governance.release.with_records", lambda run, *_: worked.append(run.method) or _unused())
+    monkeypatch.setattr(
+        "client_app.governance.release.with_records", lambda run, *_: worked.append(run.settings.method) or _unused()
+    )
     with pytest.raises(BudgetError, match="epsilon-total = 1"):
         answer("surrogate", question, run, "3", node, "s")
     assert worked == [method]
@@ -297,7 +301,7 @@ def test_a_request_is_counted_before_its_receipts_are_read(hospital: NodeConfig)
 
 def test_dp_em_holds_no_table_of_records_and_components_of_all_classes() -> None:
     count, classes, components = 400, 200, 20
-    run = parse_run_config(PRIVATE | {"fedpft.components": components, "fedpft.covariance": "spherical"})
+    run = parse_run(PRIVATE | {"fedpft.components": components, "fedpft.covariance": "spherical"})
     claim = make_claim(run, "record")
     assert claim is not None
     labels = torch.arange(count) % classes
@@ -323,7 +327,7 @@ class Largest(TorchDispatchMode):
 
 def test_components_of_all_classes_are_bounded_by_what_dp_em_takes() -> None:
     classes = ",".join(map(str, range(1000)))
-    run = parse_run_config(PRIVATE | {"fedpft.components": 100, "fedpft.covariance": "spherical", "classes": classes})
+    run = parse_run(PRIVATE | {"fedpft.components": 100, "fedpft.covariance": "spherical", "classes": classes})
     with pytest.raises(PolicyError, match="most-numbers"):
         check_size(run, DEFAULT, 4096, 1000)
 
@@ -331,7 +335,7 @@ def test_components_of_all_classes_are_bounded_by_what_dp_em_takes() -> None:
 def test_public_data_have_no_limits_without_a_policy(tmp_path: Path) -> None:
     node = NodeConfig(num_partitions=3, state_dir=str(tmp_path))
     many: dict[str, Any] = {"method": "local", "head.epochs": 10_000, "head.min-steps": 10**9, "image-size": 4096}
-    check_work(parse_run_config(many), PUBLIC_DATA)
+    check_work(parse_run(many), PUBLIC_DATA)
     answer("introduction", to_record(None, {}), {"data": "digits"}, "1", node, "0")
     assert not (tmp_path / COUNTS).exists()
 

@@ -15,10 +15,10 @@ from client_app.governance.ledger import Ledger
 from client_app.governance.policy import Policy
 from client_app.governance.release import entry
 from client_app.methods.task import MethodOutput
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import BudgetError
 from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
-from common.privacy.claims import make_claim, released_in
+from common.privacy.mechanism import make_claim, released_in
+from common.run import Run, parse_run
 from tests.attacks.privacy.adaptive import adaptive_delta, adaptive_epsilon
 
 DELTA = 1e-5
@@ -26,20 +26,20 @@ DELTA = 1e-5
 NOISE = {"dpcvae.noise-multiplier": 30.0, "dpcvae.rounds": 3}
 
 
-def gaussian(noise: float) -> RunConfig:
+def gaussian(noise: float) -> Run:
     """A run of one Gaussian release."""
-    return parse_run_config({"epsilon": gaussian_epsilon(noise, DELTA), "delta": DELTA, "classes": "0,1"})
+    return parse_run({"epsilon": gaussian_epsilon(noise, DELTA), "delta": DELTA, "classes": "0,1"})
 
 
-def sampled(noise: float, rate: float, **more: Any) -> RunConfig:
+def sampled(noise: float, rate: float, **more: Any) -> Run:
     """A run with one release on a Poisson sample of the records."""
     flat: dict[str, Any] = {"method": "fedlap", "epsilon": 4.0, "delta": DELTA, "classes": "0,1"} | more
-    return parse_run_config(flat | {"fedlap.rounds": 1, "fedlap.noise-multiplier": noise, "fedlap.sample-rate": rate})
+    return parse_run(flat | {"fedlap.rounds": 1, "fedlap.noise-multiplier": noise, "fedlap.sample-rate": rate})
 
 
-def event(run: RunConfig) -> GaussianEvent:
+def event(run: Run) -> GaussianEvent:
     """The privacy event that a site composes for one round of a run."""
-    if run.method != "fedpft":
+    if run.settings.method != "fedpft":
         return released_in(run, 2)
     claim = make_claim(run, "record")
     assert claim is not None
@@ -50,7 +50,7 @@ def gate(folder: Path) -> Gate:
     return Gate(Policy(epsilon_total=4.0, epsilon_per_run=4.0), Ledger(folder, "data"))
 
 
-def let_out(site: Gate, run: RunConfig, flower_run: str, round: int = 1, event_: GaussianEvent | None = None) -> float:
+def let_out(site: Gate, run: Run, flower_run: str, round: int = 1, event_: GaussianEvent | None = None) -> float:
     made = MethodOutput(b"release", make_claim(run, "record"), (event_ or event(run),))
     return site.let_out(entry(run, flower_run, made, round))
 
@@ -97,7 +97,7 @@ def test_within_a_run_the_noise_cannot_be_chosen_by_what_an_earlier_round_showed
 
 def test_the_first_round_of_a_generative_run_is_released_only_once_and_only_first(tmp_path: Path) -> None:
     """The first round has a different cost. A coordinator that could repeat it could choose the noise adaptively."""
-    run = parse_run_config(
+    run = parse_run(
         {"method": "dpcvae", "epsilon": 1.0, "delta": DELTA, "classes": "0,1", "dpcvae.sample-rate": 0.1} | NOISE
     )
     again = gate(tmp_path / "again")
@@ -127,7 +127,7 @@ def test_a_whole_run_of_the_total_still_fits_and_is_exact(tmp_path: Path) -> Non
 
 def test_a_generative_run_that_samples_does_not_borrow_the_gaussian_rule(tmp_path: Path) -> None:
     """After its Gaussian first round the adversary could choose between a Gaussian run and the run's own steps."""
-    run = parse_run_config(
+    run = parse_run(
         {"method": "dpcvae", "epsilon": 2.0, "delta": DELTA, "classes": "0,1", "dpcvae.sample-rate": 0.1} | NOISE
     )
     opening = released_in(run, 1)

@@ -24,12 +24,12 @@ from client_app.datasets.records import Records
 from client_app.diagnostics.site_checks import check_site
 from client_app.features.site_features import load_site
 from client_app.node_config import parse_node_config
-from common.config.run_config import parse_run_config
 from common.errors import DataError
+from common.run import parse_run
 from tests.attacks.privacy.neighbours import Data, Record
 from tests.attacks.privacy.visits import METHODS, PRIVATE, Hospital, Visit, close_logs
 
-RUN = parse_run_config(PRIVATE | METHODS["sums spherical"])
+RUN = parse_run(PRIVATE | METHODS["sums spherical"])
 KINDS = ("folder", "table", "features", "parquet")
 COPIES = (Record(), Record(), Record(), Record(grey=3), Record("b", grey=4))
 

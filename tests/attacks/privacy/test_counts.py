@@ -16,13 +16,13 @@ from PIL import Image
 
 from client_app.methods.counting import count_decisions, scores_alone
 from common.backbones.backbones import load_backbone
-from common.config.run_config import RunConfig, parse_run_config, run_digest
 from common.counting.counts import Counts
 from common.counting.counts_proto import pack_counts, unpack_counts
 from common.errors import ConfigError, RunError, SurrogateError
+from common.methods.counting import tables_of
 from common.models.classifiers import Ensemble, Head
 from common.privacy.gaussian_mechanism import unit_weights
-from common.rules.counting import tables_of
+from common.run import Run, parse_run
 from common.surrogates.surrogates import Header
 from common.wire.model_files import save_model
 from common.wire.records import INFO, to_record
@@ -38,9 +38,9 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Node
     return home, *learned(home)
 
 
-def config(classes: int) -> RunConfig:
+def config(classes: int) -> Run:
     names = ",".join(f"c{k}" for k in range(classes))
-    return parse_run_config({"counting.kind": "evaluation", "counting.digest": "0" * 64, "classes": names})
+    return parse_run({"counting.kind": "evaluation", "counting.digest": "0" * 64, "classes": names})
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -80,7 +80,7 @@ def ask(node: NodeConfig, kind: str, **more: Any) -> str:
     grid = InProcessGrid([node], run_id=4711)
     run = default_run_config() | {"device": "cpu", "image-size": 8, "classes": ",".join(CLASSES)} | more
     grid.run_config = run
-    content = to_record(None, {"run": run_digest(parse_run_config(run))})
+    content = to_record(None, {"run": parse_run(run).digest})
     (reply,) = grid.pull_messages(grid.push_messages([Message(content, FIRST_NODE, kind)]))
     return str(reply.content.config_records[INFO]["status"])
 
@@ -226,9 +226,9 @@ def test_counts_that_no_records_give_are_refused_and_the_others_used(
 
 def test_a_run_that_counts_without_classes_or_a_model_does_not_start() -> None:
     with pytest.raises(ConfigError, match="needs classes"):
-        parse_run_config({"counting.kind": "survey"})
+        parse_run({"counting.kind": "survey"})
     with pytest.raises(ConfigError, match=r"counting\.digest"):
-        parse_run_config({"counting.kind": "evaluation", "classes": "a,b"})
+        parse_run({"counting.kind": "evaluation", "classes": "a,b"})
 
 
 def test_a_broken_message_is_refused() -> None:

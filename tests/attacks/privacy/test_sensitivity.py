@@ -25,12 +25,12 @@ from client_app.methods.dp.linear_clipping import clipped_sums
 from client_app.methods.dp.record_gradients import clipped_sum
 from client_app.methods.dpcvae.training_steps import CVAETrainer, GanTrainer, Trainer
 from client_app.methods.fedpft.private_surrogate import Clipped
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError
 from common.models.augmentation import draws
 from common.models.generators import fresh_companion, fresh_generator
 from common.models.loss_landscape import LandscapeRecords
 from common.models.networks import fresh, split_input
+from common.run import parse_run
 from common.surrogates.class_sums import statistics
 
 CLIP_KEYS = ("fedavg.clip", "fedlap.clip", "dpcvae.clip", "fedpft.clip")
@@ -85,7 +85,7 @@ def fedlap_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float)
 
 
 def generator_sum(method: str, power: float, embeddings: Tensor, labels: Tensor, clip: float, hidden: int) -> SumOf:
-    run = parse_run_config({"method": method, "dpcvae.hidden": hidden, "dpcvae.latent": 3})
+    run = parse_run({"method": method, "dpcvae.hidden": hidden, "dpcvae.latent": 3})
     shared, companion = (resized(make(run, 3, embeddings.shape[1]), power) for make in (fresh_generator, fresh_companion))
 
     def trainer() -> Trainer:
@@ -283,17 +283,17 @@ def test_of_class_sums_among_a_million_others() -> None:
 @pytest.mark.parametrize("clip", [1.4e-45, 1e-300, 9e-7, 1.1e6, 1e300, math.inf, math.nan, -1.0])
 def test_a_clip_outside_the_range_is_refused_with_the_range(key: str, clip: float) -> None:
     with pytest.raises(ConfigError, match=rf"{key} = .* from 1e-06 to 1e\+06"):
-        parse_run_config({key: clip})
+        parse_run({key: clip})
 
 
 @pytest.mark.parametrize("key", CLIP_KEYS)
 @pytest.mark.parametrize("clip", [1e-6, 1.0, 1e6])
 def test_a_clip_in_the_range_is_taken(key: str, clip: float) -> None:
     section, name = key.split(".")
-    assert getattr(getattr(parse_run_config({key: clip}), section), name) == clip
+    assert getattr(getattr(parse_run({key: clip}), section), name) == clip
 
 
 @pytest.mark.parametrize("key", [key for key in CLIP_KEYS if key != "fedpft.clip"])
 def test_no_clip_at_all_is_refused_where_gradients_are_clipped(key: str) -> None:
     with pytest.raises(ConfigError, match="must be a clip"):
-        parse_run_config({key: 0.0})
+        parse_run({key: 0.0})

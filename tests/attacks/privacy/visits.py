@@ -15,8 +15,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from client_app.governance.ledger import Ledger, dataset_id
 from common.backbones.backbones import load_backbone
-from common.config.run_config import RunConfig, parse_run_config, run_digest
 from common.models.classifiers import Head
+from common.run import Run, parse_run
 from common.security.receipts import parse_receipt
 from common.security.sealing import SEED_BYTES
 from common.surrogates.surrogates import Header
@@ -95,12 +95,12 @@ class Hospital:
         """Send all requests that a run with these settings could send, allowed or not."""
         self.run_id += 1
         run = PRIVATE | settings
-        visit, judged_model = Visit(), _head(parse_run_config(PRIVATE), *self.place)
+        visit, judged_model = Visit(), _head(parse_run(PRIVATE), *self.place)
         if "counting.digest" in run:
             run["counting.digest"] = sha256(judged_model).hexdigest()
-        config = parse_run_config(run)
-        model = judged_model if config.spec.counts else _head(config, *self.place)
-        bare = to_record(None, {"run": run_digest(config)})
+        config = parse_run(run)
+        model = judged_model if config.plan.counts else _head(config, *self.place)
+        bare = to_record(None, {"run": config.digest})
         judged = to_record(model, {"bytes": len(model)})
         for name, kind, content in (
             ("hello", "query.hello", bare),
@@ -122,21 +122,21 @@ class Hospital:
             return visit
         training = _training(config, *self.place)
         self.judged = model if config.counting.digest else None
-        last = 2 if config.method in ("dpcvae", "dpcgan") else 1
+        last = 2 if config.settings.method in ("dpcvae", "dpcgan") else 1
         for number in range(1, last + 1):
             self._train(visit, run, config, training, number)
         if training is not None:
             asked = training.question()
             visit.uncharged["evaluate after"] = _bytes(self.ask("evaluate", run, to_record(asked, {"bytes": len(asked)})))
         spent = {"epsilon": 5.0} | {key: value for key, value in run.items() if key != "epsilon"}
-        question = _question(parse_run_config(spent), _training(parse_run_config(spent), *self.place), 1, self.judged)
+        question = _question(parse_run(spent), _training(parse_run(spent), *self.place), 1, self.judged)
         _take_in(visit, "train beyond the budget", self.ask("train", spent, question), config)
         visit.charged["ledger"] = [_facts(entry) for entry in self.entries()]
         kept = [self.home / "state" / name for name in ("runs", "generators")]
         visit.charged["files"] = sorted(str(p.relative_to(self.home)) for at in kept for p in at.rglob("*") if p.is_file())
         return visit
 
-    def _train(self, visit: Visit, run: dict[str, Scalar], config: RunConfig, training: Training | None, at: int) -> None:
+    def _train(self, visit: Visit, run: dict[str, Scalar], config: Run, training: Training | None, at: int) -> None:
         _take_in(visit, f"train {at}", self.ask("train", run, _question(config, training, at, self.judged)), config)
         if training is not None:
             training.finish_round(["clinic"])
@@ -166,33 +166,33 @@ def _backbone() -> tuple[str, int]:
     return backbone.fingerprint, backbone.dim
 
 
-def _training(config: RunConfig, fingerprint: str, dimension: int) -> Training | None:
-    if config.method == "fedpft":
+def _training(config: Run, fingerprint: str, dimension: int) -> Training | None:
+    if config.settings.method == "fedpft":
         return None
     training = Training.begin(config, config.classes, fingerprint, dimension)
     training.lineage = "abc"
     return training
 
 
-def _question(config: RunConfig, training: Training | None, number: int, judged: bytes | None) -> RecordDict:
+def _question(config: Run, training: Training | None, number: int, judged: bytes | None) -> RecordDict:
     question = judged if training is None else training.question()
-    reported: Info = {"run": run_digest(config), "round": number, "lineage": "abc", "hop": 1, "confirmed": number - 1}
+    reported: Info = {"run": config.digest, "round": number, "lineage": "abc", "hop": 1, "confirmed": number - 1}
     reported |= {"keys": "{}", "readers": ""} | ({} if question is None else {"bytes": len(question)})
     return to_record(question, reported)
 
 
-def _head(config: RunConfig, fingerprint: str, dimension: int) -> bytes:
+def _head(config: Run, fingerprint: str, dimension: int) -> bytes:
     """A model of this run that a coordinator might send to its sites."""
-    header = Header(config.method, run_digest(config), "coordinator", fingerprint, config.classes)
+    header = Header(config.settings.method, config.digest, "coordinator", fingerprint, config.classes)
     return pack_classifier(Head(header, torch.zeros(len(config.classes), dimension), torch.zeros(len(config.classes)), 0.0))
 
 
-def _take_in(visit: Visit, name: str, reply: RecordDict, config: RunConfig) -> None:
+def _take_in(visit: Visit, name: str, reply: RecordDict, config: Run) -> None:
     info = dict(reply.config_records[INFO])
     if info["status"] != "ok":
         visit.uncharged[name] = _bytes(reply)
         return
-    if _shaped_by_noise(config.mechanism, config.method):
+    if _shaped_by_noise(config.plan.mechanism_name, config.settings.method):
         info["bytes"] = 0
     if "receipt" in info:
         # Name, time and tag of a receipt are random or vary with time; its number of entries is not.

@@ -13,9 +13,9 @@ import pytest
 
 import client_app.secure_sum.masked as masked
 from common import surrogate_pb2 as pb
-from common.config.run_config import parse_run_config
-from common.rules.secure_sum import numbers_of, rules_of, shapes_of
+from common.run import parse_run
 from common.secure_sum.noise import spare_of, spare_variances
+from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
 from strategies.fedpft import from_sums
 from strategies.pooling.total import Total
 from tests.grid import Fault, InProcessGrid, run_federation, sites
@@ -60,8 +60,8 @@ def noise_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[int
     monkeypatch.setattr(from_sums, "learn_from_total", lambda total, config: (totals.append(total), learn(total, config))[1])
     run_federation(tmp_path, InProcessGrid(sites(5), faults), report=False, **PRIVATE)
     (total,) = totals
-    config = parse_run_config(PRIVATE)
-    numbers, shapes = numbers_of(config, config.spec, 5), shapes_of(config, config.spec, CLASSES.split(","), 64)
+    config = parse_run(PRIVATE)
+    numbers, shapes = numbers_of(config, 5), shapes_of(config, CLASSES.split(","), 64)
     assert total.claim is not None
     (variance,) = [spare_variances(total.claim, numbers, shapes, rules_of(config, 5))["sums"]]
     left = total.tensors["sums"].flatten().numpy() / numbers["sums"].step - sum(exact)[10 : 10 + 640]

@@ -18,10 +18,10 @@ from flwr.app import ConfigRecord, RecordDict
 import client_app.secure_sum.masked as masked
 from client_app.node_config import parse_node_config
 from client_app.offline.keys import private_key
-from common.config.run_config import parse_run_config
 from common.errors import RunError
-from common.rules.secure_sum import context_of
+from common.run import parse_run
 from common.secure_sum.keys import PURPOSE
+from common.secure_sum.of_run import context_of
 from common.secure_sum.words import words
 from common.security.sealing import sign
 from common.wire import sum_proto
@@ -217,7 +217,7 @@ def test_a_key_that_gives_no_secret_costs_its_owner_only(tmp_path: Path, key: st
         name = next(
             str(m.content.config_records[INFO]["sum"]) for m in grid.sent if m.metadata.message_type == "query.hello"
         )
-        context = context_of(parse_run_config(grid.run_config), name)
+        context = context_of(parse_run(grid.run_config), name)
         info["key"] = sum_proto.pack_member(
             replace(member, signature=sign(context + member.content, private, PURPOSE))
         ).hex()

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 import client_app.secure_sum.masked as masked
-from common.config.run_config import parse_run_config
 from common.errors import RunError
-from common.privacy.claims import make_claim
-from common.rules.secure_sum import numbers_of
+from common.privacy.mechanism import make_claim
+from common.run import parse_run
+from common.secure_sum.of_run import numbers_of
 from strategies.base.training import Training
 from strategies.dpcvae.from_sums import absorb_total as absorb_generator
 from strategies.dpcvae.generating import expected_shapes
@@ -55,8 +55,8 @@ def run_with_a_liar(folder: Path, lie: Lie, settings: dict[str, Any]) -> Path:
 
 
 def largest(settings: dict[str, Any], name: str) -> int:
-    config = parse_run_config(settings)
-    return numbers_of(config, config.spec, 5)[name].largest
+    config = parse_run(settings)
+    return numbers_of(config, 5)[name].largest
 
 
 def test_gradients_longer_than_the_number_of_records_are_refused(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_fewer_records_than_sites_are_refused(tmp_path: Path) -> None:
 
 def test_a_number_of_records_that_grows_in_one_round_makes_no_longer_step() -> None:
     """The step is divided by the mean of all rounds' numbers, so a liar made it almost as many times as long as rounds."""
-    config = parse_run_config(JOINT | {"classes": "a,b", "fedavg.rounds": 10})
+    config = parse_run(JOINT | {"classes": "a,b", "fedavg.rounds": 10})
     training = Training.begin(config, ("a", "b"), "f", 4)
     sigmas, claim = {"records": 1.0, "gradients": 0.01}, make_claim(config, "record")
     for records in [1000.0] * 9 + [1e6]:
@@ -128,7 +128,7 @@ def test_a_number_of_records_that_grows_in_one_round_makes_no_longer_step() -> N
 @pytest.mark.parametrize("claimed", [1.0, 1e6])
 def test_with_noise_at_every_site_a_false_weight_changes_nothing(claimed: float) -> None:
     """All sites weigh the same, so the sum of their weights is public; a liar made the step 60,000 times as long."""
-    config = parse_run_config(JOINT | {"classes": "a,b", "fedavg.noise": "site"})
+    config = parse_run(JOINT | {"classes": "a,b", "fedavg.noise": "site"})
     update = torch.randn(10, generator=torch.Generator().manual_seed(0)).double() * config.secure_sum_records
     found = []
     for records in (3.0 * config.secure_sum_records, claimed):
@@ -143,7 +143,7 @@ def test_with_noise_at_every_site_a_false_weight_changes_nothing(claimed: float)
 def test_a_false_weight_of_a_generator_is_refused_or_changes_nothing() -> None:
     settings = SECURE | {"method": "dpcvae", "classes": "a,b", "dpcvae.hidden": 8, "dpcvae.latent": 2}
     for weights in ("records", "equal"):
-        config = parse_run_config(settings | {"dpcvae.weights": weights})
+        config = parse_run(settings | {"dpcvae.weights": weights})
         training = Training.begin(config, ("a", "b"), "f", 4)
         training.round = 1
         count = sum(math.prod(shape) for shape in expected_shapes(training).values())
@@ -181,7 +181,7 @@ def test_rounding_of_small_features_is_not_taken_for_false_numbers(tmp_path: Pat
 @pytest.mark.parametrize("records", [0, 40, 2000])
 def test_honest_noise_is_never_refused(records: int) -> None:
     """The worst honest case: all records have the same feature, or the same gradient, of norm one."""
-    config = parse_run_config(JOINT)
+    config = parse_run(JOINT)
     claim = make_claim(config, "record")
     assert claim is not None
     training, generator = Training.begin(config, tuple(CLASSES.split(",")), "f", 64), torch.Generator().manual_seed(1)
@@ -195,7 +195,7 @@ def test_honest_noise_is_never_refused(records: int) -> None:
         gradients[0] += records
         tensors = {"records": records + noise("records", 1), "gradients": gradients}
         check_gradients(Total(training.header(), tensors, sigmas, claim))
-    gram = parse_run_config(GRAM | BUDGET)
+    gram = parse_run(GRAM | BUDGET)
     claim = make_claim(gram, "record")
     assert claim is not None
     sigmas = {name: sigma for name, (sigma, _) in claim.noise.items()}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 from common.surrogates.covariances import Diagonal
 from common.surrogates.mixtures import Mixtures
 from common.surrogates.surrogates import AnySurrogate, Surrogate
@@ -29,13 +29,13 @@ Lie = Callable[[Surrogate], Surrogate]
 @cache
 def honest(components: int = 1) -> tuple[list[AnySurrogate], tuple[Tensor, Tensor]]:
     parts, test = digits_of(10, seed=0)
-    run = parse_run_config(QUICK | {"fedpft.components": components})
+    run = parse_run(QUICK | {"fedpft.components": components})
     return [surrogate_of(part, CLASSES, "f" * 16, str(site), run) for site, part in enumerate(parts)], test
 
 
 def learned(sent: Sequence[AnySurrogate], components: int = 1, **settings: Any) -> tuple[LearnedHead, float]:
     """The coordinator's head from these surrogates, and its accuracy on the ten real classes."""
-    run = parse_run_config(QUICK | {"fedpft.components": components} | settings)
+    run = parse_run(QUICK | {"fedpft.components": components} | settings)
     found = learn(sent, run, "cpu")
     features, labels = honest(components)[1]
     return found, found.head.accuracy(features, CLASSES, labels)[0] / len(labels)
@@ -191,7 +191,7 @@ def test_who_knows_the_thresholds_and_stays_below_them_does_bounded_harm(share: 
 
 def test_one_of_two_sites_is_heard_whatever_the_other_claims() -> None:
     good, _ = honest()
-    run = parse_run_config(QUICK)
+    run = parse_run(QUICK)
     tiny = claiming_each(good[0], 1)
     found = learn([tiny, good[1]], run, "cpu")
     assert found.defended.capped == {}

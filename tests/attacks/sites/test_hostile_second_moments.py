@@ -12,10 +12,10 @@ from client_app.features.site_features import LabelledFeatures, SiteFeatures
 from client_app.methods.heads.analytic import normal_equations
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
-from common.config.run_config import parse_run_config
 from common.errors import RunError, SurrogateError
 from common.models.classifiers import Head
 from common.models.parameters import Parameters
+from common.run import parse_run
 from common.surrogates.class_sums import fold
 from common.wire.model_proto import pack_parameters
 from strategies.heads import analytic
@@ -35,7 +35,7 @@ def payload(features: Tensor, labels: Tensor, site: str) -> bytes:
     """What a site's own code sends."""
     data = LabelledFeatures(features, labels)
     found = SiteFeatures(data, data, CLASSES, "f", 0.0, simulated=False)
-    return normal_equations(Task(parse_run_config(RUN), NodeConfig(), site, found)).payload
+    return normal_equations(Task(parse_run(RUN), NodeConfig(), site, found)).payload
 
 
 def honest(offset: float = 0.0, run: dict[str, object] | None = None) -> tuple[Analytic, list[Parameters]]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.config.run_config import parse_run_config, run_digest
 from common.errors import RunError, SurrogateError
+from common.run import parse_run
 from common.surrogates.covariances import Diagonal
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates.shared_covariances import AnyCovariance, LowRank
@@ -40,7 +40,7 @@ def thin(d: int, variance=1.0) -> LowRank:
 def test_a_class_that_one_site_invents_does_not_stop_quadratic_discriminants():
     honest = [site(str(i), "ab", Diagonal(torch.ones(2, 5))) for i in range(3)]
     hostile = site("3", ["a", "invented"], Diagonal(torch.ones(2, 5)), count=1)
-    head = learn([*honest, hostile], parse_run_config(QUADRATIC), "cpu").head
+    head = learn([*honest, hostile], parse_run(QUADRATIC), "cpu").head
     assert head.header.classes == ("a", "b")
     assert all(tensor.isfinite().all() for tensor in head.arrays().values())
 
@@ -48,7 +48,7 @@ def test_a_class_that_one_site_invents_does_not_stop_quadratic_discriminants():
 def test_a_class_of_the_run_that_no_site_has_is_refused_with_its_name():
     honest = [site(str(i), "ab", Diagonal(torch.ones(2, 5))) for i in range(3)]
     with pytest.raises(RunError, match="class 'c' has 0 records"):
-        learn(honest, parse_run_config(QUADRATIC | {"classes": "a,b,c"}), "cpu", ("a", "b", "c"))
+        learn(honest, parse_run(QUADRATIC | {"classes": "a,b,c"}), "cpu", ("a", "b", "c"))
 
 
 def test_diagonal_discriminants_of_many_classes_hold_one_matrix_at_a_time():
@@ -82,14 +82,14 @@ def test_classes_without_any_variance_still_give_finite_weights_that_separate_th
     means = torch.randn(2, 5, generator=torch.Generator().manual_seed(0)) * 1e9
     for each in alike:
         each.mixtures.means.copy_(means)
-    head = learn(alike, parse_run_config({}), "cpu").head
+    head = learn(alike, parse_run({}), "cpu").head
     assert all(tensor.isfinite().all() for tensor in head.arrays().values())
     assert head.predict(means).tolist() == [0, 1]
 
 
 def test_least_squares_of_one_class_is_refused():
     with pytest.raises(RunError, match="two classes"):
-        learn([site("0", "a", thin(5))], parse_run_config({"head.solver": "ridge"}), "cpu")
+        learn([site("0", "a", thin(5))], parse_run({"head.solver": "ridge"}), "cpu")
 
 
 def test_a_covariance_that_is_not_finite_ends_in_an_error_and_not_in_a_search_without_end():
@@ -113,7 +113,7 @@ def test_a_site_whose_records_are_all_alike_is_not_refused(records, family):
 def whole(name: str) -> Surrogate:
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(sum(map(ord, name))))
     table = fit(x, torch.arange(40) % 2, 2, MixtureSettings("gram"), torch.Generator())
-    run = run_digest(parse_run_config({"fedpft.covariance": "gram"}))
+    run = parse_run({"fedpft.covariance": "gram"}).digest
     return Surrogate(Header("fedpft", run, name, "backbone", ("a", "b")), table)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import SurrogateError
+from common.run import Run, parse_run
 from common.surrogates.class_sums import PRESENT
 from common.surrogates.covariances import cholesky
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
@@ -32,20 +32,20 @@ def test_a_covariance_that_is_not_finite_ends_its_factorisation() -> None:
             cholesky(matrix, floor)
 
 
-def settings(family: str, epsilon: float, **more: Any) -> RunConfig:
-    return parse_run_config({"epsilon": epsilon, "delta": 1e-5, "fedpft.covariance": family} | more)
+def settings(family: str, epsilon: float, **more: Any) -> Run:
+    return parse_run({"epsilon": epsilon, "delta": 1e-5, "fedpft.covariance": family} | more)
 
 
-def honest(run: RunConfig) -> tuple[list[AnySurrogate], tuple[torch.Tensor, torch.Tensor]]:
+def honest(run: Run) -> tuple[list[AnySurrogate], tuple[torch.Tensor, torch.Tensor]]:
     parts, test = digits_of(SITES, seed=0)
     return [surrogate_of(part, CLASSES, "f" * 16, str(site), run) for site, part in enumerate(parts)], test
 
 
-def accuracy(sent: list[AnySurrogate], test: tuple[torch.Tensor, torch.Tensor], run: RunConfig) -> float:
+def accuracy(sent: list[AnySurrogate], test: tuple[torch.Tensor, torch.Tensor], run: Run) -> float:
     return learn(sent, run, "cpu", CLASSES).head.accuracy(test[0], CLASSES, test[1])[0] / len(test[1])
 
 
-def accepted(surrogate: AnySurrogate, run: RunConfig) -> bool:
+def accepted(surrogate: AnySurrogate, run: Run) -> bool:
     """Whether the coordinator's check accepts the surrogate."""
     try:
         check_surrogate(surrogate, Expectation.of(run, CLASSES, "f" * 16))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 from common.surrogates.surrogates import AnySurrogate
 from strategies.robustness.class_points import class_points
 from strategies.robustness.screening import screen
@@ -24,7 +24,7 @@ def style(own: Tensor, common: Tensor) -> Tensor:
 def site(means: Tensor, classes: list[int], count: int, name: str, generator: torch.Generator) -> AnySurrogate:
     labels = torch.tensor(classes).repeat_interleave(count)
     features = means[labels] + torch.randn(len(labels), D, generator=generator)
-    return surrogate_of((features, labels), CLASSES, "f" * 16, name, parse_run_config({"fedpft.covariance": "diag"}))
+    return surrogate_of((features, labels), CLASSES, "f" * 16, name, parse_run({"fedpft.covariance": "diag"}))
 
 
 @pytest.mark.parametrize("count", [8, 15, 30, 60])

@@ -10,8 +10,8 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from PIL import Image
 
-from common.config.run_config import parse_run_config
 from common.errors import PUBLIC_SENTENCES, RunError
+from common.run import parse_run
 from server_app.deployment import local_engine
 from server_app.federate import federate
 from strategies.flower.workers import worker_failure
@@ -106,7 +106,7 @@ def test_a_killed_worker_is_explained_in_a_simulation_only(tmp_path: Path, simul
         sites(3, state_dir=str(tmp_path), cache_dir=str(tmp_path)), {0: Fault(crash=KilledWorkerError("ended"))}
     )
     grid.run_config = default_run_config() | FAST | {"output-dir": str(tmp_path / "runs")}
-    federate(parse_run_config(grid.run_config), grid, grid.run.run_id, simulated=simulated)
+    federate(parse_run(grid.run_config), grid, grid.run.run_id, simulated=simulated)
     (folder,) = run_folders(tmp_path / "runs")
     (event,) = (event for event in events_of(folder) if event["event"] == "rejected")
     assert words in event["reason"]

@@ -6,14 +6,14 @@ from functools import cache
 
 import pytest
 
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 from common.surrogates.surrogates import AnySurrogate
 from strategies.fedpft.learn import learn
 from tests.hostile_sites import ATTACKS, Data, surrogate_of, uneven_digits
 
 ALPHA, SEED, SITES = 0.5, 0, 10
 CLASSES = tuple(map(str, range(10)))
-RUN = parse_run_config({"head.min-steps": 150, "head.epochs": 1, "fedpft.covariance": "diag", "seed": SEED})
+RUN = parse_run({"head.min-steps": 150, "head.epochs": 1, "fedpft.covariance": "diag", "seed": SEED})
 
 
 @cache

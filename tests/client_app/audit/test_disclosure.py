@@ -10,7 +10,7 @@ from client_app.audit.disclosure import disclose
 from client_app.features.site_features import site_name
 from client_app.governance.gate import open_gate, open_ledger
 from client_app.governance.release import SurrogateRequest, prepare
-from common.config.run_config import parse_run_config, run_digest
+from common.run import parse_run
 from tests import commands
 from tests.client_app.audit.test_release_audit import OPEN, hospital
 
@@ -18,7 +18,7 @@ RUN: dict[str, Any] = {"backbone": "none", "data": "safetensors", "fedpft.covari
 
 
 def test_the_sheet_has_the_hash_of_what_leaves_and_the_ledger_has_the_sheets_address(tmp_path: Path) -> None:
-    node, run = hospital(tmp_path, [30, 30]), parse_run_config(RUN)
+    node, run = hospital(tmp_path, [30, 30]), parse_run(RUN)
     open_ledger(node)
     content, facts, page = disclose(run, node)
     gate = open_gate(node, run, "1")
@@ -28,16 +28,16 @@ def test_the_sheet_has_the_hash_of_what_leaves_and_the_ledger_has_the_sheets_add
     assert content["outputs"]["sha256 of the payload"] == entry["sha256"] == hashlib.sha256(prepared.payload).hexdigest()
     assert content["outputs"]["bytes"] == entry["bytes"] == len(prepared.payload)
     assert (node.state / f"{entry['disclosure']}.json").read_bytes() == facts.read_bytes()
-    assert facts.stem == f"{run_digest(run)}-{hashlib.sha256(facts.read_bytes()).hexdigest()[:16]}"
+    assert facts.stem == f"{run.digest}-{hashlib.sha256(facts.read_bytes()).hexdigest()[:16]}"
     assert content["outputs"]["ledger after"]["entries"] == len(gate.ledger.entries())
     assert entry["disclosure"] in page.read_text()
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
 
 
 def test_a_release_without_a_sheet_has_no_address(tmp_path: Path) -> None:
-    node, run = hospital(tmp_path, [30, 30]), parse_run_config(RUN)
+    node, run = hospital(tmp_path, [30, 30]), parse_run(RUN)
     open_ledger(node)
-    disclose(parse_run_config(RUN | {"seed": 5}), node)
+    disclose(parse_run(RUN | {"seed": 5}), node)
     prepared = prepare(
         SurrogateRequest(run, node, site_name(node, 0), "1", info={"lineage": "one"}), open_gate(node, run, "1")
     )

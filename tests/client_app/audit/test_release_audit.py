@@ -14,9 +14,9 @@ from client_app.audit.page import page_of
 from client_app.audit.release_audit import ReleaseAudit, audit_release
 from client_app.governance.policy import Policy
 from client_app.node_config import NodeConfig, parse_node_config
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError, DataError, PolicyError
 from common.privacy import gaussian_mechanism
+from common.run import parse_run
 from tests import commands
 from tests.uses_of_extras import hidden
 
@@ -40,7 +40,7 @@ def hospital(folder: Path, counts: list[int], d: int = 16, policy: str = OPEN, s
 def attacked(node: NodeConfig, releases: int = 8, **settings: Any) -> ReleaseAudit:
     """An audit of so many releases, from the same halves each time. Without privacy it is repeatable."""
     run = {"backbone": "none", "data": "safetensors", "fedpft.covariance": "spherical"} | settings
-    return audit_release(parse_run_config(run), node, seconds=1e9, most=releases, seed=1)
+    return audit_release(parse_run(run), node, seconds=1e9, most=releases, seed=1)
 
 
 def test_a_class_of_one_record_is_found_for_certain(tmp_path: Path) -> None:
@@ -118,18 +118,18 @@ def test_other_one_shot_releases_are_attacked(tmp_path: Path, method: str) -> No
 def test_limits_of_the_policy_refuse_a_release_without_privacy(tmp_path: Path) -> None:
     node = hospital(tmp_path, [50])
     settings = {"backbone": "none", "data": "safetensors", "fedpft.covariance": "spherical", "fedpft.components": 30}
-    run = parse_run_config(settings)
+    run = parse_run(settings)
     check_attacks(run, node, Policy())
     with pytest.raises(PolicyError, match=r"AUC of .*largest-attack-auc = 0\.6"):
         check_attacks(run, node, Policy(largest_attack_auc=0.6))
     small = hospital(tmp_path / "small", [2] * 20)
-    plain = parse_run_config(settings | {"fedpft.components": 1})
+    plain = parse_run(settings | {"fedpft.components": 1})
     with pytest.raises(PolicyError, match=r"smallest-nearest-ratio = 0\.5"):
         check_attacks(plain, small, Policy(smallest_nearest_ratio=0.5))
-    private = parse_run_config(settings | {"epsilon": 1.0, "delta": 1e-5, "classes": "0"})
+    private = parse_run(settings | {"epsilon": 1.0, "delta": 1e-5, "classes": "0"})
     check_attacks(private, node, Policy(largest_attack_auc=0.5))
     with pytest.raises(PolicyError, match="cannot be attacked before it leaves"):
-        check_attacks(parse_run_config({"method": "fedavg"}), node, Policy(largest_attack_auc=0.6))
+        check_attacks(parse_run({"method": "fedavg"}), node, Policy(largest_attack_auc=0.6))
 
 
 PLAIN: dict[str, Any] = {"backbone": "none", "data": "safetensors"}
@@ -138,21 +138,21 @@ PLAIN: dict[str, Any] = {"backbone": "none", "data": "safetensors"}
 @pytest.mark.parametrize("method", ["afl", "fedcof", "fedcgs", "gh-ofl"])
 def test_means_in_statistics_are_held_against_the_nearest_records(tmp_path: Path, method: str) -> None:
     """Classes of two records: half of them has one, which is its mean."""
-    run = parse_run_config(PLAIN | {"method": method})
+    run = parse_run(PLAIN | {"method": method})
     check_attacks(run, hospital(tmp_path / "large", [60, 60]), Policy(smallest_nearest_ratio=0.5))
     with pytest.raises(PolicyError, match=r"smallest-nearest-ratio = 0\.5"):
         check_attacks(run, hospital(tmp_path / "small", [2] * 20), Policy(smallest_nearest_ratio=0.5))
 
 
 def test_a_release_without_means_is_refused_where_their_distance_is_limited(tmp_path: Path) -> None:
-    run = parse_run_config(PLAIN | {"method": "average", "head.min-steps": 5, "head.epochs": 1})
+    run = parse_run(PLAIN | {"method": "average", "head.min-steps": 5, "head.epochs": 1})
     with pytest.raises(PolicyError, match="'average' sends no means, so their distance from records is unknown"):
         check_attacks(run, hospital(tmp_path, [30, 30]), Policy(smallest_nearest_ratio=0.1))
 
 
 def test_a_release_that_no_attack_reads_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="cannot be attacked: 3 units of training records"):
-        check_attacks(parse_run_config(PLAIN), hospital(tmp_path, [3]), Policy(largest_attack_auc=0.99))
+        check_attacks(parse_run(PLAIN), hospital(tmp_path, [3]), Policy(largest_attack_auc=0.99))
 
 
 def test_a_class_of_one_record_has_a_mean_that_is_a_record(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_repeating_a_request_or_changing_its_seed_does_not_change_the_answer(tmp
     node = hospital(tmp_path, [40, 40])
     seen: list[str] = []
     for seed in (0, 0, 1, 2):
-        run = parse_run_config(PLAIN | {"fedpft.covariance": "spherical", "seed": seed})
+        run = parse_run(PLAIN | {"fedpft.covariance": "spherical", "seed": seed})
         with pytest.raises(PolicyError) as refused:
             check_attacks(run, node, Policy(largest_attack_auc=0.5))
         seen.append(str(refused.value))

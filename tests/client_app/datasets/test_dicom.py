@@ -19,10 +19,10 @@ from client_app.features.extraction import extract
 from client_app.features.site_features import load_site
 from client_app.node_config import NodeConfig, parse_node_config
 from common.backbones.backbones import load_backbone
-from common.config.flat_settings import parse_overrides
-from common.config.run_config import parse_run_config
 from common.errors import DataError
 from common.privacy.gaussian_mechanism import unit_weights
+from common.run import parse_run
+from common.settings.flat import parse_overrides
 from tests.dicom_files import header, image, save
 from tests.grid import FAST, InProcessGrid, files_with, metrics_of, run_federation
 
@@ -199,7 +199,7 @@ def test_several_images_in_a_file_are_refused_unless_the_site_says_which(tmp_pat
         assert (np.asarray(dataset.open_image(0))[..., 0] == LEVELS[0]).all()
     assert first.key != middle.key
     node = parse_node_config({"data": "dicom", "data-dir": str(tmp_path), "dicom-frames": "middle"})
-    assert DataSource.of_node(node, parse_run_config({})).frames == "middle"
+    assert DataSource.of_node(node, parse_run({})).frames == "middle"
 
 
 @pytest.mark.parametrize("syntax", [HTJ2KLossless, MPEG2MPML])
@@ -260,7 +260,7 @@ def hospital(folder: Path, patients: list[str], **tags: Any) -> dict[str, Any]:
 def test_a_doctor_warns_of_burned_in_text_and_not_of_a_tag_that_is_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = parse_run_config(parse_overrides(['epsilon=1.0 delta=1e-5 classes="a,b" backbone="pixels" image-size=8']))
+    run = parse_run(parse_overrides(['epsilon=1.0 delta=1e-5 classes="a,b" backbone="pixels" image-size=8']))
     node = NodeConfig(**hospital(tmp_path / "north", ["1", "2", "3", "3"]))
     (sound,) = (each for each in check_site(run, node) if each.what == "data")
     assert sound.state == "PASS"
@@ -300,7 +300,7 @@ def test_two_studies_of_a_patient_are_one_unit_and_the_patient_is_named_nowhere(
     assert metrics_of(folder)["sites"] == {"invited": 2, "used": 2, "rejected": 0, "dropped": 0}
     ledgers = [path.read_text().splitlines() for path in (work / "site-state" / "ledgers").glob("*.jsonl")]
     assert [json.loads(lines[-1])["unit"] for lines in ledgers] == ["patient", "patient"]
-    found = load_site(parse_run_config(settings), parse_node_config(nodes[0] | {"cache-dir": str(work / "site-cache")}))
+    found = load_site(parse_run(settings), parse_node_config(nodes[0] | {"cache-dir": str(work / "site-cache")}))
     assert found.train.units is not None
     assert (len(found.train.units), len(set(found.train.units))) == (59, 30)
     assert float(unit_weights(found.train.units, 59).sum()) == pytest.approx(30)

@@ -16,14 +16,14 @@ from client_app.governance.uncharged import FALLBACK, with_records, without_reco
 from client_app.node_config import NodeConfig, parse_node_config
 from client_app.offline.bundle_writer import release_to
 from client_app.offline.dry_run import dry_run
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, DataError
+from common.run import Run, parse_run
 from common.security.sealing import new_key, public_key
 from common.security.signed_requests import Request
 from tests.attacks.privacy.neighbours import FAULTS, Data, Record
 from tests.attacks.privacy.visits import METHODS, PRIVATE, Hospital, close_logs
 
-RUN = parse_run_config(PRIVATE | METHODS["sums spherical"])
+RUN = parse_run(PRIVATE | METHODS["sums spherical"])
 # Faults that make a record unusable; an image with several frames can be used if the site's settings say how.
 BAD = [(kind, fault) for kind, faults in FAULTS.items() for fault in faults if fault]
 
@@ -52,7 +52,7 @@ def test_without_privacy_the_same_record_is_an_error_that_a_person_sees(tmp_path
     fault = "nan" if kind == "features" else "no patient"
     node = hospital(tmp_path / "h", kind, (Record(), Record("b", fault=fault)))
     with pytest.raises(DataError):
-        load_site(parse_run_config({"image-size": 4, "device": "cpu"}), node)
+        load_site(parse_run({"image-size": 4, "device": "cpu"}), node)
 
 
 def test_what_is_left_out_changes_the_key_of_cached_features(tmp_path: Path) -> None:
@@ -92,13 +92,13 @@ def test_images_of_any_size_need_a_size_in_a_private_run(tmp_path: Path) -> None
     settings = {key: value for key, value in PRIVATE.items() if key != "image-size"}
     node = hospital(tmp_path / "h", "folder", (Record(),))
     for backbone in ("pixels", "pixels:rgb"):
-        run = parse_run_config(settings | {"backbone": backbone})
+        run = parse_run(settings | {"backbone": backbone})
         with pytest.raises(ConfigError, match="set image-size"):
             without_records(run, node)
         for kind in ("imagefolder", "dicom", "parquet"):
             with pytest.raises(ConfigError, match="set image-size"):
-                parse_run_config(settings | {"backbone": backbone, "data": kind})
-    states = {each.what: each.state for each in check_site(parse_run_config(settings), node)}
+                parse_run(settings | {"backbone": backbone, "data": kind})
+    states = {each.what: each.state for each in check_site(parse_run(settings), node)}
     assert states["backbone"] == "FAIL"
 
 
@@ -186,7 +186,7 @@ def test_a_site_that_gets_sigterm_ends_and_releases_nothing(tmp_path: Path, monk
 
 
 def test_data_that_are_public_anyway_may_fail_as_they_do(tmp_path: Path) -> None:
-    run = RunConfig(epsilon=1.0, delta=1e-5, classes=("none",), device="cpu")
+    run = Run(epsilon=1.0, delta=1e-5, classes=("none",), device="cpu")
     node = NodeConfig(data="digits", state_dir=str(tmp_path), cache_dir=str(tmp_path))
     with pytest.raises(DataError, match="no record of the classes"):
         load_site(run, node)

@@ -8,18 +8,18 @@ from safetensors.torch import save_file
 
 from client_app.datasets.partition import partition, share, split_test, whole
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig
 from common.errors import ConfigError, DataError
+from common.run import Run
 
 LABELS = torch.arange(10).repeat_interleave(40)
 ORIGIN = ["north" if i % 3 else "south" for i in range(400)]
 
 
-def run(**settings: object) -> RunConfig:
-    return RunConfig(**settings)  # type: ignore[arg-type]
+def run(**settings: object) -> Run:
+    return Run(**settings)  # type: ignore[arg-type]
 
 
-def of_kind(kind: str, **settings: object) -> RunConfig:
+def of_kind(kind: str, **settings: object) -> Run:
     return run(partition=kind, site_column="hospital" if kind == "column" else "", **settings)
 
 
@@ -53,8 +53,8 @@ def test_dirichlet_gives_the_parts_of_flowers_partitioner(alpha: float, seed: in
 @pytest.mark.slow
 def test_parts_are_the_same_in_every_process() -> None:
     program = (
-        "import torch; from client_app.datasets.partition import partition; from common.config.run_config import RunConfig\n"
-        "print([p.tolist() for p in partition(torch.arange(10).repeat_interleave(40), None, RunConfig(seed=5), 3)])"
+        "import torch; from client_app.datasets.partition import partition; from common.run import Run\n"
+        "print([p.tolist() for p in partition(torch.arange(10).repeat_interleave(40), None, Run(seed=5), 3)])"
     )
     folder = Path(__file__).parents[3]
     outcome = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)

@@ -29,9 +29,9 @@ from client_app.diagnostics.node_checks import check_isolation, is_isolated, is_
 from client_app.diagnostics.site_checks import check_site
 from client_app.governance.gate import open_gate, open_ledger
 from client_app.node_config import NodeConfig, parse_node_config
-from common.config.flat_settings import parse_overrides
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError
+from common.run import Run, parse_run
+from common.settings.flat import parse_overrides
 from server_app.deployment.certificates import _make_server, _private, issue
 from tests.client_app.governance.ledger_processes import release
 
@@ -43,7 +43,7 @@ def test_every_gpu_that_is_used_is_shown(monkeypatch: pytest.MonkeyPatch, device
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 2**31))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: f"GPU {torch.device(name).index}")
-    found = list(site_checks._machine(parse_run_config({}), parse_node_config({"device": device})))
+    found = list(site_checks._machine(parse_run({}), parse_node_config({"device": device})))
     assert [each.found for each in found if each.what == "GPU"] == [f"{name}, 1.0 of 2.0 GiB free" for name in expected]
 
 
@@ -268,7 +268,7 @@ RUN = 'epsilon=1.0 delta=1e-5 classes="a,b" backbone="pixels" image-size=8 fedpf
 
 
 def examined(node: NodeConfig, settings: str = RUN, fingerprint: str = "") -> dict[str, Finding]:
-    run = parse_run_config(parse_overrides([settings]))
+    run = parse_run(parse_overrides([settings]))
     return {each.what: each for each in check_site(run, node, fingerprint)}
 
 
@@ -303,7 +303,7 @@ def test_what_a_policy_forbids_and_what_is_spent_is_found(hospital: NodeConfig, 
     strict = hospital.model_copy(update={"policy": str(tmp_path / "p.toml")})
     assert examined(strict)["a run"].state == "WARN"
     assert examined(strict)["policy"].state == "PASS"
-    gate = open_gate(strict.model_copy(update={"policy": ""}), RunConfig(), "7")
+    gate = open_gate(strict.model_copy(update={"policy": ""}), Run(), "7")
     gate.let_out(release(10.0, run="7"))
     (tmp_path / "p.toml").write_text("epsilon-total = 0.1")
     assert examined(strict)["ledger"].state == "FAIL"
@@ -312,7 +312,7 @@ def test_what_a_policy_forbids_and_what_is_spent_is_found(hospital: NodeConfig, 
 
 
 def test_a_damaged_ledger_fails(hospital: NodeConfig) -> None:
-    gate = open_gate(hospital, RunConfig(), "7")
+    gate = open_gate(hospital, Run(), "7")
     gate.let_out(release(10.0, run="7"))
     gate.ledger.path.write_text("edited\n")
     assert examined(hospital)["ledger"].state == "FAIL"

@@ -23,9 +23,9 @@ from client_app.features.parts import Part, in_parts
 from client_app.features.site_features import load_site
 from client_app.node_config import parse_node_config
 from common.backbones.backbones import Backbone, load_backbone
-from common.config.run_config import parse_run_config
 from common.errors import BackboneError, FedSurrogateError
 from common.models import devices
+from common.run import parse_run
 from tests.client_app.features.other_processes import (
     BROKEN,
     COUNT,
@@ -193,7 +193,7 @@ def test_a_site_starts_processes_for_its_own_images(
         file = tmp_path / "data" / "ab"[index % 2] / f"{index}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         picture(100 + index).save(file)
-    run = parse_run_config({"image-size": 8})
+    run = parse_run({"image-size": 8})
     found = []
     for number in (2, 1):
         processes(number)

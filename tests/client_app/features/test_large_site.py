@@ -27,8 +27,8 @@ from client_app.methods.heads.analytic import gaussians
 from client_app.methods.moments import class_moments
 from client_app.methods.task import Task
 from client_app.node_config import parse_node_config
-from common.config.run_config import RunConfig, parse_run_config
-from common.privacy.claims import make_claim
+from common.privacy.mechanism import make_claim
+from common.run import Run, parse_run
 from common.surrogates.class_sums import statistics
 
 ROOT = Path(__file__).parents[3]
@@ -43,11 +43,11 @@ from client_app.features.site_features import load_site
 from client_app.methods.fedpft.surrogate import fedpft_surrogate
 from client_app.methods.task import Task
 from client_app.node_config import parse_node_config
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 
 data, cache, result = sys.argv[1:]
 node = parse_node_config({"data": "parquet", "data-dir": data, "cache-dir": cache, "features-in-memory-mib": 1})
-run = parse_run_config({"fedpft.components": 3, "fedpft.covariance": "diag"})
+run = parse_run({"fedpft.components": 3, "fedpft.covariance": "diag"})
 found = load_site(run, node)
 assert found.train.folder, found.train.x.shape
 Path(result).write_bytes(fedpft_surrogate(Task(run, node, "a", found)).payload)
@@ -233,7 +233,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def tasks(folder: Path, run: RunConfig) -> tuple[Task, Task]:
+def tasks(folder: Path, run: Run) -> tuple[Task, Task]:
     """The same site with its features in memory, and in a file."""
     found = []
     for mib in (256, 1):
@@ -245,7 +245,7 @@ def tasks(folder: Path, run: RunConfig) -> tuple[Task, Task]:
 
 
 def test_features_in_a_file_are_those_in_memory(data: Path) -> None:
-    memory, file = tasks(data, parse_run_config({"classes": "0,2"}))
+    memory, file = tasks(data, parse_run({"classes": "0,2"}))
     for ours, theirs in ((file.found.train, memory.found.train), (file.found.test, memory.found.test)):
         assert torch.equal(ours.features, theirs.features)
         assert torch.equal(ours.labels, theirs.labels)
@@ -257,9 +257,9 @@ def test_features_in_a_file_are_those_in_memory(data: Path) -> None:
 
 
 def test_statistics_of_features_in_a_file_are_those_in_memory_bit_for_bit(data: Path) -> None:
-    memory, file = tasks(data, parse_run_config({"method": "gh-ofl"}))
+    memory, file = tasks(data, parse_run({"method": "gh-ofl"}))
     assert gaussians(file).payload == gaussians(memory).payload
-    memory, file = tasks(data, parse_run_config({"method": "afl", "secure-sum": True, "classes": "0,1,2"}))
+    memory, file = tasks(data, parse_run({"method": "afl", "secure-sum": True, "classes": "0,1,2"}))
     for ours, theirs in zip(class_moments(file)[0].values(), class_moments(memory)[0].values(), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -267,7 +267,7 @@ def test_statistics_of_features_in_a_file_are_those_in_memory_bit_for_bit(data: 
 @pytest.mark.parametrize("family", ["diag", "full", "spherical"])
 def test_private_sums_of_features_in_a_file_are_those_in_memory_bit_for_bit(data: Path, family: str) -> None:
     found = []
-    for task in tasks(data, parse_run_config({})):
+    for task in tasks(data, parse_run({})):
         train = task.found.train
         clipped = Clipped.of(train.features, train.labels, None, 0.0, torch.full((40,), 0.1), train.folder)
         found.append(statistics(clipped.features, clipped.labels, clipped.weights, 3, family, 1.0))
@@ -292,7 +292,7 @@ def test_noisy_sums_leave_no_mapped_features_in_memory(family: str, tmp_path: Pa
     rows, dimension = 20_000, 128
     features = written(iter([torch.randn(rows, dimension)]), dimension, tmp_path)
     labels = torch.randint(3, (rows,))
-    run = parse_run_config({"epsilon": 1.0, "delta": 1e-5, "classes": "a,b,c", "fedpft.covariance": family})
+    run = parse_run({"epsilon": 1.0, "delta": 1e-5, "classes": "a,b,c", "fedpft.covariance": family})
     claim = make_claim(run, "record", "")
     assert claim is not None
     data = Clipped.of(features, labels, norm=1.0, folder=tmp_path)

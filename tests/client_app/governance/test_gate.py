@@ -10,9 +10,9 @@ from client_app.governance.gate import Gate, check_receipts, new_receipt, open_g
 from client_app.governance.ledger import Ledger
 from client_app.governance.policy import DEFAULT, PUBLIC_DATA, Policy
 from client_app.node_config import NodeConfig
-from common.config.run_config import parse_run_config
 from common.errors import BudgetError, PolicyError
 from common.privacy.accounting import gaussian_noise_multiplier
+from common.run import parse_run
 from tests.client_app.governance.ledger_processes import release
 
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5}
@@ -25,7 +25,7 @@ def gate(folder: Path, **policy: Any) -> Gate:
 def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path: Path) -> None:
     node = NodeConfig(data="parquet", data_dir=str(tmp_path), policy=str(tmp_path / "gone.toml"), state_dir=str(tmp_path))
     with pytest.raises(PolicyError, match="nothing leaves without it"):
-        open_gate(node, parse_run_config({}), "1")
+        open_gate(node, parse_run({}), "1")
 
 
 @pytest.mark.parametrize(
@@ -41,16 +41,16 @@ def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path: Path) -> None:
 )
 def test_what_a_policy_forbids_is_refused_before_any_work(tmp_path: Path, asked: Any, policy: Any, key: str) -> None:
     with pytest.raises(PolicyError) as error:
-        gate(tmp_path, **policy).check_request(parse_run_config(asked))
+        gate(tmp_path, **policy).check_request(parse_run(asked))
     assert key in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_default_allows_a_private_run_and_public_data_anything(tmp_path: Path) -> None:
-    Gate(DEFAULT, Ledger(tmp_path, "data")).check_request(parse_run_config(PRIVATE))
+    Gate(DEFAULT, Ledger(tmp_path, "data")).check_request(parse_run(PRIVATE))
     public = Gate(PUBLIC_DATA, Ledger(tmp_path, "data"))
     for asked in ({}, PRIVATE | {"epsilon": 50.0, "fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}):
-        public.check_request(parse_run_config(asked))
+        public.check_request(parse_run(asked))
 
 
 def test_a_release_too_large_or_without_privacy_stays(tmp_path: Path) -> None:
@@ -86,13 +86,13 @@ def test_small_classes_stay_unless_noise_hides_them(tmp_path: Path) -> None:
 
 def test_exact_numbers_never_leave_beside_a_promise(tmp_path: Path) -> None:
     lenient = gate(tmp_path, without_dp=True)
-    assert lenient.exact_numbers_may_leave(parse_run_config({}))
-    assert not lenient.exact_numbers_may_leave(parse_run_config(PRIVATE))
-    assert not gate(tmp_path).exact_numbers_may_leave(parse_run_config({}))
+    assert lenient.exact_numbers_may_leave(parse_run({}))
+    assert not lenient.exact_numbers_may_leave(parse_run(PRIVATE))
+    assert not gate(tmp_path).exact_numbers_may_leave(parse_run({}))
 
 
 def test_every_simulation_begins_with_a_budget_of_its_own_and_hospital_data_never_does(tmp_path: Path) -> None:
-    run = parse_run_config(PRIVATE)
+    run = parse_run(PRIVATE)
     share = NodeConfig(partition_id=1, num_partitions=3, state_dir=str(tmp_path))
     own = NodeConfig(data="parquet", data_dir=str(tmp_path), state_dir=str(tmp_path))
     assert open_gate(share, run, "1").ledger.path != open_gate(share, run, "2").ledger.path
@@ -110,9 +110,9 @@ def test_a_release_of_exactly_the_largest_size_may_leave(tmp_path: Path) -> None
 
 
 def test_one_pattern_of_many_allows_a_run(tmp_path: Path) -> None:
-    gate(tmp_path, methods=("dpcvae", "fed*")).check_request(parse_run_config(PRIVATE))
+    gate(tmp_path, methods=("dpcvae", "fed*")).check_request(parse_run(PRIVATE))
     with pytest.raises(PolicyError, match="methods"):
-        gate(tmp_path, methods=("dpcvae", "fedlap")).check_request(parse_run_config(PRIVATE))
+        gate(tmp_path, methods=("dpcvae", "fedlap")).check_request(parse_run(PRIVATE))
 
 
 def test_public_data_has_no_receipt(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from client_app.model_use.evaluation import evaluate as judge
 from client_app.model_use.held_out import Source, held_out
 from client_app.model_use.store import open_model, read_index
 from client_app.node_config import parse_node_config
-from common.config.flat_settings import parse_overrides
 from common.errors import ConfigError
+from common.settings.flat import parse_overrides
 from common.signed_models.gaussians import fit_gaussians
 from tests.client_app.model_use.hospitals import federation, rows_of_classes, site, text, write_images
 from tests.uses_of_extras import hidden

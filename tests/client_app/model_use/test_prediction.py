@@ -41,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def node(home: Path) -> NodeConfig:
-    from common.config.flat_settings import parse_overrides
+    from common.settings.flat import parse_overrides
 
     return parse_node_config(parse_overrides([(home / "node.txt").read_text()]))
 

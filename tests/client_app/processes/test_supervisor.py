@@ -17,8 +17,8 @@ from client_app.cli.join import check_settings
 from client_app.node_config import parse_node_config
 from client_app.processes.child_process import Child
 from client_app.processes.supervisor import site_commands
-from common.config.flat_settings import parse_overrides
 from common.errors import ConfigError, FedSurrogateError
+from common.settings.flat import parse_overrides
 from server_app.deployment.submit import APP_FOLDER
 from tests.e2e.processes import PATIENCE, heed_signals, until
 

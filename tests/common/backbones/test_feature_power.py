@@ -5,8 +5,8 @@ import torch
 
 from common.backbones.backbones import load_backbone
 from common.backbones.feature_power import power_for, power_in, raised, with_power
-from common.config.run_config import parse_run_config, run_digest
 from common.errors import ConfigError
+from common.run import parse_run
 
 
 def test_signs_stay_and_one_changes_nothing():
@@ -31,16 +31,16 @@ def test_other_fingerprints_have_power_one(text):
 @pytest.mark.parametrize("value", [0, 0.0, -1.0, 2.5, True, "half", float("nan")])
 def test_other_powers_are_refused_by_name(value):
     with pytest.raises(ConfigError, match=r"features\.power = .*must be 'auto', or a number above 0 and at most 2"):
-        parse_run_config({"features.power": value})
+        parse_run({"features.power": value})
 
 
 def test_the_power_is_in_the_digest_unless_it_is_one():
     def digest(**keys):
-        return run_digest(parse_run_config({"backbone": "torchvision:mobilenet_v2"} | keys))
+        return parse_run({"backbone": "torchvision:mobilenet_v2"} | keys).digest
 
     assert digest() == digest(**{"features.power": 0.5}) != digest(**{"features.power": 1})
-    pixels = run_digest(parse_run_config({}))
-    assert pixels == run_digest(parse_run_config({"features.power": 1.0}))
+    pixels = parse_run({}).digest
+    assert pixels == parse_run({"features.power": 1.0}).digest
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_power_is_in_the_digest_unless_it_is_one():
 )
 def test_features_that_privacy_clips_stay_as_they_are_unless_the_settings_say_otherwise(keys, power):
     private = {"delta": 1e-5, "classes": "a,b"} if keys.get("epsilon") else {}
-    assert parse_run_config({"backbone": "torchvision:mobilenet_v2"} | private | keys).power == power
+    assert parse_run({"backbone": "torchvision:mobilenet_v2"} | private | keys).power == power
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import pytest
 
-from common.config.descriptions import Description, descriptions
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError
+from common.help import Description, descriptions
 from common.methods import COUNTS, METHODS
+from common.run import parse_run
 
 ROWS = descriptions()
 NUMBER = r"[\d.e+-]+"
@@ -56,13 +56,13 @@ def test_a_number_outside_the_described_range_is_refused(row: Description) -> No
     outside += [most if found[4] else most * (1 + 1e-9) + step] if most else []
     for value in outside:
         with pytest.raises(ConfigError, match=rf"{re.escape(row.key)} = "):
-            parse_run_config({row.key: int(value) if row.kind == "whole number" else value})
+            parse_run({row.key: int(value) if row.kind == "whole number" else value})
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if " or " in row.range and row.kind == "text"], ids=lambda row: row.key)
 def test_a_refused_choice_names_the_described_ones(row: Description) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_run_config({row.key: "zzz"})
+        parse_run({row.key: "zzz"})
     for choice in re.split(r", | or ", row.range):
         assert f"'{choice}'" in str(caught.value)
 

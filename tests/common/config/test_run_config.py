@@ -7,12 +7,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from common.config.descriptions import descriptions
-from common.config.flat_settings import Scalar, known_keys, parse_overrides
-from common.config.run_config import RunConfig, parse_run_config, run_digest
-from common.config.sections import FedPFTSettings, HeadSettings
 from common.errors import ConfigError
+from common.help import descriptions
 from common.models.devices import pick_device
+from common.run import Run, parse_run
+from common.settings import FedPFTSettings, HeadSettings
+from common.settings.flat import Scalar, known_keys, parse_overrides
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
@@ -31,7 +31,7 @@ def published() -> dict[str, object]:
 
 def message(flat: dict[str, Scalar]) -> str:
     with pytest.raises(ConfigError) as caught:
-        parse_run_config(flat)
+        parse_run(flat)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -44,23 +44,23 @@ def test_pyproject_publishes_every_key_with_its_default() -> None:
 
 
 def test_known_keys_are_the_published_ones() -> None:
-    assert sorted(known_keys(RunConfig)) == sorted(published())
+    assert sorted(known_keys(Run)) == sorted(published())
 
 
 def test_the_published_configuration_is_valid_and_the_default() -> None:
-    assert parse_run_config(published()) == RunConfig() == parse_run_config({})
+    assert parse_run(published()) == Run() == parse_run({})
 
 
 def test_dotted_keys_reach_their_section() -> None:
-    config = parse_run_config({"fedpft.rank": 64, "fedpft.covariance": "full", "head.epochs": 3, "classes": " cat, dog ,"})
+    config = parse_run({"fedpft.rank": 64, "fedpft.covariance": "full", "head.epochs": 3, "classes": " cat, dog ,"})
     assert config.fedpft == FedPFTSettings(rank=64, covariance="full")
     assert config.head == HeadSettings(epochs=3)
     assert config.classes == ("cat", "dog")
-    assert config.seed == RunConfig().seed
+    assert config.seed == Run().seed
 
 
 def test_whole_numbers_may_stand_for_fractions() -> None:
-    assert parse_run_config({"quorum": 1}).quorum == 1.0
+    assert parse_run({"quorum": 1}).quorum == 1.0
 
 
 @pytest.mark.parametrize(
@@ -137,15 +137,15 @@ def test_a_privacy_budget_that_makes_no_sense_is_refused(settings: dict[str, Sca
 
 
 def test_a_budget_turns_privacy_on() -> None:
-    assert parse_run_config({}).mechanism == "none"
+    assert parse_run({}).plan.mechanism_name == "none"
     budget: dict[str, Scalar] = {"epsilon": 1.0, "delta": 1e-5}
-    assert parse_run_config(budget).mechanism == "sums"
-    assert parse_run_config(budget | {"fedpft.components": 2}).mechanism == "dp-em"
+    assert parse_run(budget).plan.mechanism_name == "sums"
+    assert parse_run(budget | {"fedpft.components": 2}).plan.mechanism_name == "dp-em"
 
 
 def test_a_parsed_configuration_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
-        RunConfig().seed = 1  # type: ignore[misc]
+        Run().seed = 1  # type: ignore[misc]
 
 
 def test_few_batches_get_more_passes_and_never_fewer_than_asked() -> None:
@@ -201,7 +201,7 @@ def test_an_override_that_cannot_be_read_is_named(text: str, named: str) -> None
     ],
 )
 def test_digest_does_not_depend_on_the_machine_or_the_coordinator(elsewhere: dict[str, Scalar]) -> None:
-    assert run_digest(parse_run_config(elsewhere)) == run_digest(RunConfig())
+    assert parse_run(elsewhere).digest == Run().digest
 
 
 def test_digest_changes_with_everything_a_surrogate_depends_on() -> None:
@@ -217,15 +217,15 @@ def test_digest_changes_with_everything_a_surrogate_depends_on() -> None:
         {"fedpft.covariance": "full"},
         {"fedpft.samples-per-component": 11},
     ]
-    digests = [run_digest(parse_run_config(flat)) for flat in changed]
+    digests = [parse_run(flat).digest for flat in changed]
     assert len(set(digests)) == len(changed)
     assert all(len(digest) == 16 and int(digest, 16) >= 0 for digest in digests)
 
 
 def test_digest_does_not_depend_on_who_wrote_the_keys_down_and_how() -> None:
-    assert run_digest(parse_run_config(published())) == run_digest(RunConfig())
+    assert parse_run(published()).digest == Run().digest
     one, other = {"seed": 7, "classes": "a,b", "fedpft.rank": 4}, {"fedpft.rank": 4, "classes": " a, b", "seed": 7}
-    assert run_digest(parse_run_config(one)) == run_digest(parse_run_config(other))
+    assert parse_run(one).digest == parse_run(other).digest
 
 
 @pytest.mark.parametrize(
@@ -241,19 +241,19 @@ def test_digest_does_not_depend_on_who_wrote_the_keys_down_and_how() -> None:
 )
 def test_fedlap_takes_the_network_that_the_features_allow(images: dict[str, Scalar], network: str) -> None:
     flat = {"method": "fedlap"} | images
-    chosen, named = parse_run_config(flat), parse_run_config(flat | {"fedlap.model": network})
+    chosen, named = parse_run(flat), parse_run(flat | {"fedlap.model": network})
     assert chosen == named
     assert chosen.trained.kind == network
-    assert run_digest(chosen) == run_digest(named)
+    assert chosen.digest == named.digest
     for other in {"linear", "mlp", "convnet"} - {network}:
-        assert parse_run_config(flat | {"fedlap.model": other}).fedlap.kind == other
+        assert parse_run(flat | {"fedlap.model": other}).fedlap.kind == other
 
 
 def test_runs_of_fedlap_that_name_their_network_steps_and_memory_keep_their_digest() -> None:
     steps = {"fedlap.image-steps": 100, "fedlap.memory": 0.33}
     preset = {"method": "fedlap", "image-size": 16, "partition": "classes", "classes-per-site": 2}
-    assert run_digest(parse_run_config(preset | steps)) == "8e53cacea5ac005a"
-    assert run_digest(parse_run_config({"method": "fedlap", "fedlap.model": "convnet"} | steps)) == "920559813665d306"
+    assert parse_run(preset | steps).digest == "8e53cacea5ac005a"
+    assert parse_run({"method": "fedlap", "fedlap.model": "convnet"} | steps).digest == "920559813665d306"
 
 
 def test_device_is_one_this_machine_has() -> None:

@@ -14,11 +14,11 @@ from client_app.governance.gate import open_ledger, own_ledger
 from client_app.node_config import packages_of, parse_node_config
 from client_app.offline.dry_run import dry_run
 from common.backbones.backbone_names import LIBRARIES
-from common.config.run_config import parse_run_config
 from common.errors import PUBLIC_SENTENCES, ConfigError, PackageError, RunError
 from common.extras.needed import OF_DATA, check_packages, packages_for
 from common.extras.packages import DISTRIBUTIONS, EXTRAS, check_installed, install_command, is_installed, needed_for
 from common.methods import METHODS
+from common.run import parse_run
 from server_app.lifecycle.before_start import flower_engine
 from tests import commands
 from tests.grid import FAST, InProcessGrid, events_of, run_federation, run_folders
@@ -113,7 +113,7 @@ def test_packages_that_settings_need_are_in_the_table_of_extras() -> None:
 def test_only_what_the_settings_use_is_needed(
     settings: dict[str, str], data: str, judges: bool, expected: list[str]
 ) -> None:
-    run = parse_run_config(settings)
+    run = parse_run(settings)
     assert [package for package, _ in packages_for(run, data, judges)] == expected
     for package in expected:
         with hidden(package), pytest.raises(PackageError, match=re.escape(install_command(EXTRAS[package]))):
@@ -161,9 +161,9 @@ def test_a_missing_package_is_not_taken_for_unusable_records_and_answered_with_n
     run = {key.replace("_", "-"): value for key, value in PRIVATE_RUN.items()}
     open_ledger(site := parse_node_config(node))
     with hidden("pydicom"), pytest.raises(PackageError, match="data = 'dicom'"):
-        dry_run(parse_run_config(run), site)
+        dry_run(parse_run(run), site)
     # With the package, the same site answers as one without usable records.
-    assert "no record of the classes" in str(dry_run(parse_run_config(run), site).facts["failure"])
+    assert "no record of the classes" in str(dry_run(parse_run(run), site).facts["failure"])
 
 
 def test_a_site_does_not_join_and_its_doctor_fails_without_the_package_of_its_data(
@@ -267,4 +267,4 @@ def test_a_sweep_without_matplotlib_keeps_its_rows(
 def test_a_site_needs_the_packages_of_its_own_data_and_of_what_it_computes(
     node: dict[str, str], run: dict[str, str], expected: list[str]
 ) -> None:
-    assert [package for package, _ in packages_of(parse_run_config(run), parse_node_config(node))] == expected
+    assert [package for package, _ in packages_of(parse_run(run), parse_node_config(node))] == expected

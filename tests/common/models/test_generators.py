@@ -10,7 +10,6 @@ import torch
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import one_hot
 
-from common.config.run_config import parse_run_config
 from common.costs import numbers
 from common.errors import DataError, SurrogateError
 from common.models.generators import (
@@ -27,6 +26,7 @@ from common.models.generators import (
     scaled,
     tensors_of,
 )
+from common.run import parse_run
 from common.surrogates.surrogates import Header
 from common.wire.generator_files import pack_generator, read_generator, read_synthetic_set, write_synthetic_set
 
@@ -34,7 +34,7 @@ HEADER = Header("dpcvae", "run", "coordinator", "print", ("a", "b", "c"))
 
 
 def run_of(**settings: Any) -> Any:
-    return parse_run_config({"method": "dpcvae"} | {f"dpcvae.{key}".replace("_", "-"): v for key, v in settings.items()})
+    return parse_run({"method": "dpcvae"} | {f"dpcvae.{key}".replace("_", "-"): v for key, v in settings.items()})
 
 
 def count(module: torch.nn.Module) -> int:
@@ -74,7 +74,7 @@ def test_what_is_shared_has_as_many_parameters_as_the_formula_says(
 
 
 def test_the_gan_has_the_papers_size() -> None:
-    run = parse_run_config({"method": "dpcgan", "dpcvae.latent": 100})
+    run = parse_run({"method": "dpcgan", "dpcvae.latent": 100})
     assert count(fresh_generator(run, 11, 768)) == numbers(run, 768, 11, 0) == 1_369_856
     assert count(critic(11, 768)) == 1_324_033
     assert isinstance(fresh_companion(run, 11, 768), torch.nn.Sequential)
@@ -131,7 +131,7 @@ def test_a_generator_that_does_not_fit_is_refused() -> None:
 
 
 def test_a_file_brings_back_the_same_generator_and_says_what_it_promises(tmp_path: Any) -> None:
-    run = parse_run_config({"method": "dpcvae", "epsilon": 3.0, "delta": 1e-5, "dpcvae.rounds": 4})
+    run = parse_run({"method": "dpcvae", "epsilon": 3.0, "delta": 1e-5, "dpcvae.rounds": 4})
     whole = Generator(HEADER, run, tensors_of(fresh_generator(run, 3, 10)))
     (tmp_path / "g").write_bytes(pack_generator(whole, rounds=3))
     back = read_generator(tmp_path / "g")

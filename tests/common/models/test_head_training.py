@@ -6,9 +6,9 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from common.config.sections import HeadSettings
 from common.models.classifiers import Head
 from common.models.head_training import shuffled_batches, train_head, train_on_features
+from common.settings import HeadSettings
 from common.surrogates.surrogates import Header
 
 CLASSES = tuple("0123456789")

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.config.sections import AUGMENTATIONS
 from common.models.augmentation import draw, draws
 from common.models.loss_landscape import LandscapeRecords, distance, gradient, loss, mismatch, total_loss, walk
 from common.models.networks import convnet, linear, mlp, parameters_of, split_input
+from common.settings import AUGMENTATIONS
 
 
 def records(count: int = 12, seed: int = 0, weights: Tensor | None = None) -> LandscapeRecords:

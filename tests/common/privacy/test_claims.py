@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, SurrogateError
 from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_delta, pld_epsilon
-from common.privacy.claims import (
+from common.privacy.mechanism import (
     EM_STEPS,
-    check_claim,
+    check_stated,
     first_round_shares,
     make_claim,
     plan_of,
@@ -19,11 +18,12 @@ from common.privacy.claims import (
     released_in,
     spent_after,
 )
+from common.run import Run, parse_run
 from common.wire.surrogate_proto import pack_claim, unpack_claim
 
 
-def run(**settings: object) -> RunConfig:
-    return parse_run_config({"epsilon": 2.0, "delta": 1e-6} | {k.replace("_", "."): v for k, v in settings.items()})  # type: ignore[dict-item]
+def run(**settings: object) -> Run:
+    return parse_run({"epsilon": 2.0, "delta": 1e-6} | {k.replace("_", "."): v for k, v in settings.items()})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
@@ -43,16 +43,16 @@ def test_claims_survive_the_wire_and_are_checked_there() -> None:
     claim = make_claim(config, "patient", "0123456789abcdef")
     assert claim is not None
     assert unpack_claim(pack_claim(claim)) == claim  # type: ignore[arg-type]
-    check_claim(claim, config, "0123456789abcdef")
+    check_stated(claim, config, "0123456789abcdef")
     with pytest.raises(SurrogateError, match="centre"):
-        check_claim(claim, config)
+        check_stated(claim, config)
     with pytest.raises(SurrogateError, match="noise_multiplier"):
-        check_claim(replace(claim, noise_multiplier=claim.noise_multiplier * 1.01), config, "0123456789abcdef")
+        check_stated(replace(claim, noise_multiplier=claim.noise_multiplier * 1.01), config, "0123456789abcdef")
     with pytest.raises(SurrogateError, match="no privacy, this run asks for mechanism 'sums'"):
-        check_claim(None, config)
+        check_stated(None, config)
     with pytest.raises(SurrogateError, match="this run asks for mechanism 'none'"):
-        check_claim(claim, RunConfig())
-    check_claim(None, RunConfig())
+        check_stated(claim, Run())
+    check_stated(None, Run())
 
 
 def test_theorem_4_1_adds_more_noise_than_it_needs_until_it_adds_too_little() -> None:
@@ -68,14 +68,14 @@ def test_theorem_4_1_adds_more_noise_than_it_needs_until_it_adds_too_little() ->
 def test_epsilon_of_all_rounds_with_joint_noise_is_that_of_dp_accounting(epsilon: float) -> None:
     """And with a given noise multiplier as many rounds are run as fit."""
     settings = {"method": "dp-fedavg", "secure-sum": True, "classes": "a,b", "epsilon": epsilon, "delta": 1e-5}
-    config = parse_run_config(settings)
+    config = parse_run(settings)
     (event,) = plan_of(config)
     assert (event.sample_rate, event.count) == (1.0, config.fedavg.rounds)
     found = pld_epsilon([event], 1e-5)
     # Its accountant rounds privacy losses up.
     assert epsilon * (1 - 1e-6) <= found <= epsilon * 1.01
     assert gaussian_delta(event.noise_multiplier / math.sqrt(event.count), epsilon) <= 1e-5 * (1 + 1e-9)
-    given = parse_run_config(settings | {"fedavg.noise-multiplier": 1.01 * event.noise_multiplier, "fedavg.rounds": 100})
+    given = parse_run(settings | {"fedavg.noise-multiplier": 1.01 * event.noise_multiplier, "fedavg.rounds": 100})
     claim = make_claim(given, "record")
     assert claim is not None
     assert private_rounds(given) == event.count
@@ -94,22 +94,22 @@ ROUNDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("settings", ROUNDS.values(), ids=ROUNDS)
 def test_the_plan_of_a_run_is_all_its_rounds_release_and_spends_what_was_asked_for(settings: dict[str, Any]) -> None:
-    config = parse_run_config({"epsilon": 3.0, "delta": 1e-5, "classes": "a,b"} | settings)
+    config = parse_run({"epsilon": 3.0, "delta": 1e-5, "classes": "a,b"} | settings)
     rounds = [released_in(config, number) for number in range(1, config.trained.rounds + 1)]
     assert private_rounds(config) == len(rounds)
     for events in (plan_of(config), rounds):
         assert epsilon_spent(events, 1e-5) == pytest.approx(3.0, rel=1e-6)
     for number in range(1, len(rounds) + 1):
         assert spent_after(config, number) == pytest.approx(epsilon_spent(rounds[:number], 1e-5), rel=1e-6)
-    generative = config.method in ("dpcvae", "dpcgan")
+    generative = config.settings.method in ("dpcvae", "dpcgan")
     assert (rounds[0] == rounds[1]) is not generative
     assert all(later == rounds[1] for later in rounds[2:])
-    assert plan_of(RunConfig()) == ()
+    assert plan_of(Run()) == ()
 
 
 @pytest.mark.parametrize("settings", ROUNDS.values(), ids=ROUNDS)
 def test_the_noise_that_a_claim_names_is_that_of_the_releases(settings: dict[str, Any]) -> None:
-    config = parse_run_config({"epsilon": 3.0, "delta": 1e-5, "classes": "a,b"} | settings)
+    config = parse_run({"epsilon": 3.0, "delta": 1e-5, "classes": "a,b"} | settings)
     claim = make_claim(config, "record")
     assert claim is not None
     step = released_in(config, 2).noise_multiplier
@@ -121,11 +121,13 @@ def test_the_noise_that_a_claim_names_is_that_of_the_releases(settings: dict[str
         return
     assert (claim.noise_multiplier, sigma / sensitivity) == pytest.approx((step, step))
     opening = {name: noise for name, noise in claim.noise.items() if name != "gradients"}
-    if config.method not in ("dpcvae", "dpcgan"):
+    if config.settings.method not in ("dpcvae", "dpcgan"):
         assert not opening
         return
     assert (
-        set(opening) == set(first_round_shares(config)) == ({"counts", "sums"} if config.method == "dpcvae" else {"counts"})
+        set(opening)
+        == set(first_round_shares(config))
+        == ({"counts", "sums"} if config.settings.method == "dpcvae" else {"counts"})
     )
     together = epsilon_spent([GaussianEvent(sigma / sensitivity) for sigma, sensitivity in opening.values()], 1e-5)
     assert together == pytest.approx(epsilon_spent([released_in(config, 1)], 1e-5), rel=1e-6)
@@ -160,12 +162,12 @@ def test_a_claim_that_differs_in_anything_is_refused(changed: dict[str, Any], un
     config = run()
     claim = make_claim(config, unit)
     assert claim is not None
-    check_claim(claim, config)
+    check_stated(claim, config)
     if changed.get("noise"):
         changed = {"noise": dict(claim.noise) | changed["noise"]}
     with pytest.raises(SurrogateError, match=f"a privacy claim with {next(iter(changed))} ="):
-        check_claim(replace(claim, **changed), config)
+        check_stated(replace(claim, **changed), config)
     sigma, sensitivity = claim.noise["sums"]
     for pair in ((sigma * 1.01, sensitivity), (sigma, sensitivity * 1.01), (sigma * 2, sensitivity * 2)):
         with pytest.raises(SurrogateError, match="a privacy claim with noise ="):
-            check_claim(replace(claim, noise=dict(claim.noise) | {"sums": pair}), config)
+            check_stated(replace(claim, noise=dict(claim.noise) | {"sums": pair}), config)

@@ -12,16 +12,16 @@ import pytest
 import torch
 from scipy import stats
 
-from common.config.run_config import RunConfig, parse_run_config
 from common.privacy import discrete_gaussian as module
 from common.privacy.accounting import gaussian_delta, gaussian_epsilon
-from common.privacy.claims import Claim, make_claim
 from common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian, seeded
 from common.privacy.gaussian_mechanism import JOINT
-from common.rules.secure_sum import numbers_of
+from common.privacy.mechanism import Mechanism, make_claim
+from common.run import Run, parse_run
 from common.secure_sum import noise
 from common.secure_sum.fixed_point import FixedPoint
 from common.secure_sum.noise import noise_of_sum, site_variances, spare_variances
+from common.secure_sum.of_run import numbers_of
 from common.secure_sum.rules import SumRules
 from common.secure_sum.words import words
 
@@ -112,7 +112,7 @@ FAULTS = {
 }
 
 
-def variances_with(fault: str, claim: Claim, *given: Any) -> dict[str, int]:
+def variances_with(fault: str, claim: Mechanism, *given: Any) -> dict[str, int]:
     """What `site_variances` returns with this fault in its source; no fault if the name is empty."""
     source = inspect.getsource(site_variances)
     if fault:
@@ -185,7 +185,7 @@ def test_no_attack_on_a_hundred_thousand_sums_finds_more_than_the_claim(halved: 
     config = run_config(epsilon=2.0, delta=delta)
     claim, rules = make_claim(config, "record"), SumRules.of(sites, 0.0, 0.0)
     assert claim is not None
-    numbers = numbers_of(config, config.spec, sites)
+    numbers = numbers_of(config, sites)
     shapes = {"counts": (1,), "sums": (1, 1), "squares": (1,)}
     variances = variances_with("noise halved" if halved else "", claim, numbers, shapes, rules)
     scores = {}
@@ -218,7 +218,7 @@ def test_counts_sums_and_second_moment_together_cost_no_more_than_the_claim(
     config = run_config(epsilon=2.0, delta=1e-5)
     claim, rules = make_claim(config, "record"), SumRules.of(10, 1 / 3, 0.1)
     assert claim is not None
-    numbers, shapes = numbers_of(config, config.spec, 10), {"counts": (2,), "sums": (2, 8), "squares": (36,)}
+    numbers, shapes = numbers_of(config, 10), {"counts": (2,), "sums": (2, 8), "squares": (36,)}
     given = SumRules.of(10, 0.0, 0.1) if fault.startswith("all") else rules
     variances = site_variances(claim, numbers, shapes, given)
     spent = 0.0
@@ -233,10 +233,10 @@ def test_all_rounds_of_training_together_cost_no_more_than_the_claim_and_planted
     """A record moves the sum of gradients by the clip and the rounding, and the number of records by one, in every round."""
     settings = {"method": "dp-fedavg", "secure-sum": True, "classes": "a,b", "epsilon": 2.0, "delta": 1e-5}
     # Coarse numbers, so that rounding is a large part of the sensitivity.
-    config = parse_run_config(settings | {"secure-sum-records": 10**6})
+    config = parse_run(settings | {"secure-sum-records": 10**6})
     claim, rules = make_claim(config, "record"), SumRules.of(10, 1 / 3, 0.1)
     assert claim is not None
-    numbers, shapes = numbers_of(config, config.spec, 10), {"records": (1,), "gradients": (2562,)}
+    numbers, shapes = numbers_of(config, 10), {"records": (1,), "gradients": (2562,)}
     variances = variances_with(fault, claim, numbers, shapes, rules)
     spent = 0.0
     for name, shape in shapes.items():
@@ -263,7 +263,7 @@ def test_noise_for_lost_sites_is_enough_with_it_and_without(members: int, fault:
     config, rules = run_config(epsilon=2.0, delta=1e-5), SumRules.of(members, 0.1, 0.4)
     claim = make_claim(config, "record")
     assert claim is not None
-    numbers, shapes = numbers_of(config, config.spec, members), {"counts": (2,), "sums": (2, 8), "squares": (36,)}
+    numbers, shapes = numbers_of(config, members), {"counts": (2,), "sums": (2, 8), "squares": (36,)}
     lasting, spare = site_variances(claim, numbers, shapes, rules.lasting), spare_variances(claim, numbers, shapes, rules)
     assert bool(spare) == (members <= 500)
     for summed in (rules.least, members):
@@ -280,7 +280,5 @@ def test_noise_for_lost_sites_is_enough_with_it_and_without(members: int, fault:
     assert found[0] > found[1] if spare else found[0] == found[1]
 
 
-def run_config(epsilon: float, delta: float) -> RunConfig:
-    return parse_run_config(
-        {"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b", "epsilon": epsilon, "delta": delta}
-    )
+def run_config(epsilon: float, delta: float) -> Run:
+    return parse_run({"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b", "epsilon": epsilon, "delta": delta})

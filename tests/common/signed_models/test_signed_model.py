@@ -11,9 +11,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import SealError, SurrogateError
 from common.models.classifiers import Ensemble, Head, Quadratic
+from common.run import Run, parse_run
 from common.security.sealing import new_key, public_key
 from common.signed_models.making import WITHOUT_PRIVACY, make_signed_model, received_model, signed_values
 from common.signed_models.signed_model import SignedModel, read_signed_model, save_signed_model
@@ -21,7 +21,7 @@ from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_classifier
 
 KEY = bytes(range(32))
-PRIVATE = parse_run_config({"epsilon": 2.0, "delta": 1e-5, "classes": "a,b,c", "fedpft.covariance": "spherical"})
+PRIVATE = parse_run({"epsilon": 2.0, "delta": 1e-5, "classes": "a,b,c", "fedpft.covariance": "spherical"})
 
 
 def head(dimension: int = 6) -> Head:
@@ -34,7 +34,7 @@ def sampler(seed: int, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(limit, 6, generator=torch.Generator().manual_seed(seed)) + labels[:, None], labels
 
 
-def model(config: RunConfig = PRIVATE) -> SignedModel:
+def model(config: Run = PRIVATE) -> SignedModel:
     return make_signed_model(head(), config, sampler, "77", 3, KEY)
 
 
@@ -153,7 +153,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_without_privacy_sends_no_means_of_records() -> None:
-    made = model(parse_run_config({}))
+    made = model(parse_run({}))
     assert (made.gaussians, made.manifest.gaussians, made.manifest.privacy) == (None, WITHOUT_PRIVACY, None)
 
 

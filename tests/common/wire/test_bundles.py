@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from common.config.run_config import run_digest
 from common.errors import SurrogateError
 from common.security.sealing import new_key, public_key, sign
 from common.security.signed_requests import Request
@@ -20,7 +19,7 @@ MANIFEST: dict[str, Any] = {
     "version": VERSION,
     "request": REQUEST.id,
     "request-sha256": REQUEST.digest(),
-    "run": run_digest(REQUEST.run()),
+    "run": REQUEST.run().digest,
     "site": "north",
     "bytes": len(PAYLOAD),
     "sha256": hashlib.sha256(PAYLOAD).hexdigest(),

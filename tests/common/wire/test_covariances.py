@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from common import surrogate_pb2 as pb
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError, SurrogateError
+from common.run import parse_run
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates.shared_covariances import Gram, LowRank
 from common.surrogates.surrogates import Header, Surrogate
@@ -141,7 +141,7 @@ def test_broken_levels_are_refused_with_a_reason(change, reason):
 )
 def test_settings_that_do_not_fit_are_refused(settings, reason):
     with pytest.raises(ConfigError, match=reason):
-        parse_run_config(settings)
+        parse_run(settings)
 
 
 def test_families_are_lowrank_or_gram_as_requested():

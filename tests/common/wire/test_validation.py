@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import RunError, SurrogateError
+from common.run import Run, parse_run
 from common.surrogates.class_sums import Sums, lengths
 from common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
 from common.wire.validation import (
@@ -30,17 +30,17 @@ CLASSES = ("a", "b", "c")
 PRIVATE = {"epsilon": 4.0, "delta": 1e-5}
 
 
-def made(family: str = "diag", **settings: Any) -> tuple[RunConfig, Any]:
-    run = parse_run_config({"fedpft.covariance": family, "fedpft.rank": 2, "fedpft.components": 2} | settings)
+def made(family: str = "diag", **settings: Any) -> tuple[Run, Any]:
+    run = parse_run({"fedpft.covariance": family, "fedpft.rank": 2, "fedpft.components": 2} | settings)
     features = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
     return run, make_surrogate(SiteData(features, torch.arange(300) % 3, CLASSES, "f" * 16, "north"), run).surrogate
 
 
-def sums(family: str = "diag") -> tuple[RunConfig, SumsSurrogate]:
+def sums(family: str = "diag") -> tuple[Run, SumsSurrogate]:
     return made(family, **PRIVATE, **{"fedpft.components": 1})
 
 
-def check(surrogate: AnySurrogate, run: RunConfig, classes: tuple[str, ...] = CLASSES, dimension: int = 4) -> None:
+def check(surrogate: AnySurrogate, run: Run, classes: tuple[str, ...] = CLASSES, dimension: int = 4) -> None:
     check_surrogate(surrogate, Expectation.of(run, classes, "f" * 16, dimension))
 
 
@@ -190,9 +190,9 @@ def changed_mixtures(surrogate: Surrogate, **tables: Any) -> Surrogate:
 def test_mixtures_of_another_shape_than_was_asked_for_are_refused() -> None:
     run, surrogate = made("lowrank")
     assert isinstance(surrogate, Surrogate)
-    fewer = parse_run_config({"fedpft.covariance": "lowrank", "fedpft.rank": 2, "fedpft.components": 1})
-    lower = parse_run_config({"fedpft.covariance": "lowrank", "fedpft.rank": 1, "fedpft.components": 2})
-    other = parse_run_config({"fedpft.covariance": "full", "fedpft.components": 2})
+    fewer = parse_run({"fedpft.covariance": "lowrank", "fedpft.rank": 2, "fedpft.components": 1})
+    lower = parse_run({"fedpft.covariance": "lowrank", "fedpft.rank": 1, "fedpft.components": 2})
+    other = parse_run({"fedpft.covariance": "full", "fedpft.components": 2})
     expected = Expectation.of(run, CLASSES, "f" * 16, 4)
     for asked, message in (
         (fewer, "2 components in a class; at most 1 are allowed"),
@@ -202,7 +202,7 @@ def test_mixtures_of_another_shape_than_was_asked_for_are_refused() -> None:
         asked_for = Expectation.of(asked, CLASSES, "f" * 16, 4)
         with pytest.raises(SurrogateError, match=message):
             check_surrogate(surrogate, replace(asked_for, run=expected.run))
-    one = Expectation.of(parse_run_config({"epsilon": 4.0, "delta": 1e-5, "fedpft.components": 3}), (), "")
+    one = Expectation.of(parse_run({"epsilon": 4.0, "delta": 1e-5, "fedpft.components": 3}), (), "")
     assert one.family == "spherical", "DP-EM's, whatever was asked for"
 
 

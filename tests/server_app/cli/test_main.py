@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from common.config.descriptions import descriptions
+from common.help import descriptions
 from server_app.cli import main as cli
 from strategies.fedpft.closed_form import RESTRICTED
 from tests.commands import coordinator

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from common.config.run_config import parse_run_config
 from common.errors import RunError
+from common.run import parse_run
 from server_app.control_api.following import Handle, find_handle, follow_run
 from server_app.control_api.overview import overview
 from server_app.deployment.control import stop
@@ -21,7 +21,7 @@ NOWHERE = "127.0.0.1:1"
 
 
 def begun(output: Path, number: int) -> RunFolder:
-    folder = RunFolder(parse_run_config({"output-dir": str(output), "sites": 1}), number)
+    folder = RunFolder(parse_run({"output-dir": str(output), "sites": 1}), number)
     folder.event("configured", method="fedpft")
     folder.event("invited", sites=1, names="claimed")
     return folder

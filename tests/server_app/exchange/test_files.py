@@ -20,9 +20,9 @@ from client_app.node_config import NodeConfig, parse_node_config
 from client_app.offline import replies
 from client_app.offline.keys import private_key
 from client_app.offline.replies import is_message, reply_to
-from common.config.run_config import RunConfig
 from common.errors import ConfigError, FedSurrogateError, RunError, SealError, StateError
 from common.exchange.message_files import MessageReply, digest, pack_reply, pack_request, unpack_reply, unpack_request
+from common.run import Run
 from common.security.sealing import new_key, public_key
 from common.signed_models.signed_model import read_signed_model
 from common.wire.sum_proto import pack_dealt, unpack_dealt
@@ -107,7 +107,7 @@ class Post:
 
     def spent(self, site: str) -> int:
         """Number of releases in a site's ledger."""
-        entries = open_gate(self.nodes[site], RunConfig(), "").ledger.entries()
+        entries = open_gate(self.nodes[site], Run(), "").ledger.entries()
         return sum(entry["kind"] == "release" for entry in entries)
 
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from common.backbones.backbones import load_backbone
 from common.backbones.feature_power import power_for, raised, with_power
-from common.config.run_config import parse_run_config
 from common.errors import BackboneError, ConfigError
 from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from common.models.networks import fresh, parameters_of
+from common.run import parse_run
 from common.signed_models.making import make_signed_model
 from common.signed_models.signed_model import SignedModel, read_signed_model
 from common.surrogates.surrogates import Header
@@ -40,7 +40,7 @@ def header(fingerprint: str, classes: int = 3) -> Header:
 
 def signed(backbone: str, weights: str = "", size: int = 0) -> SignedModel:
     """A model with a random head on a backbone."""
-    config = parse_run_config({"backbone": backbone, "image-size": size})
+    config = parse_run({"backbone": backbone, "image-size": size})
     loaded = load_backbone(backbone, weights, size, "cpu")
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(3, loaded.dim, generator=generator) * 2 / loaded.dim**0.5

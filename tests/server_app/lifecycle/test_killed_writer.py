@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 from server_app.deployment.submit import APP_FOLDER
 from server_app.lifecycle import ending
 from server_app.lifecycle.resume import continuation
@@ -36,7 +36,7 @@ Captured = pytest.CaptureFixture[str]
 
 def write_run(output: Path) -> None:
     """All writes of a run in two rounds with three sites, one of which is rejected."""
-    config = parse_run_config({"output-dir": str(output), "method": "fedavg", "fedavg.rounds": 2, "sites": 4})
+    config = parse_run({"output-dir": str(output), "method": "fedavg", "fedavg.rounds": 2, "sites": 4})
     folder = RunFolder(config, 7)
     folder.event("configured", method="fedavg", rounds=2)
     for name in ("north", "south", "west"):
@@ -142,7 +142,7 @@ def test_a_killed_simulation_is_reported_and_the_printed_command_continues_it(
 
 
 def test_a_writer_that_exists_is_left_alone(tmp_path: Path) -> None:
-    folder = RunFolder(parse_run_config({"output-dir": str(tmp_path)}), 7)
+    folder = RunFolder(parse_run({"output-dir": str(tmp_path)}), 7)
     assert not writer_is_gone(folder.path)
     check = "from server_app.lifecycle.writer import writer_is_gone; from pathlib import Path; import sys"
     command = [sys.executable, "-c", f"{check}; print(writer_is_gone(Path(sys.argv[1])))", str(folder.path)]
@@ -170,7 +170,7 @@ def test_on_another_machine_the_heartbeat_shows_whether_the_writer_exists(tmp_pa
 def test_a_folder_that_cannot_be_written_is_shown_truly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    config = parse_run_config({"output-dir": str(tmp_path)})
+    config = parse_run({"output-dir": str(tmp_path)})
 
     def begin() -> None:
         RunFolder(config, 7).event("configured", method="fedpft")

@@ -19,8 +19,8 @@ from flwr.simulation.ray_transport.ray_actor import BasicActorPool
 from flwr.supercore.exit import exit_handler
 from ray.exceptions import RayActorError
 
-from common.config.run_config import parse_run_config
 from common.errors import RunError
+from common.run import parse_run
 from server_app.federate import fail_before_start
 from server_app.lifecycle import ray_workers
 from server_app.lifecycle.ray_workers import DID_NOT_START, patient, ray_start, replace_killed_workers, with_ports
@@ -78,7 +78,7 @@ def test_a_ray_that_hangs_is_not_waited_for_without_end() -> None:
 
 def test_the_run_folder_has_the_status_failed_and_the_reason(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no luck"):
-        fail_before_start(parse_run_config({"output-dir": str(tmp_path)}), 7, "no luck")
+        fail_before_start(parse_run({"output-dir": str(tmp_path)}), 7, "no luck")
     (folder,) = run_folders(tmp_path)
     assert (metrics_of(folder)["status"], metrics_of(folder)["failure"]) == ("failed", "no luck")
     assert events_of(folder)[-1]["reason"] == "no luck"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from common.config.run_config import parse_run_config
 from common.flower_environment import COMMAND_BEGAN
 from common.methods import METHODS
 from common.pages.svg import THEME
+from common.run import parse_run
 from server_app.report.build import write_csv, write_report
 from server_app.report.layout import SIMILAR, layout
 from server_app.report.plots.progress import steps
@@ -257,7 +257,7 @@ def test_a_model_no_better_than_chance_is_named(tmp_path: Path, accuracy: dict[s
 
 def test_the_duration_is_what_the_command_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMMAND_BEGAN, f"{time.time() - 100:f}")
-    folder = RunFolder(parse_run_config({"output-dir": str(tmp_path)}), 7)
+    folder = RunFolder(parse_run({"output-dir": str(tmp_path)}), 7)
     folder.event("invited", sites=0)
     folder.finish(Outcome(), "ok")
     seconds = json.loads((folder.path / "metrics.json").read_text())["seconds"]
@@ -266,7 +266,7 @@ def test_the_duration_is_what_the_command_took(tmp_path: Path, monkeypatch: pyte
     _, page = report(folder.path)
     assert re.search(rf"Duration{int(seconds['command']) // 60} min \d", flat(page.text))
     monkeypatch.delenv(COMMAND_BEGAN)
-    other = RunFolder(parse_run_config({"output-dir": str(tmp_path)}), 8)
+    other = RunFolder(parse_run({"output-dir": str(tmp_path)}), 8)
     other.finish(Outcome(), "ok")
     assert "command" not in json.loads((other.path / "metrics.json").read_text())["seconds"]
 

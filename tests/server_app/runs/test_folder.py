@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from common.config.flat_settings import flatten
-from common.config.run_config import RunConfig, parse_run_config, run_digest
 from common.errors import RunError
 from common.models.classifiers import Head
+from common.run import Run, parse_run
+from common.settings.flat import flatten
 from common.surrogates.surrogates import Header
 from common.wire.model_files import save_model
 from common.wire.records import unpack_surrogate
@@ -23,7 +23,7 @@ HEAD = Head(HEADER, torch.arange(6.0).reshape(2, 3), torch.tensor([0.5, -0.5]))
 
 
 def run_folder(tmp_path: Path, **settings: object) -> RunFolder:
-    return RunFolder(RunConfig(output_dir=str(tmp_path / "runs"), **settings), 42)  # type: ignore[arg-type]
+    return RunFolder(Run(output_dir=str(tmp_path / "runs"), **settings), 42)  # type: ignore[arg-type]
 
 
 def test_a_run_just_started_can_be_read(tmp_path: Path) -> None:
@@ -41,15 +41,15 @@ def test_the_manifest_is_enough_to_repeat_the_run(tmp_path: Path) -> None:
     settings = {"classes": ("3", "1"), "alpha": 0.3, "seed": 9, "dataset": ("a", "b")}
     folder = run_folder(tmp_path, **settings)
     manifest = read_json(folder.path, "manifest.json")
-    assert parse_run_config(manifest["config"]) == folder.config
-    assert manifest["run"] == run_digest(folder.config)
+    assert parse_run(manifest["config"]) == folder.config
+    assert manifest["run"] == folder.config.digest
     assert set(manifest) >= {"config", "versions", "seed", "run", "git_commit", "started"}
     assert {"flwr", "torch", "numpy"} <= set(manifest["versions"])
 
 
 def test_the_defaults_in_pyproject_are_the_defaults_of_the_code() -> None:
-    assert parse_run_config(default_run_config()) == RunConfig()
-    assert flatten(RunConfig().model_dump(by_alias=True, mode="json")) == default_run_config()
+    assert parse_run(default_run_config()) == Run()
+    assert flatten(Run().model_dump(by_alias=True, mode="json")) == default_run_config()
 
 
 def test_events_are_one_line_each_whatever_is_in_them(tmp_path: Path) -> None:

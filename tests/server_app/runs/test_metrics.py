@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 import torch
 
-from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
-from common.privacy.claims import make_claim
+from common.privacy.mechanism import make_claim
+from common.run import Run, parse_run
 from common.surrogates.surrogates import Header
 from server_app.runs.manifest import Start, make_manifest
 from server_app.runs.metrics import End, make_metrics, make_projection
@@ -23,7 +23,7 @@ START = Start(42, datetime(2026, 1, 2, tzinfo=UTC), {"torch": "2"}, "abc")
 def test_the_same_outcome_gives_the_same_metrics_and_is_left_as_it_was() -> None:
     outcome = Outcome({1: Site("a", "used", "", 100, 10, 8, 6)}, model=HEAD, accuracy={"model": 0.5}, hops=[{"site": "a"}])
     before = replace(outcome)
-    first, again = (make_metrics(RunConfig(), outcome, End("ok", "", 2.0)) for _ in range(2))
+    first, again = (make_metrics(Run(), outcome, End("ok", "", 2.0)) for _ in range(2))
     assert json.dumps(first) == json.dumps(again)
     assert outcome == before
     assert first["rounds"] == [{"round": 1, "accuracy": 0.5, "bytes_up": 100, "seconds": 2.0}]
@@ -33,7 +33,7 @@ def test_the_same_outcome_gives_the_same_metrics_and_is_left_as_it_was() -> None
 
 @pytest.mark.parametrize(("stopped", "epsilon"), [("", 8.0), ("the budget is spent", 3.5)])
 def test_a_run_that_stopped_early_reports_the_epsilon_it_spent(stopped: str, epsilon: float) -> None:
-    config = parse_run_config({"method": "fedlap", "epsilon": 8.0, "delta": 1e-5, "classes": "cat,dog"})
+    config = parse_run({"method": "fedlap", "epsilon": 8.0, "delta": 1e-5, "classes": "cat,dog"})
     claim = make_claim(config, "record")
     assert claim is not None
     sites = {1: Site("a", "used", "", claim=replace(claim, epsilon=8.0))}
@@ -48,6 +48,6 @@ def test_a_picture_needs_a_model_and_points() -> None:
 
 
 def test_a_manifest_names_backbone_and_classes_once_there_is_a_model() -> None:
-    early, late = make_manifest(RunConfig(), START), make_manifest(RunConfig(), START, HEAD)
+    early, late = make_manifest(Run(), START), make_manifest(Run(), START, HEAD)
     assert late == early | {"fingerprint": "f" * 64, "classes": ["cat", "dog"]}
     assert early["started"] == "2026-01-02T00:00:00+00:00"

@@ -8,17 +8,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from common.config.run_config import RunConfig, parse_run_config
 from common.costs import Cost, numbers
 from common.errors import ConfigError
 from common.privacy.accounting import gaussian_noise_multiplier
+from common.run import Run, parse_run
 from server_app.runs.plan import KNOWN_DIMENSIONS, find_dimension, plan
 from tests.grid import FAST, InProcessGrid, run_federation, sites
 
 
-def config(family: str = "lowrank", components: int = 1, rank: int = 16) -> RunConfig:
+def config(family: str = "lowrank", components: int = 1, rank: int = 16) -> Run:
     flat = {"fedpft.covariance": family, "fedpft.components": components, "fedpft.rank": rank}
-    return parse_run_config(flat)
+    return parse_run(flat)
 
 
 def measured(tmp_path: Path, family: str, components: int) -> Iterator[tuple[Cost, int, int]]:
@@ -50,7 +50,7 @@ def test_a_private_plan_is_within_five_percent_of_the_run(tmp_path: Path, settin
     settings = settings | {"epsilon": 4.0, "delta": 1e-5, "classes": ",".join(map(str, range(10))), "partition": "iid"}
     grid = InProcessGrid(sites(3))
     run_federation(tmp_path, grid, **settings, **FAST)
-    planned = plan(parse_run_config(settings), 64, 10, 400, 20)[0]
+    planned = plan(parse_run(settings), 64, 10, 400, 20)[0]
     assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in grid.counted(1))
 
 
@@ -62,7 +62,7 @@ def test_a_plan_of_fedlap_is_within_five_percent_of_the_run(tmp_path: Path, priv
         settings |= {"epsilon": 4.0, "delta": 1e-5, "classes": ",".join(map(str, range(10)))}
     grid = InProcessGrid(sites(3))
     run_federation(tmp_path, grid, **settings)
-    run = parse_run_config(settings)
+    run = parse_run(settings)
     planned = plan(run, find_dimension(run), 10, 400, 20)[0]
     counted = grid.counted(1, ("train", "evaluate", "query.hello"))
     assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in counted)
@@ -72,7 +72,7 @@ def test_a_plan_of_fedlap_is_within_five_percent_of_the_run(tmp_path: Path, priv
 def test_noisy_sums_are_of_all_classes_whatever_the_records() -> None:
     settings = {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(map(str, range(30)))}
     for family, squares in (("spherical", 0), ("diag", 64), ("full", 64 * 65 // 2), ("lowrank", 64 * 65 // 2)):
-        private = parse_run_config(settings | {"fedpft.covariance": family})
+        private = parse_run(settings | {"fedpft.covariance": family})
         assert numbers(private, 64, 30, 5) == numbers(private, 64, 30, 5000) == 30 * 65 + squares
         few, many = (plan(private, 64, 2, records, 20)[0] for records in (50, 5000))
         assert few.up == many.up > 2 * (30 * 65 + squares)
@@ -80,15 +80,15 @@ def test_noisy_sums_are_of_all_classes_whatever_the_records() -> None:
 
 def test_a_plan_tells_how_much_noise_a_class_mean_gets() -> None:
     settings = {"epsilon": 1.0, "delta": 1e-5, "fedpft.covariance": "spherical"}
-    ours, *others = plan(parse_run_config(settings), 64, 10, 1000, 20)
+    ours, *others = plan(parse_run(settings), 64, 10, 1000, 20)
     assert (ours.name, ours.epsilon, ours.delta) == ("fedpft spherical, sums", 1.0, 1e-5)
     sigma = gaussian_noise_multiplier(1.0, 1e-5) / math.sqrt(0.93)
     assert ours.noise == pytest.approx(sigma * math.sqrt(64) / 100)
     assert all((other.epsilon, other.delta, other.noise) == (None, None, None) for other in others)
     theorem = settings | {"fedpft.privacy": "theorem-4.1"}
     wanted = 4 / 100 * math.sqrt(5 * math.log(4e5)) * math.sqrt(64)
-    assert plan(parse_run_config(theorem), 64, 10, 1000, 20)[0].noise == pytest.approx(wanted)
-    split = plan(parse_run_config(settings | {"fedpft.components": 4}), 64, 10, 1000, 20)[0]
+    assert plan(parse_run(theorem), 64, 10, 1000, 20)[0].noise == pytest.approx(wanted)
+    split = plan(parse_run(settings | {"fedpft.components": 4}), 64, 10, 1000, 20)[0]
     assert split.name == "fedpft spherical, dp-em"
     assert split.noise == pytest.approx(ours.noise * 2 * 4, rel=1e-6)
     assert plan(config(), 64, 10, 1000, 20)[0].noise is None
@@ -124,11 +124,11 @@ def test_the_alternatives_stand_beside_the_run() -> None:
 
 
 def test_a_dimension_is_found_without_loading_a_model(tmp_path: Path) -> None:
-    assert find_dimension(RunConfig()) == 64
+    assert find_dimension(Run()) == 64
     for backbone, dimension in KNOWN_DIMENSIONS.items():
-        assert find_dimension(RunConfig(data="imagefolder", backbone=backbone)) == dimension
+        assert find_dimension(Run(data="imagefolder", backbone=backbone)) == dimension
     save_file({"x": torch.zeros(3, 77), "y": torch.zeros(3)}, tmp_path / "set-train.safetensors")
-    assert find_dimension(RunConfig(data="safetensors", data_dir=str(tmp_path), dataset=("set",))) == 77
+    assert find_dimension(Run(data="safetensors", data_dir=str(tmp_path), dataset=("set",))) == 77
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,10 @@ def test_a_dimension_that_cannot_be_found_is_asked_for(tmp_path: Path, content: 
     if content is not None:
         (tmp_path / "set-train.safetensors").write_bytes(content)
     with pytest.raises(ConfigError, match="give --dimension"):
-        find_dimension(RunConfig(data="safetensors", data_dir=str(tmp_path), dataset=("set",)))
+        find_dimension(Run(data="safetensors", data_dir=str(tmp_path), dataset=("set",)))
 
 
 @pytest.mark.parametrize("settings", [{"data": "imagefolder"}, {"backbone": "timm:resnet99"}, {"data": "safetensors"}])
 def test_an_unknown_dimension_is_asked_for(settings: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="give --dimension"):
-        find_dimension(RunConfig(**settings))  # type: ignore[arg-type]
+        find_dimension(Run(**settings))  # type: ignore[arg-type]

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
 from common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
-from common.privacy.claims import NOT_COVERED, make_claim
+from common.privacy.mechanism import NOT_COVERED, make_claim
+from common.run import Run, parse_run
 from common.surrogates.surrogates import AnySurrogate
 from common.wire.records import pack_surrogate, unpack_surrogate
 from server_app.report.privacy_view import privacy_line
@@ -27,11 +27,11 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def config(mechanism: str = "sums", **settings: Any) -> RunConfig:
-    return parse_run_config(BUDGET | KINDS[mechanism] | settings)
+def config(mechanism: str = "sums", **settings: Any) -> Run:
+    return parse_run(BUDGET | KINDS[mechanism] | settings)
 
 
-def released(config: RunConfig, site: str = "s", present: int = 3, records: int = 3000, units: bool = False) -> AnySurrogate:
+def released(config: Run, site: str = "s", present: int = 3, records: int = 3000, units: bool = False) -> AnySurrogate:
     """The received surrogate of a site with this many records of the first `present` classes."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(records) % present
@@ -41,7 +41,7 @@ def released(config: RunConfig, site: str = "s", present: int = 3, records: int 
     return unpack_surrogate(pack_surrogate(made.surrogate))
 
 
-def card(config: RunConfig, *surrogates: AnySurrogate, head: Head | None = None, simulated: bool = False) -> dict[str, Any]:
+def card(config: Run, *surrogates: AnySurrogate, head: Head | None = None, simulated: bool = False) -> dict[str, Any]:
     found = privacy_card(config, surrogates, head, simulated)
     assert found is not None
     assert found == json.loads(json.dumps(found, allow_nan=False))
@@ -49,9 +49,9 @@ def card(config: RunConfig, *surrogates: AnySurrogate, head: Head | None = None,
 
 
 def test_without_a_claim_there_is_nothing_to_say() -> None:
-    assert privacy_card(RunConfig(), [], None) is None
+    assert privacy_card(Run(), [], None) is None
     assert privacy_card(config(), [], None) is None
-    assert privacy_card(RunConfig(), [released(RunConfig())], None) is None
+    assert privacy_card(Run(), [released(Run())], None) is None
     assert privacy_line({"privacy": None}) == privacy_line({}) == "none"
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import Context, Message
 
-from common.config.run_config import parse_run_config, run_digest
+from common.run import parse_run
 from common.surrogates.mixtures import MixtureSettings, fit
 from common.surrogates.surrogates import Header, Surrogate
 from common.wire.records import pack_surrogate, to_record
@@ -47,8 +47,8 @@ def payload(run: str, site: str) -> bytes:
 
 def passes(sites: int, how: str, folder: Path) -> int:
     """Loops over all sites, or over all their receipts, in one run."""
-    config = parse_run_config({"fedpft.covariance": "diag", "output-dir": str(folder)})
-    run, names = run_digest(config), {FIRST_NODE + index: f"s{index}" for index in range(sites)}
+    config = parse_run({"fedpft.covariance": "diag", "output-dir": str(folder)})
+    run, names = config.digest, {FIRST_NODE + index: f"s{index}" for index in range(sites)}
 
     def answer(message: Message, context: Context) -> Message:
         name = names[context.node_id]
@@ -83,7 +83,7 @@ def test_passes_over_all_sites_do_not_grow_with_their_number(how: str, tmp_path:
 
 
 def test_a_node_is_shown_the_receipts_of_its_name_and_of_the_site_it_was_before(tmp_path: Path) -> None:
-    receipts = Receipts(parse_run_config({"output-dir": str(tmp_path)}), FedPFT().recorder)
+    receipts = Receipts(parse_run({"output-dir": str(tmp_path)}), FedPFT().recorder)
     north, south, later = (f"{digit * 32}:1:{digit}:{'0' * 64}" for digit in "123")
     receipts.take("north", 1, north)
     receipts.take("south", 2, south)

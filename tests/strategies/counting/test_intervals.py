@@ -13,13 +13,13 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from client_app.methods.counting import count_decisions
-from common.config.run_config import RunConfig, parse_run_config
+from common.methods.counting import tables_of
 from common.privacy.accounting import gaussian_noise_multiplier
-from common.privacy.claims import make_claim
 from common.privacy.gaussian_mechanism import BoundedSum, release
-from common.rules.counting import tables_of
-from common.rules.secure_sum import numbers_of, rules_of, shapes_of
+from common.privacy.mechanism import make_claim
+from common.run import Run, parse_run
 from common.secure_sum.noise import noise_of_site, noise_of_sum, spare_of
+from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
 from common.secure_sum.words import words
 from strategies.counting.intervals import UNDEFINED, Z, auroc, rate, total
 from strategies.counting.results import PooledCounts, evaluation_result
@@ -29,10 +29,10 @@ RUNS, SITES, DELTA = 500, 2, 1e-5
 FEWEST = 455
 
 
-def settings(classes: int, bins: int = 16) -> RunConfig:
+def settings(classes: int, bins: int = 16) -> Run:
     names = ",".join(f"c{k}" for k in range(classes))
-    return parse_run_config({"counting.kind": "survey", "classes": names, "counting.bins": bins}).model_copy(
-        update={"counting": parse_run_config({}).counting.model_copy(update={"kind": "evaluation", "bins": bins})}
+    return parse_run({"counting.kind": "survey", "classes": names, "counting.bins": bins}).model_copy(
+        update={"counting": parse_run({}).counting.model_copy(update={"kind": "evaluation", "bins": bins})}
     )
 
 
@@ -68,10 +68,10 @@ def with_joint_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCo
     No site is lost, so the noise for lost sites is taken out.
     """
     chosen = {"counting.kind": "evaluation", "counting.digest": "0" * 64, "classes": "c0,c1", "secure-sum": True}
-    run = parse_run_config(chosen | {"epsilon": epsilon, "delta": DELTA})
+    run = parse_run(chosen | {"epsilon": epsilon, "delta": DELTA})
     claim, rules = make_claim(run, "record"), rules_of(run, len(sites))
     assert claim is not None
-    numbers, shapes = numbers_of(run, run.spec, len(sites)), shapes_of(run, run.spec, run.classes, 1)
+    numbers, shapes = numbers_of(run, len(sites)), shapes_of(run, run.classes, 1)
     total = {name: np.zeros(math.prod(shape), dtype=np.uint32) for name, shape in shapes.items()}
     for exact in sites:
         seed = os.urandom(32)

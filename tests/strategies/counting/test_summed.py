@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import client_app.secure_sum.masked as masked
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError, RunError
 from common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
-from common.privacy.claims import make_claim
 from common.privacy.discrete_gaussian import CONTINUOUS
-from common.rules.secure_sum import numbers_of, rules_of, shapes_of
+from common.privacy.mechanism import make_claim
+from common.run import parse_run
 from common.secure_sum.noise import site_variances
+from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
 from common.secure_sum.words import words
 from common.wire.sum_proto import unpack_total
 from server_app.counting import CountingBudget, evaluation_settings, survey_settings
@@ -264,10 +264,10 @@ def test_a_simulated_evaluation_has_one_joint_noise_and_no_exact_values(tmp_path
 @pytest.mark.parametrize("fault", ["", "one record is in one cell only", "all sites count as honest"])
 def test_counts_with_joint_noise_cost_no_more_than_the_claim(kind: str, fault: str) -> None:
     """All tables move by their whole sensitivity at once, and only the honest sites' noise counts."""
-    run = parse_run_config(RUN | {"counting.kind": kind, "epsilon": 1.0, "delta": 1e-5})
+    run = parse_run(RUN | {"counting.kind": kind, "epsilon": 1.0, "delta": 1e-5})
     claim, rules = make_claim(run, "record"), rules_of(run, 10)
     assert claim is not None
-    numbers, shapes = numbers_of(run, run.spec, 10), shapes_of(run, run.spec, run.classes, 1)
+    numbers, shapes = numbers_of(run, 10), shapes_of(run, run.classes, 1)
     given = claim
     if fault.startswith("one"):
         given = replace(claim, noise={name: (sigma / bound, 1.0) for name, (sigma, bound) in claim.noise.items()})
@@ -284,9 +284,9 @@ def test_counts_with_joint_noise_cost_no_more_than_the_claim(kind: str, fault: s
 
 def test_what_cannot_be_summed_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs classes"):
-        parse_run_config({"counting.kind": "survey"} | SUMMED)
+        parse_run({"counting.kind": "survey"} | SUMMED)
     with pytest.raises(ConfigError, match=r"features\.projection"):
-        parse_run_config(RUN | {"counting.kind": "survey", "features.projection": "p.safetensors"})
+        parse_run(RUN | {"counting.kind": "survey", "features.projection": "p.safetensors"})
 
 
 def four_hospitals(home: Path, policy: str = "") -> list[NodeConfig]:

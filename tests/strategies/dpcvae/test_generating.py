@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import RunError
 from common.models.generators import COUNTS, MEANS, SUMS
 from common.models.parameters import Parameters
-from common.privacy.claims import first_round_noise, make_claim
+from common.privacy.mechanism import first_round_noise, make_claim
+from common.run import Run, parse_run
 from common.surrogates.surrogates import Header
 from strategies.base.training import Training
 from strategies.dpcvae.generating import SIZES, class_means, expected_shapes, head_of, take_in
@@ -20,11 +20,11 @@ CLASSES = ("a", "b", "c")
 PRIVATE: dict[str, Any] = {"epsilon": 6.0, "delta": 1e-5}
 
 
-def run(**settings: Any) -> RunConfig:
-    return parse_run_config({"method": "dpcvae", "dpcvae.latent": 2, "dpcvae.hidden": 0} | settings)
+def run(**settings: Any) -> Run:
+    return parse_run({"method": "dpcvae", "dpcvae.latent": 2, "dpcvae.hidden": 0} | settings)
 
 
-def reported(site: str, counts: list[float], sums: torch.Tensor, config: RunConfig) -> Parameters:
+def reported(site: str, counts: list[float], sums: torch.Tensor, config: Run) -> Parameters:
     header = Header("dpcvae", "run", site, "f", CLASSES)
     return Parameters(header, 1, {COUNTS: torch.tensor(counts), SUMS: sums}, 0, make_claim(config, "record"))
 
@@ -34,7 +34,7 @@ def moved(site: str, by: float, training: Training) -> Parameters:
     return Parameters(Header("dpcvae", "run", site, "f", CLASSES), training.round + 1, tensors, 0)
 
 
-def begun(config: RunConfig) -> Training:
+def begun(config: Run) -> Training:
     training = Training.begin(config, CLASSES, "f", 4)
     one = torch.tensor([[3.0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
     other = torch.tensor([[0, 1.0, 0, 0], [0, 2.0, 0, 0], [0, 0, 0, 0]])

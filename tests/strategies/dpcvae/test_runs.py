@@ -95,16 +95,16 @@ def test_bytes_follow_the_formula_and_no_encoder_is_in_any_message(tmp_path: Pat
     payloads = [m.content.array_records[PAYLOAD][PAYLOAD].data for m in grid.received if PAYLOAD in m.content.array_records]
     config = json.loads((folder / "manifest.json").read_text())["config"]
     assert config["dpcvae.hidden"] == 16
-    from common.config.run_config import parse_run_config
+    from common.run import parse_run
 
-    size = numbers(parse_run_config(settings), 64, 10, 0)
+    size = numbers(parse_run(settings), 64, 10, 0)
     # Each tensor is sent with a name, a scale and a shape.
     for replies in (grid.replies(0), grid.replies(1)):
         lengths = [len(m.content.array_records[PAYLOAD][PAYLOAD].data) for m in replies]
         assert lengths[0] == pytest.approx(2 * 10 * 65, abs=260)
         assert all(length == pytest.approx(2 * size, abs=600) for length in lengths[1:])
     assert metrics_of(folder)["parameters"] == size
-    planned = plan(parse_run_config(settings), 64, 10, 700, 10)[0]
+    planned = plan(parse_run(settings), 64, 10, 700, 10)[0]
     assert planned.up == pytest.approx(metrics_of(folder)["bytes"]["up"] / 2, rel=0.1)
     for tensors in kept:
         for name, tensor in tensors.items():

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.config.run_config import parse_run_config
 from common.models.parameters import CONTROL, Parameters
+from common.run import parse_run
 from common.surrogates.surrogates import Header
 from strategies.base.training import Training
 from strategies.fedavg.aggregation import aggregate, fresh_memory
@@ -21,7 +21,7 @@ def update(records: int, **tensors: Tensor) -> Parameters:
 
 
 def run(method: str, **settings: Any) -> Any:
-    return parse_run_config({"method": method} | settings)
+    return parse_run({"method": method} | settings)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedsgd", "dsfl", "fedlambda"])

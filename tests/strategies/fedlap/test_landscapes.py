@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from common import surrogate_pb2 as pb
-from common.config.run_config import parse_run_config
-from common.config.sections import FedLAPSettings
 from common.errors import SurrogateError
 from common.models.loss_landscape import LandscapeRecords, distance
 from common.models.networks import convnet, parameters_of, split_input
 from common.models.parameters import Tensors
+from common.run import parse_run
+from common.settings import FedLAPSettings
 from common.surrogates.surrogates import Header
 from common.surrogates.synthetic import Synthetic, check_synthetic
 from common.wire.model_proto import pack_synthetic, unpack_synthetic
@@ -42,7 +42,7 @@ def synthetic(
 
 def walked(*sets: Synthetic, memory: Tensors = NOTHING, **changes: Any) -> SimpleNamespace:
     """A round's descent, and the model and memory after it."""
-    config = parse_run_config({"method": "fedlap"}).model_copy(update={"fedlap": SETTINGS.model_copy(update=changes)})
+    config = parse_run({"method": "fedlap"}).model_copy(update={"fedlap": SETTINGS.model_copy(update=changes)})
     training = Training(config, CLASSES, "f", 64, model(), memory)
     found = learn(training, sets)
     return SimpleNamespace(**vars(found), model=training.model, memory=training.memory)
@@ -125,7 +125,7 @@ def test_by_default_images_are_remembered_without_privacy_only() -> None:
     assert chosen.remembered(private=True) == chosen.remembered(private=False) == 0.2
     for epsilon in (0.0, 8.0):
         update = {"epsilon": epsilon, "fedlap": SETTINGS.model_copy(update={"memory": default.memory})}
-        config = parse_run_config({"method": "fedlap"}).model_copy(update=update)
+        config = parse_run({"method": "fedlap"}).model_copy(update=update)
         training = Training(config, CLASSES, "f", 64, model(), NOTHING)
         learn(training, [synthetic("a")])
         assert bool(training.memory) == (not epsilon)
@@ -206,7 +206,7 @@ def test_a_set_without_a_finite_gradient_differs_from_a_good_one() -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "convnet"])
 def test_what_is_learned_is_what_the_sites_get(kind: str) -> None:
-    config = parse_run_config({"method": "fedlap", "fedlap.model": kind, "fedlap.width": 4, "fedlap.images-per-class": 2})
+    config = parse_run({"method": "fedlap", "fedlap.model": kind, "fedlap.width": 4, "fedlap.images-per-class": 2})
     training = Training.begin(config, CLASSES, "f", 64)
     sets = [synthetic("a"), synthetic("b", classes=CLASSES)]
     learn(training, sets)

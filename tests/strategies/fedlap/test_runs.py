@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError, RunError
 from common.privacy.accounting import GaussianEvent, epsilon_spent
+from common.run import parse_run
 from common.surrogates.synthetic import Synthetic
 from common.wire.model_proto import pack_synthetic, unpack_synthetic
 from common.wire.records import INFO
@@ -227,8 +227,8 @@ def test_a_budget_that_affords_no_round_is_a_failure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", presets())
 def test_presets_are_settings_a_run_accepts(name: str) -> None:
-    config = parse_run_config(preset_settings(name))
-    assert name.startswith(config.method)
+    config = parse_run(preset_settings(name))
+    assert name.startswith(config.settings.method)
 
 
 def test_a_preset_there_is_not_is_refused_with_those_there_are() -> None:

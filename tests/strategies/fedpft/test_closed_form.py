@@ -8,8 +8,8 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
-from common.config.run_config import parse_run_config
 from common.errors import RunError, SurrogateError
+from common.run import parse_run
 from common.surrogates.mixtures import MixtureSettings, fit
 from common.surrogates.surrogates import Header, Surrogate, class_order
 from common.wire.model_files import load_model, save_model
@@ -165,7 +165,7 @@ def test_solvers_are_those_of_the_settings_and_auto_knows_the_families():
         components = keys.pop("components", 1)
         settings = {"fedpft.covariance": family, "fedpft.components": components, "head.min-steps": 1, "defence": "none"}
         parts = [surrogate(x[k::3], y[k::3], str(k), family, components=components) for k in range(3)]
-        return learn(parts, parse_run_config(settings | keys), "cpu").solver
+        return learn(parts, parse_run(settings | keys), "cpu").solver
 
     assert [solver(family) for family in ("gram", "lowrank", "diag", "spherical")] == ["lda", "lda", "sampled", "sampled"]
     assert solver("lowrank", components=3) == "sampled"
@@ -177,7 +177,7 @@ def test_solvers_are_those_of_the_settings_and_auto_knows_the_families():
 def test_the_same_surrogates_give_the_same_bits():
     x, y = records()
     parts = [unpack_surrogate(pack_surrogate(each)) for each in sites(x, y, skewed(y))]
-    config = parse_run_config({"fedpft.covariance": "gram", "defence": "none"})
+    config = parse_run({"fedpft.covariance": "gram", "defence": "none"})
     once = learn(parts, config, "cpu", CLASSES).head
     again = learn(list(parts), config, "cpu", CLASSES).head
     assert torch.equal(once.weight, again.weight)
@@ -188,7 +188,7 @@ def test_the_same_surrogates_give_the_same_bits():
 def test_no_variance_and_one_class_still_give_a_head():
     x = torch.ones(20, 3)
     table = surrogate(x, torch.zeros(20, dtype=torch.int64), "flat")
-    head = learn([table], parse_run_config({"fedpft.covariance": "gram"}), "cpu").head
+    head = learn([table], parse_run({"fedpft.covariance": "gram"}), "cpu").head
     assert head.predict(x).tolist() == [0] * 20
 
 
@@ -200,7 +200,7 @@ def test_qda_is_scikit_learns(family):
     x, y = records(1200, 6)
     parts = [surrogate(x[k::3], y[k::3], str(k), family) for k in range(3)]
     settings = {"fedpft.covariance": family, "head.solver": "qda", "head.shrinkage": 0.0, "defence": "none"}
-    model = learn(parts, parse_run_config(settings), "cpu", CLASSES).head
+    model = learn(parts, parse_run(settings), "cpu", CLASSES).head
     theirs = (QuadraticDiscriminantAnalysis() if family == "full" else GaussianNB()).fit(x.double().numpy(), y.numpy())
     fresh, _ = records(4000, 6, seed=0)
     assert (model.predict(fresh).numpy() == theirs.predict(fresh.double().numpy())).mean() >= 0.998
@@ -210,7 +210,7 @@ def test_qda_is_scikit_learns(family):
 
 def test_qda_from_files_is_the_same_and_damaged_ones_are_refused(tmp_path):
     x, y = records(400, 5)
-    config = parse_run_config({"fedpft.covariance": "diag", "head.solver": "qda"})
+    config = parse_run({"fedpft.covariance": "diag", "head.solver": "qda"})
     model = learn([surrogate(x, y, "0", "diag")], config, "cpu", CLASSES).head
     save_model(model, tmp_path / "model.safetensors")
     assert torch.equal(load_model(tmp_path / "model.safetensors").scores(x), model.scores(x))
@@ -223,6 +223,6 @@ def test_qda_from_files_is_the_same_and_damaged_ones_are_refused(tmp_path):
 
 def test_qda_with_too_few_records_names_the_class_and_the_way_out():
     x, y = records(40, 20)
-    config = parse_run_config({"fedpft.covariance": "full", "head.solver": "qda"})
+    config = parse_run({"fedpft.covariance": "full", "head.solver": "qda"})
     with pytest.raises(RunError, match=r"class 'a' has \d+ records at all sites.* needs 21; use head.solver"):
         learn([surrogate(x, y, "0", "full")], config, "cpu", CLASSES)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common import surrogate_pb2 as pb
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 from common.surrogates.surrogates import SumsSurrogate
 from common.wire.records import unpack_surrogate
 from server_app.relearn import relearn
@@ -40,7 +40,7 @@ def test_the_same_seed_twice_gives_the_same_but_for_the_noise(tmp_path: Path) ->
     labels = torch.arange(900) % 2
     features = torch.randn(900, 4, generator=torch.Generator().manual_seed(0))
     for settings in ({}, {"fedpft.components": 2}, {"fedpft.privacy": "theorem-4.1"}):
-        run = parse_run_config({"epsilon": 4.0, "delta": 1e-5, "fedpft.covariance": "diag", **settings})  # type: ignore[dict-item]
+        run = parse_run({"epsilon": 4.0, "delta": 1e-5, "fedpft.covariance": "diag", **settings})  # type: ignore[dict-item]
         first, second = (make_surrogate(SiteData(features, labels, ("a", "b"), "f", "s"), run).surrogate for _ in range(2))
         assert (first.header, first.claim) == (second.header, second.claim)
         if isinstance(first, SumsSurrogate) and isinstance(second, SumsSurrogate):
@@ -48,7 +48,7 @@ def test_the_same_seed_twice_gives_the_same_but_for_the_noise(tmp_path: Path) ->
                 assert not (getattr(first.sums, name) == getattr(second.sums, name)).any()
         else:
             assert not (first.mixtures.means == second.mixtures.means).any()  # type: ignore[union-attr]
-    plain = parse_run_config({})
+    plain = parse_run({})
     first, second = (make_surrogate(SiteData(features, labels, ("a", "b"), "f", "s"), plain).surrogate for _ in range(2))
     assert torch.equal(first.mixtures.means, second.mixtures.means)  # type: ignore[union-attr]
 
@@ -71,7 +71,7 @@ def _other_epsilon(message: pb.Surrogate) -> None:
 
 
 def _other_mechanism(message: pb.Surrogate) -> None:
-    message.claim.mechanism = "theorem-4.1"
+    message.claim.name = "theorem-4.1"
 
 
 def _no_claim(message: pb.Surrogate) -> None:

@@ -9,9 +9,9 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common.config.run_config import parse_run_config
 from common.errors import RunError
 from common.privacy.gaussian_mechanism import clip
+from common.run import parse_run
 from common.surrogates.class_sums import Sums, as_mixtures, fold
 from common.surrogates.shared_covariances import LowRank
 from common.surrogates.surrogates import SumsSurrogate, without_classes
@@ -45,7 +45,7 @@ def data(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def made(features: Tensor, labels: Tensor, epsilon: float, family: str = "spherical", site: str = "s") -> SumsSurrogate:
-    run = parse_run_config({"epsilon": epsilon, "delta": 1e-5, "fedpft.covariance": family, "fedpft.rank": DIMENSION})
+    run = parse_run({"epsilon": epsilon, "delta": 1e-5, "fedpft.covariance": family, "fedpft.rank": DIMENSION})
     found = make_surrogate(SiteData(features, labels, CLASSES, "f" * 16, site), run).surrogate
     assert isinstance(found, SumsSurrogate)
     return found
@@ -272,7 +272,7 @@ def test_a_class_lost_in_noise_is_not_in_the_head() -> None:
 
 
 def test_with_nothing_but_noise_there_is_nothing_to_learn() -> None:
-    run = parse_run_config({"epsilon": 0.01, "delta": 1e-5, "fedpft.covariance": "spherical"})
+    run = parse_run({"epsilon": 0.01, "delta": 1e-5, "fedpft.covariance": "spherical"})
     nobody = make_surrogate(SiteData(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), CLASSES, "f", "s"), run).surrogate
     assert isinstance(nobody, SumsSurrogate)
     silent = replace(nobody, sums=replace(nobody.sums, counts=torch.zeros(3)))
@@ -374,7 +374,7 @@ def test_every_mechanism_learns_what_is_far_apart(settings: dict[str, object]) -
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(6000) % 3
     features = 5 * torch.eye(3, 8)[labels] + 0.3 * torch.randn(6000, 8, generator=generator)
-    run = parse_run_config({"epsilon": 8.0, "delta": 1e-5, "fedpft.covariance": "spherical", **settings})  # type: ignore[dict-item]
+    run = parse_run({"epsilon": 8.0, "delta": 1e-5, "fedpft.covariance": "spherical", **settings})  # type: ignore[dict-item]
     sent = [
         unpack_surrogate(
             pack_surrogate(make_surrogate(SiteData(features[i::2], labels[i::2], CLASSES, "f", str(i)), run).surrogate)
@@ -389,7 +389,7 @@ def test_every_mechanism_learns_what_is_far_apart(settings: dict[str, object]) -
 def test_a_public_centre_goes_round_and_is_part_of_the_head() -> None:
     features, labels = data(3000)
     centre = torch.full((DIMENSION,), 0.5)
-    run = parse_run_config({"epsilon": PLENTY, "delta": 1e-5, "fedpft.covariance": "spherical"})
+    run = parse_run({"epsilon": PLENTY, "delta": 1e-5, "fedpft.covariance": "spherical"})
     shifted = make_surrogate(SiteData(features + 0.5, labels, CLASSES, "f", "s"), run, centre=centre).surrogate
     plain = make_surrogate(SiteData(features, labels, CLASSES, "f", "s"), run).surrogate
     assert shifted.claim is not None

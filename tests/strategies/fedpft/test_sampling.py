@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.config.sections import HeadSettings
 from common.errors import RunError
 from common.models.classifiers import Head
+from common.settings import HeadSettings
 from common.surrogates.covariances import Diagonal
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates.surrogates import Header, Surrogate, class_order

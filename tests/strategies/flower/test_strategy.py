@@ -12,10 +12,10 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result, Strategy
 
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError, RunError
 from common.methods import FEDPFT_CHAIN, METHODS
-from common.rules.spec import load
+from common.methods.method import load
+from common.run import parse_run
 from strategies import DPCVAE, Federation, FedLAP, FedPFT, strategy_of
 from tests.grid import FAST, FIRST_NODE, Fault, InProcessGrid, sites
 
@@ -108,7 +108,7 @@ def test_the_result_holds_the_model_and_the_metrics_of_every_round(tmp_path: Pat
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_flowers_own_loop_learns_what_start_learns(tmp_path: Path, name: str) -> None:
     settings = settings_of(tmp_path, **ONE_EACH[name])
-    config = parse_run_config(settings)
+    config = parse_run(settings)
     ours = strategy_of(config)(settings).start(grid_for(tmp_path, settings), ArrayRecord())
     theirs = Strategy.start(strategy_of(config)(settings), grid_for(tmp_path, settings), ArrayRecord(), num_rounds=3)
     assert set(numbers(ours)) == set(numbers(theirs))
@@ -152,7 +152,7 @@ def test_a_site_that_is_silent_is_waited_for_until_the_timeout(tmp_path: Path) -
 
 def test_training_begins_with_the_initial_arrays_and_ends_after_num_rounds(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, method="fedavg")
-    kind = strategy_of(parse_run_config(settings))
+    kind = strategy_of(parse_run(settings))
     first = kind(settings).start(grid_for(tmp_path, settings), num_rounds=1)
     again = kind(settings).start(grid_for(tmp_path, settings), first.arrays, num_rounds=1)
     fresh = kind(settings).start(grid_for(tmp_path, settings), num_rounds=1)
@@ -184,8 +184,12 @@ def test_an_argument_that_cannot_be_used_is_refused_before_a_site_trains(
 
 
 def test_a_strategy_without_settings_runs_its_own_method() -> None:
-    assert (FedPFT().config.method, FedLAP().config.method, DPCVAE().config.method) == ("fedpft", "fedlap", "dpcvae")
-    assert DPCVAE({"method": "dpcgan"}).config.method == "dpcgan"
+    assert (FedPFT().config.settings.method, FedLAP().config.settings.method, DPCVAE().config.settings.method) == (
+        "fedpft",
+        "fedlap",
+        "dpcvae",
+    )
+    assert DPCVAE({"method": "dpcgan"}).config.settings.method == "dpcgan"
 
 
 @pytest.mark.parametrize("settings", [{"method": "fedpft"}, {"fedlap.rounds": 0}, {"no-such-key": 1}])
@@ -205,7 +209,7 @@ def test_no_further_round_is_asked_for_than_the_budget_affords(tmp_path: Path) -
     """Flower's loop may continue, but the strategy sends no more requests."""
     private = {"epsilon": 8.0, "delta": 1e-5, "fedavg.sample-rate": 1.0, "fedavg.batch-size": 512}
     settings = settings_of(tmp_path, method="dp-fedavg", **private)
-    strategy: Federation = strategy_of(parse_run_config(settings))(settings)
+    strategy: Federation = strategy_of(parse_run(settings))(settings)
     grid = grid_for(tmp_path, settings)
     result = Strategy.start(strategy, grid, ArrayRecord(), num_rounds=4)
     assert len(grid.asked("train")) == 2 * 3

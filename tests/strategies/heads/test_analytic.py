@@ -9,9 +9,9 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
-from common.config.run_config import parse_run_config
 from common.errors import SurrogateError
 from common.models.parameters import Parameters
+from common.run import parse_run
 from common.surrogates.class_sums import fold
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_parameters
@@ -90,4 +90,4 @@ def test_honest_sums_pass_at_half_precision() -> None:
 
 def test_a_ridge_below_zero_is_refused() -> None:
     with pytest.raises(Exception, match=r"afl\.ridge"):
-        parse_run_config({"method": "afl", "afl.ridge": -1.0})
+        parse_run({"method": "afl", "afl.ridge": -1.0})

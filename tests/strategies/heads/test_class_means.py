@@ -13,10 +13,10 @@ from client_app.features.site_features import LabelledFeatures, SiteFeatures
 from client_app.methods.heads.class_means import class_means
 from client_app.methods.task import SiteLimits, Task
 from client_app.node_config import NodeConfig
-from common.config.run_config import parse_run_config
 from common.errors import SurrogateError
 from common.models.classifiers import Head
 from common.models.parameters import Parameters
+from common.run import parse_run
 from common.wire.model_proto import pack_parameters
 from strategies.heads.class_means import ClassMeans, Groups, solve
 
@@ -33,7 +33,7 @@ def records(count: int, seed: int = 0, noise: float = 1.0) -> tuple[Tensor, Tens
 
 def task(features: Tensor, labels: Tensor, site: str = "s", limits: SiteLimits | None = None, **settings: object) -> Task:
     data = LabelledFeatures(features, labels)
-    run = parse_run_config({"method": "fedcof", "sites": 1} | {f"fedcof.{key}": value for key, value in settings.items()})
+    run = parse_run({"method": "fedcof", "sites": 1} | {f"fedcof.{key}": value for key, value in settings.items()})
     return Task(
         run, NodeConfig(), site, SiteFeatures(data, data, CLASSES, "f", 0.0, simulated=False), limits or SiteLimits()
     )

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.config.run_config import parse_run_config, run_digest
 from common.models.classifiers import Ensemble, Head
 from common.models.parameters import Parameters
+from common.run import parse_run
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_parameters
 from strategies import stored_strategy
@@ -34,7 +34,7 @@ OTHER = head("2", ("c", "a"), torch.tensor([[0.0, 0.0, 5.0], [3.0, 0.0, 0.0]]), 
 
 
 def model(method: str, *heads: Parameters) -> object:
-    run = parse_run_config({"method": method, "head.min-steps": 600, "head.learning-rate": 0.05})
+    run = parse_run({"method": method, "head.min-steps": 600, "head.learning-rate": 0.05})
     return combine(list(heads), run, CLASSES)
 
 
@@ -61,10 +61,10 @@ def test_the_ensemble_gives_unknown_classes_no_probability() -> None:
 @pytest.mark.parametrize("method", ["ensemble", "average"])
 def test_a_head_of_zeros_from_a_site_with_one_class_is_read(method: str) -> None:
     """Zeros are left out of a message, so it has far fewer bytes than numbers."""
-    run = parse_run_config({"method": method})
+    run = parse_run({"method": method})
     zeros = head("3", ("b",), torch.zeros(1, 2048), torch.zeros(1), 30)
     tensors = {name: zeros.tensors[name] for name in ("weight", "bias")}
-    header = replace(zeros.header, method=method, run=run_digest(run))
+    header = replace(zeros.header, method=method, run=run.digest)
     payload = pack_parameters(replace(zeros, header=header, tensors=tensors))
     sent = stored_strategy(run)(run, Unrecorded()).unpack(payload)
     assert len(payload) < sent.tensors["weight"].numel() == 2048

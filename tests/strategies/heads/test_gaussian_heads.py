@@ -16,10 +16,10 @@ from client_app.features.site_features import LabelledFeatures, SiteFeatures
 from client_app.methods.heads.analytic import gaussians
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
-from common.config.run_config import parse_run_config
 from common.errors import SurrogateError
 from common.models.classifiers import Head, Quadratic
 from common.models.parameters import Parameters
+from common.run import parse_run
 from common.wire.model_proto import pack_parameters
 from strategies.heads.gaussian_heads import GaussianHeads, fisher_mix, fisher_subspace
 from strategies.heads.pooled import Pooled
@@ -37,7 +37,7 @@ def records(count: int = 600, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def received(features: Tensor, labels: Tensor, site: str = "s", head: str = "fishermix") -> Parameters:
-    run = parse_run_config({"method": "gh-ofl", "sites": 1, "ghofl.head": head})
+    run = parse_run({"method": "gh-ofl", "sites": 1, "ghofl.head": head})
     data = LabelledFeatures(features, labels)
     made = Task(run, NodeConfig(), site, SiteFeatures(data, data, CLASSES, "f", 0.0, simulated=False))
     return GaussianHeads(run).unpack(gaussians(made).payload)
@@ -88,7 +88,7 @@ def test_fishermix_is_about_as_accurate_as_the_discriminant_on_all_records() -> 
 
 def test_fishermix_is_the_same_for_any_partition_but_rounding() -> None:
     features, labels = records()
-    run = parse_run_config({"method": "gh-ofl", "head.max-samples": 3000})
+    run = parse_run({"method": "gh-ofl", "head.max-samples": 3000})
     one = fisher_mix(Pooled.of([received(features, labels)], [1.0], CLASSES), run)
     four = fisher_mix(Pooled.of(of_sites(features, labels), [1.0] * 4, CLASSES), run)
     unseen, _ = records(2000, seed=1)

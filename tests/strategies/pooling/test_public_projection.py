@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError, SurrogateError
-from common.rules.secure_sum import dimensions_of
+from common.run import parse_run
+from common.secure_sum.of_run import dimensions_of
 from common.surrogates.public_map import PublicMap
 from common.wire.sum_proto import map_digest, pack_map, unpack_map
 from strategies.pooling.public_projection import read_map, whitened
@@ -41,7 +41,7 @@ def test_scores_of_the_head_are_kept_and_large_variances_are_not(tmp_path: Path)
     generator = torch.Generator().manual_seed(0)
     head = torch.cat([torch.zeros(12, 1), torch.randn(12, 15, generator=generator)], 1)
     public = torch.randn(400, 16, generator=generator) * torch.cat([torch.tensor([100.0]), torch.ones(15)]) + 5
-    found = read_map(parse_run_config(SECURE | files(tmp_path, head, public)))
+    found = read_map(parse_run(SECURE | files(tmp_path, head, public)))
     assert found.projection is not None
     assert found.centre is not None
     assert tuple(found.projection.shape) == (8, 16)
@@ -70,14 +70,14 @@ def test_a_map_of_another_dimension_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SurrogateError, match="centre of 4"):
         PublicMap(None, torch.ones(4)).apply(torch.ones(2, 3))
     with pytest.raises(ConfigError, match="another number"):
-        read_map(parse_run_config(SECURE | files(tmp_path, torch.randn(4, 6), torch.randn(9, 5))))
+        read_map(parse_run(SECURE | files(tmp_path, torch.randn(4, 6), torch.randn(9, 5))))
 
 
 def test_dimensions_follow_from_public_numbers() -> None:
     """More for more records and a larger epsilon; as set, if they are."""
 
     def dimensions(**settings: Any) -> int:
-        return dimensions_of(parse_run_config(SECURE | {key.replace("_", "-"): v for key, v in settings.items()}))
+        return dimensions_of(parse_run(SECURE | {key.replace("_", "-"): v for key, v in settings.items()}))
 
     by_epsilon = [dimensions(epsilon=epsilon) for epsilon in (1.0, 2.0, 4.0, 8.0)]
     assert by_epsilon == sorted(by_epsilon)

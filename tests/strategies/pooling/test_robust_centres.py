@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
-from common.config.run_config import parse_run_config, run_digest
 from common.errors import ConfigError
 from common.models.parameters import CONTROL, Parameters
+from common.run import parse_run
 from common.surrogates.surrogates import Header
 from strategies.pooling.robust_centres import coordinate_median, median_weights, robust_tensors, trimmed_mean
 from strategies.pooling.site_weights import shares_kept
@@ -178,13 +178,13 @@ def test_robust_pooling_gives_each_site_one_vote_whatever_it_claims() -> None:
 )
 def test_a_defence_that_is_not_defined_is_refused_with_what_is(flat: dict[str, str | float]) -> None:
     with pytest.raises(ConfigError, match=r"is not defined for method = .*; use 'auto' or 'none'"):
-        parse_run_config(flat)
+        parse_run(flat)
 
 
 def test_the_default_screens_fedpft_only_and_no_setting_of_it_changes_what_sites_are_asked() -> None:
-    assert parse_run_config({}).defends == "screen"
-    assert {parse_run_config({"method": name}).defends for name in ("fedavg", "fedlap", "average", "dpcvae")} == {"none"}
-    assert parse_run_config({"fedpft.topology": "chain"}).defends == "none"
-    assert run_digest(parse_run_config({})) == run_digest(parse_run_config({"defence": "median", "max-share": 7.0}))
+    assert parse_run({}).defence == "screen"
+    assert {parse_run({"method": name}).defence for name in ("fedavg", "fedlap", "average", "dpcvae")} == {"none"}
+    assert parse_run({"fedpft.topology": "chain"}).defence == "none"
+    assert parse_run({}).digest == parse_run({"defence": "median", "max-share": 7.0}).digest
     with pytest.raises(ConfigError, match="at least 1"):
-        parse_run_config({"max-share": 0.5})
+        parse_run({"max-share": 0.5})

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from client_app.datasets.partition import partition
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 from common.surrogates.mixtures import MixtureSettings, fit
 from common.surrogates.surrogates import Header, Surrogate
 from strategies.robustness.class_points import Parts, class_points
@@ -72,7 +72,7 @@ def test_honest_sites_with_ten_gaussians_of_real_features_stay(seed: int, sample
     train, classes = load_file(samples("features/cifar10-train.safetensors")), tuple(map(str, range(10)))
     features, labels = train["x"].float(), train["y"]
     spherical = {"fedpft.covariance": "spherical", "fedpft.components": 10, "fedpft.samples-per-component": 1}
-    run = parse_run_config({"alpha": 0.1, "seed": seed} | spherical)
+    run = parse_run({"alpha": 0.1, "seed": seed} | spherical)
     parts = partition(labels, None, run, 10)
     sent = [surrogate_of((features[part], labels[part]), classes, "f", str(i), run) for i, part in enumerate(parts)]
     assert screen(class_points(sent, classes)) == []

@@ -11,11 +11,11 @@ import torch
 from scipy import stats
 
 import client_app.secure_sum.masked as masked
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError, RunError
-from common.privacy.claims import make_claim
-from common.rules.secure_sum import numbers_of, rules_of, shapes_of
+from common.privacy.mechanism import make_claim
+from common.run import parse_run
 from common.secure_sum.noise import site_variances
+from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
 from common.secure_sum.words import words
 from common.surrogates.surrogates import Header
 from common.wire.sum_proto import unpack_total
@@ -59,12 +59,12 @@ def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(tmp_path: Path
     assert len(names) == 5
     assert len(exact) == 10
     assert (numbers == words(sum(exact[5:]) + sum(noise[5:]))).all()
-    config = parse_run_config(settings)
+    config = parse_run(settings)
     fixed = encode(config, config.spec, 5)
     records = fixed["records"].decode(words(sum(exact[5:])))[0]
     assert float(records) == pytest.approx(1438, abs=1), "all training records of the digits"
     assert claim is not None
-    shapes, rules = shapes_of(config, config.spec, CLASSES.split(","), 64), rules_of(config, 5)
+    shapes, rules = shapes_of(config, CLASSES.split(","), 64), rules_of(config, 5)
     assert rules.honest == 3
     variances = site_variances(claim, fixed, shapes, rules)
     # Two rounds of five sites; the honest three alone have the noise that the claim names.
@@ -76,7 +76,7 @@ def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(tmp_path: Path
 
 
 def test_the_coordinator_takes_steps_with_momentum_along_the_mean_clipped_gradient() -> None:
-    config = parse_run_config(JOINT | {"classes": "a,b,c", "fedavg.clip": 0.7, "fedavg.learning-rate": 2.0})
+    config = parse_run(JOINT | {"classes": "a,b,c", "fedavg.clip": 0.7, "fedavg.learning-rate": 2.0})
     claim = make_claim(config, "record")
     training = Training.begin(config, ("a", "b", "c"), "f", 4)
     header = Header("dp-fedavg", "r", "coordinator", "f", ("a", "b", "c"))
@@ -97,7 +97,7 @@ def test_the_coordinator_takes_steps_with_momentum_along_the_mean_clipped_gradie
 
 
 def test_a_number_of_records_below_its_noise_is_not_divided_by() -> None:
-    config = parse_run_config(JOINT | {"classes": "a,b"})
+    config = parse_run(JOINT | {"classes": "a,b"})
     training = Training.begin(config, ("a", "b"), "f", 4)
     tensors = {"records": torch.tensor([-30.0]), "gradients": torch.ones(10).double()}
     total = Total(training.header(), tensors, {"records": 40.0, "gradients": 1.0}, make_claim(config, "record"))
@@ -147,12 +147,12 @@ def test_a_modulus_without_room_for_the_noise_is_refused_before_any_vector(tmp_p
     with pytest.raises(RunError, match="secure-sum-records: the noise on records does not fit into the modulus"):
         run_federation(tmp_path, grid, **JOINT | tiny)
     assert not grid.asked("query.sum_shares")
-    config = parse_run_config(JOINT | tiny)
+    config = parse_run(JOINT | tiny)
     claim = make_claim(config, "record")
     assert claim is not None
-    shapes = shapes_of(config, config.spec, CLASSES.split(","), 64)
+    shapes = shapes_of(config, CLASSES.split(","), 64)
     with pytest.raises(ConfigError, match="does not fit into the modulus"):
-        site_variances(claim, numbers_of(config, config.spec, 4), shapes, rules_of(config, 4))
+        site_variances(claim, numbers_of(config, 4), shapes, rules_of(config, 4))
 
 
 @pytest.mark.parametrize(
@@ -168,23 +168,23 @@ def test_a_modulus_without_room_for_the_noise_is_refused_before_any_vector(tmp_p
 )
 def test_what_joint_noise_cannot_do_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_run_config(JOINT | settings)
+        parse_run(JOINT | settings)
 
 
 def test_only_dp_fedavg_in_a_secure_sum_has_joint_noise() -> None:
-    joint = parse_run_config(JOINT)
+    joint = parse_run(JOINT)
     assert joint.mechanism == "secure-sums"
-    assert [each.name for each in joint.spec.sends(joint)] == ["records", "gradients"]
+    assert [each.name for each in joint.plan.messages.sends(joint)] == ["records", "gradients"]
     for settings in ({"fedavg.noise": "site"}, {"secure-sum": False}, {"method": "dp-fedprox"}):
-        assert parse_run_config(JOINT | settings).mechanism == "dp-sgd"
+        assert parse_run(JOINT | settings).plan.mechanism_name == "dp-sgd"
 
 
 def test_rounds_follow_the_noise_where_the_settings_name_none() -> None:
     usual = {"fedavg.rounds": 0}
-    found = [parse_run_config(JOINT | usual | {"epsilon": epsilon}).fedavg.rounds for epsilon in (1.0, 2.0)]
+    found = [parse_run(JOINT | usual | {"epsilon": epsilon}).fedavg.rounds for epsilon in (1.0, 2.0)]
     assert found == [20, 30]
-    assert parse_run_config(JOINT | usual | {"fedavg.noise": "site"}).fedavg.rounds == 10
-    assert parse_run_config({"method": "fedavg"}).fedavg.rounds == 10
+    assert parse_run(JOINT | usual | {"fedavg.noise": "site"}).fedavg.rounds == 10
+    assert parse_run({"method": "fedavg"}).fedavg.rounds == 10
 
 
 @pytest.mark.parametrize("classes", [2, 10])
@@ -192,7 +192,7 @@ def test_rounds_follow_the_noise_where_the_settings_name_none() -> None:
 def test_the_usual_rate_does_not_diverge_however_alike_features_are(classes: int, common: float) -> None:
     """The larger the part that all features share, the larger the curvature along it."""
     names = tuple(map(str, range(classes)))
-    config = parse_run_config(JOINT | {"classes": ",".join(names), "fedavg.rounds": 30})
+    config = parse_run(JOINT | {"classes": ",".join(names), "fedavg.rounds": 30})
     training, generator = Training.begin(config, names, "f", 20), torch.Generator().manual_seed(0)
     labels = torch.arange(400) % classes
     apart = torch.eye(classes, 20)[labels] + 0.3 * torch.randn(400, 20, generator=generator)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import client_app.secure_sum.masked as masked
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError, RunError
+from common.run import parse_run
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))
@@ -108,4 +108,4 @@ def test_noise_of_training_at_each_site_is_as_without_secure_sums(tmp_path: Path
 )
 def test_what_is_no_sum_of_updates_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_run_config(SECURE | settings)
+        parse_run(SECURE | settings)

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 
 import client_app.secure_sum.masked as masked
 from common import surrogate_pb2 as pb
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError, RunError
 from common.methods import METHODS, SECURE_SUMS
 from common.models.classifiers import Head
+from common.run import parse_run
 from common.secure_sum.noise import spare_of
 from common.secure_sum.words import words
 from common.wire.model_files import load_model
@@ -286,7 +286,7 @@ def test_the_run_says_who_could_see_what(tmp_path: Path) -> None:
 )
 def test_what_is_no_secure_sum_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_run_config(settings)
+        parse_run(settings)
 
 
 def test_a_modulus_too_small_for_the_sites_ends_the_run_before_any_share(tmp_path: Path) -> None:

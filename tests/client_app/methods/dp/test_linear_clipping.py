@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from client_app.methods.dp.linear_clipping import clipped_sums
 from client_app.methods.dp.record_gradients import add_clipped, norms_of, sums_like
 from client_app.methods.dpcvae.training_steps import trainer_of
-from common.config.run_config import parse_run_config
 from common.models.generators import fresh_companion, fresh_generator
+from common.run import parse_run
 
 
 def one_by_one(modules: nn.ModuleList, losses: Any, count: int, clip: float) -> tuple[dict[str, Tensor], Tensor]:
@@ -35,7 +35,7 @@ def one_by_one(modules: nn.ModuleList, losses: Any, count: int, clip: float) -> 
 @pytest.mark.parametrize("hidden", [0, 16])
 @pytest.mark.parametrize("clip", [1e-3, 0.05, 1e3])
 def test_the_sum_is_that_of_records_clipped_one_by_one(method: str, hidden: int, clip: float) -> None:
-    run = parse_run_config({"method": method, "dpcvae.hidden": hidden, "dpcvae.latent": 4})
+    run = parse_run({"method": method, "dpcvae.hidden": hidden, "dpcvae.latent": 4})
     shared, companion = (make(run, 3, 20).double() for make in (fresh_generator, fresh_companion))
     x, labels = torch.randn(9, 20).double(), torch.arange(9) % 3
 

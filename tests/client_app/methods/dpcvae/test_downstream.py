@@ -24,11 +24,11 @@ from client_app.methods.dpcvae.downstream import (
     score,
 )
 from client_app.node_config import NodeConfig
-from common.config.run_config import parse_run_config
-from common.config.sections import HeadSettings
 from common.errors import ConfigError, DataError
 from common.models.classifiers import Head
 from common.models.generators import COUNTS, MEANS, Generator, fresh_generator, tensors_of
+from common.run import parse_run
+from common.settings import HeadSettings
 from common.surrogates.surrogates import Header
 from common.wire.generator_files import pack_generator
 
@@ -140,7 +140,7 @@ def generator_file(tmp_path: Path) -> Path:
     from client_app.features.site_features import dataset_features
     from common.models.generators import scaled
 
-    run, node = parse_run_config({"method": "dpcvae", "dpcvae.hidden": 0}), NodeConfig(cache_dir=str(tmp_path / "cache"))
+    run, node = parse_run({"method": "dpcvae", "dpcvae.hidden": 0}), NodeConfig(cache_dir=str(tmp_path / "cache"))
     dataset = share(run, node).dataset
     found = dataset_features(dataset, run, node)
     x, labels = scaled(torch.as_tensor(found.x).float()), dataset.labels

@@ -17,12 +17,12 @@ from client_app.methods.dpcvae.training import train_generator
 from client_app.methods.dpcvae.training_steps import CVAETrainer, private_gradient, trainer_of
 from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, StateError, SurrogateError
 from common.files import replace_file
 from common.models.generators import COUNTS, MEANS, SUMS, fresh_companion, fresh_generator
 from common.privacy.accounting import GaussianEvent, calibrate, epsilon_spent, gaussian_noise_multiplier
-from common.privacy.claims import first_round_noise, make_claim, private_rounds, released_in, spent_after
+from common.privacy.mechanism import first_round_noise, make_claim, private_rounds, released_in, spent_after
+from common.run import Run, parse_run
 from common.wire.model_proto import unpack_parameters
 from strategies.base.training import Training
 from strategies.dpcvae.generating import take_in
@@ -32,8 +32,8 @@ PRIVATE: dict[str, Any] = {"epsilon": 6.0, "delta": 1e-5, "classes": ",".join(CL
 RECORDS, DIMENSION = 120, 12
 
 
-def run(**settings: Any) -> RunConfig:
-    return parse_run_config({"method": "dpcvae", "dpcvae.rounds": 4, "dpcvae.latent": 2} | settings)
+def run(**settings: Any) -> Run:
+    return parse_run({"method": "dpcvae", "dpcvae.rounds": 4, "dpcvae.latent": 2} | settings)
 
 
 def records(count: int = RECORDS) -> LabelledFeatures:
@@ -45,7 +45,7 @@ def records(count: int = RECORDS) -> LabelledFeatures:
 class Site:
     """One site and its coordinator, round after round."""
 
-    def __init__(self, folder: Path, config: RunConfig, found: LabelledFeatures | None = None) -> None:
+    def __init__(self, folder: Path, config: Run, found: LabelledFeatures | None = None) -> None:
         part = found or records()
         self.found = SiteFeatures(part, part, CLASSES, "f", 0.0, simulated=False)
         self.config, self.node = config, NodeConfig(state_dir=str(folder))

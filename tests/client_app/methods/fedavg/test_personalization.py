@@ -12,9 +12,9 @@ from client_app.methods.fedavg.personalization import _share, personal_accuracy
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import private_key, received_keys
-from common.config.run_config import parse_run_config
 from common.errors import ConfigError, SealError
 from common.models.classifiers import Head
+from common.run import parse_run
 from common.security.sealing import public_key, read_keys
 from common.surrogates.surrogates import Header
 
@@ -26,7 +26,7 @@ def site(method: str, flip: bool) -> tuple[Task, Head]:
     features = torch.randn(300, 4, generator=generator) + 4 * (2 * labels - 1)[:, None] * torch.eye(1, 4)
     train, test = LabelledFeatures(features[:200], labels[:200]), LabelledFeatures(features[200:], labels[200:])
     found = SiteFeatures(train, test, ("a", "b"), "f", 0.0, simulated=False)
-    run = parse_run_config({"method": method, "head.min-steps": 100, "head.learning-rate": 0.05})
+    run = parse_run({"method": method, "head.min-steps": 100, "head.learning-rate": 0.05})
     weight = torch.eye(2, 4) * 0
     weight[:, 0] = torch.tensor([1.0, -1.0]) if flip else torch.tensor([-1.0, 1.0])
     return Task(run, NodeConfig(), "s", found), Head(

@@ -14,11 +14,11 @@ from client_app.methods.fedavg.representation import own_head, own_network, upda
 from client_app.methods.heads.local_head import local_head
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, SurrogateError
 from common.models.classifiers import Network
 from common.models.networks import HEAD, body_of, fresh, parameters_of
 from common.models.parameters import Parameters
+from common.run import Run, parse_run
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_classifier, pack_parameters, unpack_classifier, unpack_parameters
 from common.wire.records import from_record
@@ -28,11 +28,11 @@ CLASSES = ("a", "b", "c")
 LABELS = torch.arange(90) % 3
 
 
-def run(**settings: Any) -> RunConfig:
-    return parse_run_config({"method": "fedrep", "fedavg.width": 6, "fedavg.local-epochs": 3} | FAST | settings)
+def run(**settings: Any) -> Run:
+    return parse_run({"method": "fedrep", "fedavg.width": 6, "fedavg.local-epochs": 3} | FAST | settings)
 
 
-def task(config: RunConfig, question: bytes | None = None) -> Task:
+def task(config: Run, question: bytes | None = None) -> Task:
     values = torch.randn(len(LABELS), 8, generator=torch.Generator().manual_seed(1))
     values[:, 0] += 3 * LABELS
     records = LabelledFeatures(values, LABELS, None)
@@ -40,7 +40,7 @@ def task(config: RunConfig, question: bytes | None = None) -> Task:
     return Task(config, NodeConfig(), "s", found, question=question, info={"round": 1, "lineage": "abc"})
 
 
-def header(config: RunConfig) -> Header:
+def header(config: Run) -> Header:
     return replace(task(config).header(CLASSES), site="coordinator")
 
 
@@ -122,4 +122,4 @@ def test_a_linear_model_has_nothing_to_share() -> None:
     with pytest.raises(ConfigError, match="no representation below its head"):
         run(**{"fedavg.model": "linear"})
     assert run().fedavg.model == "mlp"
-    assert parse_run_config({"method": "fedavg"}).fedavg.model == "linear"
+    assert parse_run({"method": "fedavg"}).fedavg.model == "linear"

@@ -18,13 +18,13 @@ from client_app.methods.fedavg.update import weighted_update
 from client_app.methods.local_training import Variant, network, step_length, train
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, SurrogateError
 from common.models.networks import convnet, linear, parameters_of
 from common.models.parameters import CONTROL, Parameters, split_control
 from common.privacy.accounting import epsilon_spent
-from common.privacy.claims import Claim, make_claim
+from common.privacy.mechanism import Mechanism, make_claim
 from common.randomness import stream
+from common.run import Run, parse_run
 from common.wire.model_proto import pack_parameters, unpack_parameters
 from strategies.base.training import Training
 from strategies.fedavg.aggregation import aggregate
@@ -39,7 +39,7 @@ def data(count: int = 120, dimension: int = 16) -> tuple[Tensor, Tensor]:
     return torch.rand(count, dimension, generator=generator) + torch.eye(3, dimension)[labels], labels
 
 
-def task(folder: Path, run: RunConfig, training: Training) -> Task:
+def task(folder: Path, run: Run, training: Training) -> Task:
     features, labels = data()
     records = LabelledFeatures(features, labels)
     node = NodeConfig(state_dir=str(folder))
@@ -48,11 +48,11 @@ def task(folder: Path, run: RunConfig, training: Training) -> Task:
     return Task(run, node, "s", found, question=training.question(), info=reported)
 
 
-def run(method: str, **settings: Any) -> RunConfig:
-    return parse_run_config({"method": method, "fedavg.local-epochs": 2, "fedavg.batch-size": 32} | settings)
+def run(method: str, **settings: Any) -> Run:
+    return parse_run({"method": method, "fedavg.local-epochs": 2, "fedavg.batch-size": 32} | settings)
 
 
-def moved(folder: Path, config: RunConfig) -> dict[str, Tensor]:
+def moved(folder: Path, config: Run) -> dict[str, Tensor]:
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
     asked = task(folder, config, training)
     return dict(unpack_parameters(method_of(config)(asked).payload).tensors)
@@ -185,7 +185,7 @@ def test_a_model_of_another_run_or_backbone_is_refused(tmp_path: Path) -> None:
         method_of(config)(replace(asked, question=None))
 
 
-def private(**settings: Any) -> tuple[RunConfig, Claim]:
+def private(**settings: Any) -> tuple[Run, Mechanism]:
     config = run("dp-fedavg", epsilon=2.0, delta=1e-5, **({"fedavg.rounds": 2, "fedavg.sample-rate": 0.2} | settings))
     claim = make_claim(config, "record")
     assert claim is not None

@@ -27,15 +27,15 @@ from client_app.methods.fedlap.image_synthesis import Matching, synthesise
 from client_app.methods.fedlap.trust_region import SHARE, Search, ServerWalk, effective_radius
 from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig, parse_run_config
-from common.config.sections import FedLAPSettings
 from common.errors import ConfigError, SurrogateError
 from common.files import replace_file
 from common.models.augmentation import draws
 from common.models.loss_landscape import LandscapeRecords, distance, gradient, total_loss, walk
 from common.models.networks import convnet, parameters_of, split_input
 from common.privacy.accounting import GaussianEvent
-from common.privacy.claims import make_claim, private_rounds, spent_after
+from common.privacy.mechanism import make_claim, private_rounds, spent_after
+from common.run import Run, parse_run
+from common.settings import FedLAPSettings
 from common.surrogates.synthetic import Synthetic, check_synthetic
 from common.wire.model_proto import unpack_synthetic
 from strategies.base.training import Training
@@ -61,13 +61,13 @@ def real(count: int = 90) -> LandscapeRecords:
     return LandscapeRecords.evenly(values, labels)
 
 
-def run(**settings: Any) -> RunConfig:
+def run(**settings: Any) -> Run:
     small: dict[str, Any] = {"fedlap.model": "convnet", "fedlap.width": 4, "fedlap.images-per-class": 3}
     small |= {"fedlap.image-steps": 12, "fedlap.rounds": 3}
-    return parse_run_config({"method": "fedlap"} | small | settings)
+    return parse_run({"method": "fedlap"} | small | settings)
 
 
-def task(folder: Path, config: RunConfig, *, round: int = 1, confirmed: int = 0, units: bool = False) -> Task:
+def task(folder: Path, config: Run, *, round: int = 1, confirmed: int = 0, units: bool = False) -> Task:
     values, labels = real().values.flatten(1) * 0.25 + 0.5, real().labels
     records = LabelledFeatures(values, labels, ("p",) * len(labels) if units else None)
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)

@@ -18,12 +18,12 @@ from client_app.methods.fedlap.comparators import dsc, feddm, perturbed, psg
 from client_app.methods.fedlap.statistics import CLASS_GRADIENTS, CLASS_MEANS, Batches
 from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError
 from common.models.augmentation import draws
 from common.models.loss_landscape import LandscapeRecords
 from common.models.networks import convnet, mlp, parameters_of, split_input
 from common.randomness import stream
+from common.run import Run, parse_run
 from common.surrogates.synthetic import Synthetic
 from common.wire.model_proto import unpack_synthetic
 from strategies.base.training import Training
@@ -34,9 +34,9 @@ LABELS = torch.arange(90) % 2
 IMAGES = 3
 
 
-def run(method: str, **settings: Any) -> RunConfig:
+def run(method: str, **settings: Any) -> Run:
     small: dict[str, Any] = {"fedlap.model": "linear", "fedlap.images-per-class": IMAGES, "fedlap.rounds": 2}
-    return parse_run_config({"method": method} | small | settings)
+    return parse_run({"method": method} | small | settings)
 
 
 def features() -> Tensor:
@@ -45,7 +45,7 @@ def features() -> Tensor:
     return values
 
 
-def task(folder: Path, config: RunConfig) -> Task:
+def task(folder: Path, config: Run) -> Task:
     records = LabelledFeatures(features(), LABELS, None)
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
     question = Training.begin(config, CLASSES, "f", 64).question()
@@ -57,7 +57,7 @@ def sent(made: MethodOutput) -> Synthetic:
     return unpack_synthetic(made.payload)
 
 
-def begun(config: RunConfig, classes: int = 2) -> Tensor:
+def begun(config: Run, classes: int = 2) -> Tensor:
     """The noise that a site begins from."""
     noise = torch.randn(classes * IMAGES, 64, generator=stream(config.seed, "fedlap", "s", "begin"))
     return noise / 8

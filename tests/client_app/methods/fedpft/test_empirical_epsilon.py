@@ -18,9 +18,9 @@ from torch import Tensor
 
 from client_app.methods.fedpft import private_surrogate as fedpft_private
 from client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
-from common.config.run_config import parse_run_config
-from common.privacy.claims import Claim, make_claim
 from common.privacy.gaussian_mechanism import BoundedSum, Noisy
+from common.privacy.mechanism import Mechanism, make_claim
+from common.run import parse_run
 from common.surrogates.class_sums import statistics
 
 EPSILON, DELTA = 3.0, 0.01
@@ -31,7 +31,7 @@ FEATURES, LABELS = torch.tensor([[0.0, 5.0], [-7.0, 0.0]]), torch.tensor([1, 0])
 
 
 def promised(family: str) -> Claim:
-    claim = make_claim(parse_run_config({"epsilon": EPSILON, "delta": DELTA, "fedpft.covariance": family}), "record")
+    claim = make_claim(parse_run({"epsilon": EPSILON, "delta": DELTA, "fedpft.covariance": family}), "record")
     assert claim is not None
     return claim
 
@@ -51,7 +51,7 @@ def outputs(family: str, runs: int) -> tuple[Tensor, Tensor]:
     return found[0], found[1]
 
 
-def noise(claim: Claim) -> list[float]:
+def noise(claim: Mechanism) -> list[float]:
     return [claim.noise[name][0] for name in ("counts", "sums", "squares") if name in claim.noise]
 
 

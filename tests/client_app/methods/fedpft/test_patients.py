@@ -17,9 +17,9 @@ from client_app.features.extraction import Features
 from client_app.features.site_features import load_site, usable
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
-from common.config.flat_settings import Scalar
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError, DataError
+from common.run import Run, parse_run
+from common.settings.flat import Scalar
 
 BUDGET: dict[str, Scalar] = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1"}
 
@@ -49,7 +49,7 @@ def parquet(folder: Path, patients: list[object]) -> Path:
     return folder
 
 
-def sites_of_patients(run: RunConfig, num_sites: int) -> dict[str, set[int]]:
+def sites_of_patients(run: Run, num_sites: int) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     for site in range(num_sites):
         part = share(run, NodeConfig(partition_id=site, num_partitions=num_sites), in_simulation=True)
@@ -103,10 +103,10 @@ def test_patients_stay_with_their_records_where_some_are_left_out(tmp_path: Path
 
 def test_a_hospital_names_its_own_patient_column_and_a_simulation_the_runs(tmp_path: Path) -> None:
     folder = str(safetensors(tmp_path, torch.arange(40)))
-    run = parse_run_config({"data": "safetensors", "data-dir": folder, "patient-column": "patient"})
+    run = parse_run({"data": "safetensors", "data-dir": folder, "patient-column": "patient"})
     hospital = NodeConfig(data="safetensors", data_dir=folder)
     assert share(run, hospital).dataset.patients is None
-    assert share(RunConfig(), hospital.model_copy(update={"patient_column": "patient"})).dataset.patients is not None
+    assert share(Run(), hospital.model_copy(update={"patient_column": "patient"})).dataset.patients is not None
     assert share(run, NodeConfig(patient_column="nowhere"), in_simulation=True).dataset.patients is not None
 
 
@@ -136,7 +136,7 @@ def test_a_drawn_split_keeps_patients_whole_and_is_unchanged_without_them() -> N
 @pytest.mark.parametrize("kind", ["iid", "dirichlet", "classes"])
 def test_in_a_simulation_nobody_is_at_two_sites(tmp_path: Path, kind: str) -> None:
     folder = safetensors(tmp_path, torch.arange(400) // 5)
-    run = parse_run_config(
+    run = parse_run(
         {
             "data": "safetensors",
             "data-dir": str(folder),
@@ -154,7 +154,7 @@ def test_in_a_simulation_nobody_is_at_two_sites(tmp_path: Path, kind: str) -> No
 def test_where_files_split_a_patient_the_test_records_follow_the_training_records(tmp_path: Path) -> None:
     safetensors(tmp_path, torch.arange(200) // 5, "f-train")
     safetensors(tmp_path, torch.arange(100, 300) // 5, "f-test")
-    run = parse_run_config(
+    run = parse_run(
         {"data": "safetensors", "data-dir": str(tmp_path), "dataset": "f", "partition": "iid", "patient-column": "patient"}
     )
     sites = sites_of_patients(run, 3)
@@ -164,39 +164,39 @@ def test_where_files_split_a_patient_the_test_records_follow_the_training_record
 
 def test_more_sites_than_patients_says_both_numbers(tmp_path: Path) -> None:
     folder = str(safetensors(tmp_path, torch.arange(40) // 10))
-    run = parse_run_config({"data": "safetensors", "data-dir": folder, "patient-column": "patient"})
+    run = parse_run({"data": "safetensors", "data-dir": folder, "patient-column": "patient"})
     with pytest.raises(DataError, match="9 sites cannot share 3 patients"):
         share(run, NodeConfig(num_partitions=9), in_simulation=True)
 
 
 def test_a_simulated_site_keeps_its_split_under_privacy_and_needs_no_classes() -> None:
-    private, plain = (share(parse_run_config(run), NodeConfig()) for run in (BUDGET | {"classes": ""}, {}))
+    private, plain = (share(parse_run(run), NodeConfig()) for run in (BUDGET | {"classes": ""}, {}))
     assert torch.equal(private.train, plain.train)
     assert torch.equal(private.test, plain.test)
 
 
 def test_under_privacy_no_split_is_drawn_from_a_hospitals_data(tmp_path: Path) -> None:
     node = NodeConfig(data="safetensors", data_dir=str(safetensors(tmp_path, torch.arange(40))))
-    private, plain = (share(parse_run_config(run), node) for run in (BUDGET, {}))
+    private, plain = (share(parse_run(run), node) for run in (BUDGET, {}))
     assert (len(private.train), len(private.test)) == (40, 0)
     assert (len(plain.train), len(plain.test)) == (32, 8)
     save_file({"x": torch.arange(18.0).reshape(6, 3), "y": torch.arange(6) % 2}, tmp_path / "g-train.safetensors")
     save_file({"x": -torch.arange(1.0, 13).reshape(4, 3), "y": torch.arange(4) % 2}, tmp_path / "g-test.safetensors")
-    made_by_files = share(parse_run_config(BUDGET), node.model_copy(update={"dataset": ("g",)}))
+    made_by_files = share(parse_run(BUDGET), node.model_copy(update={"dataset": ("g",)}))
     assert (len(made_by_files.train), len(made_by_files.test)) == (6, 4)
 
 
 def test_under_privacy_a_hospital_needs_the_classes_and_a_folder_of_its_own(tmp_path: Path) -> None:
     node = NodeConfig(data="safetensors", data_dir=str(safetensors(tmp_path, torch.arange(40))))
     with pytest.raises(ConfigError, match="classes is empty"):
-        share(parse_run_config(BUDGET | {"classes": ""}), node)
+        share(parse_run(BUDGET | {"classes": ""}), node)
     with pytest.raises(ConfigError, match="give each site its own folder"):
-        share(parse_run_config(BUDGET), node.model_copy(update={"num_partitions": 2}))
+        share(parse_run(BUDGET), node.model_copy(update={"num_partitions": 2}))
 
 
 @pytest.mark.parametrize("method", ["dp-fedavg", "fedlap", "dpcvae"])
 def test_what_protects_single_records_asks_a_site_of_patients_whether_that_is_enough(tmp_path: Path, method: str) -> None:
-    run = parse_run_config(BUDGET | {"method": method, "data": "safetensors"})
+    run = parse_run(BUDGET | {"method": method, "data": "safetensors"})
     folder = str(safetensors(tmp_path, torch.arange(40) // 2))
     node = NodeConfig(
         data="safetensors", data_dir=folder, patient_column="patient", cache_dir=str(tmp_path), state_dir=str(tmp_path)

@@ -11,12 +11,12 @@ from torch import Tensor
 from client_app.methods.fedpft import private_surrogate as fedpft_private
 from client_app.methods.fedpft.private_surrogate import Clipped, dp_em, theorem_4_1
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common.config.flat_settings import Scalar
-from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError
 from common.privacy.accounting import GaussianEvent, epsilon_spent
-from common.privacy.claims import EM_STEPS, Claim, make_claim
 from common.privacy.gaussian_mechanism import BoundedSum, Noisy, budget_shares, clip
+from common.privacy.mechanism import EM_STEPS, make_claim
+from common.run import Run, parse_run
+from common.settings.flat import Scalar
 from common.surrogates.covariances import Diagonal, Full, Spherical
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 
@@ -29,11 +29,11 @@ MECHANISMS: dict[str, dict[str, Scalar]] = {
 }
 
 
-def run(epsilon: float = 2.0, **settings: Scalar) -> RunConfig:
-    return parse_run_config({"epsilon": epsilon, "delta": 1e-5} | settings)
+def run(epsilon: float = 2.0, **settings: Scalar) -> Run:
+    return parse_run({"epsilon": epsilon, "delta": 1e-5} | settings)
 
 
-def promised(config: RunConfig, unit: str = "record") -> Claim:
+def promised(config: Run, unit: str = "record") -> Claim:
     claim = make_claim(config, unit)  # type: ignore[arg-type]
     assert claim is not None
     return claim
@@ -64,7 +64,7 @@ def test_one_seed_twice_gives_the_same_but_for_the_noise_which_differs_everywher
     first, second = made
     assert (first.header, first.claim) == (second.header, second.claim)
     assert first.claim is not None
-    assert first.claim.mechanism == mechanism
+    assert first.claim.name == mechanism
     for (name, one), other in zip(tables(first).items(), tables(second).values(), strict=True):
         assert one.shape == other.shape, name
         assert not (one == other).any(), name
@@ -72,7 +72,7 @@ def test_one_seed_twice_gives_the_same_but_for_the_noise_which_differs_everywher
 
 @pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
 def test_without_a_budget_one_seed_twice_gives_the_same(family: str) -> None:
-    config = parse_run_config({"fedpft.covariance": family, "fedpft.components": 2})
+    config = parse_run({"fedpft.covariance": family, "fedpft.components": 2})
     first, second = (make_surrogate(SiteData(*records(), CLASSES, "f" * 16, "s"), config).surrogate for _ in range(2))
     assert first.header == second.header
     assert first.claim is second.claim is None
