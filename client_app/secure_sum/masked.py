@@ -50,7 +50,7 @@ def masked_sum(task: Task) -> MethodOutput:
     if claim is None:
         _check_range(values, numbers)
     elif joint:
-        facts["local-epsilon"] = local_epsilon(claim, rules)
+        facts["local-epsilon"] = local_epsilon(run, rules)
         shapes = {each: tuple(value.shape) for each, value in values.items()}
         spare = os.urandom(SEED_BYTES)
         for each, drawn in noise_of_site(claim, numbers, shapes, rules, spare).items():

@@ -108,9 +108,9 @@ def _check_colluding(policy: Policy, rules: SumRules) -> None:
 def _check_local(policy: Policy, run: Run, rules: SumRules) -> None:
     if (
         policy.local_epsilon
-        and run.mechanism is not None
+        and run.private
         and rules.honest > 0
-        and (local := local_epsilon(run.mechanism, rules)) > policy.local_epsilon
+        and (local := local_epsilon(run, rules)) > policy.local_epsilon
     ):
         raise PolicyError(
             f"local-epsilon = {policy.local_epsilon:g}: this site's own noise alone gives epsilon {local:.4g} at delta "

@@ -19,6 +19,7 @@ from common.methods.secure_sum import with_secure_sum
 from common.methods.synthetic_records import SYNTHETIC_RECORDS
 from common.methods.training import TRAINED
 from common.settings import Settings
+from common.settings.flat import short
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -52,7 +53,7 @@ def plan_of(method: Method, settings: Settings) -> Plan:
 def method_named(name: str) -> Method:
     """The description of a method. Raises ConfigError with a list of all methods."""
     if name not in METHODS:
-        raise ConfigError(f"method = {name[:40]!r}: {known()}")
+        raise ConfigError(f"method = {short(name)}: {known()}")
     return METHODS[name]
 
 

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from common.privacy.mechanism import JOINT_SUMS, Mechanism
+from common.privacy.mechanism import JOINT_SUMS
 from common.run import Run
 from common.secure_sum.fixed_point import FixedPoint
 from common.secure_sum.rules import SumRules
@@ -46,11 +46,12 @@ def dimensions_of(run: Run) -> int:
     features = run.settings.features
     if features.dimensions:
         return features.dimensions
-    if run.mechanism is None or run.mechanism.name != JOINT_SUMS:
+    mechanism = run.mechanism
+    if mechanism is None or mechanism.name != JOINT_SUMS or "squares" not in mechanism.noise:
         return MOST_DIMENSIONS
     # Part of the noise that counts, if no site is lost.
     honest = max(1 - run.settings.colluding, 0.1)
-    sigma, _ = run.mechanism.noise["squares"]
+    sigma, _ = mechanism.noise["squares"]
     return max(1, round(DIMENSIONS * math.sqrt(features.records / (sigma / math.sqrt(honest)))))
 
 
@@ -69,11 +70,11 @@ def context_of(run: Run, name: str) -> bytes:
     return hashlib.sha256(f"{run.full_digest}\0{name}\0{selected}".encode()).digest()
 
 
-def local_epsilon(mechanism: Mechanism, rules: SumRules) -> float:
+def local_epsilon(run: Run, rules: SumRules) -> float:
     """Epsilon, at the run's delta, of the part of this site's own noise that always stays: if all others tell theirs.
 
     Of all rounds of the run together.
     """
-    if mechanism.name != JOINT_SUMS:
-        return mechanism.epsilon
-    return mechanism.epsilon_of_part(rules.lasting.honest)
+    if run.mechanism is None or run.mechanism.name != JOINT_SUMS:
+        return run.settings.epsilon
+    return run.mechanism.epsilon_of_part(rules.lasting.honest)

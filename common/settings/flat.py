@@ -78,10 +78,11 @@ def _explain(error: Any) -> str:
     key = ".".join(str(part) for part in error["loc"])
     original = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
     message = _PLAIN.get(error["type"], original.replace("should", "must"))
-    return f"{key} = {_short(error['input'])}: {message}" if key else message
+    return f"{key} = {short(error['input'])}: {message}" if key else message
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A wrong value for an error message."""
     shown = repr(value[: LONGEST_SHOWN + 1] if isinstance(value, str) else value)
     return shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
 

@@ -226,7 +226,7 @@ class SecureSum(Steps):
             "colluding": rules.colluding,
             "least": rules.least,
             "keys": keys,
-            **({"local-epsilon": local_epsilon(config.mechanism, rules)} if config.mechanism is not None and sigmas else {}),
+            **({"local-epsilon": local_epsilon(config, rules)} if sigmas else {}),
             **{f"noise-{name}": sigma for name, sigma in sigmas.items()},
         }
         rounding = {name: len(summed) * self._numbers[name].step / 2 for name in tensors}

@@ -14,10 +14,11 @@ from client_app.node_config import NodeConfig
 from common.costs import costs
 from common.methods import METHODS
 from common.methods.counting import KINDS_OF_COUNTS
-from common.methods.method import Field, Method, Sizes, Summed
-from common.privacy.mechanism import make_claim, plan_of, private_rounds, relation_of
+from common.methods.method import Field, Method, Plan, Sizes, Summed
+from common.privacy.mechanism import STATED, Mechanism, relation_of
 from common.run import Run, parse_run
 from common.secure_sum.of_run import context_of, dimensions_of, local_epsilon, numbers_of, rules_of, shapes_of
+from common.settings import Settings
 from common.settings.flat import Scalar, flatten, known_keys
 from server_app.runs.plan import in_words, plan
 
@@ -41,43 +42,44 @@ def kinds_of_counts() -> tuple[str, ...]:
 
 def setting_keys() -> tuple[str, ...]:
     """All keys of the settings."""
-    return tuple(known_keys(Run))
+    return tuple(known_keys(Settings))
 
 
 def facts(settings: Mapping[str, Scalar]) -> Facts:
     """Everything that follows from these settings. Raises ConfigError, whose text is pinned too."""
-    config = parse_run(settings)
-    spec = config.spec
-    sizes = spec.sizes(config, len(CLASSES), DIMENSION, RECORDS)
+    run = parse_run(settings)
+    method, plan = run.method, run.plan
+    messages, combination, defences = plan.messages, plan.combination, plan.defences
+    sizes = messages.sizes(len(CLASSES), DIMENSION, RECORDS)
     found: Facts = {
-        "digest": config.digest,
-        "method": f"{spec.name}: {spec.title}; {spec.paper}; {spec.kind}",
-        "resolved": _resolved(config, settings),
-        "sends": _fields(spec.sends(config), sizes),
-        "sends first": None if spec.first_round is None else _fields(spec.first_round(config), sizes),
-        "parsed": _fields(spec.schema(config), sizes),
-        "receives": _fields(spec.receives(config), sizes),
-        "result": _fields(spec.result(config), sizes),
-        "adds up": _sums(spec.sums(config, 2)),
-        "adds up first": None if spec.first_summed is None else _sums(spec.sums(config, 1)),
-        "in words": [spec.variant(config), spec.head(config), spec.tested],
-        "is": sorted(_properties(spec)),
-        "sections": sorted(spec.sections),
-        "packages": [*spec.packages(config), *spec.judging_packages],
-        "allows": sorted(spec.allows),
-        "defence": [config.defence, spec.default_defence, *spec.defences(config), spec.undefended],
-        "mechanisms": [config.plan.mechanism_name, *spec.mechanisms],
+        "digest": run.digest,
+        "method": f"{method.name}: {method.title}; {method.paper}; {plan.kind}",
+        "resolved": _resolved(run, settings),
+        "sends": _fields(messages.sends, sizes),
+        "sends first": None if messages.first is None else _fields(messages.first, sizes),
+        "parsed": _fields(messages.schema(), sizes),
+        "receives": _fields(messages.receives, sizes),
+        "result": _fields(messages.result, sizes),
+        "adds up": _sums(combination.sums_in(2)),
+        "adds up first": None if combination.first_sums is None else _sums(combination.sums_in(1)),
+        "in words": [plan.variant, plan.head, combination.tested],
+        "is": sorted(_properties(method, plan)),
+        "sections": sorted(method.sections),
+        "packages": [*plan.packages, *plan.judging_packages],
+        "allows": sorted(plan.allows),
+        "defence": [run.defence, defences.default, *defences.available, defences.reason],
+        "mechanisms": [plan.mechanism_name],
         "relation": [
-            relation_of(config.plan.mechanism_name, units) for units in (["record"], ["patient"], ["patient", "record"])
+            relation_of(plan.mechanism_name, units) for units in (["record"], ["patient"], ["patient", "record"])
         ],
-        "power": config.power,
-        "work": asdict(spec.work(config, len(CLASSES), DIMENSION)),
-        "plan": _plan(config),
-        "classes": _classes(config),
+        "power": run.power,
+        "work": asdict(plan.work(len(CLASSES), DIMENSION)),
+        "plan": _plan(run),
+        "classes": _classes(run),
     }
-    found |= {"claim": _claim(config), "events": None, "ledger": _ledger(config), "sum": _sum(config)}
-    if config.epsilon:
-        found["events"] = [list(asdict(event).values()) for event in plan_of(config)]
+    found |= {"claim": _claim(run), "events": None, "ledger": _ledger(run), "sum": _sum(run)}
+    if run.mechanism is not None:
+        found["events"] = [list(asdict(event).values()) for event in run.mechanism.events]
     return dict(_flat(found))
 
 
@@ -88,9 +90,9 @@ def whole_digest(settings: Mapping[str, Scalar]) -> str:
 
 def claims(settings: Mapping[str, Scalar]) -> list[Facts]:
     """The claim for records, for patients, and for records after a public centre; empty without privacy."""
-    config = parse_run(settings)
-    found = [make_claim(config, "record"), make_claim(config, "patient"), make_claim(config, "record", "0f" * 8)]
-    return [asdict(claim) for claim in found if claim is not None]
+    run = parse_run(settings)
+    found = [run.mechanism_for("record"), run.mechanism_for("patient"), run.mechanism_for("record", "0f" * 8)]
+    return [_stated(claim) for claim in found if claim is not None]
 
 
 def other_plans() -> list[Facts]:
@@ -109,9 +111,9 @@ def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any
 
 def _resolved(config: Run, settings: Mapping[str, Scalar]) -> Facts:
     """Settings that the others decide: those with another value than given, or than the default."""
-    given = Run().model_dump(by_alias=True, mode="json")
+    given = Settings().model_dump(by_alias=True, mode="json")
     before = flatten(given) | dict(settings)
-    after = flatten(config.model_dump(by_alias=True, mode="json"))
+    after = flatten(config.settings.model_dump(by_alias=True, mode="json"))
     names = {"classes", "dataset", "fedpft.order", "fedavg.augment", "fedlap.augment"}
     return {key: value for key, value in after.items() if value != before[key] and key not in names}
 
@@ -131,28 +133,29 @@ def _sums(summed: Iterable[Summed]) -> list[str]:
     return [f"{each.name} ({each.shape}) of degree {each.degree}" for each in summed]
 
 
-def _properties(spec: Method) -> Iterable[str]:
+def _properties(method: Method, plan: Plan) -> Iterable[str]:
+    messages, combination = plan.messages, plan.combination
     names = {
-        "needs_budget": "only private",
-        "stored": "stored",
-        "makes_surrogates": "a maker of surrogates",
-        "introduces": "introduced",
-        "unit_features": "of norm one",
-        "adversarial": "adversarial",
-        "proximal": "proximal",
-        "signs": "signed",
-        "keeps_result": "kept at sites",
-        "samples": "a sampler",
-        "counts": "a count",
-        "releases_once": "released once",
-        "answers_files": "answered by files",
+        "only private": method.needs_budget,
+        "stored": combination.stored,
+        "a maker of surrogates": combination.makes_surrogates,
+        "introduced": messages.introduces,
+        "of norm one": plan.training.unit_features,
+        "adversarial": method.adversarial,
+        "proximal": plan.training.proximal,
+        "signed": messages.signs,
+        "kept at sites": combination.keeps_result,
+        "a sampler": combination.samples,
+        "a count": plan.counts,
+        "released once": plan.releases_once,
+        "answered by files": plan.answers_files,
     }
-    yield from (words for name, words in names.items() if getattr(spec, name))
-    yield f"a {spec.network}"
-    if spec.personal:
+    yield from (words for words, holds in names.items() if holds)
+    yield f"a {method.fill(Settings(method=method.name)).fedavg.kind}"
+    if combination.personal:
         yield "personal"
-    if any(spec.member_bytes):
-        yield f"summed at {spec.member_bytes[0]} and {spec.member_bytes[1]} bytes a member"
+    if any(messages.member_bytes):
+        yield f"summed at {messages.member_bytes[0]} and {messages.member_bytes[1]} bytes a member"
 
 
 def _plan(config: Run) -> Facts:
@@ -171,18 +174,21 @@ def _classes(config: Run) -> Facts:
     # Without its ledger, which these questions do not reach.
     gate = Gate(policy, cast(Ledger, None))
     return {
-        "all": config.plan.messages.all_classes(config),
+        "all": config.plan.messages.all_classes,
         "smallest": gate.smallest_class(config.plan.mechanism_name),
         "exact": gate.exact_counts(config),
     }
 
 
-def _claim(config: Run) -> Facts | None:
-    claim = make_claim(config, "record")
-    if claim is None:
+def _claim(run: Run) -> Facts | None:
+    if run.mechanism is None:
         return None
-    rounds = private_rounds(config) if config.plan.kind == "rounds" else 1
-    return asdict(claim) | {"rounds": rounds}
+    return _stated(run.mechanism) | {"rounds": run.rounds if run.plan.kind == "rounds" else 1}
+
+
+def _stated(mechanism: Mechanism) -> Facts:
+    """What a message states of a mechanism."""
+    return {"mechanism" if name == "name" else name: getattr(mechanism, name) for name in STATED}
 
 
 def _ledger(config: Run) -> Facts:
@@ -195,7 +201,7 @@ def _entry(config: Run, number: int) -> Facts:
     request = SurrogateRequest(config, NodeConfig(), "north", "77", info={"round": number})
     entry = asdict(planned(request))
     found = {name: entry[name] for name in ("method", "round", "mechanism", "unit")}
-    claim = make_claim(config, "record")
+    claim = config.mechanism
     noise = claim.noise if claim else {}
     # What the entry takes from elsewhere.
     assert (entry["run"], entry["flower_run"], entry["bytes"], entry["facts"]) == (config.digest, "77", 0, {})
@@ -208,22 +214,22 @@ def _entry(config: Run, number: int) -> Facts:
     return found
 
 
-def _sum(config: Run) -> Facts | None:
-    if not config.secure_sum:
+def _sum(run: Run) -> Facts | None:
+    if not run.settings.secure_sum:
         return None
-    rules, spec = rules_of(config, SITES), config.spec
-    rounds = (1, 2) if spec.first_summed else (1,)
+    rules = rules_of(run.settings, SITES)
+    rounds = (1, 2) if run.plan.combination.first_sums else (1,)
     return {
-        "context": context_of(config, "sum 1").hex()[:16],
+        "context": context_of(run, "sum 1").hex()[:16],
         "rules": list(asdict(rules).values()),
-        "dimensions": dimensions_of(config),
+        "dimensions": dimensions_of(run),
         "numbers": {
             f"{number}": [
-                f"{name} {shapes_of(config, CLASSES, DIMENSION, number)[name]} up to {fixed.largest}"
-                for name, fixed in numbers_of(config, SITES, number).items()
+                f"{name} {shapes_of(run, CLASSES, DIMENSION, number)[name]} up to {fixed.largest}"
+                for name, fixed in numbers_of(run, SITES, number).items()
             ]
             for number in rounds
         },
-        "steps": [each.step for each in numbers_of(config, SITES).values()],
-        "local epsilon": local_epsilon(config, rules),
+        "steps": [each.step for each in numbers_of(run, SITES).values()],
+        "local epsilon": local_epsilon(run, rules),
     }

@@ -188,7 +188,7 @@ def _surrogates() -> Iterator[tuple[str, bytes]]:
     yield (
         "surrogate spherical, with a claim",
         pack_surrogate(
-            Surrogate(HEADER, _mixtures(families["spherical"]), replace(CLAIM, mechanism="dp-em", centre="0f" * 8))
+            Surrogate(HEADER, _mixtures(families["spherical"]), replace(CLAIM, name="dp-em", centre="0f" * 8))
         ),
     )
     for bits in (8, 4):
@@ -204,7 +204,7 @@ def _surrogates() -> Iterator[tuple[str, bytes]]:
     tables = {"decisions": torch.tensor([[5, -2], [0, 70000]]), "scores": torch.arange(8).reshape(1, 2, 4)}
     for name, claim in (
         ("exact", None),
-        ("noisy", replace(CLAIM, mechanism="counts", clip=0.0, noise={"scores": (2.0, 1.5)})),
+        ("noisy", replace(CLAIM, name="counts", clip=0.0, noise={"scores": (2.0, 1.5)})),
     ):
         yield f"counts, {name}", pack_counts(Counts(replace(HEADER, method="evaluation"), tables, claim))
 
@@ -271,7 +271,7 @@ def _training() -> Iterator[tuple[str, bytes]]:
     layers = {"weight": numbers(3, 4, start=1), "bias": numbers(3), "control.bias": numbers(3, start=7)}
     yield "parameters", pack_parameters(Parameters(header, 2, layers, 40))
     sparse = torch.where(torch.arange(40) % 3 == 0, numbers(40), 0.0).reshape(4, 10)
-    sgd = replace(CLAIM, mechanism="dp-sgd", noise={"gradients": (0.75, 0.5)})
+    sgd = replace(CLAIM, name="dp-sgd", noise={"gradients": (0.75, 0.5)})
     yield "parameters, sparse and private", pack_parameters(Parameters(header, 1, {"weight": sparse}, 0, sgd))
     images = Synthetic(replace(HEADER, method="fedlap"), 3, numbers(4, 4), torch.tensor([0, 0, 1, 2]), 2.5, 40)
     yield "synthetic records", pack_synthetic(images)
@@ -330,7 +330,7 @@ def _sums() -> Iterator[tuple[str, bytes]]:
     yield "sum: map", pack_map(PublicMap(numbers(2, 4), numbers(4)))
     yield "sum: signed list", signed_list(seen, ("north", "south"))
     words = (np.arange(9, dtype=np.uint64) * 1_234_567_891 % 2**32).astype(np.uint32)
-    joint = replace(CLAIM, mechanism="secure-sums")
+    joint = replace(CLAIM, name="secure-sums")
     yield "sum: masked", pack_masked(HEADER, words, joint)
     yield "sum: total", pack_total(replace(HEADER, site="coordinator"), ["north", "south"], words, None)
     yield "sum: list", pack_list(["south", "north"], {"south": b"s" * 64, "north": b"n" * 64})
