@@ -19,7 +19,7 @@ from common.models.generators import COUNTS, SUMS
 from common.models.loss_landscape import LandscapeRecords
 from common.models.networks import split_input
 from common.models.parameters import Tensors
-from common.privacy.mechanism import first_round_noise, first_round_shares, make_claim
+from common.privacy.mechanism import first_round_shares
 from common.secure_sum.of_run import numbers_of
 from common.surrogates.class_sums import unfold
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
@@ -149,7 +149,7 @@ def by_decoder(canaries: Canaries, seen: Seen) -> Tensor:
     A canary far from all others in one dimension has nearly its whole gradient in the logarithm of this variance. It says
     that the variance is too small by a factor of d, so its clipped gradient is minus the clip. One step of plain descent.
     """
-    run, claim = seen.run, make_claim(seen.run, "record")
+    run, claim = seen.run, seen.run.mechanism
     assert claim is not None
     opening = unpack_parameters(seen.rounds[0][1]).tensors
     moved = unpack_parameters(seen.rounds[1][1]).tensors["variance.weight"][:, 0]
@@ -159,9 +159,9 @@ def by_decoder(canaries: Canaries, seen: Seen) -> Tensor:
 
 def _of_opening(canaries: Canaries, seen: Seen) -> Tensor:
     """The likelihood ratio of the class sums that a generator's run releases first."""
-    sums, noise = unpack_parameters(seen.rounds[0][1]).tensors[SUMS], first_round_noise(seen.run) or math.inf
+    sums, noise = unpack_parameters(seen.rounds[0][1]).tensors[SUMS], seen.run.mechanism.event(1).noise_multiplier or math.inf
     along = (sums[canaries.y] * torch.nn.functional.normalize(canaries.x)).sum(1)
-    return (along - 0.5) * first_round_shares(seen.run)["sums"] / noise**2
+    return (along - 0.5) * first_round_shares(seen.run.settings.dpcvae)["sums"] / noise**2
 
 
 def by_opening(canaries: Canaries, seen: Seen) -> Tensor:

@@ -45,7 +45,7 @@ def scores(model: Classifier, data: Federation, run: Run) -> dict[str, float]:
     for site in data.sites:
         # No scaling here: every head scales the features to its own norm.
         own, test = (LabelledEmbeddings(part.features, part.labels) for part in (site.train, site.test))
-        reported = mix(own, model, run.head, run.seed, run.baseline.validation).measures(test)
+        reported = mix(own, model, run.settings.head, run.settings.seed, run.settings.baseline.validation).measures(test)
         for key, value in reported.items():
             found[key].append(100 * value)
     return {key: statistics.mean(values) for key, values in found.items()}

@@ -54,7 +54,7 @@ def steps(settings: dict[str, Any], dimension: int) -> dict[str, Callable[[], No
 
     def trainer() -> Trainer:
         shared, companion = fresh_generator(run, CLASSES, dimension), fresh_companion(run, CLASSES, dimension)
-        return trainer_of(shared, companion, run.dpcvae, 2, torch.ones(CLASSES), True, torch.Generator())
+        return trainer_of(shared, companion, run.settings.dpcvae, 2, torch.ones(CLASSES), True, torch.Generator())
 
     plain, ours, per_record, ghost = (trainer() for _ in range(4))
     sampled = GradSampleModule(Losses(per_record), loss_reduction="sum")

@@ -44,7 +44,7 @@ def train(run: Run, x: Tensor, labels: Tensor, classes: int) -> tuple[Decoder, E
     assert isinstance(decoder, Decoder)
     assert isinstance(encoder, Encoder)
     decoder.means.copy_(torch.stack([x[labels == label].mean(0) for label in range(classes)]))
-    settings, random = run.dpcvae, torch.Generator().manual_seed(run.seed)
+    settings, random = run.settings.dpcvae, torch.Generator().manual_seed(run.settings.seed)
     for number in range(2, settings.rounds + 1):
         trainer = trainer_of(decoder, encoder, settings, number, torch.zeros(classes), False, random)
         for _ in range(settings.local_epochs):
@@ -74,7 +74,7 @@ def spread(x: Tensor, labels: Tensor) -> float:
 def judged(data: Federation, x: Tensor, labels: Tensor, run: Run) -> float:
     header = Header("", "", "", data.sites[0].fingerprint, data.classes)
     return data.judge(
-        Head(header, *train_on_features(x / x.shape[1] ** 0.5, labels, len(data.classes), run.head, run.seed), clip=0.0)
+        Head(header, *train_on_features(x / x.shape[1] ** 0.5, labels, len(data.classes), run.settings.head, run.settings.seed), clip=0.0)
     )
 
 

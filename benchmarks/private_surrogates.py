@@ -69,7 +69,7 @@ def federate(run: Run, data: Data, row: str, centre: torch.Tensor | None = None)
         mixtures = [_mixture(surrogate) for surrogate in surrogates]
         claim = mixtures[0].claim
         assert claim is not None
-        head = replace(sampling.learn(mixtures, run.head, run.seed, data.parts[0][2]), clip=claim.clip)
+        head = replace(sampling.learn(mixtures, run.settings.head, run.settings.seed, data.parts[0][2]), clip=claim.clip)
         return unpack_classifier(pack_classifier(head)), sum(map(len, payloads))
     found = learn(surrogates, run, "cpu", data.parts[0][2], centre).head
     assert isinstance(found, Head)

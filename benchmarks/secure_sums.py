@@ -141,7 +141,7 @@ def cost(sizes: tuple[int, ...] = (5, 20, 50, 100)) -> None:
 def protocol(sites: int, count: int) -> tuple[float, ...]:
     """One sum; only one site masks a whole vector at a time, and all lost sites are unmasked."""
     config = parse_run({"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b", "dropouts": 0.1})
-    rules, context = rules_of(config, sites), b"benchmark"
+    rules, context = rules_of(config.settings, sites), b"benchmark"
     names = [f"{index:03d}" for index in range(sites)]
     private = {name: new_key() for name in names}
     begun = {name: begin(name, private[name], context) for name in names}

@@ -19,7 +19,6 @@ from torch import Tensor
 from common.backbones.backbones import load_backbone
 from common.backbones.feature_power import raised
 from common.privacy.gaussian_mechanism import clip
-from common.privacy.mechanism import make_claim
 from common.run import parse_run
 from common.secure_sum.of_run import dimensions_of, rules_of
 from common.surrogates.class_sums import Sums
@@ -64,7 +63,7 @@ def accuracy(data: Data, settings: dict[str, Any], draws: int) -> float:
     x, y, test_x, test_y = data
     classes = tuple(map(str, range(int(y.max()) + 1)))
     config = parse_run(settings | {"classes": ",".join(classes)})
-    claim, public, rules = make_claim(config, "record"), read_map(config), rules_of(config, SITES)
+    claim, public, rules = config.mechanism, read_map(config), rules_of(config.settings, SITES)
     assert claim is not None
     assert public.projection is not None
     assert public.centre is not None

@@ -68,7 +68,7 @@ def main() -> None:
         heads: Heads = {}
 
         def ours(kept: list[Surrogate] = surrogates, run: Run = run, heads: dict = heads) -> None:  # type: ignore[type-arg]
-            heads["ours"] = learn(kept, run.head, 0, names)
+            heads["ours"] = learn(kept, run.settings.head, 0, names)
 
         def theirs(kept: list[Surrogate] = surrogates, heads: dict = heads) -> None:  # type: ignore[type-arg]
             torch.manual_seed(0)

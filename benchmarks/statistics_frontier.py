@@ -82,14 +82,14 @@ class Fits:
         self._made: dict[str, list[AnySurrogate]] = {}
 
     def of(self, run: Run) -> list[AnySurrogate]:
-        key = repr(run.fedpft.model_copy(update={"bits": 16}))
+        key = repr(run.settings.fedpft.model_copy(update={"bits": 16}))
         if key not in self._made:
             sites = enumerate(self.data.sites)
             self._made = {key: [make_surrogate(_site(s, i), run).surrogate for i, s in sites]}
         return self._made[key]
 
     def measured(self, run: Run) -> Measured:
-        payloads = [pack_surrogate(each, run.fedpft.bits) for each in self.of(run)]
+        payloads = [pack_surrogate(each, run.settings.fedpft.bits) for each in self.of(run)]
         head = learn([unpack_surrogate(payload) for payload in payloads], run, "cpu", self.data.classes).head
         return Measured(self.data.judge(head), sum(map(len, payloads)))
 

@@ -82,5 +82,5 @@ def test_every_row_has_valid_settings_and_every_figure_of_the_paper_a_row(data: 
         private = {"delta": 1e-5, "classes": "0,1"} if "epsilon" in own else {}
         run = parse_run(base | private | own)
         if full and run.plan.training.section == "fedlap":
-            assert (run.fedlap.width, run.fedlap.kind) == (128, "convnet")
+            assert (run.settings.fedlap.width, run.settings.fedlap.kind) == (128, "convnet")
     assert set(fedlap_tables.PAPER[table].get(data, {})) <= set(rows)

@@ -96,7 +96,7 @@ def load(run: Run, sites: int) -> Federation:
         found.append(
             site(train.features, train.labels, test, own.dataset.classes, with_power(features.fingerprint, run.power))
         )
-        if index == 0 or len(run.dataset) > 1:
+        if index == 0 or len(run.settings.dataset) > 1:
             tests.append(usable(own.dataset, features, (~own.dataset.is_train).nonzero().squeeze(1), run.power))
     return Federation(found, joined(tests))
 
@@ -141,7 +141,7 @@ def site(
 def centralised(run: Run, data: Federation) -> Measured:
     """One head on the real features of all sites: the upper reference for federated methods."""
     features, labels = (torch.cat([getattr(s.train, name) for s in data.sites]) for name in ("features", "labels"))
-    weight, bias = train_on_features(features, labels, len(data.classes), run.head, run.seed)
+    weight, bias = train_on_features(features, labels, len(data.classes), run.settings.head, run.settings.seed)
     head = Head(Header("", "", "", data.sites[0].fingerprint, data.classes), weight, bias)
     return Measured(data.judge(head), 2 * features.numel())
 
@@ -157,7 +157,7 @@ def federate(run: Run, data: Federation) -> Measured:
             return _along(run, data, tasks)
         if run.plan.kind == "alone":
             heads = [
-                train_on_features(s.train.features, s.train.labels, len(s.classes), run.head, run.seed) for s in data.sites
+                train_on_features(s.train.features, s.train.labels, len(s.classes), run.settings.head, run.settings.seed) for s in data.sites
             ]
             header = Header("", "", "", data.sites[0].fingerprint, data.classes)
             models: list[Classifier] = [Head(header, *head) for head in heads]
@@ -187,8 +187,8 @@ def _in_rounds(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
             for file, content in each.keep.items():
                 replace_file(file, content)
         payloads = [each.payload for each in made]
-        if run.trained is run.fedlap:
-            learn(training, [unpack_synthetic(payload) for payload in payloads], pick_device(run.device))
+        if run.trained is run.settings.fedlap:
+            learn(training, [unpack_synthetic(payload) for payload in payloads], pick_device(run.settings.device))
         elif generates:
             take_in(training, [unpack_parameters(payload) for payload in payloads])
         else:

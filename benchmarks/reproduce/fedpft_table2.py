@@ -67,7 +67,7 @@ def table(name: str, message: str, settings: dict[str, Scalar], paper: dict[str,
         # The sites are small, so the head needs more steps to converge; the same number for all rows.
         base = {"head.min-steps": 1000} | settings | {"seed": seed}
         run = parse_run(base)
-        data = load(run, 2) if len(run.dataset) == 2 else halves(run)
+        data = load(run, 2) if len(run.settings.dataset) == 2 else halves(run)
         for row, own in track(ROWS.items(), description=f"{name}, seed {seed}"):
             found[row].append(centralised(run, data) if own is None else federate(parse_run(base | own), data))
     rows = [

@@ -20,7 +20,6 @@ from client_app.offline.bundle_writer import release_to
 from client_app.offline.keys import private_key
 from common.errors import ConfigError, RunError
 from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
-from common.privacy.mechanism import plan_of
 from common.run import parse_run
 from common.secure_sum.keys import Member
 from common.secure_sum.of_run import context_of, local_epsilon, rules_of
@@ -447,7 +446,7 @@ def test_private_training_in_a_secure_sum_is_charged_as_without_one(hospitals: H
         assert hospitals.status("north", "train", sum_proto.pack_delivery(delivered, "north", model), round=1) == expected
     (file,) = hospitals.folder.glob("north/state/ledgers/*.jsonl")
     entries = [json.loads(line) for line in file.read_text().splitlines()[1:]]
-    (event,) = plan_of(run)
+    (event,) = run.mechanism.events
     assert [entry["mechanism"] for entry in entries] == ["dp-sgd"]
     for entry in entries:
         (charged,) = entry["events"]
@@ -479,7 +478,7 @@ def test_every_round_of_joint_noise_is_charged_and_the_ledger_names_what_it_rest
         assert next_round(hospitals, sites) == "ok"
     (file,) = hospitals.folder.glob("north/state/ledgers/*.jsonl")
     entries = [json.loads(line) for line in file.read_text().splitlines()[1:]]
-    (event,) = plan_of(parse_run(hospitals.settings))
+    (event,) = parse_run(hospitals.settings).mechanism.events
     assert event.count == len(entries) == 3
     for entry, members in zip(entries, (5, 4, 5), strict=True):
         (charged,) = entry["events"]
@@ -498,9 +497,9 @@ def test_every_round_of_joint_noise_is_charged_and_the_ledger_names_what_it_rest
 def test_the_local_floor_of_all_rounds_together_is_held_before_the_first(hospitals: Hospitals) -> None:
     hospitals.settings = dict(JOINT_ROUNDS)
     run = parse_run(hospitals.settings)
-    together = local_epsilon(run, rules_of(run, len(NAMES)))
+    together = local_epsilon(run, rules_of(run.settings, len(NAMES)))
     # A single round would pass this floor.
-    assert gaussian_epsilon(plan_of(run)[0].noise_multiplier / math.sqrt(len(NAMES)), 1e-5) < 0.7 * together
+    assert gaussian_epsilon(run.mechanism.events[0].noise_multiplier / math.sqrt(len(NAMES)), 1e-5) < 0.7 * together
     for limit, expected in ((together * 0.99, "north: policy"), (together * 1.01, "ok")):
         (hospitals.folder / "north" / "policy.toml").write_text(POLICY + f"local-epsilon = {limit}\n")
         assert next_round(hospitals) == expected

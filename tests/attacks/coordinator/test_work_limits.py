@@ -23,7 +23,6 @@ from client_app.methods.fedpft.private_surrogate import Clipped, dp_em
 from client_app.node_config import NodeConfig
 from client_app.requests import answer
 from common.errors import BudgetError, ConfigError, DataError, FedSurrogateError, PolicyError, SurrogateError
-from common.privacy.mechanism import make_claim
 from common.run import parse_run
 from common.wire.records import to_record
 
@@ -154,7 +153,7 @@ def test_work_without_end_is_refused_before_the_data_are_looked_at(
 def test_ordinary_runs_are_within_the_default_limits(settings: dict[str, Any]) -> None:
     run = parse_run(PRIVATE | settings)
     check_work(run, DEFAULT)
-    check_size(run, DEFAULT, 1280, len(run.classes))
+    check_size(run, DEFAULT, 1280, len(run.settings.classes))
 
 
 def test_statistics_of_every_pair_of_features_are_bounded_by_what_they_take(tmp_path: Path) -> None:
@@ -302,7 +301,7 @@ def test_a_request_is_counted_before_its_receipts_are_read(hospital: NodeConfig)
 def test_dp_em_holds_no_table_of_records_and_components_of_all_classes() -> None:
     count, classes, components = 400, 200, 20
     run = parse_run(PRIVATE | {"fedpft.components": components, "fedpft.covariance": "spherical"})
-    claim = make_claim(run, "record")
+    claim = run.mechanism
     assert claim is not None
     labels = torch.arange(count) % classes
     data = Clipped.of(torch.randn(count, 2), labels)

@@ -17,7 +17,6 @@ from client_app.governance.release import entry
 from client_app.methods.task import MethodOutput
 from common.errors import BudgetError
 from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
-from common.privacy.mechanism import make_claim, released_in
 from common.run import Run, parse_run
 from tests.attacks.privacy.adaptive import adaptive_delta, adaptive_epsilon
 
@@ -40,8 +39,8 @@ def sampled(noise: float, rate: float, **more: Any) -> Run:
 def event(run: Run) -> GaussianEvent:
     """The privacy event that a site composes for one round of a run."""
     if run.settings.method != "fedpft":
-        return released_in(run, 2)
-    claim = make_claim(run, "record")
+        return run.mechanism.event(2)
+    claim = run.mechanism
     assert claim is not None
     return GaussianEvent(claim.noise_multiplier)
 
@@ -51,7 +50,7 @@ def gate(folder: Path) -> Gate:
 
 
 def let_out(site: Gate, run: Run, flower_run: str, round: int = 1, event_: GaussianEvent | None = None) -> float:
-    made = MethodOutput(b"release", make_claim(run, "record"), (event_ or event(run),))
+    made = MethodOutput(b"release", run.mechanism, (event_ or event(run),))
     return site.let_out(entry(run, flower_run, made, round))
 
 
@@ -101,14 +100,14 @@ def test_the_first_round_of_a_generative_run_is_released_only_once_and_only_firs
         {"method": "dpcvae", "epsilon": 1.0, "delta": DELTA, "classes": "0,1", "dpcvae.sample-rate": 0.1} | NOISE
     )
     again = gate(tmp_path / "again")
-    let_out(again, run, "1", 1, released_in(run, 1))
+    let_out(again, run, "1", 1, run.mechanism.event(1))
     with pytest.raises(BudgetError, match="only once"):
-        let_out(again, run, "1", 1, released_in(run, 1))
-    let_out(again, run, "1", 2, released_in(run, 2))
+        let_out(again, run, "1", 1, run.mechanism.event(1))
+    let_out(again, run, "1", 2, run.mechanism.event(2))
     late = gate(tmp_path / "late")
-    let_out(late, run, "1", 2, released_in(run, 2))
+    let_out(late, run, "1", 2, run.mechanism.event(2))
     with pytest.raises(BudgetError, match="only once"):
-        let_out(late, run, "1", 1, released_in(run, 1))
+        let_out(late, run, "1", 1, run.mechanism.event(1))
 
 
 @pytest.mark.slow
@@ -130,7 +129,7 @@ def test_a_generative_run_that_samples_does_not_borrow_the_gaussian_rule(tmp_pat
     run = parse_run(
         {"method": "dpcvae", "epsilon": 2.0, "delta": DELTA, "classes": "0,1", "dpcvae.sample-rate": 0.1} | NOISE
     )
-    opening = released_in(run, 1)
+    opening = run.mechanism.event(1)
     rest = (gaussian_precision(4.0) - opening.noise_multiplier**-2) ** -0.5 * 1.0001
     site = gate(tmp_path)
     let_out(site, run, "1", 1, opening)

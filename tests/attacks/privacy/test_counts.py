@@ -61,7 +61,7 @@ def test_one_more_patient_changes_every_table_by_at_most_its_bound(
     whole = count_decisions(scores, labels, weights, run)
     gone = torch.tensor([units[k] == units[0] if units else k == 0 for k in range(len(records))])
     rest = count_decisions(scores[~gone], labels[~gone], weights[~gone], run)
-    for table in tables_of(run, classes):
+    for table in tables_of(run.settings.counting, classes):
         assert float((whole[table.name] - rest[table.name]).norm()) <= table.bound
 
 

@@ -90,8 +90,8 @@ def generator_sum(method: str, power: float, embeddings: Tensor, labels: Tensor,
 
     def trainer() -> Trainer:
         if method == "dpcgan":
-            return GanTrainer(shared, companion, run.dpcvae, 1.0, torch.ones(3), torch.Generator())  # type: ignore[arg-type]
-        return CVAETrainer(shared, companion, run.dpcvae, 1.0, 1.0, torch.randn)  # type: ignore[arg-type]
+            return GanTrainer(shared, companion, run.settings.dpcvae, 1.0, torch.ones(3), torch.Generator())  # type: ignore[arg-type]
+        return CVAETrainer(shared, companion, run.settings.dpcvae, 1.0, 1.0, torch.randn)  # type: ignore[arg-type]
 
     steps = trainer()
     # Every record has the same noise, with and without other records.

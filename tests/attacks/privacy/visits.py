@@ -121,7 +121,7 @@ class Hospital:
         if exception:
             return visit
         training = _training(config, *self.place)
-        self.judged = model if config.counting.digest else None
+        self.judged = model if config.settings.counting.digest else None
         last = 2 if config.settings.method in ("dpcvae", "dpcgan") else 1
         for number in range(1, last + 1):
             self._train(visit, run, config, training, number)
@@ -169,7 +169,7 @@ def _backbone() -> tuple[str, int]:
 def _training(config: Run, fingerprint: str, dimension: int) -> Training | None:
     if config.settings.method == "fedpft":
         return None
-    training = Training.begin(config, config.classes, fingerprint, dimension)
+    training = Training.begin(config, config.settings.classes, fingerprint, dimension)
     training.lineage = "abc"
     return training
 
@@ -183,8 +183,8 @@ def _question(config: Run, training: Training | None, number: int, judged: bytes
 
 def _head(config: Run, fingerprint: str, dimension: int) -> bytes:
     """A model of this run that a coordinator might send to its sites."""
-    header = Header(config.settings.method, config.digest, "coordinator", fingerprint, config.classes)
-    return pack_classifier(Head(header, torch.zeros(len(config.classes), dimension), torch.zeros(len(config.classes)), 0.0))
+    header = Header(config.settings.method, config.digest, "coordinator", fingerprint, config.settings.classes)
+    return pack_classifier(Head(header, torch.zeros(len(config.settings.classes), dimension), torch.zeros(len(config.settings.classes)), 0.0))
 
 
 def _take_in(visit: Visit, name: str, reply: RecordDict, config: Run) -> None:

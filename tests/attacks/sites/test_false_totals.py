@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 
 import client_app.secure_sum.masked as masked
 from common.errors import RunError
-from common.privacy.mechanism import make_claim
 from common.run import parse_run
 from common.secure_sum.of_run import numbers_of
 from strategies.base.training import Training
@@ -114,7 +113,7 @@ def test_a_number_of_records_that_grows_in_one_round_makes_no_longer_step() -> N
     """The step is divided by the mean of all rounds' numbers, so a liar made it almost as many times as long as rounds."""
     config = parse_run(JOINT | {"classes": "a,b", "fedavg.rounds": 10})
     training = Training.begin(config, ("a", "b"), "f", 4)
-    sigmas, claim = {"records": 1.0, "gradients": 0.01}, make_claim(config, "record")
+    sigmas, claim = {"records": 1.0, "gradients": 0.01}, config.mechanism
     for records in [1000.0] * 9 + [1e6]:
         before = training.model["weight"]
         gradients = torch.zeros(10).double()
@@ -122,19 +121,19 @@ def test_a_number_of_records_that_grows_in_one_round_makes_no_longer_step() -> N
         tensors = {"records": torch.tensor([records]).double(), "gradients": gradients}
         absorb_total(Total(training.header(), tensors, sigmas, claim), training, ["1", "2"])
     step = float((training.model["weight"] - before).norm())
-    assert step == pytest.approx(config.fedavg.joint_rate(2) * config.fedavg.clip, rel=0.01)
+    assert step == pytest.approx(config.settings.fedavg.joint_rate(2) * config.settings.fedavg.clip, rel=0.01)
 
 
 @pytest.mark.parametrize("claimed", [1.0, 1e6])
 def test_with_noise_at_every_site_a_false_weight_changes_nothing(claimed: float) -> None:
     """All sites weigh the same, so the sum of their weights is public; a liar made the step 60,000 times as long."""
     config = parse_run(JOINT | {"classes": "a,b", "fedavg.noise": "site"})
-    update = torch.randn(10, generator=torch.Generator().manual_seed(0)).double() * config.secure_sum_records
+    update = torch.randn(10, generator=torch.Generator().manual_seed(0)).double() * config.settings.secure_sum_records
     found = []
-    for records in (3.0 * config.secure_sum_records, claimed):
+    for records in (3.0 * config.settings.secure_sum_records, claimed):
         training = Training.begin(config, ("a", "b"), "f", 4)
         tensors = {"records": torch.tensor([records]).double(), "update": update}
-        absorb_total(Total(training.header(), tensors, {}, make_claim(config, "record")), training, ["1", "2", "3"])
+        absorb_total(Total(training.header(), tensors, {}, config.mechanism), training, ["1", "2", "3"])
         found.append(training.model["weight"])
     assert found[0].abs().max() > 0.1
     assert torch.equal(*found)
@@ -182,7 +181,7 @@ def test_rounding_of_small_features_is_not_taken_for_false_numbers(tmp_path: Pat
 def test_honest_noise_is_never_refused(records: int) -> None:
     """The worst honest case: all records have the same feature, or the same gradient, of norm one."""
     config = parse_run(JOINT)
-    claim = make_claim(config, "record")
+    claim = config.mechanism
     assert claim is not None
     training, generator = Training.begin(config, tuple(CLASSES.split(",")), "f", 64), torch.Generator().manual_seed(1)
     sigmas = {name: sigma for name, (sigma, _) in claim.noise.items()}
@@ -196,7 +195,7 @@ def test_honest_noise_is_never_refused(records: int) -> None:
         tensors = {"records": records + noise("records", 1), "gradients": gradients}
         check_gradients(Total(training.header(), tensors, sigmas, claim))
     gram = parse_run(GRAM | BUDGET)
-    claim = make_claim(gram, "record")
+    claim = gram.mechanism
     assert claim is not None
     sigmas = {name: sigma for name, (sigma, _) in claim.noise.items()}
     for _ in range(300):

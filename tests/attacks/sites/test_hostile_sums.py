@@ -151,7 +151,7 @@ def test_no_site_weighs_more_than_the_cap_in_what_is_used(defence: str) -> None:
     good, _ = honest(run)
     kept = defend_surrogates([lied(good[0], claiming_next(100.0)), *good[1:]], run, CLASSES).kept
     weights = [float(torch.tensor(each.counts).square().amax()) for each in kept]
-    assert max(weights) <= run.max_share * sorted(weights)[(len(weights) - 1) // 2] * 1.2
+    assert max(weights) <= run.settings.max_share * sorted(weights)[(len(weights) - 1) // 2] * 1.2
 
 
 @pytest.mark.parametrize(("rule", "hostile"), [("median", 1), ("median", 3), ("trimmed", 2)])

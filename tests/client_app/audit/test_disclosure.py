@@ -21,7 +21,7 @@ def test_the_sheet_has_the_hash_of_what_leaves_and_the_ledger_has_the_sheets_add
     node, run = hospital(tmp_path, [30, 30]), parse_run(RUN)
     open_ledger(node)
     content, facts, page = disclose(run, node)
-    gate = open_gate(node, run, "1")
+    gate = open_gate(node, run.settings.data, "1")
     prepared = prepare(SurrogateRequest(run, node, site_name(node, 0), "1", info={"lineage": "one"}), gate)
     gate.let_out(prepared.release)
     entry = gate.ledger.entries()[-1]
@@ -39,7 +39,7 @@ def test_a_release_without_a_sheet_has_no_address(tmp_path: Path) -> None:
     open_ledger(node)
     disclose(parse_run(RUN | {"seed": 5}), node)
     prepared = prepare(
-        SurrogateRequest(run, node, site_name(node, 0), "1", info={"lineage": "one"}), open_gate(node, run, "1")
+        SurrogateRequest(run, node, site_name(node, 0), "1", info={"lineage": "one"}), open_gate(node, run.settings.data, "1")
     )
     assert prepared.release.disclosure == ""
 

@@ -27,7 +27,6 @@ from client_app.methods.heads.analytic import gaussians
 from client_app.methods.moments import class_moments
 from client_app.methods.task import Task
 from client_app.node_config import parse_node_config
-from common.privacy.mechanism import make_claim
 from common.run import Run, parse_run
 from common.surrogates.class_sums import statistics
 
@@ -293,7 +292,7 @@ def test_noisy_sums_leave_no_mapped_features_in_memory(family: str, tmp_path: Pa
     features = written(iter([torch.randn(rows, dimension)]), dimension, tmp_path)
     labels = torch.randint(3, (rows,))
     run = parse_run({"epsilon": 1.0, "delta": 1e-5, "classes": "a,b,c", "fedpft.covariance": family})
-    claim = make_claim(run, "record", "")
+    claim = run.mechanism_for("record", "")
     assert claim is not None
     data = Clipped.of(features, labels, norm=1.0, folder=tmp_path)
     noisy_sums(data, 3, family, claim)

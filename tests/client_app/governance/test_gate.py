@@ -95,9 +95,9 @@ def test_every_simulation_begins_with_a_budget_of_its_own_and_hospital_data_neve
     run = parse_run(PRIVATE)
     share = NodeConfig(partition_id=1, num_partitions=3, state_dir=str(tmp_path))
     own = NodeConfig(data="parquet", data_dir=str(tmp_path), state_dir=str(tmp_path))
-    assert open_gate(share, run, "1").ledger.path != open_gate(share, run, "2").ledger.path
-    assert open_gate(own, run, "1").ledger.path == open_gate(own, run, "2").ledger.path
-    assert open_gate(own, run, "1").policy == DEFAULT
+    assert open_gate(share, run.settings.data, "1").ledger.path != open_gate(share, run, "2").ledger.path
+    assert open_gate(own, run.settings.data, "1").ledger.path == open_gate(own, run, "2").ledger.path
+    assert open_gate(own, run.settings.data, "1").policy == DEFAULT
     assert not (tmp_path / "ledgers").exists()
 
 

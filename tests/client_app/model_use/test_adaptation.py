@@ -16,7 +16,7 @@ from client_app.model_use.held_out import HeldOut
 from client_app.node_config import NodeConfig
 from common.errors import DataError, SealError
 from common.models.classifiers import Head, Quadratic
-from common.run import Run, parse_run
+from common.run import parse_run
 from common.signed_models.making import make_signed_model
 from common.signed_models.signed_model import SignedModel
 from common.surrogates.surrogates import Header
@@ -24,7 +24,7 @@ from tests.client_app.model_use.hospitals import federation, site, text
 
 HEADER = Header("fedpft", "run", "coordinator", "f" * 64, ("a", "b", "c"))
 # Less training than by default, as 20 dimensions need.
-SETTINGS = parse_run({"head.epochs": 20, "head.min-steps": 60}).head
+SETTINGS = parse_run({"head.epochs": 20, "head.min-steps": 60}).settings.head
 DIMENSION = 20
 
 
@@ -128,7 +128,7 @@ def test_a_stored_model_gives_the_same_scores_and_a_changed_file_is_refused(
     x, y = records(60, 2)
     own = _head(shared, x, y, SETTINGS, 0) if chosen == "own head" else _nearest(shared, x, y)
     node = NodeConfig(state_dir=str(tmp_path))
-    signed: SignedModel = make_signed_model(shared, Run(), None, "1", 2, bytes(32))
+    signed: SignedModel = make_signed_model(shared, parse_run({}), None, "1", 2, bytes(32))
     assert adapted_classifier(node, signed) is None
     store_adapted(node, signed, own, 0.25, chosen)
     again = adapted_classifier(node, signed)

@@ -12,11 +12,6 @@ from common.privacy.mechanism import (
     EM_STEPS,
     check_stated,
     first_round_shares,
-    make_claim,
-    plan_of,
-    private_rounds,
-    released_in,
-    spent_after,
 )
 from common.run import Run, parse_run
 from common.wire.surrogate_proto import pack_claim, unpack_claim
@@ -30,7 +25,7 @@ def run(**settings: object) -> Run:
 @pytest.mark.parametrize("components", [1, 3])
 def test_the_noise_of_all_statistics_together_keeps_the_budget(family: str, components: int) -> None:
     config = run(fedpft_covariance=family, fedpft_components=components)
-    claim = make_claim(config, "record")
+    claim = config.mechanism
     assert claim is not None
     steps = EM_STEPS if components > 1 else 1
     events = [GaussianEvent(sigma / sensitivity, count=steps) for sigma, sensitivity in claim.noise.values()]
@@ -40,28 +35,28 @@ def test_the_noise_of_all_statistics_together_keeps_the_budget(family: str, comp
 
 def test_claims_survive_the_wire_and_are_checked_there() -> None:
     config = run()
-    claim = make_claim(config, "patient", "0123456789abcdef")
+    claim = config.mechanism_for("patient", "0123456789abcdef")
     assert claim is not None
     assert unpack_claim(pack_claim(claim)) == claim  # type: ignore[arg-type]
     check_stated(claim, config, "0123456789abcdef")
     with pytest.raises(SurrogateError, match="centre"):
-        check_stated(claim, config)
+        check_stated(claim, config.mechanism)
     with pytest.raises(SurrogateError, match="noise_multiplier"):
         check_stated(replace(claim, noise_multiplier=claim.noise_multiplier * 1.01), config, "0123456789abcdef")
     with pytest.raises(SurrogateError, match="no privacy, this run asks for mechanism 'sums'"):
-        check_stated(None, config)
+        check_stated(None, config.mechanism)
     with pytest.raises(SurrogateError, match="this run asks for mechanism 'none'"):
-        check_stated(claim, Run())
-    check_stated(None, Run())
+        check_stated(claim, parse_run({}))
+    check_stated(None, parse_run({}))
 
 
 def test_theorem_4_1_adds_more_noise_than_it_needs_until_it_adds_too_little() -> None:
     theorem = {"fedpft_privacy": "theorem-4.1", "fedpft_covariance": "diag"}
-    claim = make_claim(run(**theorem), "record")
+    claim = run(**theorem).mechanism
     assert claim is not None
     assert epsilon_spent([GaussianEvent(claim.noise_multiplier)], 1e-6) < 1.2
     with pytest.raises(ConfigError, match=r"keeps only epsilon 69\.\d+ at delta 1e-05"):
-        make_claim(run(**theorem, epsilon=60.0, delta=1e-5), "record")
+        run(**theorem, epsilon=60.0, delta=1e-5).mechanism
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
@@ -69,16 +64,16 @@ def test_epsilon_of_all_rounds_with_joint_noise_is_that_of_dp_accounting(epsilon
     """And with a given noise multiplier as many rounds are run as fit."""
     settings = {"method": "dp-fedavg", "secure-sum": True, "classes": "a,b", "epsilon": epsilon, "delta": 1e-5}
     config = parse_run(settings)
-    (event,) = plan_of(config)
-    assert (event.sample_rate, event.count) == (1.0, config.fedavg.rounds)
+    (event,) = config.mechanism.events
+    assert (event.sample_rate, event.count) == (1.0, config.settings.fedavg.rounds)
     found = pld_epsilon([event], 1e-5)
     # Its accountant rounds privacy losses up.
     assert epsilon * (1 - 1e-6) <= found <= epsilon * 1.01
     assert gaussian_delta(event.noise_multiplier / math.sqrt(event.count), epsilon) <= 1e-5 * (1 + 1e-9)
     given = parse_run(settings | {"fedavg.noise-multiplier": 1.01 * event.noise_multiplier, "fedavg.rounds": 100})
-    claim = make_claim(given, "record")
+    claim = given.mechanism
     assert claim is not None
-    assert private_rounds(given) == event.count
+    assert given.rounds == event.count
     assert 0.97 * epsilon < claim.epsilon < epsilon
 
 
@@ -95,26 +90,26 @@ ROUNDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("settings", ROUNDS.values(), ids=ROUNDS)
 def test_the_plan_of_a_run_is_all_its_rounds_release_and_spends_what_was_asked_for(settings: dict[str, Any]) -> None:
     config = parse_run({"epsilon": 3.0, "delta": 1e-5, "classes": "a,b"} | settings)
-    rounds = [released_in(config, number) for number in range(1, config.trained.rounds + 1)]
-    assert private_rounds(config) == len(rounds)
-    for events in (plan_of(config), rounds):
+    rounds = [config.mechanism.event(number) for number in range(1, config.trained.rounds + 1)]
+    assert config.rounds == len(rounds)
+    for events in (config.mechanism.events, rounds):
         assert epsilon_spent(events, 1e-5) == pytest.approx(3.0, rel=1e-6)
     for number in range(1, len(rounds) + 1):
-        assert spent_after(config, number) == pytest.approx(epsilon_spent(rounds[:number], 1e-5), rel=1e-6)
+        assert config.mechanism.epsilon_after(number) == pytest.approx(epsilon_spent(rounds[:number], 1e-5), rel=1e-6)
     generative = config.settings.method in ("dpcvae", "dpcgan")
     assert (rounds[0] == rounds[1]) is not generative
     assert all(later == rounds[1] for later in rounds[2:])
-    assert plan_of(Run()) == ()
+    assert parse_run({}).mechanism.events == ()
 
 
 @pytest.mark.parametrize("settings", ROUNDS.values(), ids=ROUNDS)
 def test_the_noise_that_a_claim_names_is_that_of_the_releases(settings: dict[str, Any]) -> None:
     config = parse_run({"epsilon": 3.0, "delta": 1e-5, "classes": "a,b"} | settings)
-    claim = make_claim(config, "record")
+    claim = config.mechanism
     assert claim is not None
-    step = released_in(config, 2).noise_multiplier
+    step = config.mechanism.event(2).noise_multiplier
     sigma, sensitivity = claim.noise["gradients"]
-    if config.secure_sum:
+    if config.settings.secure_sum:
         both = [GaussianEvent(sigma / sensitivity) for sigma, sensitivity in claim.noise.values()]
         assert set(claim.noise) == {"records", "gradients"}
         assert epsilon_spent(both, 1e-5) == pytest.approx(epsilon_spent([GaussianEvent(step)], 1e-5), rel=1e-6)
@@ -126,11 +121,11 @@ def test_the_noise_that_a_claim_names_is_that_of_the_releases(settings: dict[str
         return
     assert (
         set(opening)
-        == set(first_round_shares(config))
+        == set(first_round_shares(config.settings.dpcvae))
         == ({"counts", "sums"} if config.settings.method == "dpcvae" else {"counts"})
     )
     together = epsilon_spent([GaussianEvent(sigma / sensitivity) for sigma, sensitivity in opening.values()], 1e-5)
-    assert together == pytest.approx(epsilon_spent([released_in(config, 1)], 1e-5), rel=1e-6)
+    assert together == pytest.approx(epsilon_spent([config.mechanism.event(1)], 1e-5), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -160,13 +155,13 @@ def test_the_noise_that_a_claim_names_is_that_of_the_releases(settings: dict[str
 @pytest.mark.parametrize("unit", ["record", "patient"])
 def test_a_claim_that_differs_in_anything_is_refused(changed: dict[str, Any], unit: Any) -> None:
     config = run()
-    claim = make_claim(config, unit)
+    claim = config.mechanism_for(unit)
     assert claim is not None
-    check_stated(claim, config)
+    check_stated(claim, config.mechanism)
     if changed.get("noise"):
         changed = {"noise": dict(claim.noise) | changed["noise"]}
     with pytest.raises(SurrogateError, match=f"a privacy claim with {next(iter(changed))} ="):
-        check_stated(replace(claim, **changed), config)
+        check_stated(replace(claim, **changed), config.mechanism)
     sigma, sensitivity = claim.noise["sums"]
     for pair in ((sigma * 1.01, sensitivity), (sigma, sensitivity * 1.01), (sigma * 2, sensitivity * 2)):
         with pytest.raises(SurrogateError, match="a privacy claim with noise ="):

@@ -16,7 +16,7 @@ from common.privacy import discrete_gaussian as module
 from common.privacy.accounting import gaussian_delta, gaussian_epsilon
 from common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian, seeded
 from common.privacy.gaussian_mechanism import JOINT
-from common.privacy.mechanism import Mechanism, make_claim
+from common.privacy.mechanism import Mechanism
 from common.run import Run, parse_run
 from common.secure_sum import noise
 from common.secure_sum.fixed_point import FixedPoint
@@ -128,7 +128,7 @@ def variances_with(fault: str, claim: Mechanism, *given: Any) -> dict[str, int]:
 @pytest.mark.parametrize("fault", ["", "a share missing", "rounding left out", "noise halved"])
 def test_the_noise_of_the_sites_keeps_the_claim_and_planted_faults_do_not(fault: str) -> None:
     """A record moves the sum by its bound and the rounding of 400 entries. The honest sites' noise alone hides it."""
-    claim = make_claim(run_config(epsilon=2.0, delta=1e-5), "record")
+    claim = run_config(epsilon=2.0, delta=1e-5).mechanism
     assert claim is not None
     claim = replace(claim, noise={"sums": claim.noise["sums"]})
     (sigma, bound), bound_in_steps, entries, rules = claim.noise["sums"], 60, 400, SumRules.of(8, 1 / 3, 0.1)
@@ -163,7 +163,7 @@ def far_from_rounded_noise(sites: int, variance: int, claimed: float) -> float:
 @pytest.mark.parametrize("fault", ["", "discreteness left out", "discreteness once for all sites"])
 def test_the_sum_of_many_small_noises_is_rounded_gaussian_noise_and_more(members: int, fault: str) -> None:
     """The step of the proof that fails for many sites, where the noise is smallest: hardly any beyond CONTINUOUS."""
-    claim = make_claim(run_config(epsilon=50.0, delta=1e-5), "record")
+    claim = run_config(epsilon=50.0, delta=1e-5).mechanism
     assert claim is not None
     rules, shapes = SumRules.of(members, 0.0, 0.0), dict.fromkeys(claim.noise, (1,))
     numbers = {name: FixedPoint(bound, 10**6) for name, (_, bound) in claim.noise.items()}
@@ -183,7 +183,7 @@ def test_no_attack_on_a_hundred_thousand_sums_finds_more_than_the_claim(halved: 
     """An empirical lower bound of epsilon, from sums modulo 2^32 of four sites with and without one record."""
     runs, sites, delta = 100_000, 4, 1e-3
     config = run_config(epsilon=2.0, delta=delta)
-    claim, rules = make_claim(config, "record"), SumRules.of(sites, 0.0, 0.0)
+    claim, rules = config.mechanism, SumRules.of(sites, 0.0, 0.0)
     assert claim is not None
     numbers = numbers_of(config, sites)
     shapes = {"counts": (1,), "sums": (1, 1), "squares": (1,)}
@@ -205,7 +205,7 @@ def test_no_attack_on_a_hundred_thousand_sums_finds_more_than_the_claim(halved: 
     low = stats.beta.ppf(1e-6, (scores[1.0] > threshold).sum(), runs - (scores[1.0] > threshold).sum() + 1)
     high = stats.beta.ppf(1 - 1e-6, (scores[0.0] > threshold).sum() + 1, runs - (scores[0.0] > threshold).sum())
     bound = math.log(max(low - delta, 1e-12) / high)
-    assert (bound > config.epsilon) == halved, bound
+    assert (bound > config.settings.epsilon) == halved, bound
 
 
 @pytest.mark.parametrize("fault", ["", "a tenth too much for the sums", "all sites count as honest"])
@@ -216,7 +216,7 @@ def test_counts_sums_and_second_moment_together_cost_no_more_than_the_claim(
     if fault.startswith("a tenth"):
         monkeypatch.setitem(JOINT, "sums", JOINT["sums"] + 0.1)
     config = run_config(epsilon=2.0, delta=1e-5)
-    claim, rules = make_claim(config, "record"), SumRules.of(10, 1 / 3, 0.1)
+    claim, rules = config.mechanism, SumRules.of(10, 1 / 3, 0.1)
     assert claim is not None
     numbers, shapes = numbers_of(config, 10), {"counts": (2,), "sums": (2, 8), "squares": (36,)}
     given = SumRules.of(10, 0.0, 0.1) if fault.startswith("all") else rules
@@ -225,7 +225,7 @@ def test_counts_sums_and_second_moment_together_cost_no_more_than_the_claim(
     for name, shape in shapes.items():
         moved = claim.noise[name][1] / numbers[name].step + math.sqrt(math.prod(shape))
         spent += moved**2 / (rules.honest * variances[name] - CONTINUOUS)
-    assert (gaussian_epsilon(spent**-0.5, 1e-5) > config.epsilon * 1.0001) == bool(fault)
+    assert (gaussian_epsilon(spent**-0.5, 1e-5) > config.settings.epsilon * 1.0001) == bool(fault)
 
 
 @pytest.mark.parametrize("fault", ["", "a share missing", "rounding left out", "noise halved"])
@@ -234,15 +234,15 @@ def test_all_rounds_of_training_together_cost_no_more_than_the_claim_and_planted
     settings = {"method": "dp-fedavg", "secure-sum": True, "classes": "a,b", "epsilon": 2.0, "delta": 1e-5}
     # Coarse numbers, so that rounding is a large part of the sensitivity.
     config = parse_run(settings | {"secure-sum-records": 10**6})
-    claim, rules = make_claim(config, "record"), SumRules.of(10, 1 / 3, 0.1)
+    claim, rules = config.mechanism, SumRules.of(10, 1 / 3, 0.1)
     assert claim is not None
     numbers, shapes = numbers_of(config, 10), {"records": (1,), "gradients": (2562,)}
     variances = variances_with(fault, claim, numbers, shapes, rules)
     spent = 0.0
     for name, shape in shapes.items():
         moved = 1 / numbers[name].step + math.sqrt(math.prod(shape))
-        spent += config.fedavg.rounds * moved**2 / (rules.honest * variances[name] - CONTINUOUS)
-    assert (gaussian_epsilon(spent**-0.5, 1e-5) > config.epsilon * 1.0001) == bool(fault)
+        spent += config.settings.fedavg.rounds * moved**2 / (rules.honest * variances[name] - CONTINUOUS)
+    assert (gaussian_epsilon(spent**-0.5, 1e-5) > config.settings.epsilon * 1.0001) == bool(fault)
 
 
 def test_a_seed_gives_every_machine_the_same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_a_seed_gives_every_machine_the_same_noise(monkeypatch: pytest.MonkeyPat
 def test_noise_for_lost_sites_is_enough_with_it_and_without(members: int, fault: str) -> None:
     """Each part of a site's noise is discrete, so each counts as one more site in the cost of discreteness."""
     config, rules = run_config(epsilon=2.0, delta=1e-5), SumRules.of(members, 0.1, 0.4)
-    claim = make_claim(config, "record")
+    claim = config.mechanism
     assert claim is not None
     numbers, shapes = numbers_of(config, members), {"counts": (2,), "sums": (2, 8), "squares": (36,)}
     lasting, spare = site_variances(claim, numbers, shapes, rules.lasting), spare_variances(claim, numbers, shapes, rules)
@@ -275,7 +275,7 @@ def test_noise_for_lost_sites_is_enough_with_it_and_without(members: int, fault:
             moved = claim.noise[name][1] / numbers[name].step + math.sqrt(math.prod(shape))
             spent += moved**2 / (honest * variance - CONTINUOUS * (parts + 1))
         broken = bool(fault and spare) and summed < members
-        assert (gaussian_epsilon(spent**-0.5, 1e-5) > config.epsilon * 1.0001) == broken
+        assert (gaussian_epsilon(spent**-0.5, 1e-5) > config.settings.epsilon * 1.0001) == broken
     found = [noise_of_sum(claim, numbers, shapes, rules, members, removed)["counts"] for removed in (0, members)]
     assert found[0] > found[1] if spare else found[0] == found[1]
 

@@ -65,7 +65,7 @@ def test_a_file_gives_back_model_settings_claim_and_gaussians(file: Path) -> Non
     x = sampler(3, 30)[0]
     assert torch.equal(found.classifier.scores(x), made.classifier.scores(x))
     assert torch.equal(found.scores(x)[1], made.scores(x)[1])
-    assert found.manifest.run_config().backbone == "pixels"
+    assert found.manifest.run_config().settings.backbone == "pixels"
 
 
 @pytest.mark.parametrize(

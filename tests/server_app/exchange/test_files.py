@@ -22,7 +22,6 @@ from client_app.offline.keys import private_key
 from client_app.offline.replies import is_message, reply_to
 from common.errors import ConfigError, FedSurrogateError, RunError, SealError, StateError
 from common.exchange.message_files import MessageReply, digest, pack_reply, pack_request, unpack_reply, unpack_request
-from common.run import Run
 from common.security.sealing import new_key, public_key
 from common.signed_models.signed_model import read_signed_model
 from common.wire.sum_proto import pack_dealt, unpack_dealt
@@ -107,7 +106,7 @@ class Post:
 
     def spent(self, site: str) -> int:
         """Number of releases in a site's ledger."""
-        entries = open_gate(self.nodes[site], Run(), "").ledger.entries()
+        entries = open_gate(self.nodes[site], parse_run({}), "").ledger.entries()
         return sum(entry["kind"] == "release" for entry in entries)
 
 

@@ -50,7 +50,7 @@ def signed(backbone: str, weights: str = "", size: int = 0) -> SignedModel:
 
 def probabilities(model: SignedModel, images: list[Image.Image], weights: str = "") -> Tensor:
     run = model.manifest.run_config()
-    backbone = load_backbone(run.backbone, weights, run.image_size, "cpu")
+    backbone = load_backbone(run.settings.backbone, weights, run.settings.image_size, "cpu")
     batch = torch.stack([backbone.preprocess(image) for image in images])
     return model.classifier.scores(raised(backbone.forward(batch), run.power)).softmax(1)
 

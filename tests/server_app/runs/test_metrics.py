@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from common.models.classifiers import Head
-from common.privacy.mechanism import make_claim
-from common.run import Run, parse_run
+from common.run import parse_run
 from common.surrogates.surrogates import Header
 from server_app.runs.manifest import Start, make_manifest
 from server_app.runs.metrics import End, make_metrics, make_projection
@@ -23,7 +22,7 @@ START = Start(42, datetime(2026, 1, 2, tzinfo=UTC), {"torch": "2"}, "abc")
 def test_the_same_outcome_gives_the_same_metrics_and_is_left_as_it_was() -> None:
     outcome = Outcome({1: Site("a", "used", "", 100, 10, 8, 6)}, model=HEAD, accuracy={"model": 0.5}, hops=[{"site": "a"}])
     before = replace(outcome)
-    first, again = (make_metrics(Run(), outcome, End("ok", "", 2.0)) for _ in range(2))
+    first, again = (make_metrics(parse_run({}), outcome, End("ok", "", 2.0)) for _ in range(2))
     assert json.dumps(first) == json.dumps(again)
     assert outcome == before
     assert first["rounds"] == [{"round": 1, "accuracy": 0.5, "bytes_up": 100, "seconds": 2.0}]
@@ -34,7 +33,7 @@ def test_the_same_outcome_gives_the_same_metrics_and_is_left_as_it_was() -> None
 @pytest.mark.parametrize(("stopped", "epsilon"), [("", 8.0), ("the budget is spent", 3.5)])
 def test_a_run_that_stopped_early_reports_the_epsilon_it_spent(stopped: str, epsilon: float) -> None:
     config = parse_run({"method": "fedlap", "epsilon": 8.0, "delta": 1e-5, "classes": "cat,dog"})
-    claim = make_claim(config, "record")
+    claim = config.mechanism
     assert claim is not None
     sites = {1: Site("a", "used", "", claim=replace(claim, epsilon=8.0))}
     outcome = Outcome(sites, rounds=[{"round": 1, "epsilon": 3.5}], stopped=stopped)
@@ -48,6 +47,6 @@ def test_a_picture_needs_a_model_and_points() -> None:
 
 
 def test_a_manifest_names_backbone_and_classes_once_there_is_a_model() -> None:
-    early, late = make_manifest(Run(), START), make_manifest(Run(), START, HEAD)
+    early, late = make_manifest(parse_run({}), START), make_manifest(parse_run({}), START, HEAD)
     assert late == early | {"fingerprint": "f" * 64, "classes": ["cat", "dog"]}
     assert early["started"] == "2026-01-02T00:00:00+00:00"

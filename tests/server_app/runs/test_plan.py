@@ -124,7 +124,7 @@ def test_the_alternatives_stand_beside_the_run() -> None:
 
 
 def test_a_dimension_is_found_without_loading_a_model(tmp_path: Path) -> None:
-    assert find_dimension(Run()) == 64
+    assert find_dimension(parse_run({})) == 64
     for backbone, dimension in KNOWN_DIMENSIONS.items():
         assert find_dimension(Run(data="imagefolder", backbone=backbone)) == dimension
     save_file({"x": torch.zeros(3, 77), "y": torch.zeros(3)}, tmp_path / "set-train.safetensors")

@@ -9,7 +9,7 @@ import torch
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common.models.classifiers import Head
 from common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
-from common.privacy.mechanism import NOT_COVERED, make_claim
+from common.privacy.mechanism import NOT_COVERED
 from common.run import Run, parse_run
 from common.surrogates.surrogates import AnySurrogate
 from common.wire.records import pack_surrogate, unpack_surrogate
@@ -49,9 +49,9 @@ def card(config: Run, *surrogates: AnySurrogate, head: Head | None = None, simul
 
 
 def test_without_a_claim_there_is_nothing_to_say() -> None:
-    assert privacy_card(Run(), [], None) is None
+    assert privacy_card(parse_run({}), [], None) is None
     assert privacy_card(config(), [], None) is None
-    assert privacy_card(Run(), [released(Run())], None) is None
+    assert privacy_card(parse_run({}), [released(parse_run({}))], None) is None
     assert privacy_line({"privacy": None}) == privacy_line({}) == "none"
 
 
@@ -59,7 +59,7 @@ def test_without_a_claim_there_is_nothing_to_say() -> None:
 def test_a_card_says_what_each_site_claims(mechanism: str) -> None:
     settings = config(mechanism)
     found = card(settings, released(settings, "x"), released(settings, "y"))
-    claim = make_claim(settings, "record")
+    claim = settings.mechanism
     assert claim is not None
     assert (found["mechanism"], found["epsilon"], found["delta"]) == (mechanism, 4.0, 1e-5)
     assert list(found["per_site"]) == ["x", "y"]
@@ -84,7 +84,7 @@ def test_the_signal_is_estimated_from_noisy_values_as_if_it_were_known() -> None
 @pytest.mark.parametrize("mechanism", ["sums", "dp-em"])
 def test_noise_is_that_of_the_claim(mechanism: str) -> None:
     settings = config(mechanism)
-    claim = make_claim(settings, "record")
+    claim = settings.mechanism
     assert claim is not None
     noise = card(settings, released(settings))["per_site"]["s"]["noise"]
     assert noise == pytest.approx({name: sigma for name, (sigma, _) in claim.noise.items()})
@@ -124,7 +124,7 @@ def test_classes_the_noise_has_swallowed_are_named(mechanism: str) -> None:
     # At times an absent class stands out by chance.
     while not lost:
         surrogates = [released(settings, present=2, records=20_000)]
-        head = learn(surrogates, settings, "cpu", settings.classes).head
+        head = learn(surrogates, settings, "cpu", settings.settings.classes).head
         lost = card(settings, *surrogates, head=head)["dropped_classes"]
     assert lost == ["c"]
     assert card(settings, *surrogates)["dropped_classes"] == []
@@ -137,7 +137,7 @@ def test_a_simulation_says_that_its_own_numbers_are_exact() -> None:
 
 
 def test_noise_on_a_mean_is_its_length_beside_features_of_norm_one() -> None:
-    claim = make_claim(config(**{"fedpft.covariance": "spherical"}), "record")
+    claim = config(**{"fedpft.covariance": "spherical"}).mechanism
     assert claim is not None
     sigma = gaussian_noise_multiplier(4.0, 1e-5) / math.sqrt(0.93)
     assert mean_noise(claim, 64, 100) == pytest.approx(sigma * 8 / 100)

@@ -16,7 +16,6 @@ from client_app.methods.counting import count_decisions
 from common.methods.counting import tables_of
 from common.privacy.accounting import gaussian_noise_multiplier
 from common.privacy.gaussian_mechanism import BoundedSum, release
-from common.privacy.mechanism import make_claim
 from common.run import Run, parse_run
 from common.secure_sum.noise import noise_of_site, noise_of_sum, spare_of
 from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
@@ -31,8 +30,8 @@ FEWEST = 455
 
 def settings(classes: int, bins: int = 16) -> Run:
     names = ",".join(f"c{k}" for k in range(classes))
-    return parse_run({"counting.kind": "survey", "classes": names, "counting.bins": bins}).model_copy(
-        update={"counting": parse_run({}).counting.model_copy(update={"kind": "evaluation", "bins": bins})}
+    return parse_run({"counting.kind": "survey", "classes": names, "counting.bins": bins}).settings.model_copy(
+        update={"counting": parse_run({}).settings.counting.model_copy(update={"kind": "evaluation", "bins": bins})}
     )
 
 
@@ -55,7 +54,7 @@ def with_own_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCoun
     tables: dict[str, Tensor] = {}
     variances: dict[str, float] = {}
     for exact in sites:
-        sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run, 2)]
+        sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run.settings.counting, 2)]
         for each in release(sums, multiplier):
             tables[each.name] = tables.get(each.name, 0) + each.value.round()  # type: ignore[arg-type]
             variances[each.name] = variances.get(each.name, 0.0) + each.sigma**2 + 1 / 12
@@ -69,9 +68,9 @@ def with_joint_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCo
     """
     chosen = {"counting.kind": "evaluation", "counting.digest": "0" * 64, "classes": "c0,c1", "secure-sum": True}
     run = parse_run(chosen | {"epsilon": epsilon, "delta": DELTA})
-    claim, rules = make_claim(run, "record"), rules_of(run, len(sites))
+    claim, rules = run.mechanism, rules_of(run.settings, len(sites))
     assert claim is not None
-    numbers, shapes = numbers_of(run, len(sites)), shapes_of(run, run.classes, 1)
+    numbers, shapes = numbers_of(run, len(sites)), shapes_of(run, run.settings.classes, 1)
     total = {name: np.zeros(math.prod(shape), dtype=np.uint32) for name, shape in shapes.items()}
     for exact in sites:
         seed = os.urandom(32)
@@ -100,7 +99,7 @@ def runs(
         scores, labels = (torch.cat(column) for column in zip(*parts, strict=True))
         areas.append(exact_area(scores[:, 1] - scores[:, 0], labels))
         accuracies.append(float((scores.argmax(1) == labels).double().mean()))
-        found.append(evaluation_result(pooled, run.classes))
+        found.append(evaluation_result(pooled, run.settings.classes))
     return found, areas, accuracies
 
 
@@ -142,7 +141,7 @@ def test_without_the_noise_in_the_interval_it_would_hold_the_truth_too_rarely() 
     kept = 0
     for _ in range(RUNS):
         exact = count_decisions(*(drawn := draw(generator, 50, 1.0)), torch.ones(50, dtype=torch.float64), run)
-        sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run, 2)]
+        sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run.settings.counting, 2)]
         table = next(each.value for each in release(sums, multiplier) if each.name == "decisions")
         truth = float((drawn[0].argmax(1) == drawn[1]).double().mean())
         interval = rate(table.diagonal(), table[~torch.eye(2, dtype=torch.bool)], 0.0)

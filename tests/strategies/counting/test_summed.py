@@ -15,7 +15,6 @@ import client_app.secure_sum.masked as masked
 from common.errors import ConfigError, RunError
 from common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
 from common.privacy.discrete_gaussian import CONTINUOUS
-from common.privacy.mechanism import make_claim
 from common.run import parse_run
 from common.secure_sum.noise import site_variances
 from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
@@ -265,9 +264,9 @@ def test_a_simulated_evaluation_has_one_joint_noise_and_no_exact_values(tmp_path
 def test_counts_with_joint_noise_cost_no_more_than_the_claim(kind: str, fault: str) -> None:
     """All tables move by their whole sensitivity at once, and only the honest sites' noise counts."""
     run = parse_run(RUN | {"counting.kind": kind, "epsilon": 1.0, "delta": 1e-5})
-    claim, rules = make_claim(run, "record"), rules_of(run, 10)
+    claim, rules = run.mechanism, rules_of(run.settings, 10)
     assert claim is not None
-    numbers, shapes = numbers_of(run, 10), shapes_of(run, run.classes, 1)
+    numbers, shapes = numbers_of(run, 10), shapes_of(run, run.settings.classes, 1)
     given = claim
     if fault.startswith("one"):
         given = replace(claim, noise={name: (sigma / bound, 1.0) for name, (sigma, bound) in claim.noise.items()})
@@ -276,10 +275,10 @@ def test_counts_with_joint_noise_cost_no_more_than_the_claim(kind: str, fault: s
     for name, shape in shapes.items():
         moved = claim.noise[name][1] / numbers[name].step + torch.tensor(shape).prod().sqrt().item()
         spent += moved**2 / (rules.honest * variances[name] - CONTINUOUS)
-    too_much = gaussian_epsilon(spent**-0.5, 1e-5) > run.epsilon * 1.0001
+    too_much = gaussian_epsilon(spent**-0.5, 1e-5) > run.settings.epsilon * 1.0001
     assert too_much == (bool(fault) and not (fault.startswith("one") and kind == "survey"))
     if not fault:
-        assert gaussian_epsilon(spent**-0.5, 1e-5) > run.epsilon * 0.99
+        assert gaussian_epsilon(spent**-0.5, 1e-5) > run.settings.epsilon * 0.99
 
 
 def test_what_cannot_be_summed_is_refused() -> None:

@@ -10,7 +10,6 @@ import torch
 from common.errors import RunError
 from common.models.generators import COUNTS, MEANS, SUMS
 from common.models.parameters import Parameters
-from common.privacy.mechanism import first_round_noise, make_claim
 from common.run import Run, parse_run
 from common.surrogates.surrogates import Header
 from strategies.base.training import Training
@@ -26,7 +25,7 @@ def run(**settings: Any) -> Run:
 
 def reported(site: str, counts: list[float], sums: torch.Tensor, config: Run) -> Parameters:
     header = Header("dpcvae", "run", site, "f", CLASSES)
-    return Parameters(header, 1, {COUNTS: torch.tensor(counts), SUMS: sums}, 0, make_claim(config, "record"))
+    return Parameters(header, 1, {COUNTS: torch.tensor(counts), SUMS: sums}, 0, config.mechanism)
 
 
 def moved(site: str, by: float, training: Training) -> Parameters:
@@ -77,7 +76,7 @@ def test_a_site_that_came_too_late_to_tell_its_size_weighs_as_the_median_one() -
 
 def test_means_lost_in_noise_are_drawn_to_the_mean_of_all() -> None:
     config = run(**PRIVATE)
-    noise = first_round_noise(config)
+    noise = config.mechanism.event(1).noise_multiplier
     assert noise is not None
     random = torch.Generator().manual_seed(0)
     d, sigma = 400, noise / 0.93**0.5

@@ -12,7 +12,6 @@ from scipy import stats
 
 import client_app.secure_sum.masked as masked
 from common.errors import ConfigError, RunError
-from common.privacy.mechanism import make_claim
 from common.run import parse_run
 from common.secure_sum.noise import site_variances
 from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
@@ -60,11 +59,11 @@ def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(tmp_path: Path
     assert len(exact) == 10
     assert (numbers == words(sum(exact[5:]) + sum(noise[5:]))).all()
     config = parse_run(settings)
-    fixed = encode(config, config.spec, 5)
+    fixed = encode(config, config.settings.spec, 5)
     records = fixed["records"].decode(words(sum(exact[5:])))[0]
     assert float(records) == pytest.approx(1438, abs=1), "all training records of the digits"
     assert claim is not None
-    shapes, rules = shapes_of(config, CLASSES.split(","), 64), rules_of(config, 5)
+    shapes, rules = shapes_of(config, CLASSES.split(","), 64), rules_of(config.settings, 5)
     assert rules.honest == 3
     variances = site_variances(claim, fixed, shapes, rules)
     # Two rounds of five sites; the honest three alone have the noise that the claim names.
@@ -77,7 +76,7 @@ def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(tmp_path: Path
 
 def test_the_coordinator_takes_steps_with_momentum_along_the_mean_clipped_gradient() -> None:
     config = parse_run(JOINT | {"classes": "a,b,c", "fedavg.clip": 0.7, "fedavg.learning-rate": 2.0})
-    claim = make_claim(config, "record")
+    claim = config.mechanism
     training = Training.begin(config, ("a", "b", "c"), "f", 4)
     header = Header("dp-fedavg", "r", "coordinator", "f", ("a", "b", "c"))
     generator, expected, velocity = torch.Generator().manual_seed(0), dict(training.model), {"weight": 0.0, "bias": 0.0}
@@ -100,9 +99,9 @@ def test_a_number_of_records_below_its_noise_is_not_divided_by() -> None:
     config = parse_run(JOINT | {"classes": "a,b"})
     training = Training.begin(config, ("a", "b"), "f", 4)
     tensors = {"records": torch.tensor([-30.0]), "gradients": torch.ones(10).double()}
-    total = Total(training.header(), tensors, {"records": 40.0, "gradients": 1.0}, make_claim(config, "record"))
+    total = Total(training.header(), tensors, {"records": 40.0, "gradients": 1.0}, config.mechanism)
     absorb_total(total, training, ["1", "2"])
-    assert torch.allclose(training.model["weight"], torch.full((2, 4), -config.fedavg.joint_rate(2) / 40))
+    assert torch.allclose(training.model["weight"], torch.full((2, 4), -config.settings.fedavg.joint_rate(2) / 40))
 
 
 def test_a_run_learns_and_better_than_with_the_noise_of_every_site(tmp_path: Path) -> None:
@@ -148,11 +147,11 @@ def test_a_modulus_without_room_for_the_noise_is_refused_before_any_vector(tmp_p
         run_federation(tmp_path, grid, **JOINT | tiny)
     assert not grid.asked("query.sum_shares")
     config = parse_run(JOINT | tiny)
-    claim = make_claim(config, "record")
+    claim = config.mechanism
     assert claim is not None
     shapes = shapes_of(config, CLASSES.split(","), 64)
     with pytest.raises(ConfigError, match="does not fit into the modulus"):
-        site_variances(claim, numbers_of(config, 4), shapes, rules_of(config, 4))
+        site_variances(claim, numbers_of(config, 4), shapes, rules_of(config.settings, 4))
 
 
 @pytest.mark.parametrize(
@@ -181,10 +180,10 @@ def test_only_dp_fedavg_in_a_secure_sum_has_joint_noise() -> None:
 
 def test_rounds_follow_the_noise_where_the_settings_name_none() -> None:
     usual = {"fedavg.rounds": 0}
-    found = [parse_run(JOINT | usual | {"epsilon": epsilon}).fedavg.rounds for epsilon in (1.0, 2.0)]
+    found = [parse_run(JOINT | usual | {"epsilon": epsilon}).settings.fedavg.rounds for epsilon in (1.0, 2.0)]
     assert found == [20, 30]
-    assert parse_run(JOINT | usual | {"fedavg.noise": "site"}).fedavg.rounds == 10
-    assert parse_run({"method": "fedavg"}).fedavg.rounds == 10
+    assert parse_run(JOINT | usual | {"fedavg.noise": "site"}).settings.fedavg.rounds == 10
+    assert parse_run({"method": "fedavg"}).settings.fedavg.rounds == 10
 
 
 @pytest.mark.parametrize("classes", [2, 10])
@@ -205,7 +204,7 @@ def test_the_usual_rate_does_not_diverge_however_alike_features_are(classes: int
         tensors = {"records": torch.tensor([400.0]), "gradients": torch.cat([bias, weight.flatten()]).double()}
         # These gradients are not shortened to the clip; the noise leaves room for longer ones.
         sigmas = {"records": 1.0, "gradients": 1000.0}
-        absorb_total(Total(training.header(), tensors, sigmas, make_claim(config, "record")), training, ["1", "2"])
+        absorb_total(Total(training.header(), tensors, sigmas, config.mechanism), training, ["1", "2"])
         losses.append(float(loss) / 400)
     assert losses[-1] < losses[0]
     assert max(losses) < 1.5 * losses[0]

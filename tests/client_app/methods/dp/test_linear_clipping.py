@@ -40,7 +40,7 @@ def test_the_sum_is_that_of_records_clipped_one_by_one(method: str, hidden: int,
     x, labels = torch.randn(9, 20).double(), torch.arange(9) % 3
 
     def fresh_trainer() -> Any:
-        return trainer_of(shared, companion, run.dpcvae, 3, torch.ones(3), False, torch.Generator().manual_seed(5))
+        return trainer_of(shared, companion, run.settings.dpcvae, 3, torch.ones(3), False, torch.Generator().manual_seed(5))
 
     trainer = fresh_trainer()
     noise = trainer.noise(9).double()

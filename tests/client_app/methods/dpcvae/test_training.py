@@ -21,7 +21,6 @@ from common.errors import ConfigError, StateError, SurrogateError
 from common.files import replace_file
 from common.models.generators import COUNTS, MEANS, SUMS, fresh_companion, fresh_generator
 from common.privacy.accounting import GaussianEvent, calibrate, epsilon_spent, gaussian_noise_multiplier
-from common.privacy.mechanism import first_round_noise, make_claim, private_rounds, released_in, spent_after
 from common.run import Run, parse_run
 from common.wire.model_proto import unpack_parameters
 from strategies.base.training import Training
@@ -84,11 +83,11 @@ def test_the_rounds_events_compose_to_what_was_asked_for_and_not_more(tmp_path: 
     for number in range(1, 5):
         events += site.round().events
         if number in (1, 3):
-            assert epsilon_spent(events, 1e-5) == pytest.approx(spent_after(config, number), rel=1e-9)
+            assert epsilon_spent(events, 1e-5) == pytest.approx(config.mechanism.epsilon_after(number), rel=1e-9)
     spent = epsilon_spent(events, 1e-5)
     assert spent <= 6.0
     assert spent == pytest.approx(6.0, rel=2e-3)
-    steps = config.dpcvae.private_steps
+    steps = config.settings.dpcvae.private_steps
     assert [(e.count, e.sample_rate) for e in events] == [(1, 1.0), *[(steps, rate)] * 3]
     if rate == 1.0:
         # Closed form: the precisions of all releases add up.
@@ -119,7 +118,7 @@ def test_every_step_of_every_round_takes_its_own_poisson_sample(tmp_path: Path, 
     for _ in range(4):
         site.round()
     # A shuffling loader gives batches of one size, each record once per pass; here sizes are binomial.
-    assert len(drawn) == 3 * config.dpcvae.private_steps == 90
+    assert len(drawn) == 3 * config.settings.dpcvae.private_steps == 90
     assert seen == [len(rows) for rows in drawn]
     assert statistics.mean(seen) == pytest.approx(0.3 * RECORDS, abs=3)
     assert statistics.stdev(seen) == pytest.approx((0.3 * 0.7 * RECORDS) ** 0.5, rel=0.35)
@@ -144,7 +143,7 @@ def test_the_noise_of_encodings_is_secret_under_privacy_and_repeats_without() ->
             torch.manual_seed(0)
             shared, companion = fresh_generator(config, 3, DIMENSION), fresh_companion(config, 3, DIMENSION)
             seeded = torch.Generator().manual_seed(0)
-            trainer = trainer_of(shared, companion, config.dpcvae, 2, torch.ones(3), private, seeded)
+            trainer = trainer_of(shared, companion, config.settings.dpcvae, 2, torch.ones(3), private, seeded)
             found.append(trainer.losses(records().features, records().labels, trainer.noise(len(records().labels))).detach())
         assert bool((found[0] == found[1]).any()) is not private
         assert torch.equal(*found) is not private
@@ -181,7 +180,7 @@ def test_a_private_step_is_the_sum_over_what_it_is_given_however_many_were_drawn
     config, part = run(**PRIVATE), records()
     shared, companion = fresh_generator(config, 3, DIMENSION), fresh_companion(config, 3, DIMENSION)
     noise = torch.randn(RECORDS, 8, generator=torch.Generator().manual_seed(0))
-    trainer = CVAETrainer(shared, companion, config.dpcvae, 0.1, 1.0, lambda shape: noise[: shape[0], : shape[1]])  # type: ignore[arg-type]
+    trainer = CVAETrainer(shared, companion, config.settings.dpcvae, 0.1, 1.0, lambda shape: noise[: shape[0], : shape[1]])  # type: ignore[arg-type]
     for drawn in (0, 1, 7, 40):
         x, y = part.features[:drawn], part.labels[:drawn]
         total, _ = clipped_sums(trainer.modules, trainer.losses, (x, y, trainer.noise(drawn)), 0.1)
@@ -215,12 +214,12 @@ def test_the_first_round_releases_sizes_and_sums_of_norm_one(tmp_path: Path) -> 
 def test_under_privacy_the_first_round_is_noisy_tells_no_number_and_names_all_classes(tmp_path: Path) -> None:
     config = run(**PRIVATE)
     made = Site(tmp_path, config).round()
-    reported, claim = unpack_parameters(made.payload), make_claim(config, "record")
+    reported, claim = unpack_parameters(made.payload), config.mechanism
     assert reported.records == 0
     assert reported.header.classes == CLASSES
     assert reported.claim == claim
     assert claim is not None
-    multiplier = first_round_noise(config)
+    multiplier = config.mechanism.event(1).noise_multiplier
     assert multiplier is not None
     assert claim.noise["counts"] == (pytest.approx(multiplier / 0.07**0.5), 1.0)
     assert claim.noise["sums"] == (pytest.approx(multiplier / 0.93**0.5), 1.0)
@@ -271,7 +270,7 @@ def test_a_site_that_comes_late_begins_a_new_encoder_and_spends_no_more(tmp_path
     late = Site(tmp_path / "late", run(**PRIVATE))
     late.training = first.training
     made = late.round()
-    assert made.events == (released_in(late.config, 3),)
+    assert made.events == (late.config.mechanism.event(3),)
     assert unpack_parameters(made.payload).round == 3
 
 
@@ -296,11 +295,11 @@ def test_patients_are_not_protected_by_it_and_it_says_so(tmp_path: Path) -> None
 
 def test_a_given_noise_stops_at_the_last_affordable_round() -> None:
     config = run(**PRIVATE | {"dpcvae.noise-multiplier": 4.0, "dpcvae.rounds": 50})
-    rounds = private_rounds(config)
+    rounds = config.rounds
     assert 2 < rounds < 50
-    assert spent_after(config, rounds) <= 6.0 < spent_after(config, rounds + 1)
+    assert config.mechanism.epsilon_after(rounds) <= 6.0 < config.mechanism.epsilon_after(rounds + 1)
     with pytest.raises(ConfigError, match="one round spends"):
-        private_rounds(run(**PRIVATE | {"dpcvae.noise-multiplier": 0.5, "dpcvae.rounds": 50}))
+        run(**PRIVATE | {"dpcvae.noise-multiplier": 0.5, "dpcvae.rounds": 50}).rounds
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def body() -> dict[str, torch.Tensor]:
 
 def test_an_empty_body_gives_the_local_head() -> None:
     config = run()
-    linear = config.model_copy(update={"fedavg": config.fedavg.model_copy(update={"model": "linear"})})
+    linear = config.settings.model_copy(update={"fedavg": config.settings.fedavg.model_copy(update={"model": "linear"})})
     here = task(linear)
     assert body_of(parameters_of(fresh("linear", 8, 3, 0))) == {}
     weight, bias = own_head(here, {}, *here.training_data(CLASSES), 3)
@@ -121,5 +121,5 @@ def test_no_message_of_a_run_holds_a_head(tmp_path: Path) -> None:
 def test_a_linear_model_has_nothing_to_share() -> None:
     with pytest.raises(ConfigError, match="no representation below its head"):
         run(**{"fedavg.model": "linear"})
-    assert run().fedavg.model == "mlp"
-    assert parse_run({"method": "fedavg"}).fedavg.model == "linear"
+    assert run().settings.fedavg.model == "mlp"
+    assert parse_run({"method": "fedavg"}).settings.fedavg.model == "linear"

@@ -22,7 +22,7 @@ from common.errors import ConfigError, SurrogateError
 from common.models.networks import convnet, linear, parameters_of
 from common.models.parameters import CONTROL, Parameters, split_control
 from common.privacy.accounting import epsilon_spent
-from common.privacy.mechanism import Mechanism, make_claim
+from common.privacy.mechanism import Mechanism
 from common.randomness import stream
 from common.run import Run, parse_run
 from common.wire.model_proto import pack_parameters, unpack_parameters
@@ -64,11 +64,11 @@ def test_fedavg_with_one_site_is_plain_training(kind: Any) -> None:
     features, labels = data()
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
     plain = network(kind, 16, 3, training.model)
-    rate = step_length(kind, config.fedavg, features)
+    rate = step_length(kind, config.settings.fedavg, features)
     for number in range(3):
-        train(plain, features, labels, config.fedavg, rate, torch.Generator().manual_seed(number))
+        train(plain, features, labels, config.settings.fedavg, rate, torch.Generator().manual_seed(number))
         module = network(kind, 16, 3, training.model)
-        train(module, features, labels, config.fedavg, rate, torch.Generator().manual_seed(number))
+        train(module, features, labels, config.settings.fedavg, rate, torch.Generator().manual_seed(number))
         change = {name: parameter.detach() - training.model[name] for name, parameter in module.named_parameters()}
         training.model, _ = aggregate(config, training.model, [Parameters(training.header(), 1, change, 120)], {}, 1)
     for name, parameter in plain.named_parameters():
@@ -79,10 +79,10 @@ def test_over_the_wire_one_site_stays_within_half_precision_of_plain_training(tm
     config = run("fedavg")
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
     plain = network("linear", 16, 3, training.model)
-    rate = step_length("linear", config.fedavg, data()[0])
+    rate = step_length("linear", config.settings.fedavg, data()[0])
     for _ in range(3):
         asked = task(tmp_path, config, training)
-        train(plain, *data(), config.fedavg, rate, stream(config.seed, asked.site, asked.round))
+        train(plain, *data(), config.settings.fedavg, rate, stream(config.settings.seed, asked.site, asked.round))
         absorb(training, [unpack_parameters(method_of(config)(asked).payload)], 1)
     for name, parameter in plain.named_parameters():
         assert torch.allclose(training.model[name], parameter, atol=5e-3 * float(parameter.abs().max()))
@@ -102,7 +102,7 @@ def test_the_proximal_gradient_is_that_of_half_mu_times_the_squared_distance() -
     features, labels = data()
     module, mu, rate = linear(16, 3), 0.7, 0.1
     weight = [parameter.detach().clone() for parameter in module.parameters()]
-    train(module, features, labels, config.fedavg, rate, torch.Generator().manual_seed(0), Variant(mu=mu))
+    train(module, features, labels, config.settings.fedavg, rate, torch.Generator().manual_seed(0), Variant(mu=mu))
     copy = linear(16, 3)
     for _ in range(2):
         loss = torch.nn.functional.cross_entropy(copy(features), labels)
@@ -139,7 +139,7 @@ def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_d
     second = unpack_parameters(method_of(config)(task(tmp_path, config, training)).payload)
     own, _ = split_control(second.tensors)
     moving = network("linear", 16, 3, training.model)
-    train(moving, *data(), config.fedavg, step_length("linear", config.fedavg, data()[0]), torch.Generator().manual_seed(0))
+    train(moving, *data(), config.settings.fedavg, step_length("linear", config.settings.fedavg, data()[0]), torch.Generator().manual_seed(0))
     assert torch.allclose(own["weight"], moving.weight.detach() - training.model["weight"], atol=5e-3)
 
 
@@ -160,7 +160,7 @@ def test_scaffold_steps_along_the_gradient_plus_the_common_variate_less_its_own(
     moved, control = split_control(unpack_parameters(answer.payload).tensors)
     module = network("linear", 16, 3, training.model)
     torch.nn.functional.cross_entropy(module(data()[0]), data()[1]).backward()  # type: ignore[no-untyped-call]
-    rate = step_length("linear", config.fedavg, data()[0])
+    rate = step_length("linear", config.settings.fedavg, data()[0])
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None
         assert torch.allclose(moved[name], -rate * (parameter.grad + common[name] - own[name]), atol=0.02 * rate)
@@ -187,7 +187,7 @@ def test_a_model_of_another_run_or_backbone_is_refused(tmp_path: Path) -> None:
 
 def private(**settings: Any) -> tuple[Run, Mechanism]:
     config = run("dp-fedavg", epsilon=2.0, delta=1e-5, **({"fedavg.rounds": 2, "fedavg.sample-rate": 0.2} | settings))
-    claim = make_claim(config, "record")
+    claim = config.mechanism
     assert claim is not None
     return config, claim
 
@@ -223,9 +223,9 @@ def summed(folder: Path, kind: str, features: Tensor, labels: Tensor) -> dict[st
     records = LabelledFeatures(features, labels)
     asked = task(folder, config, training)
     found, claim = weighted_update(replace(asked, found=replace(asked.found, train=records)))
-    assert claim == make_claim(config, "record")
+    assert claim == config.mechanism
     # As received, in half precision.
-    module = network(config.fedavg.kind, 16, 3, unpack_parameters(training.question()).tensors)
+    module = network(config.settings.fedavg.kind, 16, 3, unpack_parameters(training.question()).tensors)
     if kind == "linear":
         features = torch.nn.functional.normalize(features)
     sums = {name: torch.zeros_like(parameter) for name, parameter in module.named_parameters()}
@@ -287,11 +287,11 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
         module = linear(16, 3)
         # Not zero: otherwise the weights would equal their difference from the start.
         torch.nn.init.constant_(module.weight, 0.3)
-        facts = train_privately(module, features, labels, config.fedavg, claim, 0.1, mu)
+        facts = train_privately(module, features, labels, config.settings.fedavg, claim, 0.1, mu)
         copy, rate = linear(16, 3), 0.1
         torch.nn.init.constant_(copy.weight, 0.3)
         start = copy.weight.detach().clone()
-        assert config.fedavg.private_steps == 2
+        assert config.settings.fedavg.private_steps == 2
         sampled, signal = GradSampleModule(copy, loss_reduction="sum"), []
         for _ in range(2):
             total, _ = private_training._clipped_sum(sampled, features, labels, claim.clip)
@@ -311,7 +311,7 @@ def test_the_budget_is_that_of_all_rounds_together(tmp_path: Path) -> None:
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
     made = method_of(config)(task(tmp_path, config, training))
     assert made.claim == claim
-    everything = [event for _ in range(config.fedavg.rounds) for event in made.events]
+    everything = [event for _ in range(config.settings.fedavg.rounds) for event in made.events]
     assert epsilon_spent(everything, 1e-5) == pytest.approx(2.0, rel=2e-3)
     assert epsilon_spent(everything, 1e-5) <= 2.0
     assert unpack_parameters(made.payload).records == 0

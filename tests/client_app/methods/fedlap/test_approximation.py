@@ -33,7 +33,6 @@ from common.models.augmentation import draws
 from common.models.loss_landscape import LandscapeRecords, distance, gradient, total_loss, walk
 from common.models.networks import convnet, parameters_of, split_input
 from common.privacy.accounting import GaussianEvent
-from common.privacy.mechanism import make_claim, private_rounds, spent_after
 from common.run import Run, parse_run
 from common.settings import FedLAPSettings
 from common.surrogates.synthetic import Synthetic, check_synthetic
@@ -275,7 +274,7 @@ def test_without_privacy_a_round_repeats_to_the_last_bit_and_spends_nothing(tmp_
     assert one.payload == other.payload
     assert (one.claim, one.events) == (None, ())
     answer = sent(one)
-    check_synthetic(answer, config.fedlap, CLASSES, 64, 1, private=False)
+    check_synthetic(answer, config.settings.fedlap, CLASSES, 64, 1, private=False)
     assert answer.header.classes == ("a", "b"), "images of the classes the site has"
     assert answer.records == 90
     assert {"real-gradients-seconds", "image-steps-seconds", "radius-search-seconds"} == one.answer.keys()
@@ -285,14 +284,14 @@ def test_without_privacy_a_round_repeats_to_the_last_bit_and_spends_nothing(tmp_
 def test_a_private_round_names_all_classes_tells_no_numbers_and_has_one_event(tmp_path: Path) -> None:
     config = run(**PRIVATE, **{"fedlap.loops": 2, "fedlap.batches": 3, "fedlap.sample-rate": 0.3})
     made = approximate(task(tmp_path, config))
-    answer, claim = sent(made), make_claim(config, "record")
-    check_synthetic(answer, config.fedlap, CLASSES, 64, 1, private=True)
+    answer, claim = sent(made), config.mechanism
+    check_synthetic(answer, config.settings.fedlap, CLASSES, 64, 1, private=True)
     assert claim is not None
     assert answer.header.classes == CLASSES
-    assert (answer.records, answer.radius, made.answer) == (0, config.fedlap.trust_radius, {})
+    assert (answer.records, answer.radius, made.answer) == (0, config.settings.fedlap.trust_radius, {})
     assert made.events == (GaussianEvent(claim.noise_multiplier, 0.3, 6),)
-    assert spent_after(config, 3) <= 4.0 < spent_after(config, 4)
-    assert spent_after(config, 3) > 3.95
+    assert config.mechanism.epsilon_after(3) <= 4.0 < config.mechanism.epsilon_after(4)
+    assert config.mechanism.epsilon_after(3) > 3.95
 
 
 def test_images_of_a_round_begin_where_those_of_the_confirmed_round_ended(tmp_path: Path) -> None:
@@ -319,15 +318,15 @@ def test_patients_are_refused_because_records_are_what_is_protected(tmp_path: Pa
 def test_a_given_noise_affords_so_many_rounds() -> None:
     noise = {"fedlap.noise-multiplier": 3.0, "fedlap.rounds": 20}
     config = run(**PRIVATE, **noise)
-    affordable = private_rounds(config)
+    affordable = config.rounds
     assert 1 < affordable < 20
-    assert spent_after(config, affordable) <= 4.0 < spent_after(config, affordable + 1)
-    claim = make_claim(config, "record")
+    assert config.mechanism.epsilon_after(affordable) <= 4.0 < config.mechanism.epsilon_after(affordable + 1)
+    claim = config.mechanism
     assert claim is not None
-    assert claim.epsilon == pytest.approx(spent_after(config, affordable))
+    assert claim.epsilon == pytest.approx(config.mechanism.epsilon_after(affordable))
     with pytest.raises(ConfigError, match="one round spends"):
-        private_rounds(run(**PRIVATE, **{"fedlap.noise-multiplier": 0.1}))
-    assert private_rounds(run(**PRIVATE)) == 3
+        run(**PRIVATE, **{"fedlap.noise-multiplier": 0.1}).rounds
+    assert run(**PRIVATE).rounds == 3
 
 
 @pytest.mark.parametrize(

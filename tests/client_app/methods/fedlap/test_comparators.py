@@ -59,7 +59,7 @@ def sent(made: MethodOutput) -> Synthetic:
 
 def begun(config: Run, classes: int = 2) -> Tensor:
     """The noise that a site begins from."""
-    noise = torch.randn(classes * IMAGES, 64, generator=stream(config.seed, "fedlap", "s", "begin"))
+    noise = torch.randn(classes * IMAGES, 64, generator=stream(config.settings.seed, "fedlap", "s", "begin"))
     return noise / 8
 
 
@@ -85,7 +85,7 @@ def test_one_step_of_dsc_is_the_closed_form_of_gradient_matching_on_a_linear_mod
         # Weight and bias of two classes are four tensors; the bias's gradient does not depend on the records.
         wanted.append(start - rate * slope / 4)
     assert torch.allclose(made.values, torch.cat(wanted), atol=2e-3)
-    assert made.radius == pytest.approx(config.fedlap.trust_radius), "DSC has no radius of its own"
+    assert made.radius == pytest.approx(config.settings.fedlap.trust_radius), "DSC has no radius of its own"
 
 
 def test_feddm_without_perturbation_matches_the_means_of_the_classes(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_the_epsilon_of_psg_is_the_accountants(tmp_path: Path, monkeypatch: pyte
     assert (event.count, event.sample_rate) == (len(looks), 0.5) == (10, 0.5)
     accountant = PLDAccountant()
     gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier)
-    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.5, gaussian), event.count * config.fedlap.rounds)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.5, gaussian), event.count * config.settings.fedlap.rounds)
     assert accountant.get_epsilon(1e-5) == pytest.approx(4.0, rel=0.01)
     assert sent(made).header.classes == CLASSES, "the labels do not show which classes a site has"
     assert sent(made).records == 0

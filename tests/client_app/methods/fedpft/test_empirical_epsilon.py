@@ -19,7 +19,7 @@ from torch import Tensor
 from client_app.methods.fedpft import private_surrogate as fedpft_private
 from client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
 from common.privacy.gaussian_mechanism import BoundedSum, Noisy
-from common.privacy.mechanism import Mechanism, make_claim
+from common.privacy.mechanism import Mechanism
 from common.run import parse_run
 from common.surrogates.class_sums import statistics
 
@@ -31,7 +31,7 @@ FEATURES, LABELS = torch.tensor([[0.0, 5.0], [-7.0, 0.0]]), torch.tensor([1, 0])
 
 
 def promised(family: str) -> Claim:
-    claim = make_claim(parse_run({"epsilon": EPSILON, "delta": DELTA, "fedpft.covariance": family}), "record")
+    claim = parse_run({"epsilon": EPSILON, "delta": DELTA, "fedpft.covariance": family}).mechanism
     assert claim is not None
     return claim
 

@@ -106,7 +106,7 @@ def test_a_hospital_names_its_own_patient_column_and_a_simulation_the_runs(tmp_p
     run = parse_run({"data": "safetensors", "data-dir": folder, "patient-column": "patient"})
     hospital = NodeConfig(data="safetensors", data_dir=folder)
     assert share(run, hospital).dataset.patients is None
-    assert share(Run(), hospital.model_copy(update={"patient_column": "patient"})).dataset.patients is not None
+    assert share(parse_run({}), hospital.model_copy(update={"patient_column": "patient"})).dataset.patients is not None
     assert share(run, NodeConfig(patient_column="nowhere"), in_simulation=True).dataset.patients is not None
 
 
