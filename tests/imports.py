@@ -9,8 +9,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
-# Types of all settings of a run, in `common`. The run folder that a report reads is another `Run`.
-WHOLE = {"RunConfig", "Settings", "Run"}
+# Types of all settings of a run, in `common`.
+WHOLE = {"Settings", "Run"}
+# Parts of a run. What is read of them counts, not they.
+PARTS = {"settings", "plan"}
 # A function that reads no more of them should take these, and not all.
 FEW = 2
 
@@ -95,11 +97,31 @@ def _annotated(parameter: ast.arg, names: set[str]) -> bool:
 
 
 def _reads_few(function: ast.AST, name: str) -> bool:
-    """Whether every use of a parameter reads an attribute of it, and these are few."""
+    """Whether every use of a parameter reads an attribute of it or of a part of it, and these are few."""
     uses = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(function))
-    read = [
-        node.attr
-        for node in ast.walk(function)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
-    ]
-    return uses == len(read) and len(set(read)) <= FEW
+    of_parts, read = 0, set()
+    whole = 0
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Attribute):
+            continue
+        if isinstance(node.value, ast.Name) and node.value.id == name:
+            whole += 1
+            if node.attr in PARTS:
+                of_parts += 1
+            else:
+                read.add(node.attr)
+        elif _is_part(node.value, name):
+            of_parts -= 1
+            read.add(node.attr)
+    # A part that is passed on whole leaves a rest.
+    return uses == whole and not of_parts and len(read) <= FEW
+
+
+def _is_part(node: ast.AST, name: str) -> bool:
+    """Whether this is the parameter's settings or plan."""
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr in PARTS
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
+    )
