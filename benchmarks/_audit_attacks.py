@@ -159,7 +159,10 @@ def by_decoder(canaries: Canaries, seen: Seen) -> Tensor:
 
 def _of_opening(canaries: Canaries, seen: Seen) -> Tensor:
     """The likelihood ratio of the class sums that a generator's run releases first."""
-    sums, noise = unpack_parameters(seen.rounds[0][1]).tensors[SUMS], seen.run.mechanism.event(1).noise_multiplier or math.inf
+    sums, noise = (
+        unpack_parameters(seen.rounds[0][1]).tensors[SUMS],
+        seen.run.mechanism.event(1).noise_multiplier or math.inf,
+    )
     along = (sums[canaries.y] * torch.nn.functional.normalize(canaries.x)).sum(1)
     return (along - 0.5) * first_round_shares(seen.run.settings.dpcvae)["sums"] / noise**2
 

@@ -16,7 +16,7 @@ from common.machine.user_folders import CACHE, STATE, home_folder, user_folder, 
 from common.methods.counting import JUDGING
 from common.privacy.accounting import Unit
 from common.run import Run
-from common.settings import DataKind, Device, Names, Section
+from common.settings import CountingSettings, DataKind, Device, Names, Section
 from common.settings.base import MiB, Range
 from common.settings.base import Unit as Quantity
 from common.settings.flat import Scalar, parse_settings
@@ -165,17 +165,17 @@ def check_folders(node: NodeConfig) -> None:
             raise not_writable(key, folder, why)
 
 
-def is_protected(run: Run, node: NodeConfig) -> bool:
+def is_protected(private: bool, node: NodeConfig) -> bool:
     """Whether a private run uses records of a hospital; then the rule of client_app/governance/uncharged.py holds.
 
     False for public data: the bundled digits, and a share of the run's own data.
     """
-    return bool(run.settings.epsilon) and node.data not in ("", "digits")
+    return private and node.data not in ("", "digits")
 
 
-def judges(run: Run, node: NodeConfig) -> bool:
+def judges(counting: CountingSettings, node: NodeConfig) -> bool:
     """Whether a run evaluates a model on a hospital's own held-out records."""
-    return run.settings.counting.kind in JUDGING and node.data not in ("", "digits")
+    return counting.kind in JUDGING and node.data not in ("", "digits")
 
 
 def packages_of(run: Run, node: NodeConfig) -> list[tuple[str, str]]:
@@ -185,9 +185,9 @@ def packages_of(run: Run, node: NodeConfig) -> list[tuple[str, str]]:
     return list(packages_for(run, node.data or run.settings.data, judges=not hidden))
 
 
-def check_held_out(run: Run, node: NodeConfig) -> None:
+def check_held_out(counting: CountingSettings, node: NodeConfig) -> None:
     """Raise ConfigError for an evaluation at a hospital that names no held-out records."""
-    if judges(run, node) and not node.held_out_dir:
+    if judges(counting, node) and not node.held_out_dir:
         raise ConfigError(
             "held-out-dir is empty, so this site has no held-out records to evaluate a model on; set it to a folder of "
             "labelled records that no run trains on"

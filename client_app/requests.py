@@ -19,12 +19,13 @@ from client_app.governance.gate import Gate, check_receipts, new_receipt, open_g
 from client_app.governance.policy import policy_of
 from client_app.governance.release import SurrogateRequest, entry, leave, prepare
 from client_app.governance.sealed_only import check_counting, check_work, in_clear
+from client_app.governance.site_limits import SiteLimits
 from client_app.governance.uncharged import without_records
 from client_app.governance.work_limits import admit
 from client_app.methods.chain_step import kept_head
 from client_app.methods.evaluation import evaluate, own_classifier, received_classifier
 from client_app.methods.pooled_baselines import check_comparable, compare
-from client_app.methods.task import MethodOutput, SiteLimits, Task
+from client_app.methods.task import MethodOutput, Task
 from client_app.model_use.store import keep_received
 from client_app.node_config import NodeConfig, is_protected, not_writable, packages_of, parse_node_config
 from client_app.offline.keys import private_key
@@ -77,7 +78,7 @@ def answer(
     run = parse_run(run_config)
     check_addressee(content, site)
     policy = policy_of(node)
-    check_work(policy, run, node.peers, work)
+    check_work(policy, run.settings.fedpft.seal, node.peers, work)
     check_counting(run, work)
     # Check form and size before reading the content, and count the request before work that takes time.
     _, asked = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
@@ -86,7 +87,7 @@ def answer(
     if work != "name":
         # Before any work, and before records are looked at: settings and installed software alone decide this.
         check_packages(packages_of(run, node))
-    with _one_by_one(run, node, site):
+    with _one_by_one(node, site) if run.settings.secure_sum else nullcontext():
         try:
             payload, reported = WORK[work](Asked(content, run, node, site, flower_run))
         except DisputeError as error:
@@ -98,10 +99,8 @@ def answer(
     return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
 
 
-def _one_by_one(run: Run, node: NodeConfig, site: str) -> AbstractContextManager[object]:
+def _one_by_one(node: NodeConfig, site: str) -> AbstractContextManager[object]:
     """No two steps of secure sums at once: each reads this site's state before it signs or reveals anything."""
-    if not run.settings.secure_sum:
-        return nullcontext()
     (node.state / "sums").mkdir(parents=True, exist_ok=True)
     return FileLock(node.state / "sums" / f"{site}.lock")
 
@@ -144,12 +143,12 @@ def _introduction(asked: Asked) -> Answer:
     run, node, site = asked.run, asked.node, asked.site
     gate = open_gate(node, run.settings.data, asked.flower_run)
     gate.check_request(run)
-    found = without_records(run, node) if is_protected(run, node) else load_site(run, node)
+    found = without_records(run, node) if is_protected(run.private, node) else load_site(run, node, gate.policy.cache_mib)
     dimension = found.train.features.shape[1]
-    gate.check_size(run, dimension, len(run.settings.classes))
+    gate.check_size(run.plan.work, dimension, len(run.settings.classes))
     reported: Info = {"fingerprint": found.fingerprint, "dimension": dimension, "simulated": found.simulated}
     # Which classes a site has may be private; then the run names all classes.
-    if not run.settings.classes and (found.simulated or gate.exact_numbers_may_leave(run)):
+    if not run.settings.classes and (found.simulated or gate.exact_numbers_may_leave(run.hides_sites)):
         limits = SiteLimits(smallest_class=gate.smallest_class(run.plan.mechanism_name))
         reported["classes"] = json.dumps(Task(run, node, site, found, limits).classes)
         if not found.simulated:
@@ -176,7 +175,9 @@ def _head(asked: Asked) -> Answer:
             "the policy limits attacks on releases without privacy, and the head that a site kept from a chain cannot be "
             "attacked before it leaves"
         )
-    made = MethodOutput(pack_classifier(kept_head(Task(run, node, site, load_site(run, node), info=info))))
+    made = MethodOutput(
+        pack_classifier(kept_head(Task(run, node, site, load_site(run, node, gate.policy.cache_mib), info=info)))
+    )
     gate.let_out(entry(run, asked.flower_run, made))
     return made.payload, {}
 
@@ -192,13 +193,14 @@ def _evaluation(asked: Asked) -> Answer:
     gate = open_gate(node, run.settings.data, asked.flower_run)
     gate.check_request(run)
     _keep(asked, gate)
-    if node.data and (gate.policy.limits_attacks or not gate.exact_numbers_may_leave(run)):
+    if node.data and (gate.policy.limits_attacks or not gate.exact_numbers_may_leave(run.hides_sites)):
         # No result may leave, so none is computed. In a private run the model is checked; a generator is kept in any.
         if run.settings.epsilon or run.plan.combination.keeps_result:
-            unread = is_protected(run, node) or not run.settings.epsilon
-            _judge(asked, without_records(run, node) if unread else load_site(run, node), gate)
+            unread = is_protected(run.private, node) or not run.settings.epsilon
+            found = without_records(run, node) if unread else load_site(run, node, gate.policy.cache_mib)
+            _judge(asked, found, gate)
         return None, {}
-    found = load_site(run, node)
+    found = load_site(run, node, gate.policy.cache_mib)
     reported = _judge(asked, found, gate)
     log.info(
         "the model of run %s classifies %s of %s test records of this site correctly",
@@ -231,9 +233,9 @@ def _comparison(asked: Asked) -> Answer:
     check_comparable(node)
     payload, info = from_record(asked.content, LARGEST_MODEL)
     if run.plan.combination.personal:
-        model = own_classifier(Task(run, node, site, load_site(run, node), question=payload))
+        model = own_classifier(Task(run, node, site, load_site(run, node, policy_of(node).cache_mib), question=payload))
     else:
-        model = received_classifier(run, payload)
+        model = received_classifier(payload, "" if run.plan.counts else run.digest)
     return None, compare(model, run, node, baselines=info.get("brief") is not True)
 
 

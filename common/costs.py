@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.methods.method import byte_count, count
+from common.methods.method import byte_count
 from common.run import Run
 
 # Bytes in addition to the numbers, measured on real messages: headers and frames of a payload up and down, a request
@@ -36,11 +36,6 @@ class Cost:
     epsilon: float | None = None
     delta: float | None = None
     noise: float | None = None
-
-
-def numbers(config: Run, dimension: int, classes: int, records: int) -> int:
-    """Count of the numbers that one site sends in a round, from the schema of the method."""
-    return count(config.plan.messages.sends, config.plan.messages.sizes(classes, dimension, records))
 
 
 def costs(config: Run, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:

@@ -80,6 +80,11 @@ class Run:
         return bool(self.settings.epsilon)
 
     @property
+    def hides_sites(self) -> bool:
+        """Whether no exact number of a site alone may leave it: in a private run, or a secure sum."""
+        return self.private or self.settings.secure_sum
+
+    @property
     def trained(self) -> FedAvgSettings | FedLAPSettings | DPCVAESettings:
         """The section of the model that is trained in rounds."""
         section: FedAvgSettings | FedLAPSettings | DPCVAESettings = getattr(self.settings, self.plan.training.section)

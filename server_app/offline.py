@@ -40,7 +40,7 @@ def make_request(settings: Mapping[str, Scalar], file: Path, private: bytes, day
     config = parse_run(settings)
     centre = pack_question(read_centre(config.settings.fedpft.public, config.power))
     asked = {key: value for key, value in settings.items() if key not in AT_HOME}
-    request = Request.fresh(asked, centre, days, stored_receipts(config))
+    request = Request.fresh(asked, centre, days, stored_receipts(config.settings.output_dir))
     file.write_bytes(request.signed(private))
     return request
 

@@ -19,8 +19,8 @@ from common.wire.records import unpack_question
 from server_app.runs.run_view import read_json, read_payloads
 from strategies import stored_strategy
 from strategies.base.collection import Unrecorded
+from strategies.base.defended import Suspect
 from strategies.base.one_shot import CENTRE_FILE, in_order
-from strategies.robustness.screening import Suspect
 
 
 def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Path, Classifier]:

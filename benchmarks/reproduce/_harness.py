@@ -157,7 +157,8 @@ def federate(run: Run, data: Federation) -> Measured:
             return _along(run, data, tasks)
         if run.plan.kind == "alone":
             heads = [
-                train_on_features(s.train.features, s.train.labels, len(s.classes), run.settings.head, run.settings.seed) for s in data.sites
+                train_on_features(s.train.features, s.train.labels, len(s.classes), run.settings.head, run.settings.seed)
+                for s in data.sites
             ]
             header = Header("", "", "", data.sites[0].fingerprint, data.classes)
             models: list[Classifier] = [Head(header, *head) for head in heads]

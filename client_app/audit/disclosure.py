@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any
 from client_app.audit.disclosure_page import page_of
 from client_app.audit.release_audit import FEWEST, ReleaseAudit, audit_release
 from client_app.governance.gate import own_ledger
-from client_app.governance.policy import policy_of
+from client_app.governance.policy import Policy, policy_of
 from client_app.governance.release import DISCLOSURES
 from client_app.node_config import NodeConfig
 from client_app.offline.dry_run import DryRun, dry_run
 from common.files import replace_file
+from common.methods.method import Field
 from common.privacy.mechanism import NOT_COVERED
 from common.run import Run, parse_run
 
@@ -52,9 +54,9 @@ def sheet(run: Run, node: NodeConfig, made: DryRun, audit: ReleaseAudit) -> Part
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "projects": _projects(run),
         "people": _people(node),
-        "data": _data(run, node, made.facts),
-        "settings": _settings(run, node),
-        "outputs": _outputs(run, node, made, audit),
+        "data": _data(node.data or run.settings.data, run.settings.backbone, made.facts),
+        "settings": _settings(run.settings.secure_sum, run.settings.fedpft.seal, policy_of(node)),
+        "outputs": _outputs(run.plan.messages.sends, node, made, audit),
     }
 
 
@@ -93,35 +95,34 @@ def _people(node: NodeConfig) -> Part:
     }
 
 
-def _data(run: Run, node: NodeConfig, facts: Part) -> Part:
+def _data(kind: str, backbone: str, facts: Part) -> Part:
     return {
-        "kind": node.data or run.settings.data,
+        "kind": kind,
         "records used": facts["records"],
         "classes": facts["classes"],
         "left out": facts["left_out"],
         "unit that the claim protects": facts["unit"] or "none",
-        "what the records become first": f"features of the backbone {run.settings.backbone!r}",
+        "what the records become first": f"features of the backbone {backbone!r}",
     }
 
 
-def _settings(run: Run, node: NodeConfig) -> Part:
-    policy = policy_of(node)
+def _settings(secure_sum: bool, sealed: bool, policy: Policy) -> Part:
     names = ("methods", "mechanisms", "epsilon_per_run", "epsilon_total", "delta", "without_dp", "smallest_class")
     found = {f"policy: {name.replace('_', '-')}": getattr(policy, name) for name in (*names, "largest_payload_mib")}
     return {
-        "the coordinator sees": "the sum of all sites only" if run.settings.secure_sum else "this site's release by itself",
-        "sealed for other sites": run.settings.fedpft.seal,
+        "the coordinator sees": "the sum of all sites only" if secure_sum else "this site's release by itself",
+        "sealed for other sites": sealed,
         **{key: list(value) if isinstance(value, tuple) else value for key, value in found.items()},
     }
 
 
-def _outputs(run: Run, node: NodeConfig, made: DryRun, audit: ReleaseAudit) -> Part:
+def _outputs(sends: Sequence[Field], node: NodeConfig, made: DryRun, audit: ReleaseAudit) -> Part:
     facts, ledger = made.facts, own_ledger(node)
     entries = ledger.entries() if ledger is not None else []
     shown = ("auc", "low", "high", "rate_at_one_percent", "rate_at_one_in_thousand")
     claim = {key: facts[key] for key in ("mechanism", "epsilon", "delta", "unit", "sigmas", "sensitivities") if facts[key]}
     return {
-        "what leaves": [f"{each.name} ({each.shape}), {each.bits} bits a number" for each in run.plan.messages.sends],
+        "what leaves": [f"{each.name} ({each.shape}), {each.bits} bits a number" for each in sends],
         "bytes": facts["bytes"],
         "sha256 of the payload": facts["sha256"] or "new noise is drawn when it leaves; the ledger's entry has the hash",
         "claim": claim if facts["epsilon"] else "no privacy is claimed",

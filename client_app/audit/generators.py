@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from client_app.features.site_features import SiteFeatures
-from client_app.governance.release import method_of
+from client_app.governance.release import site_function
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.files import replace_file
@@ -53,7 +53,7 @@ def generator_of(run: Run, node: NodeConfig, found: SiteFeatures) -> AnyGenerato
         for number in range(1, run.rounds + 1):
             question = pack_parameters(Parameters(header, number, tensors))
             info = {"round": number, "confirmed": number - 1, "lineage": "audit"}
-            made = method_of(run)(Task(run, here, "audit", found, question=question, info=info))
+            made = site_function(run.plan.combination)(Task(run, here, "audit", found, question=question, info=info))
             for file, content in made.keep.items():
                 replace_file(file, content)
             reply = unpack_parameters(made.payload).tensors

@@ -15,7 +15,7 @@ from client_app.audit.release_audit import FEWEST, ReleaseAudit, audit_release
 from client_app.datasets.partition import share
 from client_app.features.site_features import SiteFeatures, in_simulation, load_site
 from client_app.governance.ledger import dataset_id
-from client_app.governance.policy import Policy
+from client_app.governance.policy import Policy, policy_of
 from client_app.node_config import NodeConfig
 from common.errors import ConfigError, DataError, PolicyError
 from common.files import kept_secret, replace_file
@@ -101,7 +101,7 @@ def check_attacks(run: Run, node: NodeConfig, policy: Policy) -> None:
     if not run.plan.releases_once:
         raise PolicyError(f"{unknown}cannot be attacked before it leaves")
     try:
-        _same_records(node, load_site(run, node))
+        _same_records(node, load_site(run, node, policy_of(node).cache_mib))
         found = audit_release(run, node, most=FEWEST, seed=_seed(node))
     except (ConfigError, DataError) as error:
         raise PolicyError(f"{unknown}cannot be attacked: {error}") from None

@@ -19,8 +19,9 @@ from client_app.audit.nearest import Near, NearestRecords, nearest, summary, usu
 from client_app.audit.reference import rmia_of
 from client_app.features.site_features import LabelledFeatures, SiteFeatures, in_simulation, load_site
 from client_app.governance.policy import policy_of
-from client_app.governance.release import method_of
-from client_app.methods.task import SiteLimits, Task
+from client_app.governance.release import site_function
+from client_app.governance.site_limits import SiteLimits
+from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.errors import ConfigError, DataError
 from common.limits import MOST_CLASSES
@@ -109,7 +110,7 @@ def audit_release(
             "received models"
         )
     started, drawn = time.monotonic(), np.random.default_rng(seed)
-    found = load_site(run, node)
+    found = load_site(run, node, policy_of(node).cache_mib)
     sample = _sample(found.train, drawn)
     groups = _groups(found.train, sample)
     if len(np.unique(groups)) < 4:
@@ -128,7 +129,7 @@ def audit_release(
             if generative:
                 scores = generator_scores(generator_of(run, node, own), *attacked)
             else:
-                sent = _unpacked(run, _release(run, node, own))
+                sent = _unpacked(run.plan.combination.makes_surrogates, _release(run, node, own))
                 scores = {LIRA: scores_of(sent, found.classes, *attacked)}
                 near += nearest(sent, found.classes, *attacked, torch.from_numpy(inside))
             for name, each in scores.items():
@@ -202,11 +203,11 @@ def _release(run: Run, node: NodeConfig, found: SiteFeatures) -> bytes:
     # Half of the records: a class that the real release has must not vanish here.
     smallest = max(1, policy.smallest_class // 2) if not run.settings.epsilon else 1
     limits = SiteLimits(node.max_components, node.max_rank, smallest, MOST_CLASSES)
-    return method_of(run)(Task(run, node, "audit", found, limits, None, {"lineage": "audit"})).payload
+    return site_function(run.plan.combination)(Task(run, node, "audit", found, limits, None, {"lineage": "audit"})).payload
 
 
-def _unpacked(run: Run, payload: bytes) -> object:
-    return unpack_surrogate(payload) if run.plan.combination.makes_surrogates else unpack_parameters(payload)
+def _unpacked(is_surrogate: bool, payload: bytes) -> object:
+    return unpack_surrogate(payload) if is_surrogate else unpack_parameters(payload)
 
 
 def _by_class(ratios: Matrix, members: Mask, found: SiteFeatures, sample: Tensor) -> dict[str, tuple[int, float]]:

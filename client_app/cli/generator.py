@@ -212,9 +212,11 @@ def _generator_file(run: str, node_config: list[str] | None) -> Path:
 
 def _opened(file: Path, run: Run, node_config: list[str]) -> tuple[SyntheticSet, SiteFeatures]:
     from client_app.features.site_features import load_site
+    from client_app.governance.policy import policy_of
     from common.wire.generator_files import read_synthetic_set
 
-    synthetic, found = read_synthetic_set(file), load_site(run, node_of(node_config))
+    synthetic, node = read_synthetic_set(file), node_of(node_config)
+    found = load_site(run, node, policy_of(node).cache_mib)
     if found.fingerprint != synthetic.fingerprint:
         raise DataError(
             f"{file} is for backbone {synthetic.fingerprint[:16]}, this site has {found.fingerprint[:16]}; give the run's "

@@ -266,11 +266,12 @@ def features(
 
     from client_app.datasets.partition import share
     from client_app.features.site_features import dataset_features, usable
+    from client_app.governance.policy import policy_of
 
     run, node = run_config_of(run_config), node_of(node_config)
     found_records = share(run, node)
     dataset = found_records.dataset
-    found = dataset_features(dataset, run, node)
+    found = dataset_features(dataset, run, node, policy_of(node).cache_mib)
     rows = {Split.train: found_records.train, Split.test: found_records.test}.get(part)
     rows = torch.cat([found_records.train, found_records.test]).sort().values if rows is None else rows
     records = usable(dataset, found, rows)

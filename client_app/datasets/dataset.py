@@ -66,7 +66,7 @@ class DataSource:
         """Return the site's own data. The run sets only the classes and the test fraction, nothing about files."""
         if not node.data:
             raise DataError("data is not set in this site's node-config; set data and data-dir there")
-        protected = is_protected(run, node)
+        protected = is_protected(run.private, node)
         judged = run.settings.counting.kind in JUDGING and bool(node.held_out_dir)
         apart = judged and node.held_out_apart
         names = node.dataset[node.partition_id :][:1] if protected or judged else node.dataset

@@ -15,6 +15,7 @@ from client_app.datasets.dataset import Dataset, DataSource, group, load_all
 from client_app.node_config import NodeConfig, check_held_out, is_protected, judges
 from common.errors import ConfigError, DataError
 from common.run import Run
+from common.settings import Settings
 
 LOG = logging.getLogger("fedsurrogate.site")
 PREFERRED_MINIMUM = 10
@@ -47,10 +48,10 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
         )
     source = DataSource.of_node(node, run) if node.data else DataSource.of_run(run)
     check_settings(run, node)
-    if judges(run, node):
+    if judges(run.settings.counting, node):
         (dataset,) = load_all(source, run.settings.seed)
         return SiteShare(dataset, torch.arange(0), _held_out(dataset, node), simulated=False)
-    if is_protected(run, node):
+    if is_protected(run.private, node):
         (dataset,) = load_all(source, run.settings.seed)
         train, test = _indices(dataset.is_train), _indices(~dataset.is_train)
         # In a drawn split one more patient would move others, and the noise does not cover that. So all records train.
@@ -65,7 +66,10 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
     else:
         dataset = datasets[0]
         parts = _train_parts(dataset, run, node.num_partitions)
-        train, test = parts[node.partition_id], _test_parts(dataset, parts, run)[node.partition_id]
+        train, test = (
+            parts[node.partition_id],
+            _test_parts(dataset, parts, run.settings.partition == "column")[node.partition_id],
+        )
     # As at a hospital, so that the digits give the results of a real deployment. A survey counts all records, but in a
     # secure sum without noise those that train: its difference from the sum of a training run would show the others.
     surveyed = run.settings.counting.kind == "survey" and (run.settings.epsilon or not run.settings.secure_sum)
@@ -89,13 +93,13 @@ def _held_out(dataset: Dataset, node: NodeConfig) -> Tensor:
 
 def check_settings(run: Run, node: NodeConfig) -> None:
     """Raise ConfigError or DataError if a run does not fit a site's settings; reads no file."""
-    check_held_out(run, node)
+    check_held_out(run.settings.counting, node)
     if run.settings.epsilon and node.data and not run.settings.classes:
         raise ConfigError(
             "classes is empty; a private run must name all classes, because a site's own list would show which classes it "
             "has"
         )
-    if not is_protected(run, node):
+    if not is_protected(run.private, node):
         return
     if len(node.dataset) > 1:
         _one_dataset_a_site(node.dataset, node.num_partitions)
@@ -115,7 +119,7 @@ def whole(run: Run, num_sites: int) -> list[tuple[Dataset, list[Tensor]]]:
     return [(datasets[0], _train_parts(datasets[0], run, num_sites))]
 
 
-def partition(labels: Tensor, origin: Sequence[str] | None, settings: Run, num_sites: int) -> list[Tensor]:
+def partition(labels: Tensor, origin: Sequence[str] | None, settings: Settings, num_sites: int) -> list[Tensor]:
     """Distribute records to `num_sites` sites by the run's partition settings: ascending indices into `labels`, disjoint.
 
     labels: (n,) int64. origin: value of the site column per record. The same seed gives the same parts in any process.
@@ -124,10 +128,10 @@ def partition(labels: Tensor, origin: Sequence[str] | None, settings: Run, num_s
     parts, so those of the last few settings are kept.
     """
     kept = (
-        settings.settings.partition,
-        settings.settings.seed,
-        settings.settings.alpha,
-        settings.settings.classes_per_site,
+        settings.partition,
+        settings.seed,
+        settings.alpha,
+        settings.classes_per_site,
         num_sites,
     )
     key = (labels.numpy().tobytes(), None if origin is None else tuple(origin), *kept)
@@ -139,16 +143,16 @@ def partition(labels: Tensor, origin: Sequence[str] | None, settings: Run, num_s
     return list(_PARTS[key])
 
 
-def _partition(labels: Tensor, origin: Sequence[str] | None, settings: Run, num_sites: int) -> list[Tensor]:
+def _partition(labels: Tensor, origin: Sequence[str] | None, settings: Settings, num_sites: int) -> list[Tensor]:
     if num_sites > len(labels):
         raise DataError(f"{num_sites} sites cannot share {len(labels)} training records; use at most {len(labels)} sites")
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(settings.settings.seed))
-    if settings.settings.partition == "column":
-        parts = _by_column(origin, settings, num_sites)
-    elif settings.settings.partition == "classes":
-        parts = _by_classes(labels, order, settings, num_sites)
-    elif settings.settings.partition == "dirichlet":
-        parts = _by_dirichlet(labels, order, settings, num_sites)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(settings.seed))
+    if settings.partition == "column":
+        parts = _by_column(origin, settings.site_column, num_sites)
+    elif settings.partition == "classes":
+        parts = _by_classes(labels, order, settings.classes_per_site, settings.seed, num_sites)
+    elif settings.partition == "dirichlet":
+        parts = _by_dirichlet(labels, order, settings.alpha, settings.seed, num_sites)
     else:
         parts = list(order.tensor_split(num_sites))
     return [part.sort().values for part in parts]
@@ -200,18 +204,18 @@ def _train_parts(dataset: Dataset, run: Run, num_sites: int) -> list[Tensor]:
                 f"{num_sites} sites cannot share {len(first)} patients with training records, each at one site; use at most "
                 f"{len(first)} sites"
             )
-        dealt = partition(dataset.labels[train][first], None, run, num_sites)
+        dealt = partition(dataset.labels[train][first], None, run.settings, num_sites)
         return [train[torch.isin(of, part)] for part in dealt]
     train_origin = None if origin is None else [origin[i] for i in train.tolist()]
-    return [train[part] for part in partition(dataset.labels[train], train_origin, run, num_sites)]
+    return [train[part] for part in partition(dataset.labels[train], train_origin, run.settings, num_sites)]
 
 
-def _test_parts(dataset: Dataset, parts: Sequence[Tensor], run: Run) -> list[Tensor]:
+def _test_parts(dataset: Dataset, parts: Sequence[Tensor], by_column: bool) -> list[Tensor]:
     test, labels = _indices(~dataset.is_train), dataset.labels
     if len(parts) == 1:
         return [test]
-    if run.settings.partition == "column" or dataset.patients is None:
-        return split_test(parts, labels, test, dataset.origin if run.settings.partition == "column" else None)
+    if by_column or dataset.patients is None:
+        return split_test(parts, labels, test, dataset.origin if by_column else None)
     # Files may split a patient's records: the test records then follow the training records. Other patients stay whole.
     following = split_test(parts, labels, test, dataset.patients)
     rest = test[~torch.isin(test, torch.cat(following))]
@@ -225,7 +229,7 @@ def _indices(mask: Tensor) -> Tensor:
     return mask.nonzero().flatten()
 
 
-def _by_dirichlet(labels: Tensor, order: Tensor, settings: Run, num_sites: int) -> list[Tensor]:
+def _by_dirichlet(labels: Tensor, order: Tensor, alpha: float, seed: int, num_sites: int) -> list[Tensor]:
     """Draw shares of every class from Dirichlet(alpha), again until each site has ten records, if possible.
 
     The draws are those of flwr_datasets' DirichletPartitioner without `self_balancing`, whose import takes four seconds.
@@ -234,13 +238,13 @@ def _by_dirichlet(labels: Tensor, order: Tensor, settings: Run, num_sites: int) 
     members = [order[keys == label] for label in torch.unique(keys)]
     parts: list[Tensor] = []
     for minimum in (PREFERRED_MINIMUM, 3, 1, 0):
-        drawn = np.random.default_rng(settings.settings.seed)
+        drawn = np.random.default_rng(seed)
         for _ in range(DRAWS):
-            parts = _dirichlet_parts(members, drawn.dirichlet, [settings.settings.alpha] * num_sites)
+            parts = _dirichlet_parts(members, drawn.dirichlet, [alpha] * num_sites)
             if min(map(len, parts)) >= minimum:
                 break
         else:
-            LOG.info("alpha = %g leaves some site with fewer than %d training records", settings.settings.alpha, minimum)
+            LOG.info("alpha = %g leaves some site with fewer than %d training records", alpha, minimum)
             continue
         break
     if min(map(len, parts)) > 0:
@@ -266,15 +270,14 @@ def _dirichlet_parts(
     return [torch.cat(part) for part in zip(*pieces, strict=True)]
 
 
-def _by_classes(labels: Tensor, order: Tensor, settings: Run, num_sites: int) -> list[Tensor]:
-    """Give each site `classes_per_site` classes in turn, and split a class evenly among its sites.
+def _by_classes(labels: Tensor, order: Tensor, each: int, seed: int, num_sites: int) -> list[Tensor]:
+    """Give each site `each` classes in turn, and split a class evenly among its sites.
 
     flwr_datasets' PathologicalPartitioner may leave classes without a site although sites have room: 5 sites of 2 classes
     get 6 of 10 classes when assigned in order, and otherwise a random number. Here they get all 10, disjoint.
     """
-    generator = torch.Generator().manual_seed(settings.settings.seed)
+    generator = torch.Generator().manual_seed(seed)
     classes = labels.bincount().nonzero().flatten()
-    each = settings.settings.classes_per_site
     if each > len(classes):
         raise ConfigError(f"classes-per-site = {each}, but the training data has {len(classes)} classes; use fewer")
     dealt = classes[torch.randperm(len(classes), generator=generator)]
@@ -293,13 +296,13 @@ def _by_classes(labels: Tensor, order: Tensor, settings: Run, num_sites: int) ->
     return [torch.cat(pieces) for pieces in parts]
 
 
-def _by_column(origin: Sequence[str] | None, settings: Run, num_sites: int) -> list[Tensor]:
+def _by_column(origin: Sequence[str] | None, name: str, num_sites: int) -> list[Tensor]:
     if origin is None:
         raise DataError("partition = 'column', but the data has no site column; set site-column")
     values = sorted(set(origin))
     if len(values) != num_sites:
         raise ConfigError(
-            f"column {settings.settings.site_column!r} has {len(values)} values ({', '.join(values[:5])}), but there "
+            f"column {name!r} has {len(values)} values ({', '.join(values[:5])}), but there "
             f"are {num_sites} sites; run with {len(values)}"
         )
     column = np.asarray(origin)

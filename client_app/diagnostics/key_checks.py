@@ -10,18 +10,18 @@ from client_app.governance.gate import open_gate
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import coordinator_key
 from common.errors import ConfigError, FedSurrogateError
-from common.run import Run
 from common.security.sealing import read_keys
+from common.settings import DataKind
 
 PEERS_REMEDY = (
     "set peers in the node-config (PEERS in the .env of a kit) to a file with the lines that `site key` prints there"
 )
 
 
-def check_keys(run: Run, node: NodeConfig) -> Iterator[Finding]:
+def check_keys(data: DataKind, node: NodeConfig) -> Iterator[Finding]:
     """Check each key file in the node-config, and fail if a required one is not set."""
     try:
-        policy = open_gate(node, run.settings.data, "doctor").policy
+        policy = open_gate(node, data, "doctor").policy
         demanded = "require-seal" if policy.require_seal else "require-secure-sum" if policy.require_secure_sum else ""
     except FedSurrogateError:
         demanded = ""  # Another check reports the policy.

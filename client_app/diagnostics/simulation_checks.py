@@ -50,13 +50,15 @@ def check_records(run: Run, sites: int) -> Sequence[str]:
 def test_features(run: Run) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """Features (n, d), labels (n,) and class names of all test records of a simulation. Raises FedSurrogateError."""
     from client_app.features.site_features import dataset_features, usable
+    from client_app.governance.policy import policy_of
     from client_app.node_config import NodeConfig
 
     features, labels = [], []
     found = load_all(DataSource.of_run(run), run.settings.seed)
     for dataset in found:
         rows = (~dataset.is_train).nonzero().flatten()
-        each = usable(dataset, dataset_features(dataset, run, NodeConfig()), rows, run.power)
+        node = NodeConfig()
+        each = usable(dataset, dataset_features(dataset, run, node, policy_of(node).cache_mib), rows, run.power)
         features.append(each.features)
         labels.append(each.labels)
     if not any(map(len, labels)):

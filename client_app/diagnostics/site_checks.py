@@ -28,6 +28,7 @@ from common.errors import FedSurrogateError
 from common.extras.needed import check_packages
 from common.models.devices import gpus_of
 from common.run import Run
+from common.settings import DataKind
 
 GIB = 2**30
 LEAST_DISK, LITTLE_DISK = 0.2 * GIB, 5 * GIB
@@ -42,10 +43,14 @@ def check_site(run: Run, node: NodeConfig, fingerprint: str = "", run_named: boo
     run_named: whether `run` is a planned run; only then are its policy and budget checked.
     """
     yield from _folders(node)
-    yield from _machine(run, node)
-    yield _guarded("policy", "see `site policy check`", lambda: _policy(run, node))
-    yield _guarded("ledger", "every release is refused until it is repaired; see `site ledger`", lambda: _ledger(run, node))
-    yield from check_keys(run, node)
+    yield from _machine(run.settings.device, node)
+    yield _guarded("policy", "see `site policy check`", lambda: _policy(run.settings.data, node))
+    yield _guarded(
+        "ledger",
+        "every release is refused until it is repaired; see `site ledger`",
+        lambda: _ledger(run.settings.data, node),
+    )
+    yield from check_keys(run.settings.data, node)
     yield _guarded("packages", "", lambda: _packages(run, node))
     part: list[SiteShare] = []
     dimension = 0
@@ -100,7 +105,7 @@ def _folders(node: NodeConfig) -> Iterator[Finding]:
             yield Finding(what, "PASS", found)
 
 
-def _machine(run: Run, node: NodeConfig) -> Iterator[Finding]:
+def _machine(wanted: str, node: NodeConfig) -> Iterator[Finding]:
     import psutil
 
     free = psutil.virtual_memory().available
@@ -110,12 +115,12 @@ def _machine(run: Run, node: NodeConfig) -> Iterator[Finding]:
     else:
         yield Finding("memory", "PASS", found)
     try:
-        device = site_device(run, node)
+        device = site_device(wanted, node)
     except FedSurrogateError as error:
         yield Finding("GPU", "FAIL", str(error), "set device in the node-config")
         return
     if not device.startswith("cuda"):
-        asked = node.device == "cpu" or run.settings.device == "cpu"
+        asked = "cpu" in (node.device, wanted)
         remedy = "" if asked else 'large backbones are slow on a CPU; check the driver with nvidia-smi, or set device="cpu"'
         yield Finding("GPU", "PASS" if asked else "WARN", f"none is used; device {device}", remedy)
         return
@@ -124,8 +129,8 @@ def _machine(run: Run, node: NodeConfig) -> Iterator[Finding]:
         yield Finding("GPU", "PASS", f"{torch.cuda.get_device_name(each)}, {left / GIB:.1f} of {total / GIB:.1f} GiB free")
 
 
-def _policy(run: Run, node: NodeConfig) -> Finding:
-    policy = open_gate(node, run.settings.data, "doctor").policy
+def _policy(data: DataKind, node: NodeConfig) -> Finding:
+    policy = open_gate(node, data, "doctor").policy
     if node.data in ("", "digits") and not node.policy:
         return Finding("policy", "PASS", "public data: everything may leave")
     found = f"epsilon {policy.epsilon_per_run:g} a run, {policy.epsilon_total:g} in all; " + (
@@ -136,8 +141,8 @@ def _policy(run: Run, node: NodeConfig) -> Finding:
     return Finding("policy", "PASS", f"{node.policy}: {found}")
 
 
-def _ledger(run: Run, node: NodeConfig) -> Finding:
-    gate = open_gate(node, run.settings.data, "doctor")
+def _ledger(data: DataKind, node: NodeConfig) -> Finding:
+    gate = open_gate(node, data, "doctor")
     entries, spent = gate.ledger.entries(), gate.spent()
     total = gate.policy.epsilon_total
     allowed = f" of {total:g}" if total < NO_LIMIT else ""
@@ -171,7 +176,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
         left = f"; left out: {'; '.join(dataset.left_out)}" if dataset.left_out else ""
         return Finding("data", "FAIL", facts + left, "without training records only noise leaves, or nothing")
     if dataset.left_out:
-        private = " in this private run" if is_protected(run, node) else ""
+        private = " in this private run" if is_protected(run.private, node) else ""
         found_wrong = f"{facts}; LEFT OUT{private}: {'; '.join(dataset.left_out)}"
         return Finding("data", "WARN", found_wrong, "correct these records; they are not reported to the coordinator")
     if dataset.burned_in:
@@ -191,7 +196,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
 def _backbone(run: Run, node: NodeConfig, part: SiteShare, fingerprint: str, found: list[Backbone]) -> Finding:
     loaded = site_backbone(run, node)
     found.append(loaded)
-    if is_protected(run, node):
+    if is_protected(run.private, node):
         check_dimension(loaded)
     own = with_power(loaded.fingerprint_at(loaded.dim or _first_dimension(part, loaded)), run.power)
     facts = f"{run.settings.backbone}, fingerprint {own}"

@@ -18,7 +18,6 @@ from client_app.datasets.partition import share
 from client_app.features.cache import MIB
 from client_app.features.extraction import Features, extract
 from client_app.features.on_disk import chunks, written
-from client_app.governance.policy import policy_of
 from client_app.node_config import NodeConfig, is_protected
 from common.backbones.backbone_names import OWN_BACKBONE
 from common.backbones.backbones import Backbone, load_backbone
@@ -104,18 +103,18 @@ def in_simulation() -> bool:
     return bool(ray and ray.is_initialized()) or bool(engine and engine.running())
 
 
-def load_site(run: Run, node: NodeConfig, backbone: Backbone | None = None) -> SiteFeatures:
+def load_site(run: Run, node: NodeConfig, cache_mib: float, backbone: Backbone | None = None) -> SiteFeatures:
     """Features of this site's train and test records. Raises DataError, BackboneError or ConfigError.
 
-    backbone: the run's backbone if it is already loaded.
+    cache_mib: the most that the site keeps of computed features. backbone: the run's backbone if it is already loaded.
     """
-    part, protected = share(run, node, in_simulation()), is_protected(run, node)
+    part, protected = share(run, node, in_simulation()), is_protected(run.private, node)
     if not len(part.dataset):
         raise DataError(f"no record of the classes {', '.join(run.settings.classes)[:200]} in {part.dataset.name!r}")
     if run.settings.counting.kind == "survey":
         found = no_features(len(part.dataset))
     else:
-        found = dataset_features(part.dataset, run, node, backbone)
+        found = dataset_features(part.dataset, run, node, cache_mib, backbone)
     read = partial(usable, part.dataset, found, power=run.power, folder=node.cache, most_mib=node.features_in_memory_mib)
     train, test = read(part.train), read(part.test)
     if node.unit == "record" or (protected and node.protects == "record"):
@@ -146,10 +145,15 @@ def no_features(count: int) -> Features:
     return Features(torch.zeros(count, 1), torch.ones(count, dtype=torch.bool), NO_FEATURES, 0.0, cached=False)
 
 
-def dataset_features(dataset: Dataset, run: Run, node: NodeConfig, backbone: Backbone | None = None) -> Features:
-    """Features of every record of a dataset, from the cache if possible. backbone: the run's if it is already loaded."""
+def dataset_features(
+    dataset: Dataset, run: Run, node: NodeConfig, cache_mib: float, backbone: Backbone | None = None
+) -> Features:
+    """Features of every record of a dataset, from the cache if possible.
+
+    cache_mib: the most that the site keeps of computed features. backbone: the run's if it is already loaded.
+    """
     load = partial(site_backbone, run, node)
-    return extract(dataset, backbone or load, node.cache, most_mib=policy_of(node).cache_mib, load=load)
+    return extract(dataset, backbone or load, node.cache, most_mib=cache_mib, load=load)
 
 
 def site_backbone(run: Run, node: NodeConfig, device: str = "") -> Backbone:
@@ -157,7 +161,7 @@ def site_backbone(run: Run, node: NodeConfig, device: str = "") -> Backbone:
 
     device: empty for the site's.
     """
-    device = device or site_device(run, node)
+    device = device or site_device(run.settings.device, node)
     if run.settings.backbone == OWN_BACKBONE:
         # The function, which is code, comes from the site's own settings only.
         if not node.backbone:
@@ -171,9 +175,9 @@ def site_backbone(run: Run, node: NodeConfig, device: str = "") -> Backbone:
     return load_backbone(run.settings.backbone, weights, run.settings.image_size, device)
 
 
-def site_device(run: Run, node: NodeConfig) -> str:
-    """The device of this site: its own setting, otherwise the run's."""
-    return pick_device(node.device if node.device != "auto" else run.settings.device)
+def site_device(device: str, node: NodeConfig) -> str:
+    """The device of this site: its own setting, otherwise the run's `device`."""
+    return pick_device(node.device if node.device != "auto" else device)
 
 
 def usable(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 from client_app.governance.budget import Budget, check_budget, runs_left, spent
@@ -10,14 +10,14 @@ from client_app.governance.entries import Release
 from client_app.governance.ledger import Ledger, dataset_id
 from client_app.governance.policy import PUBLIC_KINDS, Policy, policy_of
 from client_app.governance.sealed_only import check_sealed_run
+from client_app.governance.site_limits import SiteLimits
 from client_app.governance.witness import Witness
 from client_app.governance.work_limits import check_size, check_work
-from client_app.methods.task import SiteLimits
 from client_app.node_config import NodeConfig
 from common.errors import ConfigError, PolicyError
+from common.methods.method import Work
 from common.privacy.accounting import GaussianEvent, gaussian_noise_multiplier
-from common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
-from common.privacy.mechanism import JOINT_SUMS as JOINT_NOISE
+from common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, JOINT_SUMS, VARY_IN_SIZE, Mechanism
 from common.run import Run
 from common.security.receipts import parse_receipts
 from common.settings import DataKind
@@ -52,15 +52,15 @@ class Gate:
         if release.events:
             check_budget(self.ledger.entries(), release, self._budget())
 
-    def check_sums(self, run: Run, flower_run: str) -> None:
+    def check_sums(self, mechanism: Mechanism | None, flower_run: str) -> None:
         """Raise PolicyError for more secure sums with joint noise than the run's settings plan, if local-epsilon is limited.
 
         Called before the work of each sum. The limit was compared with all planned rounds before the first one, so a
         coordinator that runs more of them would exceed it.
         """
-        if not (self.policy.local_epsilon and run.plan.mechanism_name == JOINT_NOISE):
+        if not self.policy.local_epsilon or mechanism is None or mechanism.name != JOINT_SUMS:
             return
-        planned = sum(event.count for event in run.mechanism.events) if run.mechanism else 0
+        planned = sum(event.count for event in mechanism.events)
         charged = sum(entry["kind"] == "release" and entry["flower_run"] == flower_run for entry in self.ledger.entries())
         if charged >= planned:
             raise PolicyError(
@@ -70,7 +70,7 @@ class Gate:
 
     def _check_policy(self, run: Run) -> None:
         policy = self.policy
-        check_sealed_run(policy, run, self._peers)
+        check_sealed_run(policy, run.settings.fedpft.seal, self._peers)
         if policy.require_secure_sum and not run.settings.secure_sum:
             raise PolicyError("require-secure-sum = true: the run would show this site's part alone (secure-sum = false)")
         if run.settings.secure_sum and run.settings.colluding < policy.smallest_colluding - ROUNDING:
@@ -97,18 +97,21 @@ class Gate:
         if run.settings.delta > policy.delta:
             raise PolicyError(f"delta = {policy.delta:g}: the run requests delta = {run.settings.delta:g}")
 
-    def check_size(self, run: Run, dimension: int, classes: int) -> None:
-        """Raise PolicyError where features of this dimension take more memory than the policy allows."""
-        check_size(run, self.policy, dimension, max(classes, len(run.settings.classes)))
+    def check_size(self, work: Callable[[int, int], Work], dimension: int, classes: int) -> None:
+        """Raise PolicyError where features of this dimension take more memory than the policy allows.
+
+        work: of a run, for numbers of classes and dimensions.
+        """
+        check_size(work(classes, dimension), self.policy, dimension, classes)
 
     def smallest_class(self, mechanism: str) -> int:
         """Number of records that a class needs to be released; one where noise hides which classes exist."""
         return 1 if mechanism in HIDE_CLASSES else self.policy.smallest_class
 
-    def limits(self, run: Run, node: NodeConfig) -> SiteLimits:
+    def limits(self, mechanism: str, node: NodeConfig) -> SiteLimits:
         """The limits that policy and node-config set to what a method computes."""
         policy = self.policy
-        smallest = self.smallest_class(run.plan.mechanism_name)
+        smallest = self.smallest_class(mechanism)
         return SiteLimits(
             node.max_components, node.max_rank, smallest, policy.most_classes, policy.smallest_cell, policy.show_evaluation
         )
@@ -117,9 +120,8 @@ class Gate:
         """Whether this run's counts may leave without noise although nothing else may."""
         return run.plan.counts and not run.settings.epsilon and run.method.name in self.policy.exact_counts
 
-    def exact_numbers_may_leave(self, run: Run) -> bool:
-        """Whether numbers of this site alone, such as accuracies, may leave: not in a private run or a secure sum."""
-        hidden = run.settings.epsilon or run.settings.secure_sum
+    def exact_numbers_may_leave(self, hidden: bool) -> bool:
+        """Whether numbers of this site alone, such as accuracies, may leave. hidden: in a private run or a secure sum."""
         return self.policy.without_dp and not hidden and not self.policy.require_seal
 
     def check(self, release: Release) -> float:

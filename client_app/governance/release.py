@@ -17,7 +17,7 @@ from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig, is_protected
 from common.errors import LedgerError
 from common.files import put_in_place
-from common.methods.method import load
+from common.methods.method import Combination, load
 from common.privacy.mechanism import EXACT_COUNTS, Mechanism
 from common.run import Run
 from common.wire.records import Info
@@ -65,21 +65,22 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
     """
     run, node = request.run, request.node
     gate.check_request(run)
-    gate.check_sums(run, request.flower_run)
+    gate.check_sums(run.mechanism, request.flower_run)
     if affordable:
         gate.check_planned(planned(request))
-    limits = gate.limits(run, node)
+    limits = gate.limits(run.plan.mechanism_name, node)
 
     def make(found: SiteFeatures, node: NodeConfig) -> tuple[MethodOutput, int, float]:
-        gate.check_size(run, found.train.features.shape[1], len(found.classes))
+        named = max(len(found.classes), len(run.settings.classes))
+        gate.check_size(run.plan.work, found.train.features.shape[1], named)
         started = time.perf_counter()
         task = Task(run, node, request.site, found, limits, request.question, request.info)
-        return method_of(run)(task), task.round, time.perf_counter() - started
+        return site_function(run.plan.combination)(task), task.round, time.perf_counter() - started
 
-    if is_protected(run, node):
+    if is_protected(run.private, node):
         (made, number, seconds), found, failure = with_records(run, node, make)
     else:
-        found, failure = load_site(run, node), ""
+        found, failure = load_site(run, node, gate.policy.cache_mib), ""
         made, number, seconds = make(found, node)
     if failure:
         made = replace(made, facts=made.facts | {FALLBACK: 1.0})
@@ -128,9 +129,9 @@ def planned(request: SurrogateRequest) -> Release:
     return entry(run, request.flower_run, MethodOutput(b"", claim), number)
 
 
-def method_of(run: Run) -> Callable[[Task], MethodOutput]:
+def site_function(combination: Combination) -> Callable[[Task], MethodOutput]:
     """The function that computes a site's part of the run's method."""
-    function: Callable[[Task], MethodOutput] = load(run.plan.combination.site)
+    function: Callable[[Task], MethodOutput] = load(combination.site)
     return function
 
 

@@ -22,11 +22,14 @@ IN_CLEAR: dict[str, tuple[str, ...]] = {
 COUNTS, SUMS_COUNTS = ("name", "surrogate"), ("introduction", "sum-shares", "sum-list", "sum-open")
 
 
-def check_sealed_run(policy: Policy, run: Run, peers: str) -> None:
-    """Raise PolicyError for a run that `require-seal` excludes. peers: the site's own file of public keys."""
+def check_sealed_run(policy: Policy, sealed: bool, peers: str) -> None:
+    """Raise PolicyError for a run that `require-seal` excludes.
+
+    sealed: whether the run encrypts replies for other sites. peers: the site's own file of public keys.
+    """
     if not policy.require_seal:
         return
-    if not run.settings.fedpft.seal:
+    if not sealed:
         raise PolicyError("require-seal = true: the run requests an unencrypted reply (fedpft.seal = false)")
     if not peers:
         raise PolicyError(
@@ -35,9 +38,9 @@ def check_sealed_run(policy: Policy, run: Run, peers: str) -> None:
         )
 
 
-def check_work(policy: Policy, run: Run, peers: str, work: str) -> None:
+def check_work(policy: Policy, sealed: bool, peers: str, work: str) -> None:
     """Raise PolicyError for a request whose reply is not encrypted. Called before the message's payload is read."""
-    check_sealed_run(policy, run, peers)
+    check_sealed_run(policy, sealed, peers)
     if policy.require_seal and work not in IN_CLEAR:
         raise PolicyError(f"require-seal = true: the reply to a request for {work!r} would not be encrypted")
 

@@ -37,6 +37,7 @@ from client_app.features.site_features import (
     load_site,
     site_backbone,
 )
+from client_app.governance.policy import policy_of
 from client_app.node_config import NodeConfig, packages_of
 from common.backbones.backbones import Backbone
 from common.backbones.feature_power import with_power
@@ -96,7 +97,7 @@ def with_records(run: Run, node: NodeConfig, work: Callable[[SiteFeatures, NodeC
     """
     empty, backbone = _empty(run, node)
     try:
-        found = load_site(run, node, backbone)
+        found = load_site(run, node, policy_of(node).cache_mib, backbone)
         if _outline(found) != _outline(empty):
             raise DataError(f"the records give {_outline(found)}, the site's schema and backbone {_outline(empty)}")
         if not len(found.test.labels if run.settings.counting.kind in JUDGING else found.train.labels):

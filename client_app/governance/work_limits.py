@@ -17,6 +17,7 @@ from pydantic import Field
 from client_app.node_config import NodeConfig
 from common.errors import PolicyError
 from common.files import replace_file
+from common.methods.method import Work
 from common.run import Run
 from common.settings import Section
 
@@ -70,12 +71,11 @@ def check_work(run: Run, limits: WorkLimits) -> None:
     _hold(limits, most_components=work.components, largest_rank=work.rank, most_synthetic=work.synthetic)
 
 
-def check_size(run: Run, limits: WorkLimits, dimension: int, classes: int) -> None:
+def check_size(work: Work, limits: WorkLimits, dimension: int, classes: int) -> None:
     """Raise PolicyError if features of this dimension and number of classes need more memory than the limits allow.
 
     Called as soon as the dimension is known; the backbone decides it, not the data.
     """
-    work = run.plan.work(classes, dimension)
     _hold(limits, largest_dimension=dimension, most_classes=classes)
     _hold(limits, most_synthetic=work.synthetic, most_numbers=work.numbers)
 
@@ -91,19 +91,19 @@ def admit(run: Run, node: NodeConfig, limits: WorkLimits, flower_run: str) -> No
     from filelock import FileLock
 
     file, now = node.state / COUNTS, time.time()
+    features = hashlib.sha256(repr((run.settings.backbone, run.settings.image_size)).encode()).hexdigest()[:16]
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{file}.lock", timeout=60):
-            counts = _counted(_read_counts(file), run, limits, flower_run, now)
+            counts = _counted(_read_counts(file), features, limits, flower_run, now)
             replace_file(file, json.dumps(counts), durable=False)
     except OSError as error:
         raise PolicyError(f"{str(file)!r}, which counts requests, cannot be written ({error}); nothing is done") from None
 
 
-def _counted(counts: dict[str, Any], run: Run, limits: WorkLimits, flower_run: str, now: float) -> dict[str, Any]:
+def _counted(counts: dict[str, Any], features: str, limits: WorkLimits, flower_run: str, now: float) -> dict[str, Any]:
     first, number = counts["runs"].get(flower_run, (now, 0))
     recent = [at for at in counts["requests"] if now - HOUR < at <= now]
-    features = hashlib.sha256(repr((run.settings.backbone, run.settings.image_size)).encode()).hexdigest()[:16]
     extractions = {key: at for key, at in counts["extractions"].items() if now - DAY < at <= now or key == features}
     _hold(limits, most_seconds=max(0.0, now - first), requests_per_run=number + 1, requests_per_hour=len(recent) + 1)
     _hold(limits, extractions_per_day=len(extractions | {features: now}))

@@ -27,7 +27,6 @@ from common.privacy.accounting import Unit
 from common.privacy.exact_sums import ExactSum
 from common.privacy.gaussian_mechanism import BoundedSum, release, unit_weights
 from common.privacy.mechanism import Mechanism
-from common.run import Run
 
 # Histograms cover log-odds from -EDGE to EDGE in bins of equal width; the outer bins hold everything beyond.
 EDGE = 8.0
@@ -74,7 +73,9 @@ def _evaluated(task: Task) -> dict[str, Tensor]:
     good = _in_large_classes(task, labels, known if task.run.settings.secure_sum else known & finite) & finite
     weights = _weights(task, test) * good
     kept = weights > 0
-    return count_decisions(scores[kept], labels[kept], weights[kept], task.run)
+    return count_decisions(
+        scores[kept], labels[kept], weights[kept], len(task.run.settings.classes), task.run.settings.counting.bins
+    )
 
 
 def _valued(task: Task) -> dict[str, Tensor]:
@@ -112,9 +113,8 @@ def scores_alone(model: Classifier, features: Tensor) -> Tensor:
         return torch.cat([model.scores(row[None]).double().cpu() for row in features])
 
 
-def count_decisions(scores: Tensor, labels: Tensor, weights: Tensor, run: Run) -> dict[str, Tensor]:
+def count_decisions(scores: Tensor, labels: Tensor, weights: Tensor, classes: int, bins: int) -> dict[str, Tensor]:
     """Exact tables of logits (n, C), labels (n,) and weights (n,): decisions (C, C) and scores (S, 2, B), float64."""
-    classes, bins = len(run.settings.classes), run.settings.counting.bins
     decisions = ExactSum((classes * classes,), 1.0)
     decisions.add_at(labels * classes + scores.argmax(1), weights)
     place, scored = histogram_bins(scores, bins), scored_classes(classes)

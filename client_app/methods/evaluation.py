@@ -7,7 +7,6 @@ from client_app.methods.task import Task
 from common.errors import SurrogateError
 from common.methods.method import load
 from common.models.classifiers import Classifier
-from common.run import Run
 from common.wire.model_proto import unpack_classifier
 from common.wire.records import Info
 
@@ -35,20 +34,23 @@ def own_classifier(task: Task) -> Classifier:
     return found
 
 
-def received_classifier(run: Run, payload: bytes | None) -> Classifier:
-    """The model in a message. Raises SurrogateError when there is none, or when it is of another run."""
+def received_classifier(payload: bytes | None, run: str) -> Classifier:
+    """The model in a message. Raises SurrogateError when there is none, or when it is of another run.
+
+    run: digest of the run; empty where a model of any run may come.
+    """
     if payload is None:
         raise SurrogateError("a message without a model")
     model = unpack_classifier(payload)
-    # The digest in the settings of an evaluation names the model, which is that of another run.
-    if model.header.run != run.digest and not run.plan.counts:
-        raise SurrogateError(f"a model of run {model.header.run!r}, but these settings are run {run.digest!r}")
+    if run and model.header.run != run:
+        raise SurrogateError(f"a model of run {model.header.run!r}, but these settings are run {run!r}")
     return model
 
 
 def checked_classifier(task: Task) -> Classifier:
     """The received model. Raises SurrogateError unless it is for this run and this site's backbone."""
-    model = received_classifier(task.run, task.question)
+    # The digest in the settings of an evaluation names the model, which is that of another run.
+    model = received_classifier(task.question, "" if task.run.plan.counts else task.run.digest)
     if task.found.fingerprint != model.header.fingerprint:
         raise SurrogateError(f"a model for backbone {model.header.fingerprint!r}, this site has {task.found.fingerprint!r}")
     if model.dimension != (own := task.found.test.features.shape[1]):

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from client_app.datasets.partition import share, whole
 from client_app.features.site_features import dataset_features, in_simulation, usable
+from client_app.governance.policy import policy_of
 from client_app.node_config import NodeConfig
 from common.errors import DataError
 from common.models.classifiers import Classifier, class_indices
 from common.models.head_training import train_on_features
 from common.run import Run
+from common.settings import HeadSettings
 from common.wire.records import Info
 
 PICTURE_POINTS = 1500
@@ -36,7 +38,7 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
     parts: list[tuple[Tensor, Tensor]] = []
     tests: list[tuple[Tensor, Tensor]] = []
     for dataset, rows in whole(run, node.num_partitions):
-        found = dataset_features(dataset, run, node)
+        found = dataset_features(dataset, run, node, policy_of(node).cache_mib)
         index = class_indices(names, dataset.classes)
         for part in rows if run.settings.compare and baselines else ():
             train = usable(dataset, found, part, run.power)
@@ -50,7 +52,7 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
     # What a model reaches that always gives the largest class: the least that a useful model must exceed.
     info["accuracy.majority"] = float(torch.bincount(labels[labels >= 0], minlength=1).max() / max(1, len(labels)))
     if run.settings.compare:
-        info |= _baselines(parts, features, labels, len(names), run)
+        info |= _baselines(parts, (features, labels), len(names), run.settings.head, run.settings.seed)
     some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(run.settings.seed))
     some = some[labels[some] >= 0][:PICTURE_POINTS]
     if (plane := model.plane()) is None:
@@ -65,11 +67,14 @@ def check_comparable(node: NodeConfig) -> None:
         raise DataError("a comparison needs the data of all sites; it is possible in a simulation only")
 
 
-def _baselines(parts: list[tuple[Tensor, Tensor]], features: Tensor, labels: Tensor, classes: int, run: Run) -> Info:
+def _baselines(
+    parts: list[tuple[Tensor, Tensor]], test: tuple[Tensor, Tensor], classes: int, head: HeadSettings, seed: int
+) -> Info:
+    features, labels = test
     parts = [(x[y >= 0], y[y >= 0]) for x, y in parts]
     pooled = [torch.cat(column) for column in zip(*parts, strict=True)]
-    weight, bias = train_on_features(pooled[0], pooled[1], classes, run.settings.head, run.settings.seed)
-    heads = [train_on_features(x, y, classes, run.settings.head, run.settings.seed) for x, y in parts]
+    weight, bias = train_on_features(pooled[0], pooled[1], classes, head, seed)
+    heads = [train_on_features(x, y, classes, head, seed) for x, y in parts]
     logits = torch.stack([features @ w.T + b for w, b in heads])
     mean_weight, mean_bias = (torch.stack(tensors).mean(0) for tensors in zip(*heads, strict=True))
     dimension = features.shape[1]

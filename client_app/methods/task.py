@@ -13,9 +13,10 @@ from torch import Tensor
 
 from client_app.features.on_disk import chunks, written
 from client_app.features.site_features import SiteFeatures
+from client_app.governance.site_limits import NO_LIMITS, SiteLimits
 from client_app.node_config import NodeConfig
 from common.errors import ConfigError, DataError, PolicyError, SurrogateError
-from common.limits import LARGEST_NUMBER, LARGEST_PRIVATE, MOST_CLASSES
+from common.limits import LARGEST_NUMBER, LARGEST_PRIVATE
 from common.models.classifiers import class_indices
 from common.models.parameters import Parameters
 from common.privacy.mechanism import Mechanism
@@ -23,26 +24,6 @@ from common.run import Run
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import unpack_parameters
 from common.wire.records import Info
-
-
-@dataclass(frozen=True)
-class SiteLimits:
-    """Limits that the site sets itself; zero components or rank: the run's settings hold.
-
-    smallest_class: records that a class needs to be released. most_classes: largest number of classes in a received model.
-    smallest_cell: records that a class needs in exact counts. show_evaluation: whether this site's own share of an
-    evaluation may be shown.
-    """
-
-    components: int = 0
-    rank: int = 0
-    smallest_class: int = 1
-    most_classes: int = MOST_CLASSES
-    smallest_cell: int = 1
-    show_evaluation: bool = True
-
-
-NO_LIMITS = SiteLimits()
 
 
 @dataclass(frozen=True)

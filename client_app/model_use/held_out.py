@@ -13,6 +13,7 @@ from torch import Tensor
 from client_app.datasets.dataset import Dataset, DataSource, load_all
 from client_app.datasets.partition import share
 from client_app.features.site_features import dataset_features, site_backbone
+from client_app.governance.policy import policy_of
 from client_app.model_use.prediction import check_backbone
 from client_app.node_config import NodeConfig
 from common.backbones.feature_power import power_in, raised, with_power
@@ -123,9 +124,9 @@ def _of_rows(
     if dataset.features is None:
         backbone = site_backbone(run, node)
         check_backbone(model, backbone)
-        found = dataset_features(dataset, run, node, backbone)
+        found = dataset_features(dataset, run, node, policy_of(node).cache_mib, backbone)
     else:
-        found = dataset_features(dataset, run, node)
+        found = dataset_features(dataset, run, node, policy_of(node).cache_mib)
         if with_power(found.fingerprint, power) != model.manifest.fingerprint:
             raise BackboneError(
                 f"the model is for a backbone with fingerprint {model.manifest.fingerprint[:16]}, but the features are of "

@@ -58,7 +58,7 @@ def masked_sum(task: Task) -> MethodOutput:
     vector = np.concatenate([whole[each.name] for each in combination.sums_in(task.round)])
     after, masked = mask(state, delivered, rules, vector)
     guard: Callable[[], AbstractContextManager[object]] = nullcontext
-    if same_sites.applies(run, task.node):
+    if same_sites.applies(run.plan.mechanism_name, task.node):
         records = same_sites.records_in(task.found, task.node, run, task.limits)
         guard = partial(same_sites.fixing, task.node, name, [after.by_name[site].public for site in after.shares], records)
     payload = pack_masked(task.header(run.settings.classes), masked, claim)

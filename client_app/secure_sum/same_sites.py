@@ -25,7 +25,7 @@ from pathlib import Path
 from client_app.features.site_features import SiteFeatures
 from client_app.governance.ledger import dataset_id
 from client_app.governance.policy import PUBLIC_KINDS
-from client_app.methods.task import SiteLimits
+from client_app.governance.site_limits import SiteLimits
 from client_app.node_config import NodeConfig
 from common.errors import PolicyError, StateError
 from common.files import replace_file
@@ -52,9 +52,9 @@ class Fixed:
     records: Mapping[str, str] = field(default_factory=dict)
 
 
-def applies(run: Run, node: NodeConfig) -> bool:
+def applies(mechanism: str, node: NodeConfig) -> bool:
     """Whether the rule holds for a run: joint noise hides every difference, and each such sum is charged."""
-    return run.plan.mechanism_name != JOINT_SUMS and node.data not in PUBLIC_KINDS
+    return mechanism != JOINT_SUMS and node.data not in PUBLIC_KINDS
 
 
 def records_in(found: SiteFeatures, node: NodeConfig, run: Run, limits: SiteLimits) -> dict[str, str]:

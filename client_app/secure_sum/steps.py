@@ -78,7 +78,7 @@ def sum_list(step: Step) -> tuple[bytes | None, Info]:
     after, signature = agree(
         state, summed, rules_of(step.run.settings, len(state.members)), private_key(step.node, step.site)
     )
-    if same_sites.applies(step.run, step.node):
+    if same_sites.applies(step.run.plan.mechanism_name, step.node):
         same_sites.check_summed(step.node, step.name, after.summed_keys)
     store.write(step.node, step.name, after)
     return signature, {}
@@ -90,7 +90,7 @@ def sum_open(step: Step) -> tuple[bytes | None, Info]:
     state = store.read(step.run, step.node, step.name, step.site)
     _, signatures = unpack_list(step.payload)
     after, found = reveal(state, signatures, rules_of(step.run.settings, len(state.members)))
-    if same_sites.applies(step.run, step.node):
+    if same_sites.applies(step.run.plan.mechanism_name, step.node):
         same_sites.settle(step.node, step.name, after.summed_keys)
     store.write(step.node, step.name, after)
     return pack_revealed(found, spare_seed(state)), {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
 
+from common.methods.method import Plan
 from common.privacy.mechanism import JOINT_SUMS
 from common.run import Run
 from common.secure_sum.fixed_point import FixedPoint
@@ -55,10 +55,10 @@ def dimensions_of(run: Run) -> int:
     return max(1, round(DIMENSIONS * math.sqrt(features.records / (sigma / math.sqrt(honest)))))
 
 
-def shapes_of(run: Run, classes: Sequence[str], dimension: int, round: int = 1) -> dict[str, tuple[int, ...]]:
+def shapes_of(plan: Plan, classes: int, dimension: int, round: int = 1) -> dict[str, tuple[int, ...]]:
     """The shape of each statistic of a round."""
-    sizes = run.plan.messages.sizes(len(classes), dimension, 1)
-    sums = run.plan.combination.sums_in(round)
+    sizes = plan.messages.sizes(classes, dimension, 1)
+    sums = plan.combination.sums_in(round)
     return {each.name: tuple(sizes[symbol] for symbol in each.shape.split()) for each in sums}
 
 

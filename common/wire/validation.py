@@ -14,6 +14,7 @@ from common.backbones.feature_power import power_in
 from common.errors import RunError, SurrogateError
 from common.limits import LARGEST_COUNT, LARGEST_NUMBER, LONGEST_NAME, MOST_CLASSES
 from common.methods.fedpft import choices
+from common.methods.method import Messages
 from common.methods.schema import check_schema
 from common.run import Run
 from common.surrogates.class_sums import lengths
@@ -81,13 +82,13 @@ def check_header(header: Header, expected: Expectation) -> None:
         raise SurrogateError(f"unknown class {sorted(unknown)[0][:80]!r}; this run has {', '.join(expected.classes)}")
 
 
-def check_reply(reply: Reply, run: Run, expected: Expectation, first: bool = False) -> None:
+def check_reply(reply: Reply, messages: Messages, expected: Expectation, first: bool = False) -> None:
     """Raise SurrogateError unless a parsed message belongs to this run and matches the schema of its method.
 
     first: whether it is a message of the first round. Strategies check every reply with it before their own checks.
     """
     check_header(reply.header, expected)
-    check_schema(run.plan.messages, reply.tables, len(reply.header.classes), expected.dimension, first)
+    check_schema(messages, reply.tables, len(reply.header.classes), expected.dimension, first)
 
 
 def check_class_number(classes: Sequence[str]) -> None:

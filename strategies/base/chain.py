@@ -280,7 +280,7 @@ class Chain(Federation):
         classes = self.config.settings.classes if self.config.settings.epsilon else group.classes
         place = Expectation.of(self.config, classes, group.fingerprint, group.dimension)
         last = self.last_reply(payload, relay, place, group)
-        check_reply(last, self.config, place)
+        check_reply(last, self.config.plan.messages, place)
         if last.header.site != name:
             raise SurrogateError(f"the relay names another site as its sender: {last.header.site[:64]!r}")
 

@@ -18,6 +18,7 @@ from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import Info, check_form, from_record, record_bytes, to_record
 from common.wire.validation import SITE_NAME, VERSION, check_class_number
 from strategies.base.collection import Collection, Recorder, Unrecorded, check_quorum, connected_nodes
+from strategies.base.defended import Defended
 from strategies.base.introductions import Group, Introduction, introduction, settle
 from strategies.base.outcome import NO_REPLY, Outcome, Points, Site, nameless
 from strategies.base.receipts import Receipts
@@ -26,7 +27,6 @@ from strategies.base.reported import RefusedError, downstream_in, numbers_in, sh
 from strategies.flower.settings import Settings, settings_of
 from strategies.flower.strategy import FlowerStrategy
 from strategies.flower.workers import no_reply
-from strategies.robustness.defence import Defended
 
 COMPARE = f"{MessageType.QUERY}.compare"
 HELLO = f"{MessageType.QUERY}.hello"
@@ -53,9 +53,10 @@ class Federation(FlowerStrategy):
         self.config = settings_of(type(self), config)
         self.recorder: Recorder = Unrecorded() if recorder is None else recorder
         self.device = device or pick_device(self.config.settings.device)
-        self.deadline = self.config.settings.deadline
+        own = self.config.settings
+        self.deadline = own.deadline
         self.outcome = Outcome()
-        self.receipts = Receipts(self.config, self.recorder)
+        self.receipts = Receipts(own.output_dir, own.resume, self.recorder)
         # Messages without a known id, which Flower gives them when it sends them; and the nodes of those with one.
         self._sent: list[Message] = []
         self._receivers: dict[str, int] = {}

@@ -19,14 +19,13 @@ from common.surrogates.surrogates import Reply
 from common.wire.records import Info, pack_question, to_record
 from common.wire.validation import Expectation, check_reply
 from strategies.base.collection import Collection, Recorder, check_quorum
+from strategies.base.defended import Defended
 from strategies.base.federation import Federation
 from strategies.base.introductions import misfits
 from strategies.base.outcome import PointSource, Site
 from strategies.base.reported import seconds_in
 from strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
 from strategies.flower.settings import Settings
-from strategies.pooling.public_mean import read_centre
-from strategies.robustness.defence import Defended
 
 CENTRE_FILE = "centre.pb"
 NAME = f"{MessageType.QUERY}.name"
@@ -51,7 +50,7 @@ class Learned:
 class OneShot(Federation, Generic[S]):
     """A run of one round. Subclasses parse the surrogates, and learn from them.
 
-    centre (d,): the public mean that sites subtract; read from the settings unless given.
+    centre (d,): the public mean that sites subtract first; None without one.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class OneShot(Federation, Generic[S]):
         self._received: dict[int, S] = {}
         self._asked: Collection | None = None
         self._done = False
-        self._centre = read_centre(self.config.settings.fedpft.public, self.config.power) if centre is None else centre
+        self._centre = centre
 
     @abstractmethod
     def parse(self, payload: bytes) -> S:
@@ -73,7 +72,7 @@ class OneShot(Federation, Generic[S]):
     def unpack(self, payload: bytes) -> S:
         """Parse and check a site's surrogate: header, schema, and what else the method requires. Raises SurrogateError."""
         sent = self.parse(payload)
-        check_reply(sent, self.config, self.expectation())
+        check_reply(sent, self.config.plan.messages, self.expectation())
         self.check(sent)
         return sent
 

@@ -14,7 +14,6 @@ from flwr.app import RecordDict
 
 from common.errors import SurrogateError
 from common.files import READABLE, replace_file
-from common.run import Run
 from common.security.receipts import MOST_RECEIPTS, Receipt, join_receipts, parse_receipt
 from common.wire.records import INFO
 from common.wire.validation import SITE_NAME
@@ -25,17 +24,17 @@ MOST_SITES = 10_000
 
 
 class Receipts:
-    """The receipts in `output-dir`; for a resumed run also those next to its folder."""
+    """The receipts in the folder `output`; for a run that continues `resumed` also those next to its folder."""
 
-    def __init__(self, config: Run, recorder: Recorder) -> None:
-        self._folder = Path(config.settings.output_dir).expanduser().absolute() / FOLDER
+    def __init__(self, output: str, resumed: str, recorder: Recorder) -> None:
+        self._folder = _absolute(output) / FOLDER
         self._recorder = recorder
         self._known: dict[str, dict[str, Receipt]] = {}
         self._nodes: dict[str, int] = {}
         self._names: dict[int, dict[str, None]] = {}
         folders = [self._folder]
-        if config.settings.resume:
-            folders.append(Path(config.settings.resume).expanduser().absolute().parent / FOLDER)
+        if resumed:
+            folders.append(_absolute(resumed).parent / FOLDER)
         for folder in dict.fromkeys(folders):
             for name, node, receipts in _stored(folder):
                 self._place(name, self._nodes.get(name, node))
@@ -100,10 +99,14 @@ class Receipts:
         replace_file(self._folder / f"{name}.json", json.dumps(content) + "\n", mode=READABLE)
 
 
-def stored_receipts(config: Run) -> dict[str, str]:
-    """The receipts stored in `output-dir`, by site, each site's as one text."""
-    stored = _stored(Path(config.settings.output_dir).expanduser().absolute() / FOLDER)
+def stored_receipts(output: str) -> dict[str, str]:
+    """The receipts stored in an output folder, by site, each site's as one text."""
+    stored = _stored(_absolute(output) / FOLDER)
     return {name: join_receipts(receipts) for name, _, receipts in stored}
+
+
+def _absolute(folder: str) -> Path:
+    return Path(folder).expanduser().absolute()
 
 
 def _stored(folder: Path, pattern: str = "*.json") -> Iterator[tuple[str, int, list[Receipt]]]:

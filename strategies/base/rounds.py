@@ -65,7 +65,7 @@ class Rounds(Federation, Generic[R]):
         """Parse and check one site's reply: header, schema, and what else the method requires. Raises SurrogateError."""
         reply = self.parse(payload, training)
         expected = Expectation.of(self.config, training.classes, training.fingerprint, training.inputs)
-        check_reply(reply, self.config, expected, first=not training.round)
+        check_reply(reply, self.config.plan.messages, expected, first=not training.round)
         if isinstance(reply, Parameters):
             check_update(reply, self.shapes(training), training.round + 1, bool(self.config.settings.epsilon))
         self.check(reply, training)

@@ -11,7 +11,7 @@ from common.errors import RunError, SurrogateError
 from common.limits import LARGEST_PRIVATE
 from common.methods.counting import JUDGING
 from common.models.classifiers import Classifier, Head
-from common.run import Run
+from common.settings import CountingSettings
 from common.signed_models.signed_model import SUFFIX, read_signed_model
 from common.wire.model_files import load_model
 from common.wire.model_proto import pack_classifier, unpack_classifier
@@ -20,12 +20,11 @@ from strategies.base.collection import Recorder
 MODEL_FILE = "evaluated.pb"
 
 
-def evaluated_payload(config: Run, recorder: Recorder) -> bytes | None:
+def evaluated_payload(counting: CountingSettings, recorder: Recorder) -> bytes | None:
     """The bytes of the model that a run evaluates, kept in its folder; None if it evaluates none.
 
     Raises RunError unless the file holds the model that the settings name.
     """
-    counting = config.settings.counting
     if counting.kind not in JUDGING:
         return None
     payload, digest = payload_of(read_model(Path(counting.model).expanduser()))

@@ -15,6 +15,7 @@ from common.counting.counts_proto import check_tables
 from common.errors import RunError, SurrogateError
 from common.methods.counting import scored_classes
 from common.run import Run
+from common.settings import CountingSettings
 from strategies.base.collection import Recorder
 from strategies.counting.intervals import Interval, auroc, rate, total
 from strategies.pooling.total import Total
@@ -49,7 +50,7 @@ def summed_result(found: Total, config: Run) -> Json:
             f"{error}, so some site has added false numbers; nothing shows which one: run again with other sites, or "
             "without secure-sum"
         ) from None
-    return result_of(tables, config) | {"secure_sum": True}
+    return result_of(tables, config.settings.counting, config.settings.classes) | {"secure_sum": True}
 
 
 def keep_result(recorder: Recorder, config: Run, sites: int, result: Json) -> None:
@@ -60,13 +61,13 @@ def keep_result(recorder: Recorder, config: Run, sites: int, result: Json) -> No
     recorder.keep(f"{config.settings.counting.kind}.json", (json.dumps(whole, indent=2) + "\n").encode())
 
 
-def result_of(found: PooledCounts, config: Run) -> Json:
+def result_of(found: PooledCounts, counting: CountingSettings, classes: Sequence[str]) -> Json:
     """The result of a run that counts, as far as it follows from the counts of all sites together."""
-    if config.settings.counting.kind == "survey":
-        return _survey_result(found, config.settings.classes)
-    if config.settings.counting.kind == "values":
+    if counting.kind == "survey":
+        return _survey_result(found, classes)
+    if counting.kind == "values":
         return {"right": _whole(found.tables["right"]), "noise": found.variances["right"] ** 0.5}
-    return evaluation_result(found, config.settings.classes) | {"model": config.settings.counting.digest}
+    return evaluation_result(found, classes) | {"model": counting.digest}
 
 
 def survey_of_sites(counts: Sequence[Counts]) -> Json:

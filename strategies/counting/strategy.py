@@ -16,6 +16,7 @@ from common.errors import RunError, SurrogateError
 from common.methods.counting import JUDGING, tables_of
 from common.wire.records import Info, to_record
 from strategies.base.collection import check_quorum
+from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned, OneShot, in_order
 from strategies.counting.evaluated import evaluated_payload
 from strategies.counting.results import (
@@ -27,7 +28,6 @@ from strategies.counting.results import (
     result_of,
     survey_of_sites,
 )
-from strategies.robustness.defence import Defended
 
 
 class Counting(OneShot[Counts]):
@@ -82,7 +82,7 @@ class Counting(OneShot[Counts]):
         return False
 
     def _questions(self, grid: Grid) -> Iterable[Message]:
-        payload = evaluated_payload(self.config, self.recorder)
+        payload = evaluated_payload(self.config.settings.counting, self.recorder)
         values = Info(run=self.config.digest)
         if payload is not None:
             values["bytes"] = len(payload)
@@ -133,7 +133,7 @@ class Counting(OneShot[Counts]):
 
     def _result(self, counts: Sequence[Counts]) -> Json:
         classes, found = self.config.settings.classes, pooled(counts)
-        result = result_of(found, self.config)
+        result = result_of(found, self.config.settings.counting, self.config.settings.classes)
         if self.config.settings.counting.kind == "survey":
             return result | survey_of_sites(counts)
         if self.config.settings.counting.kind == "values":

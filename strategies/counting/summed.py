@@ -24,7 +24,7 @@ class SecureCounting(SecureSum):
 
     def _told_to_all(self, group: Group) -> tuple[bytes, int]:
         """The model that is evaluated, the same for all sites: a sum with zeros of all others would show one site's."""
-        return evaluated_payload(self.config, self.recorder) or b"", group.dimension
+        return evaluated_payload(self.config.settings.counting, self.recorder) or b"", group.dimension
 
     def _learn(self, summed: list[str], numbers: Words) -> None:
         found, self.outcome.learning = self._total(summed, numbers)

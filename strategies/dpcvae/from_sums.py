@@ -21,7 +21,7 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
         tensors = {name: tensor.float() for name, tensor in total.tensors.items()}
         pooled = Parameters(training.header(), 1, tensors, claim=total.claim)
         try:
-            check_first_round(pooled, training.config, len(summed))
+            check_first_round(pooled, training.config.mechanism, training.config.settings.dpcvae, len(summed))
         except SurrogateError as error:
             raise false_numbers(f"sums that no records have: {error}") from None
         training.model = with_classes(training, [pooled], len(summed))

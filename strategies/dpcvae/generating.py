@@ -15,8 +15,10 @@ from common.models.classifiers import Head
 from common.models.generators import COUNTS, MEANS, SUMS, Generator, labels_evenly
 from common.models.head_training import train_on_features
 from common.models.parameters import Parameters, average
+from common.privacy.mechanism import Mechanism
 from common.randomness import stream
 from common.run import Run
+from common.settings import DPCVAESettings
 from common.surrogates.class_sums import Sums
 from common.surrogates.surrogates import SumsSurrogate
 from strategies.base.training import Training
@@ -37,16 +39,16 @@ def expected_shapes(training: Training) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in training.model.items() if name not in (MEANS, COUNTS)}
 
 
-def check_first_round(reply: Parameters, run: Run, sites: int = 1) -> None:
+def check_first_round(reply: Parameters, mechanism: Mechanism | None, own: DPCVAESettings, sites: int = 1) -> None:
     """Raise SurrogateError for impossible class sizes, or sums longer than that number of embeddings of norm one.
 
     Otherwise one site's invalid values would spoil the class means of all sites. Privacy noise may add to both.
     sites: number of sites whose noise is in the reply.
     """
     counts, sums = reply.tensors[COUNTS].double(), reply.tensors.get(SUMS)
-    noise = run.mechanism.event(1).noise_multiplier if run.mechanism is not None else 0.0
+    noise = mechanism.event(1).noise_multiplier if mechanism is not None else 0.0
     most = SIGMAS * noise * math.sqrt(sites)
-    slack = {name: most / math.sqrt(share) for name, share in first_round_shares(run.settings.dpcvae).items()}
+    slack = {name: most / math.sqrt(share) for name, share in first_round_shares(own).items()}
     if bool((counts < -slack[COUNTS]).any() or (counts > LARGEST_COUNT).any()):
         raise SurrogateError(f"class sizes of {float(counts.min()):g} to {float(counts.max()):g} records are out of range")
     if sums is None:
@@ -75,7 +77,7 @@ def with_classes(training: Training, replies: Sequence[Parameters], sites: int =
     sizes = torch.stack([reply.tensors[COUNTS] for reply in replies]).double().sum(0).clamp_min(0)
     found = {**training.model, COUNTS: sizes.float()}
     if training.config.settings.dpcvae.opening == "sums":
-        found[MEANS] = class_means(replies, training.config, sites)
+        found[MEANS] = class_means(replies, training.config.mechanism, training.config.settings.dpcvae, sites)
     return found
 
 
@@ -94,7 +96,7 @@ def head_of(generator: Generator, run: Run, device: str = "cpu") -> Head:
     return Head(generator.header, weight.cpu(), bias.cpu(), clip=0.0)
 
 
-def class_means(replies: Sequence[Parameters], run: Run, sites: int = 1) -> Tensor:
+def class_means(replies: Sequence[Parameters], mechanism: Mechanism | None, own: DPCVAESettings, sites: int = 1) -> Tensor:
     """Class means (C, d) from all sites' class sums, scaled to a mean square of about one.
 
     Under privacy every mean is shrunk towards the mean of all classes, by the share of noise in its distance from it
@@ -103,12 +105,12 @@ def class_means(replies: Sequence[Parameters], run: Run, sites: int = 1) -> Tens
     """
     tensors, names = [reply.tensors for reply in replies], replies[0].header.classes
     scale = math.sqrt(tensors[0][SUMS].shape[1])
-    if run.mechanism is None:
+    if mechanism is None:
         counts, sums = (torch.stack([each[name].double() for each in tensors]).sum(0) for name in (COUNTS, SUMS))
         middle = sums.sum(0) / counts.sum().clamp_min(1)
         found = torch.where(counts[:, None] > 0.5, sums / counts.clamp_min(1)[:, None], middle)
         return (found * scale).float()
-    noise, shares = run.mechanism.event(1).noise_multiplier, first_round_shares(run.settings.dpcvae)
+    noise, shares = mechanism.event(1).noise_multiplier, first_round_shares(own)
     sigmas = {name: noise * math.sqrt(sites / share) for name, share in shares.items()}
     noisy = [
         (reply.header, Sums(reply.tensors[COUNTS], reply.tensors[SUMS], None, sigmas), reply.claim) for reply in replies

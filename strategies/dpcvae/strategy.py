@@ -39,8 +39,9 @@ class DPCVAE(SharedGenerator, Rounds[Parameters]):
         """Check the classes, and that some embeddings can have these sums. Raises SurrogateError."""
         if reply.header.classes != training.classes:
             raise SurrogateError(f"its {len(reply.header.classes)} classes are not the run's in the run's order")
+        own = self.config.settings
         if training.round == 0:
-            check_first_round(reply, self.config)
+            check_first_round(reply, self.config.mechanism, own.dpcvae)
 
     def records(self, reply: Parameters) -> int:
         """Sum of the class sizes, which the first round reports; noisy under privacy."""
@@ -54,7 +55,11 @@ class DPCVAE(SharedGenerator, Rounds[Parameters]):
 
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
         """Update the generator with one round's replies."""
-        defended = cap_sums(replies, self.config) if training.round == 0 else defend_updates(replies, self.config)
+        own = self.config.settings
+        if training.round == 0:
+            defended = cap_sums(replies, own.max_share, self.config.private)
+        else:
+            defended = defend_updates(replies, self.config.defence, own.max_share)
         self._heed(defended, training.round + 1)
         take_in(training, defended.kept)
         return {}

@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, Rec
 from flwr.serverapp.strategy import FedAvg, FedProx, FedYogi
 from torch import Tensor
 
+from common.methods.method import Field
 from common.models.parameters import CONTROL, Parameters, Tensors, split_control
 from common.run import Run
 from strategies.pooling.robust_centres import POOLED, robust_mean, robust_tensors
@@ -43,9 +44,9 @@ def aggregate(
     return new, kept
 
 
-def fresh_memory(config: Run, model: Tensors) -> Memory:
-    """The aggregator's memory before the first round."""
-    if not any(field.prefix == CONTROL for field in config.plan.messages.sends):
+def fresh_memory(sends: Sequence[Field], model: Tensors) -> Memory:
+    """The aggregator's memory before the first round, from the fields of a site's message."""
+    if not any(field.prefix == CONTROL for field in sends):
         return {}
     return {CONTROL + name: torch.zeros_like(tensor) for name, tensor in model.items()}
 

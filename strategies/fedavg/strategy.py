@@ -28,7 +28,7 @@ class Updates(Rounds[Parameters]):
 
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
         """Add the mean update to the model."""
-        defended = defend_updates(replies, self.config)
+        defended = defend_updates(replies, self.config.defence, self.config.settings.max_share)
         self._heed(defended, training.round + 1)
         absorb(training, defended.kept, len([site for site in self.outcome.sites.values() if not site.barred]))
         return {}
@@ -37,7 +37,7 @@ class Updates(Rounds[Parameters]):
 def with_memory(training: Training) -> Training:
     """The training with its aggregator's initial memory, unless it has a memory already."""
     if not training.memory:
-        training.memory = fresh_memory(training.config, training.model)
+        training.memory = fresh_memory(training.config.plan.messages.sends, training.model)
     return training
 
 

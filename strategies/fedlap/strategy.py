@@ -43,7 +43,7 @@ class FedLAP(Rounds[Synthetic]):
         raised = [site for site, radius in heeded(radii).items() if radius > radii[site]]
         if raised:
             self.recorder.event("radius-raised", sites=raised, round=training.round + 1)
-        defended = cap_records(replies, config)
+        defended = cap_records(replies, config.settings.max_share)
         self._heed(defended, training.round + 1)
         self._keep_sheets(training, replies)
         walked = learn(training, defended.kept, self.device)

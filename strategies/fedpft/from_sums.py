@@ -12,13 +12,13 @@ from common.models.classifiers import Head
 from common.run import Run
 from common.surrogates.class_sums import Sums, unfold
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
+from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned
 from strategies.fedpft.learn import SOLVERS, LearnedHead, one_gaussian_a_class
 from strategies.fedpft.private_head import learn_from_sums
 from strategies.fedpft.statistics import Statistics
 from strategies.pooling.possible import check_moments
 from strategies.pooling.total import Total
-from strategies.robustness.defence import Defended
 
 
 def learn_from_total(total: Total, config: Run) -> Learned:

@@ -17,11 +17,12 @@ from common.surrogates.mixtures import Mixtures
 from common.surrogates.shared_covariances import Gram
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate, class_order
 from common.wire.validation import check_class_number
+from strategies.base.defended import Defended
 from strategies.fedpft import private_head, sampling
 from strategies.fedpft.closed_form import fewest_records, lda, naive_bayes, qda, ridge
 from strategies.fedpft.statistics import Statistics, pooled_by_class, summed
 from strategies.pooling.robust_centres import POOLED
-from strategies.robustness.defence import Defended, defend_surrogates
+from strategies.robustness.defence import defend_surrogates
 from strategies.robustness.robust_mixtures import pooled_mixture
 
 SOLVERS = {"lda": lda, "ridge": ridge, "naive-bayes": naive_bayes}
@@ -58,7 +59,9 @@ def learn(
     Noisy sums have the same classes in the same order at every site; the head has the same ones. centre (d,): the vector
     that sites subtracted before their privacy clip.
     """
-    defended = defend_surrogates(surrogates, config, tuple(classes) or class_order(surrogates))
+    defended = defend_surrogates(
+        surrogates, config.defence, config.settings.max_share, tuple(classes) or class_order(surrogates)
+    )
     noisy = [surrogate for surrogate in defended.kept if isinstance(surrogate, SumsSurrogate)]
     if noisy:
         head, gaussians = private_head.learn_from_sums(

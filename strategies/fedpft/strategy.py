@@ -15,13 +15,24 @@ from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate,
 from common.wire.records import unpack_surrogate
 from common.wire.surrogate_proto import centre_digest
 from common.wire.validation import check_surrogate
+from strategies.base.collection import Recorder
+from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned, OneShot
 from strategies.fedpft.learn import learn
-from strategies.robustness.defence import Defended, defend_surrogates
+from strategies.flower.settings import Settings
+from strategies.pooling.public_mean import read_centre
+from strategies.robustness.defence import defend_surrogates
 
 
 class FedPFT(OneShot[AnySurrogate]):
     """One-shot parametric feature transfer (Beitollahi et al. 2024, algorithm 1)."""
+
+    def __init__(
+        self, config: Settings = None, recorder: Recorder | None = None, device: str = "", centre: Tensor | None = None
+    ) -> None:
+        super().__init__(config, recorder, device, centre)
+        if centre is None:
+            self._centre = read_centre(self.config.settings.fedpft.public, self.config.power)
 
     def parse(self, payload: bytes) -> AnySurrogate:
         """Parse a surrogate. Raises SurrogateError."""
@@ -82,7 +93,7 @@ class FedPFT(OneShot[AnySurrogate]):
 
     def defend(self, sent: Sequence[AnySurrogate], classes: tuple[str, ...]) -> Defended[AnySurrogate]:
         """Cap weights; exclude the sites whose class means disagree with those of the other sites."""
-        return defend_surrogates(sent, self.config, classes)
+        return defend_surrogates(sent, self.config.defence, self.config.settings.max_share, classes)
 
     def restricted(self, sent: AnySurrogate, classes: Sequence[str]) -> AnySurrogate | None:
         """The components (mixtures) or rows (noisy sums) of these classes."""

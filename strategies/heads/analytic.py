@@ -14,12 +14,13 @@ from common.models.parameters import Parameters
 from common.run import Run
 from common.surrogates.class_sums import unfold
 from common.surrogates.surrogates import class_order
+from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned
 from strategies.heads.pooled import Pooled, centred, in_projection, pooled_of
 from strategies.heads.strategy import Heads
 from strategies.pooling.site_weights import FEWEST_SITES
 from strategies.pooling.total import Total
-from strategies.robustness.defence import Defended, cap_sums
+from strategies.robustness.defence import cap_sums
 
 # A matrix of this size and its inverse take some gibibytes. A message can claim more than the other sites' dimension.
 LARGEST_DIMENSION = 8192
@@ -63,7 +64,10 @@ class Analytic(Heads):
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
         """Cap weights: by records, and by the spread of all records. One record of large numbers would outweigh the rest."""
-        shares, most = cap_sums(sent, self.config).capped, self.config.settings.max_share
+        shares, most = (
+            cap_sums(sent, self.config.settings.max_share, self.config.private).capped,
+            self.config.settings.max_share,
+        )
         if most and len(sent) >= FEWEST_SITES:
             means = torch.stack(
                 [each.tensors["sums"].double().sum(0) / each.tensors["counts"].double().sum() for each in sent]

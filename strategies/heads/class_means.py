@@ -13,11 +13,11 @@ from common.errors import SurrogateError
 from common.models.classifiers import Head, class_indices
 from common.models.parameters import Parameters
 from common.surrogates.surrogates import class_order
+from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned
 from strategies.heads.analytic import cap_spreads, check_size, of_classes
 from strategies.heads.strategy import Heads
 from strategies.pooling.site_weights import shares_kept
-from strategies.robustness.defence import Defended
 
 
 class ClassMeans(Heads):

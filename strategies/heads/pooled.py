@@ -13,10 +13,10 @@ from common.models.classifiers import Head, class_indices
 from common.models.parameters import Parameters
 from common.surrogates.class_sums import unfold
 from common.surrogates.surrogates import Header
+from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned
 from strategies.pooling.possible import check_moments
 from strategies.pooling.total import Total
-from strategies.robustness.defence import Defended
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import torch
 from common.models.parameters import Parameters, check_update
 from common.surrogates.surrogates import class_order
 from common.wire.model_proto import unpack_parameters
+from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned, OneShot
 from strategies.heads.combining import combine
-from strategies.robustness.defence import Defended, defend_updates
+from strategies.robustness.defence import defend_updates
 
 
 class Heads(OneShot[Parameters]):
@@ -54,7 +55,7 @@ class Heads(OneShot[Parameters]):
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
         """Cap weights; exclude heads that disagree with those of the other sites."""
-        return defend_updates(sent, self.config)
+        return defend_updates(sent, self.config.defence, self.config.settings.max_share)
 
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
         """The rows of these classes."""

@@ -7,55 +7,46 @@ Weights are always capped. The setting `defence` selects more: "screen" excludes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from common.models.generators import COUNTS
 from common.models.parameters import Parameters
-from common.run import Run
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from common.surrogates.synthetic import Synthetic
+from strategies.base.defended import Defended, Suspect
 from strategies.pooling.site_weights import scaled, shares_kept
 from strategies.robustness.class_points import class_points
-from strategies.robustness.screening import Suspect, screen
+from strategies.robustness.screening import screen
 from strategies.robustness.update_screening import screen_updates
 
 T = TypeVar("T")
 R = TypeVar("R", Parameters, Synthetic)
 
 
-@dataclass(frozen=True)
-class Defended(Generic[T]):
-    """The result of a defence: kept replies with capped weights, the share of weight that each capped site keeps, and the
-    excluded suspects.
-    """
-
-    kept: list[T]
-    capped: dict[str, float] = field(default_factory=dict)
-    suspects: list[Suspect] = field(default_factory=list)
-
-
-def defend_surrogates(surrogates: Sequence[AnySurrogate], config: Run, classes: tuple[str, ...]) -> Defended[AnySurrogate]:
+def defend_surrogates(
+    surrogates: Sequence[AnySurrogate], rule: str, max_share: float, classes: tuple[str, ...]
+) -> Defended[AnySurrogate]:
     """Cap the weights of surrogates of one kind and exclude suspects. Noisy sums all have the same classes."""
-    suspects = screen(class_points(surrogates, classes)) if config.defence == "screen" else []
+    suspects = screen(class_points(surrogates, classes)) if rule == "screen" else []
     left = _without(surrogates, suspects)
     # Pooled private means are weighted by the square of records; the cap must bound this weight.
     power = 2.0 if any(isinstance(surrogate, SumsSurrogate) for surrogate in left) else 1.0
     counts = [[max(0.0, float(count)) for count in surrogate.counts] for surrogate in left]
-    shares = shares_kept(counts, config.settings.max_share, power)
+    shares = shares_kept(counts, max_share, power)
     kept = [scaled(surrogate, share) for surrogate, share in zip(left, shares, strict=True)]
     return Defended(kept, _capped([surrogate.header.site for surrogate in left], shares), suspects)
 
 
-def defend_updates(updates: Sequence[Parameters], config: Run) -> Defended[Parameters]:
+def defend_updates(updates: Sequence[Parameters], rule: str, max_share: float) -> Defended[Parameters]:
     """Cap the weights of updates or heads and exclude suspects. Private updates report no records: all weights are one."""
-    suspects = screen_updates(updates) if config.defence == "screen" else []
-    return replace(cap_records(_without(updates, suspects), config), suspects=suspects)
+    suspects = screen_updates(updates) if rule == "screen" else []
+    return replace(cap_records(_without(updates, suspects), max_share), suspects=suspects)
 
 
-def cap_records(replies: Sequence[R], config: Run) -> Defended[R]:
+def cap_records(replies: Sequence[R], max_share: float) -> Defended[R]:
     """Cap the weights of replies that report their number of records."""
-    shares = shares_kept([[float(max(1, reply.records))] for reply in replies], config.settings.max_share)
+    shares = shares_kept([[float(max(1, reply.records))] for reply in replies], max_share)
     kept = [
         replace(reply, records=max(1, round(reply.records * share))) if share < 1 else reply
         for reply, share in zip(replies, shares, strict=True)
@@ -63,10 +54,10 @@ def cap_records(replies: Sequence[R], config: Run) -> Defended[R]:
     return Defended(kept, _capped([reply.header.site for reply in replies], shares))
 
 
-def cap_sums(replies: Sequence[Parameters], config: Run) -> Defended[Parameters]:
+def cap_sums(replies: Sequence[Parameters], max_share: float, private: bool) -> Defended[Parameters]:
     """Cap the weights of the class sizes and sums in the first round of a generative run."""
     counts = [reply.tensors[COUNTS].clamp_min(0).tolist() for reply in replies]
-    shares = shares_kept(counts, config.settings.max_share, 2.0 if config.settings.epsilon else 1.0)
+    shares = shares_kept(counts, max_share, 2.0 if private else 1.0)
     kept = [
         replace(reply, tensors={name: tensor * share for name, tensor in reply.tensors.items()}) if share < 1 else reply
         for reply, share in zip(replies, shares, strict=True)

@@ -18,7 +18,6 @@ subtracted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +26,6 @@ from strategies.robustness.agreement import Pairs, correlations, unrelated
 from strategies.robustness.class_points import KNOWN_BY, ClassPoints, standard_error
 from strategies.robustness.component_screening import scores_of
 
-Kind = Literal["far", "moved", "label", "unrelated", "opposed"]
 # Thresholds of "label": how many times nearer (squared distance) to the others' class c' than to c; certain position on the
 # line from c (0) to c' (1); squared distance to c, as a multiple of the others' own spread.
 NEARER, ASIDE, DISAGREE = 6.0, 0.6, 1.5
@@ -43,16 +41,6 @@ SIGMAS, ROUGHLY, ALONG = 3.5, 1.0, 16.0
 MOST = 3.0
 # Numbers of a table that are compared at a time.
 NUMBERS = 2**17
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """A site that disagrees with the other sites: kind, score (1 is the threshold), and the reason as text."""
-
-    site: str
-    kind: Kind
-    score: float
-    reason: str
 
 
 @dataclass(frozen=True)

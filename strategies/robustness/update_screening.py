@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from common.models.parameters import CONTROL, Parameters
+from strategies.base.defended import Suspect
 from strategies.pooling.robust_centres import median_weights
-from strategies.robustness.screening import Suspect
 
 # Allowed distance from the others' geometric median, as a multiple of the median distance.
 FAR = 5.0

@@ -102,7 +102,7 @@ class SecureSum(Steps):
         self._nodes, classes = dict(group.nodes), group.classes
         self._header = Header(self.config.settings.method, self.config.digest, "coordinator", group.fingerprint, classes)
         self._public, dimension = self._told_to_all(group)
-        self._shapes = shapes_of(self.config, classes, dimension, self._number)
+        self._shapes = shapes_of(self.config.plan, len(classes), dimension, self._number)
         self._members = self._key_list(group.keys)
         self._digest = list_digest(list(self._members.values()), self._context + sum_proto.map_digest(self._public))
         self._rules = rules_of(self.config.settings, len(self._members))

@@ -78,7 +78,7 @@ def trained(task: Task) -> Trained:
     counts = _restore(task, companion, len(classes))
     shared = fresh_generator(run, len(classes), features.shape[1])
     load_into(shared, received.tensors)
-    device = site_device(run, task.node)
+    device = site_device(run.settings.device, task.node)
     embeddings, labels = scaled(features).to(device), labels.to(device)
     shared, companion, private = shared.to(device), companion.to(device), bool(run.settings.epsilon)
     random = stream(run.settings.seed, run.settings.method, task.site, task.round)

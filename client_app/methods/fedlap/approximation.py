@@ -87,7 +87,7 @@ def _in_place(
     task: Task, received: Parameters, features: Tensor, labels: Tensor
 ) -> tuple[nn.Module, LandscapeRecords, Tensors]:
     """The network without its fixed first step, the records after that step, and the model, on the site's device."""
-    device = site_device(task.run, task.node)
+    device = site_device(task.run.settings.device, task.node)
     module = network(task.run.settings.fedlap.kind, features.shape[1], len(received.header.classes), received.tensors)
     body, values = split_input(module, features)
     model = {name: tensor.to(device) for name, tensor in received.tensors.items()}

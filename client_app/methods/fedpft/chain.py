@@ -14,7 +14,6 @@ from common.models.head_training import train_on_features
 from common.privacy.gaussian_mechanism import clip
 from common.privacy.mechanism import check_stated
 from common.randomness import stream
-from common.run import Run
 from common.surrogates.class_sums import as_mixtures
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from common.wire.model_proto import pack_relay, unpack_relay
@@ -48,7 +47,7 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
     if task.run.settings.epsilon:
         # Noisy sums are sums of clipped features, so the head is trained on clipped features too.
         features = clip(features, task.run.settings.fedpft.clip)[0].float()
-    drawn = [_draw(task.run, surrogate, names, draws) for surrogate in received]
+    drawn = [_draw(task.run.settings.seed, surrogate, names, draws) for surrogate in received]
     union = (
         torch.cat([features.repeat(draws, 1), *(x for x, _ in drawn)]),
         torch.cat([labels.repeat(draws), *(y for _, y in drawn)]),
@@ -59,7 +58,7 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
     else:
         generator = stream(task.run.settings.seed, "chain", task.site, "")
         made = fedpft.FittedSurrogate(
-            fedpft.release_mixtures(*union, task.header(names), task.run, task.limits, generator, draws)
+            fedpft.release_mixtures(*union, task.header(names), task.run.settings.fedpft, task.limits, generator, draws)
         )
         relay = [made.surrogate]
     claim = made.surrogate.claim
@@ -96,7 +95,7 @@ def _names(task: Task, received: list[AnySurrogate]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _draw(run: Run, surrogate: AnySurrogate, names: tuple[str, ...], draws: int) -> tuple[Tensor, Tensor]:
+def _draw(seed: int, surrogate: AnySurrogate, names: tuple[str, ...], draws: int) -> tuple[Tensor, Tensor]:
     """Sampled features (n, d) and labels (n,), indices into `names`: `draws` times the count of each class."""
     if isinstance(surrogate, SumsSurrogate):
         table, classes = as_mixtures(surrogate.sums), surrogate.header.classes
@@ -106,6 +105,6 @@ def _draw(run: Run, surrogate: AnySurrogate, names: tuple[str, ...], draws: int)
         classes = tuple(classes[index] for index in kept)
     else:
         mixtures, classes = surrogate.mixtures, surrogate.header.classes
-    streams = [stream(run.settings.seed, "chain", surrogate.header.site, name) for name in classes]
+    streams = [stream(seed, "chain", surrogate.header.site, name) for name in classes]
     features, labels = mixtures.draw([draws * int(count) for count in mixtures.counts], streams)
     return features.float(), class_indices(names, classes)[labels]

@@ -12,12 +12,14 @@ from torch import Tensor
 from client_app.features.on_disk import forget
 from client_app.features.progress import progress
 from client_app.features.site_features import site_device
+from client_app.governance.site_limits import NO_LIMITS, SiteLimits
 from client_app.methods.fedpft.private_surrogate import Clipped, dp_em, noisy_sums, theorem_4_1
-from client_app.methods.task import NO_LIMITS, MethodOutput, SiteLimits, Task
+from client_app.methods.task import MethodOutput, Task
 from common.errors import DataError, SurrogateError
 from common.privacy.mechanism import Mechanism
 from common.randomness import stream
 from common.run import Run
+from common.settings import FedPFTSettings
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates.streamed_fit import PASSES, fit_streamed
 from common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
@@ -82,20 +84,22 @@ def make_surrogate(
     if not large.any():
         raise DataError(f"no class has the {limits.smallest_class} records that smallest-class requires for a release")
     if data.folder is not None and claim is None:
-        return FittedSurrogate(_streamed(features, torch.where(large, labels, -1), header, config, limits, generator))
+        return FittedSurrogate(
+            _streamed(features, torch.where(large, labels, -1), header, config.settings.fedpft, limits, generator)
+        )
     features, labels = features[large], labels[large]
     if claim is not None:
         clipped = Clipped.of(features, labels, units, claim.clip, centre, data.folder)
         mixtures, facts = theorem_4_1(clipped, count, config.settings.fedpft.covariance, claim)
         return FittedSurrogate(_present(header, mixtures, claim), facts)
-    return FittedSurrogate(release_mixtures(features, labels, header, config, limits, generator))
+    return FittedSurrogate(release_mixtures(features, labels, header, config.settings.fedpft, limits, generator))
 
 
 def release_mixtures(
     features: Tensor,
     labels: Tensor,
     header: Header,
-    config: Run,
+    own: FedPFTSettings,
     limits: SiteLimits,
     generator: torch.Generator,
     draws: int = 1,
@@ -105,25 +109,26 @@ def release_mixtures(
     draws: the number of rows in `features` for each record, copies or samples; counts and the number of components follow
     from the number of records.
     """
-    mixtures = _fit(features, labels, len(header.classes), _settings(config, limits, draws), generator).to("cpu")
+    settings = _settings(own, limits, draws)
+    mixtures = _fit(features, labels, len(header.classes), settings, generator).to("cpu")
     counts = (mixtures.counts.double() / draws).round().long()
     return _present(header, replace(mixtures, counts=counts), None)
 
 
-def _settings(config: Run, limits: SiteLimits, draws: int = 1) -> MixtureSettings:
+def _settings(own: FedPFTSettings, limits: SiteLimits, draws: int = 1) -> MixtureSettings:
     return MixtureSettings(
-        family=config.settings.fedpft.covariance,
-        components=min(config.settings.fedpft.components, limits.components or config.settings.fedpft.components),
-        rank=min(config.settings.fedpft.rank, limits.rank or config.settings.fedpft.rank),
-        samples_per_component=config.settings.fedpft.samples_per_component * draws,
+        family=own.covariance,
+        components=min(own.components, limits.components or own.components),
+        rank=min(own.rank, limits.rank or own.rank),
+        samples_per_component=own.samples_per_component * draws,
     )
 
 
 def _streamed(
-    features: Tensor, labels: Tensor, header: Header, config: Run, limits: SiteLimits, generator: torch.Generator
+    features: Tensor, labels: Tensor, header: Header, own: FedPFTSettings, limits: SiteLimits, generator: torch.Generator
 ) -> Surrogate:
     """As `release_mixtures`, of features (n, d) in a file; records with the label -1 are left out."""
-    settings, threads = _settings(config, limits), torch.get_num_threads()
+    settings, threads = _settings(own, limits), torch.get_num_threads()
     passes = 2 if settings.components == 1 else 1 + PASSES
     torch.set_num_threads(1)
     try:
@@ -163,7 +168,7 @@ def fedpft_surrogate(task: Task) -> MethodOutput:
     """FedPFT's mixtures or noisy sums of this site's features."""
     data, centre = SiteData.of(task), unpack_question(task.question)
     if data.folder is None:
-        data = replace(data, features=data.features.to(site_device(task.run, task.node)))
+        data = replace(data, features=data.features.to(site_device(task.run.settings.device, task.node)))
     made = make_surrogate(data, task.run, task.limits, centre)
     claim = made.surrogate.claim
     return MethodOutput(pack_surrogate(made.surrogate, task.run.settings.fedpft.bits), claim, made.facts)

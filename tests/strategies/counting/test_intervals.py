@@ -54,7 +54,9 @@ def with_own_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCoun
     tables: dict[str, Tensor] = {}
     variances: dict[str, float] = {}
     for exact in sites:
-        sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run.settings.counting, 2)]
+        sums = [
+            BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run.settings.counting, 2)
+        ]
         for each in release(sums, multiplier):
             tables[each.name] = tables.get(each.name, 0) + each.value.round()  # type: ignore[arg-type]
             variances[each.name] = variances.get(each.name, 0.0) + each.sigma**2 + 1 / 12
@@ -141,7 +143,9 @@ def test_without_the_noise_in_the_interval_it_would_hold_the_truth_too_rarely() 
     kept = 0
     for _ in range(RUNS):
         exact = count_decisions(*(drawn := draw(generator, 50, 1.0)), torch.ones(50, dtype=torch.float64), run)
-        sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run.settings.counting, 2)]
+        sums = [
+            BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run.settings.counting, 2)
+        ]
         table = next(each.value for each in release(sums, multiplier) if each.name == "decisions")
         truth = float((drawn[0].argmax(1) == drawn[1]).double().mean())
         interval = rate(table.diagonal(), table[~torch.eye(2, dtype=torch.bool)], 0.0)

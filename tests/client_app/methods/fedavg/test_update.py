@@ -139,7 +139,13 @@ def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_d
     second = unpack_parameters(method_of(config)(task(tmp_path, config, training)).payload)
     own, _ = split_control(second.tensors)
     moving = network("linear", 16, 3, training.model)
-    train(moving, *data(), config.settings.fedavg, step_length("linear", config.settings.fedavg, data()[0]), torch.Generator().manual_seed(0))
+    train(
+        moving,
+        *data(),
+        config.settings.fedavg,
+        step_length("linear", config.settings.fedavg, data()[0]),
+        torch.Generator().manual_seed(0),
+    )
     assert torch.allclose(own["weight"], moving.weight.detach() - training.model["weight"], atol=5e-3)
 
 
