@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strategies.base.defended import Suspect
 from strategies.robustness.agreement import Pairs, correlations, unrelated
 from strategies.robustness.class_points import KNOWN_BY, ClassPoints, standard_error
 from strategies.robustness.component_screening import scores_of
