@@ -71,10 +71,10 @@ def labelled(features: Array, labels: Array, classes: Sequence[object] | None) -
     return x, torch.tensor([index[name] for name in names]), known
 
 
-def check_budget(config: Run, classes: Sequence[object] | None) -> None:
+def check_budget(epsilon: float, classes: Sequence[object] | None) -> None:
     """Raise ConfigError for a private release whose classes would be read off the data."""
-    if config.settings.epsilon and classes is None:
+    if epsilon and classes is None:
         raise ConfigError(
-            f"epsilon = {config.settings.epsilon:g} without classes: the list of a site's classes would show which ones it has; name "
+            f"epsilon = {epsilon:g} without classes: the list of a site's classes would show which ones it has; name "
             "all classes of the run, such as classes=range(10)"
         )

@@ -78,7 +78,7 @@ def fit(
     config = config_of(method, settings)
     if not config.plan.answers_files:
         raise ConfigError(f"method = {method!r} does not send everything at once; use simulate")
-    check_budget(config, classes)
+    check_budget(config.settings.epsilon, classes)
     x, y, names = labelled(features, labels, classes)
     x = raised(x, config.power)
     units = None if patients is None else tuple(map(str, patients))

@@ -55,7 +55,7 @@ def value_of_sites(run: Path) -> dict[str, Any]:
     features, labels, names = cast(_TestFeatures, import_module(TEST_FEATURES)).test_features(config)
 
     def accuracy(some: frozenset[str]) -> float:
-        model = model_of(strategy, sent, some, config)
+        model = model_of(strategy, sent, some, config.settings.classes)
         if model is None:
             return float(labels.bincount().max()) / len(labels) if not some else 0.0
         right, tested = model.accuracy(features, names, labels)
@@ -72,7 +72,7 @@ def value_settings(run: Path, privacy: CountingBudget) -> tuple[dict[str, Scalar
     config = run_config_of(run)
     strategy, sent = stored(config, run)
     subsets = subsets_of(list(sent))
-    models = [model_of(strategy, sent, some, config) for some in subsets]
+    models = [model_of(strategy, sent, some, config.settings.classes) for some in subsets]
     classes = config.settings.classes or class_order(list(sent.values()))
     heads = [each for each in models if isinstance(each, Head)]
     if not heads or any(model is not None and not isinstance(model, Head) for model in models):
@@ -170,12 +170,14 @@ def stored(config: Run, run: Path) -> tuple[OneShot[Any], dict[str, Any]]:
     return strategy, {each.header.site: each for each in sent}
 
 
-def model_of(strategy: OneShot[Any], sent: dict[str, Any], some: frozenset[str], config: Run) -> Classifier | None:
+def model_of(
+    strategy: OneShot[Any], sent: dict[str, Any], some: frozenset[str], classes: Sequence[str]
+) -> Classifier | None:
     """The model that would have been learned from some of the sites; None for none, or if nothing can be learned."""
     kept = [each for site, each in sent.items() if site in some]
     if not kept:
         return None
     try:
-        return strategy.learn(kept, config.settings.classes).model
+        return strategy.learn(kept, classes).model
     except RunError:
         return None

@@ -194,18 +194,18 @@ def scaffold_plan(settings: Settings) -> Plan:
     return replace(own, messages=messages, refusal=text if momentum else "")
 
 
-def _linear_only(settings: Settings) -> str:
+def _linear_only(method: str, model: str) -> str:
     """Refuse models that are not linear, for methods that mix or sparsify linear heads."""
-    if settings.fedavg.model == "linear":
+    if model == "linear":
         return ""
-    return f"method = {settings.method!r} supports linear heads only; remove fedavg.model = {settings.fedavg.model!r}"
+    return f"method = {method!r} supports linear heads only; remove fedavg.model = {model!r}"
 
 
 def dsfl_plan(settings: Settings) -> Plan:
     """The plan of DSFL: sparse updates."""
     own = _unsummed(settings)
     messages = replace(own.messages, sends=SPARSE_UPDATE, parsed=MODEL)
-    return replace(own, messages=messages, defences=NO_MEDIAN, refusal=_linear_only(settings))
+    return replace(own, messages=messages, defences=NO_MEDIAN, refusal=_linear_only(settings.method, settings.fedavg.model))
 
 
 def personal_plan(settings: Settings) -> Plan:
@@ -216,7 +216,7 @@ def personal_plan(settings: Settings) -> Plan:
         evaluate="client_app.methods.fedavg.personalization:personal",
         tested="the model of the run, mixed with one of the site's own records",
     )
-    return replace(own, combination=combination, refusal=_linear_only(settings))
+    return replace(own, combination=combination, refusal=_linear_only(settings.method, settings.fedavg.model))
 
 
 def fedrep_plan(settings: Settings) -> Plan:

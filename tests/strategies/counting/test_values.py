@@ -41,7 +41,7 @@ def exact_shares(nodes: list[NodeConfig], run: Path) -> dict[frozenset[str], flo
     records = [held_out(signed, parse_node_config(n), Source(str(n["held-out-dir"]), "imagefolder")) for n in nodes]
     found = {frozenset[str](): 1 / 3}
     for some, model in zip(subsets_of(SITES), received.heads, strict=True):
-        learned_again = model_of(strategy, sent, some, config)
+        learned_again = model_of(strategy, sent, some, config.settings.classes)
         assert isinstance(learned_again, Head)
         both = [torch.cat([each.weight, each.bias[:, None]], 1).flatten() for each in (bounded(learned_again), model)]
         assert torch.cosine_similarity(*both, dim=0) > 1 - 1e-5
