@@ -17,6 +17,7 @@ from pathlib import Path
 
 from common.config.flat_settings import Scalar
 from common.errors import RunError
+from common.flower import flower
 from common.machine.ray_folder import ray_folder
 from common.machine.user_folders import STATE, user_folder
 from server_app.deployment.submit import (
@@ -34,7 +35,7 @@ from server_app.lifecycle.before_start import check_records, check_simulation
 from server_app.lifecycle.ending import mark_interrupted
 from server_app.lifecycle.interruption import Interrupted
 from server_app.lifecycle.memory import check_addresses, fitting_sites
-from server_app.lifecycle.ray_workers import DID_NOT_START, REMEDY
+from server_app.lifecycle.ray_start import DID_NOT_START, REMEDY
 from server_app.lifecycle.site_folders import site_folders
 
 START_SECONDS = 300.0
@@ -160,8 +161,7 @@ def superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
     """A SuperLink with simulation, on free loopback ports; yields the name of its connection."""
     port = _free_port()
     (home / "config.toml").write_text(f'[superlink.simulation]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
-    command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
-    command += ["--control-api-address", f"127.0.0.1:{port}", "--serverappio-api-address", "127.0.0.1:0"]
+    command = ["flower-superlink", *flower().simulation_flags(f"127.0.0.1:{port}")]
     log = home / "superlink.log"
     with log.open("w") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True)

@@ -21,7 +21,7 @@ import psutil
 
 from common.config.flat_settings import Scalar
 from common.errors import RunError
-from common.flower_environment import QUIET, quoted_python, without_proxy_here
+from common.flower.environment import QUIET, quoted_python, without_proxy_here
 from server_app.lifecycle.ending import settled
 from server_app.lifecycle.interruption import Interrupted
 from server_app.runs.event_tail import PARTS, EventFile

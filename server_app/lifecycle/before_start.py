@@ -14,7 +14,7 @@ from common.config.run_config import RunConfig, parse_run_config
 from common.errors import ConfigError
 from common.extras.needed import check_packages, packages_for
 from common.extras.packages import check_installed, is_installed
-from common.flower_environment import is_loopback
+from common.flower.environment import is_loopback
 from common.models.devices import pick_device
 from server_app.lifecycle.resume import check_resume
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from common.config.run_config import RunConfig
 from common.files import READABLE, replace_file, replacing
-from common.flower_environment import COMMAND_BEGAN
+from common.flower.environment import COMMAND_BEGAN
 from common.wire.model_files import save_model
 from server_app.lifecycle.writer import Writer
 from server_app.runs.manifest import Start, make_manifest

@@ -14,7 +14,7 @@ from common.errors import RunError
 from server_app.deployment import simulate
 from server_app.deployment.simulate import KILLED, Machine, cause
 from server_app.deployment.submit import DONE
-from server_app.lifecycle.ray_workers import DID_NOT_START
+from server_app.lifecycle.ray_start import DID_NOT_START
 
 TRACE = """
 INFO :      Starting Flower Simulation

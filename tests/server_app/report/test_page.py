@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from common.config.run_config import parse_run_config
-from common.flower_environment import COMMAND_BEGAN
+from common.flower.environment import COMMAND_BEGAN
 from common.methods import METHODS
 from common.pages.svg import THEME
 from server_app.report.build import write_csv, write_report
