@@ -6,6 +6,7 @@ import ipaddress
 import json
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -18,6 +19,8 @@ QUIET = {
 }
 # A job's settings, which Ray merges with those that Flower gives it.
 RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+# Names a function that Ray calls before it starts, in the thread that starts it.
+RAY_HOOK = "RAY_RUNTIME_ENV_HOOK"
 # How long Ray may take for each step of its start, in seconds.
 RAY_PATIENCE = 240.0
 # Unix time at which the command that makes a run was started; its processes inherit it.
@@ -48,6 +51,35 @@ def quoted_python(executable: str, environment: Mapping[str, str]) -> dict[str, 
     if quoted == executable or RAY_JOB in environment:
         return {}
     return {RAY_JOB: json.dumps({"runtime_env": {"py_executable": quoted}})}
+
+
+def before_ray(workers: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Let Ray wait longer for its servers. Ray calls this if `prepared_ray` names it.
+
+    Args:
+        workers: Settings of Ray's workers.
+
+    Returns:
+        The same settings.
+    """
+    from common.flower import flower
+
+    flower().prepare_ray(RAY_PATIENCE)
+    return workers
+
+
+def prepared_ray(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which Ray calls `before_ray` before it starts.
+
+    Flower starts Ray in the main thread, while the coordinator's app begins in another, which may
+    be late.
+
+    Args:
+        environment: Variables of this process. A function that is named there already stays.
+    """
+    if RAY_HOOK in environment:
+        return {}
+    return {RAY_HOOK: f"{before_ray.__module__}.{before_ray.__name__}"}
 
 
 def is_loopback(address: str) -> bool:

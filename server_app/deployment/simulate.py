@@ -18,6 +18,7 @@ from pathlib import Path
 from common.config.flat_settings import Scalar
 from common.errors import RunError
 from common.flower import flower
+from common.flower.environment import prepared_ray
 from common.machine.ray_folder import ray_folder
 from common.machine.user_folders import STATE, user_folder
 from server_app.deployment.submit import (
@@ -103,7 +104,7 @@ def _simulate(sites: int, settings: Mapping[str, Scalar], machine: Machine, on_e
     Flower gets its own home folder and ports, so runs on one machine are separate. All processes started here are stopped.
     """
     with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
-        environment = flower_environment(Path(home)) | ray_folder(os.environ)
+        environment = flower_environment(Path(home)) | ray_folder(os.environ) | prepared_ray(os.environ)
         log = Path(home) / "flower.log"
         resources, output = f"num-supernodes={sites} {machine.resources(sites)}", Path(str(settings["output-dir"]))
         try:

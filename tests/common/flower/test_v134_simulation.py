@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +18,34 @@ from flwr.simulation.ray_transport.ray_actor import BasicActorPool
 from ray.exceptions import RayActorError
 
 from common.flower import flower, v134_simulation
+from common.flower.environment import RAY_HOOK, prepared_ray
 from common.flower.v134_simulation import patient, with_ports
+from server_app.deployment.submit import APP_FOLDER
+
+# Starts Ray as Flower's simulation does, in the main thread, and ends when Ray begins to start its servers.
+MAIN_THREAD = """
+import ray
+from ray._private import node
+flowers = node.wait_for_persisted_port, node.Node.start_raylet
+def begin(*_, **__):
+    print(*(old is not new for old, new in zip(flowers, (node.wait_for_persisted_port, node.Node.start_raylet))))
+    raise SystemExit
+node.Node.__init__ = begin
+ray.init(include_dashboard=False)
+"""
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_ray_is_prepared_in_the_thread_that_starts_it_even_if_the_app_is_late(named: bool) -> None:
+    """Here the app never comes. Without the variable only the app would prepare Ray."""
+    settings = os.environ | {"PYTHONPATH": str(APP_FOLDER), "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    settings |= prepared_ray({}) if named else {}
+    done = subprocess.run([sys.executable, "-c", MAIN_THREAD], env=settings, capture_output=True, text=True)
+    assert done.stdout.split() == [str(named)] * 2, done.stderr
+
+
+def test_a_function_that_a_person_has_named_for_ray_stays() -> None:
+    assert prepared_ray({RAY_HOOK: "theirs.begin"}) == {}
 
 
 def failing(times: int) -> Callable[[], str]:
