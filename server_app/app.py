@@ -7,6 +7,7 @@ import os
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from common.flower import flower
 from common.logs.output import configure_log
 from common.run import Run, parse_run
 
@@ -18,7 +19,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run one federation. An invalid setting stops it before it starts."""
     configure_log(os.environ)
     config = parse_run(context.run_config)
-    if simulated := type(grid).__name__ == "InMemoryGrid":
+    if simulated := flower().is_simulation(grid):
         _wait_for_ray(config, context.run_id)
     from server_app.federate import federate
     from strategies.base.registered import Registered
@@ -28,11 +29,11 @@ def main(grid: Grid, context: Context) -> None:
 
 def _wait_for_ray(config: Run, run_id: int) -> None:
     """Wait until Flower's simulation has started Ray. If it does not start, the run folder says why; raises RunError."""
-    from server_app.lifecycle.ray_workers import ray_start, replace_killed_workers
+    from server_app.lifecycle.ray_start import ray_start
 
     with ray_start() as problem:
         if problem:
             from server_app.federate import fail_before_start
 
             fail_before_start(config, run_id, problem)
-    replace_killed_workers()
+    flower().replace_killed_workers()

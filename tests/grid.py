@@ -127,14 +127,14 @@ class InProcessGrid(LocalGrid):
         held = bool(fault.late) and not self.asked(fault.late)
         return not held and self._pulls[message_id] > fault.pulls
 
-    def _carried(self, message: Message, way: str) -> Message:
+    def _transported(self, message: Message, way: str) -> Message:
         if way == "down":
             assert message.metadata.reply_to_message_id == ""
             assert message.metadata.ttl > 0
             self.sent.append(message)
         contents = (item.deflate() for item in get_all_nested_objects(message).values())
         self.object_bytes[way] += sum(map(len, contents))
-        return super()._carried(message, way)
+        return super()._transported(message, way)
 
 
 def replace_payload(record: RecordDict, payload: bytes, announced: int | None = None) -> None:

@@ -410,7 +410,7 @@ class HostileGrid(InProcessGrid):
             self.recipes[index].change(record, self.kind)
             if self.recipes[index].signed:
                 rename(own).change(record, self.kind)
-        self._waiting[message.metadata.message_id] = self._carried(Message(record, reply_to=message), "up")
+        self._waiting[message.metadata.message_id] = self._transported(Message(record, reply_to=message), "up")
 
 
 def rename(site: str) -> Recipe:

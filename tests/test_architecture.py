@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from tests.imports import arrows, circles, modules, names_imported, takers_of_all_settings, within
+from tests.imports import arrows, circles, modules, names_imported, parsed, takers_of_all_settings, within
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
@@ -24,21 +25,17 @@ MAY_IMPORT = {
 MAY_NAME_FLOWER = {
     "client_app/app.py",
     "client_app/processes/app_process.py",
-    "client_app/processes/node_process.py",
     "server_app/app.py",
-    "server_app/control_api/connection.py",
-    "server_app/control_api/runs.py",
-    "server_app/control_api/sites.py",
-    "server_app/deployment/fleet_guard.py",
     "server_app/deployment/local_engine.py",
     "server_app/deployment/local_grid.py",
-    "server_app/deployment/superlink.py",
-    "server_app/deployment/supernodes.py",
     "server_app/exchange/file_grid.py",
-    "server_app/lifecycle/ray_workers.py",
     "common/wire/records.py",
-    "common/security/key_standing.py",
 }
+# The only folder that may import anything else of Flower, and the modules that Flower documents.
+FLOWER_ROOM = "common/flower/"
+PUBLIC_FLOWER = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy")
+# Plays many SuperNodes, over the connection of Flower's own.
+PLAYS_SUPERNODES = "benchmarks/many_senders.py"
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
 GENERATED = {"common/surrogate_pb2.py"}
 MOST_LINES, MOST_PARAMETERS = 500, 7
@@ -83,7 +80,63 @@ def test_rooms_import_only_what_they_may(path: str) -> None:
 
 @pytest.mark.parametrize("path", sources(*ROOMS))
 def test_flower_is_named_only_where_it_carries(path: str) -> None:
-    assert "flwr" not in packages(path) or path in MAY_NAME_FLOWER or path.startswith("strategies/")
+    assert "flwr" not in packages(path) or path in MAY_NAME_FLOWER or path.startswith(("strategies/", FLOWER_ROOM))
+
+
+def private_flower(path: Path) -> list[str]:
+    """What a file imports from Flower outside its documented modules, or without being exported by them."""
+    dynamic = (
+        argument.value
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__"))
+        for argument in node.args[:1]
+        if isinstance(argument, ast.Constant)
+    )
+    wrong = [str(name) for name in dynamic if within(str(name), ("flwr",)) and name not in PUBLIC_FLOWER]
+    for name in names_imported(path):
+        module, _, attribute = name.rpartition(".")
+        if within(name, ("flwr",)) and (module not in PUBLIC_FLOWER or attribute not in import_module(module).__all__):
+            wrong.append(name)
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path
+        for path in sources(*ROOMS, "benchmarks", "deploy", "examples")
+        if not path.startswith(FLOWER_ROOM) and path != PLAYS_SUPERNODES
+    ],
+)
+def test_private_modules_of_flower_are_imported_in_their_room_only(path: str) -> None:
+    assert not private_flower(ROOT / path), "ask for it in common/flower/interface.py"
+
+
+@pytest.mark.parametrize(
+    ("line", "private"),
+    [
+        ("from flwr.app import Message, Error", []),
+        ("from flwr.serverapp import strategy", []),
+        ("from flwr.app import message", ["flwr.app.message"]),
+        ("from flwr.app.message import Message", ["flwr.app.message.Message"]),
+        ("from flwr.common.constant import ErrorCode", ["flwr.common.constant.ErrorCode"]),
+        ("def late():\n    from flwr.proto.control_pb2 import Run as Flowers", ["flwr.proto.control_pb2.Run"]),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import flwr.supercore.run", ["flwr.supercore.run"]),
+        ("import flwr", ["flwr"]),
+        ("import flwr.app", ["flwr.app"]),
+        ("import importlib\nimportlib.import_module('flwr.supercore.grpc')", ["flwr.supercore.grpc"]),
+        ("import flwrx.proto", []),
+    ],
+)
+def test_private_modules_of_flower_are_told_from_public_ones(tmp_path: Path, line: str, private: list[str]) -> None:
+    (tmp_path / "some.py").write_text(line)
+    assert private_flower(tmp_path / "some.py") == private
+
+
+@pytest.mark.parametrize("path", [PLAYS_SUPERNODES, "common/flower/v134.py", "common/flower/v134_simulation.py"])
+def test_what_may_import_private_modules_of_flower_does(path: str) -> None:
+    """Otherwise the exception is not needed, or the rule does not see."""
+    assert private_flower(ROOT / path)
 
 
 @pytest.mark.parametrize("path", sources(*ROOMS, "benchmarks", "deploy"))
@@ -321,10 +374,22 @@ def test_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
     assert (tmp_path / "surrogate_pb2.pyi").read_text() == (ROOT / "common" / "surrogate_pb2.pyi").read_text()
 
 
-@pytest.mark.parametrize("module", ["client_app.app", "client_app.requests", "server_app.app"])
-def test_apps_start_without_heavy_libraries(module: str) -> None:
-    script = f"import sys, {module}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+def imported_by(statement: str, names: tuple[str, ...]) -> list[str]:
+    """Those of these modules that a new process has imported after a statement."""
+    script = f"import sys; {statement}; print(*(name for name in {names!r} if name in sys.modules))"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0"}
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == []
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("module", ["client_app.app", "client_app.requests", "server_app.app"])
+def test_apps_start_without_heavy_libraries(module: str) -> None:
+    assert imported_by(f"import {module}", HEAVY) == []
+
+
+def test_flowers_room_opens_without_flower() -> None:
+    """The process that starts and ends a site's others stays free of gRPC's threads."""
+    opened = "import client_app.processes.supervisor; from common.flower import flower; flower().supernode_log"
+    assert imported_by(opened, ("flwr", "grpc", "ray", "torch", "numpy")) == []
+    assert imported_by("from common.flower import flower; flower().open_log()", ("flwr", "ray")) == ["flwr"]

@@ -7,6 +7,7 @@ import os
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from client_app.diagnostics.findings import SECONDS, Finding, Link
 from client_app.diagnostics.large_packets import large_packets_arrive
@@ -14,7 +15,10 @@ from client_app.diagnostics.presented_certificates import inspector, presented
 from client_app.diagnostics.proxies import Proxy, capitals_only, open_tunnel, proxy_for
 from client_app.diagnostics.way_checks import check_way
 from common.errors import ConfigError
-from common.security.key_standing import key_standing
+from common.flower import flower
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 PROBE_SECONDS = 3.0
 SOON = datetime.timedelta(days=30)
@@ -139,7 +143,7 @@ def _standing(link: Link) -> Finding:
     authority = link.authority.expanduser().read_bytes() if link.authority else None
     host = f"[{link.host}]" if ":" in link.host else link.host
     try:
-        standing = key_standing(f"{host}:{link.port}", authority, link.key, SECONDS)
+        standing = flower().key_standing(f"{host}:{link.port}", authority, _private_key(link.key), SECONDS)
     except ConfigError as error:
         return Finding("key", "FAIL", str(error), "take site.key from the site kit")
     return {
@@ -164,3 +168,17 @@ def _standing(link: Link) -> Finding:
             "key", "FAIL", "the reply is not that of a Flower 1.34 coordinator", "check that this port is its Fleet API"
         ),
     }[standing]
+
+
+def _private_key(file: Path) -> EllipticCurvePrivateKey:
+    """A site's private key from a file in OpenSSH format. Raises ConfigError."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        key = load_ssh_private_key(file.expanduser().read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{file} cannot be read as a private key in OpenSSH format ({type(error).__name__})") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{file} is not a key on a NIST curve; make one with `ssh-keygen -t ecdsa -b 384`")
+    return key

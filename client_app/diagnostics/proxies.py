@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from common.errors import ConfigError
-from common.flower_environment import PROXIES
+from common.flower.environment import PROXIES
 
 MOST_BYTES = 65536
 

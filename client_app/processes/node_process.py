@@ -10,32 +10,35 @@ import time
 from collections.abc import Sequence
 
 from common.errors import ConfigError, RunError
-from common.flower_environment import UNIX, allow_unix_sockets
+from common.flower import flower
+from common.flower.environment import UNIX
 from common.logs.output import configure_log
 
 
 def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
-    """Run `flower-supernode --isolation process` in this process, with its Runtime API at `runtime`. Does not return.
+    """Run a SuperNode that starts no app in this process. Does not return.
 
-    runtime: unix:/path of the socket, which only this user may open. arguments: all others of `flower-supernode`. retry:
-    seconds after which a SuperNode that ended by an error is started again, as for a site whose key is not registered yet;
-    0: never. Raises RunError if the SuperNode ends by an error and is not started again; ConfigError for a port, where
-    Flower's API asks for no authentication.
+    Args:
+        runtime: Address of its Runtime API: unix:/path of a socket, which only this user may open.
+        arguments: All others of `flower-supernode`.
+        retry: Seconds after which a SuperNode that ended by an error is started again, as for a
+            site whose key is not registered yet; 0: never.
+
+    Raises:
+        RunError: The SuperNode ended by an error and is not started again.
+        ConfigError: `runtime` is a port, where Flower's API asks for no authentication.
     """
-    from flwr.supercore import grpc
-    from flwr.supernode.cli.flower_supernode import flower_supernode
-
     if not runtime.startswith(UNIX):
         raise ConfigError(f"--runtime {runtime!r}: must be {UNIX}/path; every user of this machine may open a port")
-    allow_unix_sockets(grpc)
     configure_log(os.environ)
     os.umask(0o077)
     again = [sys.executable, *sys.orig_argv[1:]]
-    sys.argv = ["flower-supernode", "--isolation", "process", "--clientappio-api-address", runtime, *arguments]
     logging.getLogger("flwr").addFilter(_in_one_line)
     threading.excepthook = _of_a_thread
     try:
-        flower_supernode()
+        flower().supernode(runtime, arguments)
+    except (ConfigError, ImportError):
+        raise
     except Exception as error:
         # Flower's own text is a trace that ends with "generator didn't yield".
         why = (

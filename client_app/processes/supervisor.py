@@ -22,7 +22,8 @@ from client_app.diagnostics.findings import Finding
 from client_app.processes.child_process import Child
 from common.command_line import handling
 from common.errors import ConfigError, RunError
-from common.flower_environment import QUIET, without_proxy_here
+from common.flower import flower
+from common.flower.environment import QUIET, without_proxy_here
 
 ATTEMPTS = 3
 """Number of early ends of a process after which a site that was never connected gives up."""
@@ -32,9 +33,6 @@ ANSWER_SECONDS, SEND_SECONDS, END_SECONDS = 60.0, 15.0, 15.0
 """Waiting times at the end: for the app's reply, for the reply to be sent, for the SuperNode to end."""
 LOOK_SECONDS = 120.0
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-# Log texts of Flower 1.34's SuperNode; test_foreign_app.py fails when they change.
-LISTENS, CONNECTED, TAKEN = "Starting Runtime API", "SuperNode ID:", "is already in use"
-RECEIVES, DONE = "Receiving:", ("Sent successfully", "Failed to send", "Failed to receive", "Ignoring")
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,7 @@ def site_commands(superlink: str, node_config: str, authority: Path | None, key:
 
     def start_node(port: int) -> list[str]:
         link = ["--superlink", superlink, *trust, *(["--insecure"] if authority is None else [])]
-        runtime = ["--clientappio-api-address", f"127.0.0.1:{port}"]
-        return [node, "--isolation", "process", *link, *runtime, "--node-config", node_config]
+        return [node, *flower().supernode_flags(f"127.0.0.1:{port}"), *link, "--node-config", node_config]
 
     def look() -> list[Finding]:
         # In a separate process: gRPC would start threads in this one, which forks others.
@@ -86,6 +83,7 @@ class Supervisor:
             os.environ | QUIET | without_proxy_here(os.environ) | {"FLWR_LOG_LEVEL": "INFO", "PYTHONUNBUFFERED": "1"}
         )
         self._node, self._app = Child("node"), Child("app")
+        self._log = flower().supernode_log
         self._warnings: list[Finding] = []
         self._listens = self._was_connected = self._works = self._port_taken = self._looks = False
         self._refusals = self._signals = 0
@@ -165,16 +163,16 @@ class Supervisor:
                     self._note(line)
 
     def _note(self, line: str) -> None:
-        if LISTENS in line:
+        if self._log.listens in line:
             self._listens = True
-        elif CONNECTED in line:
+        elif self._log.connected in line:
             self._was_connected = True
             self._say("connected; only the code installed here runs. Ctrl-C ends it")
-        elif TAKEN in line:
+        elif self._log.port_taken in line:
             self._port_taken = True
-        elif RECEIVES in line:
+        elif self._log.receives in line:
             self._works = True
-        elif any(word in line for word in DONE):
+        elif any(word in line for word in self._log.done):
             self._works = False
 
     def _end(self) -> None:

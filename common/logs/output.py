@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TextIO
 
+from common.flower import flower
+
 VARIABLE = "FEDSURROGATE_LOG"
 LOGGERS = ("flwr", "fedsurrogate")
 # Every node asks for messages every few seconds.
@@ -37,6 +39,7 @@ def configure_log(environment: Mapping[str, str], stream: TextIO | None = None) 
     logging.getLogger("flwr").addFilter(is_news)
     if environment.get(VARIABLE) != "json":
         return
+    flower().open_log()
     handler = logging.StreamHandler(stream or sys.stdout)
     handler.setFormatter(JsonLines())
     for name in LOGGERS:

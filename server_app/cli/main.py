@@ -51,7 +51,7 @@ class Engine(StrEnum):
 @contextmanager
 def _timed() -> Iterator[None]:
     """Let the processes of a run know when this program was started, for the duration in metrics.json."""
-    from common.flower_environment import COMMAND_BEGAN
+    from common.flower.environment import COMMAND_BEGAN
 
     os.environ[COMMAND_BEGAN] = f"{BEGAN:f}"
     try:

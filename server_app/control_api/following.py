@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import RunError
-from server_app.control_api.connection import UnreachableError
-from server_app.control_api.runs import FlowerRun, list_runs
+from common.flower.interface import FlowerRun, UnreachableError
+from server_app.control_api.runs import list_runs
 from server_app.runs.event_tail import PARTS, POLL_SECONDS, LiveRun, run_folders
 
 LATEST = "latest"

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from server_app.control_api.connection import SECONDS, control_api
+from common.flower import flower
+from common.flower.interface import FlowerNode
 from server_app.deployment.supernodes import table_file
 from server_app.runs.event_tail import LiveRun, run_folders
 from server_app.runs.state import SiteState
@@ -74,57 +75,47 @@ def list_sites(address: str, authority: Path | None, table: Mapping[str, Registr
 
     Nodes without a name in the table come last; each is named by its key, or by its node id where no keys are used.
     """
-    from flwr.proto.control_pb2 import ListNodesRequest
-
-    with control_api(address, authority) as control:
-        nodes = control.ListNodes(ListNodesRequest(), timeout=SECONDS).nodes_info
+    with flower().control(address, authority) as control:
+        nodes = control.nodes()
     names = {each.node: name for name, each in table.items()}
-    known = [_site(node, names.get(node.node_id)) for node in nodes]
+    known = [_site(node, names.get(node.id)) for node in nodes]
     lost = [
         KnownSite(name, _line_key(each.key), "not registered", None, None)
         for name, each in table.items()
-        if each.node not in {node.node_id for node in nodes}
+        if each.node not in {node.id for node in nodes}
     ]
     return sorted((*known, *lost), key=lambda site: (" " in site.name, site.name))
 
 
-def _site(node: Any, name: str | None) -> KnownSite:
-    since = _time(node.last_activated_at)
+def _site(node: FlowerNode, name: str | None) -> KnownSite:
+    since = node.activated
     health: Health = "silent" if since else "never connected"
-    if node.status == "online":
+    if node.online:
         health = "connected"
-    elif node.status == "unregistered":
+    elif node.revoked:
         health = "key revoked"
     seen = None
     if since and node.online_until:
         beat = node.online_until
-        if health in ("connected", "silent") and not node.last_deactivated_at > node.last_activated_at:
+        if health in ("connected", "silent") and not (node.deactivated and node.deactivated > since):
             beat -= PATIENCE * node.heartbeat_interval
         seen = max(since, min(datetime.fromtimestamp(beat, UTC), datetime.now(UTC)))
-    key = _key(node.public_key)
-    return KnownSite(name or (f"key {key[:8]}" if key else f"node {node.node_id}"), key, health, since, seen)
+    key = _key(node.key)
+    return KnownSite(name or (f"key {key[:8]}" if key else f"node {node.id}"), key, health, since, seen)
 
 
 def _key(public: bytes) -> str:
     """SHA-256 of a public key, as `coordinator certs` shows it; empty without one."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-    from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 
     from server_app.deployment.certificates import key_fingerprint
 
     if not public:
         return ""
-    return key_fingerprint(bytes_to_public_key(public).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    return key_fingerprint(flower().read_key(public).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
 
 
 def _line_key(line: str) -> str:
     from server_app.deployment.certificates import key_fingerprint
 
     return key_fingerprint(line.encode())
-
-
-def _time(text: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return None

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, RunError
-from common.flower_environment import is_loopback
+from common.flower.environment import is_loopback
+from common.flower.interface import FINISHED
 from common.settings.flat import Scalar
 from server_app.control_api.following import END_SECONDS, Handle, find_handle, follow_run
-from server_app.control_api.runs import FINISHED
 from server_app.control_api.runs import stop as stop_at_superlink
 from server_app.deployment.submit import (
     DONE,

@@ -5,15 +5,14 @@ Messages are converted to bytes and back, as on a network, so that both sides se
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.run import Run
 
+from common.flower import flower
 from common.settings.flat import Scalar
 
 FIRST_NODE = 1001
@@ -29,16 +28,16 @@ class LocalGrid(Grid):
         self._client_app = client_app
         self._waiting: dict[str, Message] = {}
         self._states = {node: RecordDict() for node in self.node_configs}
-        self.set_run(Run.create_empty(run_id=run_id))
+        self.set_run(flower().local_run(run_id))
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Set the run that messages belong to."""
         self._run = run
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """A copy of the run."""
-        return Run(**vars(self._run))
+        return copy.copy(self._run)
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
@@ -54,11 +53,8 @@ class LocalGrid(Grid):
         """Deliver messages. The reply to each waits until it is pulled."""
         ids = []
         for message in messages:
-            message.metadata.__dict__["_run_id"] = self._run.run_id
-            message.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
-            message.metadata.__dict__["_message_id"] = message.object_id
-            ids.append(message.metadata.message_id)
-            self._deliver(self._carried(message, "down"))
+            ids.append(flower().stamp(message, self._run.run_id))
+            self._deliver(self._transported(message, "down"))
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -75,10 +71,9 @@ class LocalGrid(Grid):
         try:
             reply = self._answer(message, context)
         except Exception as error:
-            # As flwr.supernode.runtime.run_clientapp does.
-            reason = str(type(error)) + ":<'" + str(error) + "'>"
-            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-        self._waiting[message.metadata.message_id] = self._carried(reply, "up")
+            # In the words of Flower's own process of an app.
+            reply = flower().failed_reply(message, "raised", str(type(error)) + ":<'" + str(error) + "'>")
+        self._waiting[message.metadata.message_id] = self._transported(reply, "up")
 
     def _answer(self, message: Message, context: Context) -> Message:
         return self._client_app(message, context)
@@ -86,11 +81,6 @@ class LocalGrid(Grid):
     def _may_arrive(self, message_id: str) -> bool:
         return True
 
-    def _carried(self, message: Message, way: str) -> Message:
-        """The message as the receiver gets it: converted to bytes and back. way: "up" or "down"."""
-        name = message.object_id
-        contents = {key: item.deflate() for key, item in get_all_nested_objects(message).items()}
-        carried = inflate_object_from_contents(name, contents)
-        assert isinstance(carried, Message)
-        carried.metadata.__dict__["_message_id"] = name
-        return carried
+    def _transported(self, message: Message, way: str) -> Message:
+        """The message as the receiver gets it. way: "up" or "down"."""
+        return flower().transported(message)

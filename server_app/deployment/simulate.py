@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from common.errors import RunError
+from common.flower import flower
+from common.flower.environment import prepared_ray
 from common.machine.ray_folder import ray_folder
 from common.machine.user_folders import STATE, user_folder
 from common.settings.flat import Scalar
@@ -34,7 +36,7 @@ from server_app.lifecycle.before_start import check_records, check_simulation
 from server_app.lifecycle.ending import mark_interrupted
 from server_app.lifecycle.interruption import Interrupted
 from server_app.lifecycle.memory import check_addresses, fitting_sites
-from server_app.lifecycle.ray_workers import DID_NOT_START, REMEDY
+from server_app.lifecycle.ray_start import DID_NOT_START, REMEDY
 from server_app.lifecycle.site_folders import site_folders
 
 START_SECONDS = 300.0
@@ -102,7 +104,7 @@ def _simulate(sites: int, settings: Mapping[str, Scalar], machine: Machine, on_e
     Flower gets its own home folder and ports, so runs on one machine are separate. All processes started here are stopped.
     """
     with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
-        environment = flower_environment(Path(home)) | ray_folder(os.environ)
+        environment = flower_environment(Path(home)) | ray_folder(os.environ) | prepared_ray(os.environ)
         log = Path(home) / "flower.log"
         resources, output = f"num-supernodes={sites} {machine.resources(sites)}", Path(str(settings["output-dir"]))
         try:
@@ -160,8 +162,7 @@ def superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
     """A SuperLink with simulation, on free loopback ports; yields the name of its connection."""
     port = _free_port()
     (home / "config.toml").write_text(f'[superlink.simulation]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
-    command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
-    command += ["--control-api-address", f"127.0.0.1:{port}", "--serverappio-api-address", "127.0.0.1:0"]
+    command = ["flower-superlink", *flower().simulation_flags(f"127.0.0.1:{port}")]
     log = home / "superlink.log"
     with log.open("w") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True)

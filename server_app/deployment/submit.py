@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from common.errors import RunError
-from common.flower_environment import QUIET, quoted_python, without_proxy_here
+from common.flower.environment import QUIET, quoted_python, without_proxy_here
 from common.settings.flat import Scalar
 from server_app.lifecycle.ending import settled
 from server_app.lifecycle.interruption import Interrupted

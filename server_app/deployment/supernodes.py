@@ -6,14 +6,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from common.errors import ConfigError
+from common.flower import flower
+from common.flower.interface import Control, FlowerNode
 from common.wire.validation import SITE_NAME
-from server_app.control_api.connection import SECONDS, control_api
 from strategies.base.registered import TABLE, VARIABLE, Registration, read_table, write_table
-
-GONE = "unregistered"
 
 
 def table_file(folder: Path) -> Path:
@@ -30,28 +28,26 @@ def enrol(folder: Path, address: str, authority: Path | None, wait: float = 0.0)
     ConfigError if the folder has no keys, or if two sites have the same key; RunError if the SuperLink does not respond, or
     refuses a key.
     """
-    from flwr.proto.control_pb2 import RegisterNodeRequest
-
     keys = _keys(folder)
     table = table_file(folder)
     before = read_table(table) if table.is_file() else {}
     found: dict[str, str] = {}
     with _control(address, authority, wait) as (control, nodes):
         after = {
-            name: Registration(each.key, nodes[_bytes(each.key)].node_id)
+            name: Registration(each.key, nodes[_bytes(each.key)].id)
             for name, each in before.items()
             if name not in keys and _holds(nodes, each.key)
         }
         for name, key in keys.items():
             node = nodes.get(_bytes(key))
-            if node is not None and node.status == GONE:
+            if node is not None and node.revoked:
                 found[name] = "taken back"
                 continue
-            number, found[name] = (node.node_id, "known") if node is not None else (0, "registered")
+            number, found[name] = (node.id, "known") if node is not None else (0, "registered")
             if node is None:
-                number = control.RegisterNode(RegisterNodeRequest(public_key=_bytes(key)), timeout=SECONDS).node_id
+                number = control.register(_bytes(key))
             if name in before and before[name].key != key and _holds(nodes, before[name].key):
-                _take_back(control, nodes[_bytes(before[name].key)].node_id)
+                control.unregister(nodes[_bytes(before[name].key)].id)
                 found[name] = "replaced"
             after[name] = Registration(key, number)
     try:
@@ -77,7 +73,7 @@ def forget(folder: Path, site: str, address: str, authority: Path | None) -> boo
     with _control(address, authority) as (control, nodes):
         held = [key for key in keys if _holds(nodes, key)]
         for key in held:
-            _take_back(control, nodes[_bytes(key)].node_id)
+            control.unregister(nodes[_bytes(key)].id)
     if site in before:
         write_table(table, {name: each for name, each in before.items() if name != site})
     return bool(held)
@@ -110,27 +106,17 @@ def _key(file: Path) -> str:
 def _bytes(line: str) -> bytes:
     """A public key in the SuperLink's format. Raises ValueError."""
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-    return public_key_to_bytes(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]
+    return flower().key_bytes(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]
 
 
-def _holds(nodes: dict[bytes, Any], key: str) -> bool:
+def _holds(nodes: dict[bytes, FlowerNode], key: str) -> bool:
     node = nodes.get(_bytes(key))
-    return node is not None and node.status != GONE
-
-
-def _take_back(control: Any, node: int) -> None:
-    from flwr.proto.control_pb2 import UnregisterNodeRequest
-
-    control.UnregisterNode(UnregisterNodeRequest(node_id=node), timeout=SECONDS)
+    return node is not None and not node.revoked
 
 
 @contextmanager
-def _control(address: str, authority: Path | None, wait: float = 0.0) -> Iterator[tuple[Any, dict[bytes, Any]]]:
+def _control(address: str, authority: Path | None, wait: float = 0.0) -> Iterator[tuple[Control, dict[bytes, FlowerNode]]]:
     """The Control API, and its nodes by public key. Raises RunError."""
-    from flwr.proto.control_pb2 import ListNodesRequest
-
-    with control_api(address, authority) as control:
-        nodes = control.ListNodes(ListNodesRequest(), timeout=wait or SECONDS, wait_for_ready=wait > 0).nodes_info
-        yield control, {node.public_key: node for node in nodes}
+    with flower().control(address, authority) as control:
+        yield control, {node.key: node for node in control.nodes(wait)}

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode
+from flwr.app import Message
 
 from common.errors import SealError, SurrogateError
 from common.exchange.message_files import (
@@ -22,6 +21,7 @@ from common.exchange.message_files import (
     unpack_reply,
 )
 from common.files import replace_file
+from common.flower import flower
 from common.settings.flat import Scalar
 from common.wire.records import from_record, to_record
 from server_app.deployment.local_grid import FIRST_NODE, LocalGrid
@@ -96,7 +96,7 @@ class FileGrid(LocalGrid):
     def _reply(self, name: str) -> Message | None:
         message, stem, request = self._asked[name]
         if (self._exchange.folder / f"{stem}{LOST}").exists():
-            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "a person has marked this site as lost"), reply_to=message)
+            return flower().failed_reply(message, "unavailable", "a person has marked this site as lost")
         file = self._exchange.folder / f"{stem}{REPLY}"
         if not file.exists():
             return None

@@ -12,7 +12,7 @@ from common.backbones.backbone_names import OWN_BACKBONE, check_backbone_name, c
 from common.errors import ConfigError
 from common.extras.needed import check_packages, packages_for
 from common.extras.packages import check_installed, is_installed
-from common.flower_environment import is_loopback
+from common.flower.environment import is_loopback
 from common.models.devices import pick_device
 from common.run import Run, parse_run
 from common.settings.flat import Scalar

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.files import READABLE, replace_file, replacing
-from common.flower_environment import COMMAND_BEGAN
+from common.flower.environment import COMMAND_BEGAN
 from common.run import Run
 from common.wire.model_files import save_model
 from server_app.lifecycle.writer import Writer

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from common.flower_environment import QUIET
+from common.flower.environment import QUIET
 from server_app.deployment.submit import APP_FOLDER, stop_process
 from strategies.base.registered import VARIABLE
 

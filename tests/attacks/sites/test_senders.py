@@ -27,7 +27,9 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 
-from server_app.deployment.superlink import authenticate_senders, table_of_registered
+from common.flower.v134 import guard_fleet
+from server_app.deployment.fleet_guard import refusal
+from server_app.deployment.superlink import table_of_registered
 from tests.e2e.processes import free_ports
 
 
@@ -71,7 +73,7 @@ class Link:
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     # Restore Flower's method afterwards.
     monkeypatch.setattr(NodeAuthServerInterceptor, "_wrap_method_handler", NodeAuthServerInterceptor._wrap_method_handler)
-    authenticate_senders()
+    guard_fleet(refusal)
     objects = ObjectStoreFactory()
     links = LinkStateFactory(str(tmp_path / "state.db"), NoOpFederationManager(), objects)
     state: Any = links.state()

@@ -13,7 +13,7 @@ from client_app.diagnostics.connection_checks import check_link
 from client_app.diagnostics.findings import Finding, Link
 from client_app.diagnostics.proxies import proxy_for
 from common.errors import ConfigError
-from common.flower_environment import PROXIES, without_proxy_here
+from common.flower.environment import PROXIES, without_proxy_here
 from server_app.deployment.certificates import issue
 from tests.faults.proxies import ConnectProxy
 

@@ -8,7 +8,8 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.exit.exit_handler import trigger_exit_handlers
 
-from client_app.processes.app_process import ENDS, _answer_on_termination
+from client_app.processes.app_process import ENDS, AnswerOnTermination
+from common.flower.v134 import guard_task
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -19,7 +20,7 @@ def test_a_process_that_gets_sigterm_answers_once(answered: bool, monkeypatch: p
         pull_task_input=lambda stub: (asked, "context", "run", "code"),
         push_message=lambda stub, reply, context: pushed.append((signal.pthread_sigmask(signal.SIG_BLOCK, ()), reply)),
     )
-    _answer_on_termination(task)
+    guard_task(task, AnswerOnTermination())
     assert set(ENDS) <= signal.pthread_sigmask(signal.SIG_BLOCK, ()), "nothing can be answered yet"
     assert task.pull_task_input("stub") == (asked, "context", "run", "code")
     assert not set(ENDS) & signal.pthread_sigmask(signal.SIG_BLOCK, ())

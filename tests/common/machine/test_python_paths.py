@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from ray.job_config import JobConfig
 from ray.runtime_env import RuntimeEnv
 
-from common.flower_environment import RAY_JOB, quoted_python
+from common.flower.environment import RAY_JOB, quoted_python
 from common.machine.environment_path import environment_remark
 
 PATHS = some.text(some.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1).map("/".__add__)

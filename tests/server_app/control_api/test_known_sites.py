@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from common.flower.interface import FlowerNode
 from server_app.control_api import sites
 from server_app.deployment.certificates import issue, key_fingerprint
 from server_app.runs.state import SiteState
@@ -23,23 +24,22 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         tmp_path / "registered.json", {name: Registration(found[name], at) for at, name in ((1, "north"), (2, "south"))}
     )
     monkeypatch.setattr(sites, "table_file", lambda folder: tmp_path / "registered.json")
-    times = {"last_activated_at": "", "last_deactivated_at": "", "online_until": 0.0, "heartbeat_interval": 30.0}
     nodes = [
-        SimpleNamespace(node_id=at, public_key=raw, status=status, **times)
-        for at, raw, status in (
-            (1, "north", "online"),
-            (2, "south", "online"),
-            (3, "west", "unregistered"),
-            (4, "", "online"),
+        FlowerNode(at, name.encode(), online=online, revoked=not online, heartbeat_interval=30.0)
+        for at, name, online in (
+            (1, "north", True),
+            (2, "south", True),
+            (3, "west", False),
+            (4, "", True),
         )
     ]
-    monkeypatch.setattr(sites, "_key", lambda name: key_fingerprint(found[name].encode()) if name else "")
+    monkeypatch.setattr(sites, "_key", lambda raw: key_fingerprint(found[raw.decode()].encode()) if raw else "")
 
     @contextmanager
     def control(*_: Any) -> Iterator[Any]:
-        yield SimpleNamespace(ListNodes=lambda *_, **__: SimpleNamespace(nodes_info=nodes))
+        yield SimpleNamespace(nodes=lambda: nodes)
 
-    monkeypatch.setattr(sites, "control_api", control)
+    monkeypatch.setattr(sites, "flower", lambda: SimpleNamespace(control=control))
     return {name: key_fingerprint(key.encode()) for name, key in found.items()}
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from common.errors import RunError
+from common.flower.environment import RAY_HOOK
 from server_app.deployment import simulate
 from server_app.deployment.simulate import KILLED, Machine, cause
 from server_app.deployment.submit import DONE
-from server_app.lifecycle.ray_workers import DID_NOT_START
+from server_app.lifecycle.ray_start import DID_NOT_START
 
 TRACE = """
 INFO :      Starting Flower Simulation
@@ -43,10 +44,13 @@ class Attempts:
 
     def __init__(self, output: Path, *failures: str | None) -> None:
         self.output, self.failures, self.made = output, iter(failures), 0
-        self.resources = ""
+        self.resources, self.environment = "", dict[str, str]()
 
-    def submit(self, name: str, settings: object, output: object, environment: object, log: Path, *rest: Any) -> Any:
+    def submit(
+        self, name: str, settings: object, output: object, environment: Mapping[str, str], log: Path, *rest: Any
+    ) -> Any:
         log.write_text(TRACE)
+        self.environment = dict(environment)
         self.resources, self.made = rest[1], self.made + 1
         if (failure := next(self.failures)) is None:
             return None, "finished:failed"
@@ -97,6 +101,12 @@ def test_the_last_attempt_leaves_its_folder_and_a_reason_with_what_to_do(tmp_pat
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run-3"]
     assert (tmp_path / "runs/run-3/flower.log").is_file()
     assert why in str(error.value)
+
+
+def test_a_simulation_names_the_function_that_ray_calls_before_it_starts(tmp_path: Path, attempts: Any) -> None:
+    played = attempts("")
+    run(tmp_path, [])
+    assert played.environment[RAY_HOOK] == "common.flower.environment.before_ray"
 
 
 def test_without_a_run_folder_the_error_is_one_line_with_the_cause(tmp_path: Path, attempts: Any) -> None:

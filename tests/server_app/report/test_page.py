@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from common.flower_environment import COMMAND_BEGAN
+from common.flower.environment import COMMAND_BEGAN
 from common.methods import METHODS
 from common.pages.svg import THEME
 from common.run import parse_run

@@ -1,11 +1,11 @@
-"""Flower's surroundings: variables against telemetry, update checks and installations; servers on Unix sockets."""
+"""The environment of Flower's processes: telemetry, updates, proxies, Ray; addresses of sockets."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 QUIET = {
@@ -13,12 +13,16 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray forks inside a process in which Flower talks gRPC; gRPC's fork handlers can hang the child.
+    # Ray forks in a process in which Flower uses gRPC, whose fork handlers can hang the child.
     "GRPC_ENABLE_FORK_SUPPORT": "0",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 # A job's settings, which Ray merges with those that Flower gives it.
 RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+# Names a function that Ray calls before it starts, in the thread that starts it.
+RAY_HOOK = "RAY_RUNTIME_ENV_HOOK"
+# How long Ray may take for each step of its start, in seconds.
+RAY_PATIENCE = 240.0
 # Unix time at which the command that makes a run was started; its processes inherit it.
 COMMAND_BEGAN = "FEDSURROGATE_COMMAND_BEGAN"
 
@@ -30,15 +34,6 @@ UNIX = "unix:"
 """Beginning of the address of a Unix socket, as gRPC writes it: unix:/path."""
 
 
-def allow_unix_sockets(flower: Any) -> None:
-    """Let Flower's servers listen on Unix sockets; Flower takes their addresses for ports in use.
-
-    flower: the module `flwr.supercore.grpc`. gRPC replaces the file that a killed process has left.
-    """
-    in_use: Callable[[str], bool] = flower.is_port_in_use
-    flower.is_port_in_use = lambda address: not address.startswith(UNIX) and in_use(address)
-
-
 def quoted_python(executable: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables with which Ray starts its workers, whatever characters the path of Python holds.
 
@@ -46,7 +41,8 @@ def quoted_python(executable: str, environment: Mapping[str, str]) -> dict[str, 
 
     Args:
         executable: Path of Python, as in `sys.executable`.
-        environment: Variables of this process. A job's settings that are there already stay as they are.
+        environment: Variables of this process. A job's settings that are there already stay as they
+            are.
 
     Returns:
         No variable for a path that needs no quotes.
@@ -55,6 +51,35 @@ def quoted_python(executable: str, environment: Mapping[str, str]) -> dict[str, 
     if quoted == executable or RAY_JOB in environment:
         return {}
     return {RAY_JOB: json.dumps({"runtime_env": {"py_executable": quoted}})}
+
+
+def before_ray(workers: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Let Ray wait longer for its servers. Ray calls this if `prepared_ray` names it.
+
+    Args:
+        workers: Settings of Ray's workers.
+
+    Returns:
+        The same settings.
+    """
+    from common.flower import flower
+
+    flower().prepare_ray(RAY_PATIENCE)
+    return workers
+
+
+def prepared_ray(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which Ray calls `before_ray` before it starts.
+
+    Flower starts Ray in the main thread, while the coordinator's app begins in another, which may
+    be late.
+
+    Args:
+        environment: Variables of this process. A function that is named there already stays.
+    """
+    if RAY_HOOK in environment:
+        return {}
+    return {RAY_HOOK: f"{before_ray.__module__}.{before_ray.__name__}"}
 
 
 def is_loopback(address: str) -> bool:
@@ -67,7 +92,10 @@ def is_loopback(address: str) -> bool:
 
 
 def no_proxy_option(address: str) -> list[tuple[str, int]]:
-    """Options of a gRPC channel: without a proxy to an address of this machine. gRPC would use `https_proxy` even there."""
+    """Options of a gRPC channel: no proxy to an address of this machine.
+
+    gRPC would use `https_proxy` even there.
+    """
     return [("grpc.enable_http_proxy", 0)] if is_loopback(address) else []
 
 

@@ -1,11 +1,10 @@
-"""Ray under Flower's simulation, played: its start waits, its failure has a reason, a killed worker gets a successor."""
+"""Ray under Flower's simulation, played: its start is patient, and a killed worker gets a successor."""
 
 from __future__ import annotations
 
-import logging
+import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,73 +15,37 @@ from typing import Any
 import pytest
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.simulation.ray_transport.ray_actor import BasicActorPool
-from flwr.supercore.exit import exit_handler
 from ray.exceptions import RayActorError
 
-from common.errors import RunError
-from common.run import parse_run
-from server_app.federate import fail_before_start
-from server_app.lifecycle import ray_workers
-from server_app.lifecycle.ray_workers import DID_NOT_START, patient, ray_start, replace_killed_workers, with_ports
-from tests.grid import events_of, metrics_of, run_folders
+from common.flower import flower, v134_simulation
+from common.flower.environment import RAY_HOOK, prepared_ray
+from common.flower.v134_simulation import patient, with_ports
+from server_app.deployment.submit import APP_FOLDER
 
-log = logging.getLogger("flwr")
-
-
-@pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Ray, which starts when `ready` is set; nothing of Ray is patched."""
-    played = SimpleNamespace(ready=False, is_initialized=lambda: played.ready)
-    monkeypatch.setitem(sys.modules, "ray", played)
-    monkeypatch.setattr(ray_workers, "wait_longer", lambda: None)
-    monkeypatch.setattr(exit_handler, "registered_exit_handlers", [])
-    return played
+# Starts Ray as Flower's simulation does, in the main thread, and ends when Ray begins to start its servers.
+MAIN_THREAD = """
+import ray
+from ray._private import node
+flowers = node.wait_for_persisted_port, node.Node.start_raylet
+def begin(*_, **__):
+    print(*(old is not new for old, new in zip(flowers, (node.wait_for_persisted_port, node.Node.start_raylet))))
+    raise SystemExit
+node.Node.__init__ = begin
+ray.init(include_dashboard=False)
+"""
 
 
-def test_the_app_goes_on_when_ray_has_started(ray: SimpleNamespace) -> None:
-    threading.Timer(0.3, lambda: setattr(ray, "ready", True)).start()
-    with ray_start(30.0) as problem:
-        assert problem == ""
-    handlers = len(log.handlers)
-    exit_handler.trigger_exit_handlers()
-    assert len(log.handlers) == handlers
+@pytest.mark.parametrize("named", [True, False])
+def test_ray_is_prepared_in_the_thread_that_starts_it_even_if_the_app_is_late(named: bool) -> None:
+    """Here the app never comes. Without the variable only the app would prepare Ray."""
+    settings = os.environ | {"PYTHONPATH": str(APP_FOLDER), "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    settings |= prepared_ray({}) if named else {}
+    done = subprocess.run([sys.executable, "-c", MAIN_THREAD], env=settings, capture_output=True, text=True)
+    assert done.stdout.split() == [str(named)] * 2, done.stderr
 
 
-@pytest.mark.usefixtures("ray")
-def test_flower_does_not_end_the_process_before_the_reason_is_written() -> None:
-    """As in Flower: the main thread logs what failed, then what follows from it, and calls the exit handlers."""
-    order: list[str] = []
-
-    def main_thread() -> None:
-        log.error("An exception occured!! %s", TimeoutError("Timed out waiting for file\n  /tmp/x."))
-        log.error("An exception occurred !! %s", RuntimeError("Simulation Runtime crashed."))
-        exit_handler.trigger_exit_handlers()
-        order.append("ended")
-
-    thread = threading.Timer(0.3, main_thread)
-    thread.start()
-    with ray_start(30.0) as problem:
-        time.sleep(0.5)
-        order.append("written")
-    thread.join()
-    assert order == ["written", "ended"]
-    assert problem.startswith(f"{DID_NOT_START}: TimeoutError: Timed out waiting for file /tmp/x; ")
-    assert "--engine local" in problem
-
-
-@pytest.mark.usefixtures("ray")
-def test_a_ray_that_hangs_is_not_waited_for_without_end() -> None:
-    with ray_start(0.2) as problem:
-        assert "it has not begun to work within 0 s" in problem
-
-
-def test_the_run_folder_has_the_status_failed_and_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no luck"):
-        fail_before_start(parse_run({"output-dir": str(tmp_path)}), 7, "no luck")
-    (folder,) = run_folders(tmp_path)
-    assert (metrics_of(folder)["status"], metrics_of(folder)["failure"]) == ("failed", "no luck")
-    assert events_of(folder)[-1]["reason"] == "no luck"
-    assert (folder / "report.html").is_file()
+def test_a_function_that_a_person_has_named_for_ray_stays() -> None:
+    assert prepared_ray({RAY_HOOK: "theirs.begin"}) == {}
 
 
 def failing(times: int) -> Callable[[], str]:
@@ -115,11 +78,11 @@ def test_a_server_that_has_ended_is_not_waited_for() -> None:
 
 
 def test_rays_agents_have_ports_and_the_file_that_the_raylet_reads(tmp_path: Path) -> None:
-    settings = SimpleNamespace(**dict.fromkeys(ray_workers.AGENT_PORTS, 0))
+    settings = SimpleNamespace(**dict.fromkeys(v134_simulation.AGENT_PORTS, 0))
     settings.metrics_export_port = 4711
     node = SimpleNamespace(_ray_params=settings, _session_dir=str(tmp_path), _node_id="ab12")
     assert with_ports(lambda node, *words, **named: (words, named))(node, 1, a=2) == ((1,), {"a": 2})
-    ports = [getattr(settings, name) for name in ray_workers.AGENT_PORTS]
+    ports = [getattr(settings, name) for name in v134_simulation.AGENT_PORTS]
     assert ports[1] == 4711
     assert len({*ports, 0}) == 5
     (file,) = tmp_path.iterdir()
@@ -147,7 +110,7 @@ def test_a_killed_worker_is_replaced_so_that_only_its_own_site_is_lost(
             raise RayActorError("killed")
         return "0", "reply", "context"
 
-    monkeypatch.setattr(ray_workers, "_runs", lambda program: server)
+    monkeypatch.setattr(v134_simulation, "_runs", lambda program: server)
     monkeypatch.setattr("flwr.simulation.ray_transport.ray_actor.ray.get", get)
     fetch = "fetch_result_and_return_actor_to_pool"
     monkeypatch.setattr(BasicActorPool, fetch, getattr(BasicActorPool, fetch))
@@ -156,7 +119,7 @@ def test_a_killed_worker_is_replaced_so_that_only_its_own_site_is_lost(
     backend = RayBackend.__new__(RayBackend)
     backend.pool, backend.app_fn = pool, object  # type: ignore[assignment]
     context: Any = SimpleNamespace(node_config={"partition-id": 0})
-    replace_killed_workers()
+    flower().replace_killed_workers()
     for _ in range(4):
         with suppress(RayActorError):
             assert backend.process_message(None, context) == ("reply", "context")  # type: ignore[arg-type]

@@ -1,0 +1,51 @@
+"""The only room that imports private modules of Flower, behind one interface for every version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from common.flower.interface import Flower
+
+
+def _v134() -> Flower:
+    from common.flower.v134 import Flower134
+
+    return Flower134()
+
+
+# By major and minor number.
+VERSIONS: dict[str, Callable[[], Flower]] = {"1.34": _v134}
+
+
+@cache
+def flower() -> Flower:
+    """The interface to the Flower that is installed here.
+
+    Neither this call nor the import of this module imports Flower. The version is read from the
+    installed package, as `flwr.__version__` is, so that a process that starts others stays free of
+    gRPC's threads.
+
+    Raises:
+        ConfigError: Flower is not installed, or its version is not among `VERSIONS`.
+
+    Example:
+        >>> flower().supernode_flags("127.0.0.1:9094")
+        ['--isolation', 'process', '--clientappio-api-address', '127.0.0.1:9094']
+    """
+    supported = ", ".join(f"{each}.x" for each in VERSIONS)
+    try:
+        installed = version("flwr")
+    except PackageNotFoundError:
+        raise ConfigError(f"flwr is not installed; fedsurrogate works with flwr {supported}") from None
+    implementation = VERSIONS.get(".".join(installed.split(".")[:2]))
+    if implementation is None:
+        raise ConfigError(
+            f"flwr {installed} is installed, but fedsurrogate works with flwr {supported}; install that version"
+        )
+    return implementation()

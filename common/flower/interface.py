@@ -1,0 +1,349 @@
+"""What this software needs of Flower beyond its public modules, as types without anything of one
+version.
+
+Another version of Flower is another class, in a file next to `v134.py`, and a line in `VERSIONS` of
+the package. It provides every method of `Flower`, and it keeps these promises, which the two sides
+rely on:
+
+* `superlink` asks `refusal` about every request of the Fleet API that registers or activates a node
+  or sends messages, on every protocol that the SuperLink speaks, after Flower has checked the
+  request's signature. Writers of its database wait for each other, and its servers listen on Unix
+  sockets where the arguments name them.
+* `superexec` starts the given command for tasks of ClientApps, and nothing for tasks of another
+  kind. Flower 1.42 makes others too (`TaskType.AGENT_APP`), and ignores `--plugin-type`.
+* `client_task` neither unpacks nor imports code that arrives with a run.
+* A method that cannot keep its promise raises ConfigError with the reason. A server that cannot
+  listen on a Unix socket is such a case: its API would be open to every user of the machine.
+
+What Flower 1.42 does otherwise, and where it belongs: `flower-supernode` and `flower-superlink`
+take `--host` and `--port` in place of the addresses of their Runtime APIs (`supernode_flags`,
+`simulation_flags`); the Control API and the Fleet API speak HTTP, and gRPC only with
+`FLWR_INTERNAL_GRPC_CONTROL_API=1` and `FLWR_INTERNAL_GRPC_FLEET_API=1` (`superlink`, `control`,
+`key_standing`); the SuperNode writes other lines (`supernode_log`); a `Message` needs a
+`TaskIdentity` (`local_run`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from common.errors import RunError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid
+
+FINISHED = "finished"
+Standing = Literal["registered", "unknown", "clock", "open", "silent"]
+Failure = Literal["raised", "crashed", "unavailable"]
+
+
+class UnreachableError(RunError):
+    """No SuperLink answers at the address."""
+
+
+@dataclass(frozen=True)
+class SuperLinkArguments:
+    """What the arguments of a SuperLink mean.
+
+    Attributes:
+        certificate: Absolute path of its certificate; None without TLS.
+        authenticates: Whether it accepts only nodes with a registered key.
+    """
+
+    certificate: Path | None
+    authenticates: bool
+
+
+@dataclass(frozen=True)
+class FleetRequest:
+    """What a request to the Fleet API contains, next to what its signature proves.
+
+    Attributes:
+        signed_by: Public key of the signature that Flower has checked, as `key_bytes` writes it.
+        key: Public key that the request registers or activates, in the same form; None for other
+            requests.
+        node: Id of the node that the request is of, which has the key `signed_by`; None where the
+            request has none.
+        senders: Ids of the nodes that its messages name as their senders.
+    """
+
+    signed_by: bytes
+    key: bytes | None = None
+    node: int | None = None
+    senders: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SuperNodeLog:
+    """Parts of lines of a SuperNode's log, by which its state is known.
+
+    Attributes:
+        listens: Its Runtime API listens soon.
+        connected: The SuperLink has accepted it.
+        port_taken: The port of its Runtime API is in use.
+        receives: It receives a message.
+        done: Each of these: it has no message any more.
+    """
+
+    listens: str
+    connected: str
+    port_taken: str
+    receives: str
+    done: tuple[str, ...]
+
+
+class TaskGuard(Protocol):
+    """What a process does around its one task."""
+
+    def received(self, give_up: Callable[[str], None]) -> None:
+        """There is a message. `give_up` sends an error with this text in place of its reply."""
+        ...
+
+    def sending(self) -> AbstractContextManager[None]:
+        """Entered before the reply is sent, and left when it was sent."""
+        ...
+
+
+@dataclass(frozen=True)
+class FlowerRun:
+    """A run as the SuperLink knows it.
+
+    Attributes:
+        id: Its number.
+        status: Such as "running" or "finished:completed".
+        begun: When it was submitted; None if unknown.
+        ended: When it ended; None if it has not.
+    """
+
+    id: str
+    status: str
+    begun: datetime | None
+    ended: datetime | None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the SuperLink has nothing more to do for it."""
+        return self.status.startswith(FINISHED)
+
+
+@dataclass(frozen=True)
+class FlowerNode:
+    """A node as the SuperLink knows it.
+
+    Attributes:
+        id: Its number.
+        key: Its public key, as `key_bytes` writes it; empty for a node without one.
+        online: Whether it is connected.
+        revoked: Whether its key was taken back. Such a key cannot be registered again.
+        activated: When its present or last connection began; None if it never connected.
+        deactivated: When it last ended a connection; None if it never did.
+        online_until: Unix time until which it counts as online without another heartbeat; 0 if it
+            never connected.
+        heartbeat_interval: Seconds between two heartbeats.
+    """
+
+    id: int
+    key: bytes
+    online: bool
+    revoked: bool
+    activated: datetime | None = None
+    deactivated: datetime | None = None
+    online_until: float = 0.0
+    heartbeat_interval: float = 0.0
+
+
+class Control(Protocol):
+    """The Control API of a SuperLink, connected. A request that fails raises RunError."""
+
+    def runs(self) -> list[FlowerRun]:
+        """All its runs."""
+        ...
+
+    def stop(self, run: str) -> bool:
+        """Stop the run of this id; return whether it did."""
+        ...
+
+    def nodes(self, wait: float = 0.0) -> list[FlowerNode]:
+        """All its nodes. wait: seconds to wait until it listens."""
+        ...
+
+    def register(self, key: bytes) -> int:
+        """Accept the node with this public key from now on; return the node's id."""
+        ...
+
+    def unregister(self, node: int) -> None:
+        """Take back the key of a node, for ever."""
+        ...
+
+
+class FlowerProcesses(Protocol):
+    """Flower's commands, run in the process of the caller. Those that run one do not return."""
+
+    supernode_log: SuperNodeLog
+
+    def open_log(self) -> None:
+        """Let Flower add the handlers of its log, which it does once; then they can be replaced."""
+        ...
+
+    def at_exit(self, action: Callable[[], None]) -> None:
+        """Call `action` when Flower ends this process in order. Later ones are called first."""
+        ...
+
+    def parse_superlink(self, arguments: Sequence[str]) -> SuperLinkArguments:
+        """The meaning of arguments of `flower-superlink`."""
+        ...
+
+    def superlink(self, arguments: Sequence[str], refusal: Callable[[FleetRequest], str]) -> None:
+        """Run a SuperLink to which many sites can write at once, wherever Flower is installed.
+
+        Args:
+            arguments: Those of `flower-superlink`.
+            refusal: Why a signed request of the Fleet API is refused; empty if it is not.
+        """
+        ...
+
+    def simulation_flags(self, control: str) -> list[str]:
+        """Arguments of `flower-superlink` for simulations, with its Control API at `control`."""
+        ...
+
+    def supernode_flags(self, runtime: str) -> list[str]:
+        """Arguments of `flower-supernode` that starts no app; its Runtime API is at `runtime`."""
+        ...
+
+    def supernode(self, runtime: str, arguments: Sequence[str]) -> None:
+        """Run a SuperNode that starts no app.
+
+        Args:
+            runtime: Address of its Runtime API: host:port, or unix:/path.
+            arguments: All others of `flower-supernode`.
+        """
+        ...
+
+    def superexec(self, runtime: str, command: str) -> None:
+        """Start a program for each task of a ClientApp, and for no other task.
+
+        Args:
+            runtime: Address of the Runtime API of the SuperNode that has the tasks.
+            command: Path of the program. It gets the arguments that `client_task` reads.
+        """
+        ...
+
+    def client_task(self, load: Callable[[str, str], ClientApp], guard: TaskGuard) -> None:
+        """Run one task, with the arguments of this process, which `superexec` gave it.
+
+        Args:
+            load: The app for a run whose app has this name and this version.
+            guard: Called before and after the work.
+        """
+        ...
+
+
+class FlowerLink(Protocol):
+    """What a SuperLink knows, and the form of keys there."""
+
+    def control(self, address: str, authority: Path | None) -> AbstractContextManager[Control]:
+        """Connect to a Control API.
+
+        Args:
+            address: host:port.
+            authority: File of the CA that signed the SuperLink's certificate; None without TLS.
+
+        Raises:
+            UnreachableError: Nothing answers there. Raised by the first request.
+            RunError: A request fails.
+        """
+        ...
+
+    def key_bytes(self, key: ec.EllipticCurvePublicKey) -> bytes:
+        """A node's public key as the SuperLink stores it."""
+        ...
+
+    def read_key(self, stored: bytes) -> ec.EllipticCurvePublicKey:
+        """The public key that the SuperLink stores so."""
+        ...
+
+    def key_standing(
+        self,
+        address: str,
+        authority: bytes | None,
+        key: ec.EllipticCurvePrivateKey,
+        seconds: float,
+    ) -> Standing:
+        """Whether a SuperLink has registered a key. Nothing changes there, and the key's node may
+        run or not.
+
+        Args:
+            address: Of the Fleet API, host:port.
+            authority: PEM of the CA that signed the SuperLink's certificate; None without TLS.
+            key: Private key of the node.
+            seconds: How long each request may take.
+
+        Returns:
+            "registered"; "unknown"; "clock": the clocks differ too much for the signature; "open":
+            the SuperLink requires no keys; "silent": no useful reply.
+        """
+        ...
+
+
+class FlowerMessages(Protocol):
+    """Messages without Flower's servers."""
+
+    def local_run(self, run_id: int) -> Any:
+        """A run of this id for a `Grid`. Messages of it can be made in this process from now on."""
+        ...
+
+    def stamp(self, message: Message, run_id: int) -> str:
+        """Make a new message the coordinator's in this run, as a SuperLink does; return its id."""
+        ...
+
+    def transported(self, message: Message) -> Message:
+        """The message as its receiver gets it: converted to bytes and back. Its id stays."""
+        ...
+
+    def failed_reply(self, message: Message, failure: Failure, reason: str) -> Message:
+        """A reply without content.
+
+        Args:
+            message: The request.
+            failure: "raised": the app raised an exception; "crashed": its process ended;
+                "unavailable": no such node.
+            reason: Text for the coordinator.
+        """
+        ...
+
+
+class FlowerSimulation(Protocol):
+    """Flower's simulation, in which Ray runs the sites."""
+
+    def is_simulation(self, grid: Grid) -> bool:
+        """Whether a ServerApp's grid is that of a simulation."""
+        ...
+
+    def ray_has_started(self) -> bool:
+        """Whether Ray runs in this process."""
+        ...
+
+    def prepare_ray(self, seconds: float) -> None:
+        """Let Ray wait longer for its servers when it starts in this process; a second call does
+        nothing.
+
+        Args:
+            seconds: How long Ray may take for each step of its start.
+        """
+        ...
+
+    def replace_killed_workers(self) -> None:
+        """Give each site that follows a killed worker of Ray a new one; call it once."""
+        ...
+
+
+class Flower(FlowerProcesses, FlowerLink, FlowerMessages, FlowerSimulation, Protocol):
+    """A version of Flower."""

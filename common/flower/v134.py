@@ -1,0 +1,268 @@
+"""Flower 1.34: its processes, the guard of its Fleet API, and its messages."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.flower.environment import UNIX
+from common.flower.interface import (
+    Failure,
+    FleetRequest,
+    Flower,
+    FlowerMessages,
+    FlowerProcesses,
+    SuperLinkArguments,
+    SuperNodeLog,
+    TaskGuard,
+)
+from common.flower.v134_link import Link134
+from common.flower.v134_simulation import Simulation134
+
+if TYPE_CHECKING:
+    import grpc
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+WAIT = 600
+"""Seconds that a writer of the SuperLink's database waits for other writers."""
+
+
+class Processes134(FlowerProcesses):
+    """Commands of Flower 1.34, whose servers speak gRPC."""
+
+    supernode_log = SuperNodeLog(
+        listens="Starting Runtime API",
+        connected="SuperNode ID:",
+        port_taken="is already in use",
+        receives="Receiving:",
+        done=("Sent successfully", "Failed to send", "Failed to receive", "Ignoring"),
+    )
+
+    def open_log(self) -> None:
+        """Import the module that adds them."""
+        import flwr.common.logger  # noqa: F401
+
+    def at_exit(self, action: Callable[[], None]) -> None:
+        """Flower's signal handlers, and the ends of its commands, call it."""
+        from flwr.supercore.exit import add_exit_handler
+
+        add_exit_handler(action)
+
+    def parse_superlink(self, arguments: Sequence[str]) -> SuperLinkArguments:
+        """Flower's own parser reads them."""
+        found = _parsed(arguments)
+        file = found.ssl_certfile
+        certificate = Path(file).expanduser().absolute() if file else None
+        return SuperLinkArguments(certificate, bool(found.enable_supernode_auth))
+
+    def superlink(self, arguments: Sequence[str], refusal: Callable[[FleetRequest], str]) -> None:
+        """`flower-superlink` with four changes."""
+        from flwr.superlink.cli import flower_superlink
+
+        allow_unix_sockets()
+        let_writers_wait()
+        find_migrations()
+        guard_fleet(refusal)
+        sys.argv = ["flower-superlink", *arguments]
+        flower_superlink()
+
+    def simulation_flags(self, control: str) -> list[str]:
+        """The API for its own apps takes any free port."""
+        addresses = ["--control-api-address", control, "--serverappio-api-address", "127.0.0.1:0"]
+        return ["--insecure", "--simulation", "--isolation", "subprocess", *addresses]
+
+    def supernode_flags(self, runtime: str) -> list[str]:
+        """Without the first two it starts the code that a run brings."""
+        return ["--isolation", "process", "--clientappio-api-address", runtime]
+
+    def supernode(self, runtime: str, arguments: Sequence[str]) -> None:
+        """`flower-supernode`, also on a Unix socket."""
+        from flwr.supernode.cli.flower_supernode import flower_supernode
+
+        allow_unix_sockets()
+        sys.argv = ["flower-supernode", *self.supernode_flags(runtime), *arguments]
+        flower_supernode()
+
+    def superexec(self, runtime: str, command: str) -> None:
+        """`flower-superexec`, whose plugin `clientapp` takes tasks of this kind only."""
+        from flwr.supercore.cli.flower_superexec import flower_superexec
+        from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
+
+        TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP] = command
+        flags = ["--insecure", "--plugin-type", "clientapp", "--appio-api-address", runtime]
+        sys.argv = ["flower-superexec", *flags]
+        flower_superexec()
+
+    def client_task(self, load: Callable[[str, str], ClientApp], guard: TaskGuard) -> None:
+        """`flwr-clientapp` that leaves the received code packed."""
+        from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+        from flwr.supernode.runtime import run_clientapp as task
+
+        def leave_packed(content: bytes, **_: object) -> None:
+            """Ignore the received code."""
+
+        def loader(**_: object) -> Callable[[str, str, str], ClientApp]:
+            return lambda name, version, digest: load(name, version)
+
+        task.install_from_fab = leave_packed  # type: ignore[assignment, attr-defined]
+        task.get_load_client_app_fn = loader  # type: ignore[assignment, attr-defined]
+        guard_task(task, guard)
+        flwr_clientapp()
+
+
+class Messages134(FlowerMessages):
+    """Messages of Flower 1.34, of which the parts are objects with ids."""
+
+    def local_run(self, run_id: int) -> Any:
+        """A `Run`. Messages can be made anywhere."""
+        from flwr.supercore.run import Run
+
+        return Run.create_empty(run_id=run_id)
+
+    def stamp(self, message: Message, run_id: int) -> str:
+        """The SuperLink is a node too."""
+        from flwr.common.constant import SUPERLINK_NODE_ID
+
+        message.metadata.__dict__["_run_id"] = run_id
+        message.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        return _named(message, message.object_id)
+
+    def transported(self, message: Message) -> Message:
+        """Each object becomes bytes, as on the wire."""
+        from flwr.app import Message as Received
+        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+        name = message.object_id
+        contents = {key: item.deflate() for key, item in get_all_nested_objects(message).items()}
+        received = inflate_object_from_contents(name, contents)
+        assert isinstance(received, Received)
+        _named(received, name)
+        return received
+
+    def failed_reply(self, message: Message, failure: Failure, reason: str) -> Message:
+        """A message with an error in place of a content."""
+        from flwr.app import Error
+        from flwr.app import Message as Reply
+        from flwr.common.constant import ErrorCode
+
+        codes = {
+            "raised": ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
+            "crashed": ErrorCode.CLIENT_APP_CRASHED,
+            "unavailable": ErrorCode.NODE_UNAVAILABLE,
+        }
+        return Reply(Error(codes[failure], reason), reply_to=message)
+
+
+class Flower134(Processes134, Link134, Messages134, Simulation134, Flower):
+    """Flower 1.34."""
+
+
+def allow_unix_sockets() -> None:
+    """Let Flower's servers listen on Unix sockets; Flower takes their addresses for ports in use.
+
+    gRPC replaces the file that a killed process has left.
+    """
+    from flwr.supercore import grpc
+
+    in_use = grpc.is_port_in_use  # type: ignore[attr-defined]
+
+    def is_port_in_use(address: str) -> bool:
+        return not address.startswith(UNIX) and in_use(address)
+
+    grpc.is_port_in_use = is_port_in_use  # type: ignore[attr-defined]
+
+
+def let_writers_wait() -> None:
+    """Make writers wait for `WAIT` seconds, in all databases that this process opens later."""
+    from flwr.supercore import sql_mixin
+
+    patience = ("busy_timeout", str(1000 * WAIT))
+    pragmas = (*sql_mixin.SQLITE_PRAGMAS, patience)  # type: ignore[attr-defined]
+    sql_mixin.SQLITE_PRAGMAS = pragmas  # type: ignore[assignment, attr-defined]
+
+
+def find_migrations() -> None:
+    """Let Flower make the tables of its database wherever it is installed.
+
+    Flower joins the folders of its migrations to one text, which alembic splits at blanks and
+    commas. In a path with a blank it then finds no migration and makes no table. The name of a
+    resource of a package has neither.
+    """
+    from flwr.supercore.state.alembic import utils
+
+    utils.ALEMBIC_DIR = Path("flwr.supercore.state:alembic")
+
+
+def guard_fleet(refusal: Callable[[FleetRequest], str]) -> None:
+    """Check requests of all Fleet APIs with keys that this process opens later; call it once."""
+    import grpc
+    from flwr.server.superlink.fleet.grpc_rere import node_auth_server_interceptor
+
+    interceptor = node_auth_server_interceptor.NodeAuthServerInterceptor
+    flowers = interceptor._wrap_method_handler
+
+    def wrap(self: Any, handler: grpc.RpcMethodHandler, key: bytes) -> grpc.RpcMethodHandler:
+        def answer(request: Any, context: grpc.ServicerContext) -> Any:
+            if reason := refusal(_fleet_request(request, key)):
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+            return handler.unary_unary(request, context)
+
+        forms = handler.request_deserializer, handler.response_serializer
+        # Flower's own check of the request's node id comes first.
+        return flowers(self, grpc.unary_unary_rpc_method_handler(answer, *forms), key)
+
+    interceptor._wrap_method_handler = wrap  # type: ignore[method-assign, assignment]
+
+
+def _fleet_request(request: Any, key: bytes) -> FleetRequest:
+    from flwr.proto import fleet_pb2
+
+    if isinstance(request, fleet_pb2.ActivateNodeRequest | fleet_pb2.RegisterNodeFleetRequest):
+        return FleetRequest(key, key=request.public_key)
+    if isinstance(request, fleet_pb2.PushMessagesRequest):
+        senders = tuple(message.metadata.src_node_id for message in request.messages_list)
+        return FleetRequest(key, node=request.node.node_id, senders=senders)
+    return FleetRequest(key)
+
+
+def guard_task(task: Any, guard: TaskGuard) -> None:
+    """Call a guard when `task` has received its message, and around the sending of its reply.
+
+    Args:
+        task: The module `flwr.supernode.runtime.run_clientapp`.
+        guard: It may give up from then on, from any thread.
+    """
+    pull, push = task.pull_task_input, task.push_message
+
+    def pull_task_input(stub: Any) -> tuple[Any, ...]:
+        message, context, *code = pull(stub)
+
+        def give_up(text: str) -> None:
+            push(stub, Messages134().failed_reply(message, "crashed", text), context)
+
+        guard.received(give_up)
+        return message, context, *code
+
+    def push_message(*reply: Any) -> None:
+        with guard.sending():
+            push(*reply)
+
+    task.pull_task_input, task.push_message = pull_task_input, push_message
+
+
+def _named(message: Message, name: str) -> str:
+    """Set a message's id, which its bytes do not contain."""
+    message.metadata.__dict__["_message_id"] = name
+    return name
+
+
+def _parsed(arguments: Sequence[str]) -> Namespace:
+    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+
+    found, _ = _parse_args_run_superlink().parse_known_args(list(arguments))
+    return found

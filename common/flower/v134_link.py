@@ -1,0 +1,179 @@
+"""What a SuperLink of Flower 1.34 knows, over gRPC: its runs, its nodes, and their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.errors import RunError
+from common.flower.environment import no_proxy_option
+from common.flower.interface import (
+    Control,
+    FlowerLink,
+    FlowerNode,
+    FlowerRun,
+    Standing,
+    UnreachableError,
+)
+
+if TYPE_CHECKING:
+    import grpc
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+SECONDS = 30.0
+"""How long a request to the Control API may take."""
+
+
+class Link134(FlowerLink):
+    """Connections to a SuperLink of Flower 1.34."""
+
+    @contextmanager
+    def control(self, address: str, authority: Path | None) -> Iterator[Control]:
+        """The SuperLink refuses clients that do not name their version."""
+        import grpc
+        from flwr.proto.control_pb2_grpc import ControlStub
+        from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
+
+        stub: Callable[..., Any] = ControlStub
+        version = RuntimeVersionClientInterceptor(component_name="flwr CLI")
+        pem = None if authority is None else authority.read_bytes()
+        with _channel(address, pem, no_proxy_option(address)) as channel:
+            try:
+                yield Control134(stub(grpc.intercept_channel(channel, version)))
+            except grpc.RpcError as error:
+                why = f"{error.code().name}: {error.details()}"[:300]
+                kind = UnreachableError if error.code() == grpc.StatusCode.UNAVAILABLE else RunError
+                raise kind(f"the SuperLink at {address} has failed a request ({why})") from None
+
+    def key_bytes(self, key: ec.EllipticCurvePublicKey) -> bytes:
+        """PEM."""
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+        return public_key_to_bytes(key)
+
+    def read_key(self, stored: bytes) -> ec.EllipticCurvePublicKey:
+        """From PEM."""
+        from flwr.supercore.primitives.asymmetric import bytes_to_public_key
+
+        return bytes_to_public_key(stored)
+
+    def key_standing(
+        self,
+        address: str,
+        authority: bytes | None,
+        key: ec.EllipticCurvePrivateKey,
+        seconds: float,
+    ) -> Standing:
+        """Request an activation with an invalid heartbeat.
+
+        The SuperLink looks up the key before it refuses this.
+        """
+        import grpc
+        from flwr.client.grpc_rere_client import node_auth_client_interceptor
+        from flwr.proto.fleet_pb2 import ActivateNodeRequest
+        from flwr.proto.fleet_pb2_grpc import FleetStub
+
+        public = self.key_bytes(key.public_key())
+        request = ActivateNodeRequest(public_key=public, heartbeat_interval=0.0)
+        signer = node_auth_client_interceptor.NodeAuthClientInterceptor(key, key.public_key())
+
+        def refusal(channel: grpc.Channel) -> grpc.StatusCode | None:
+            try:
+                FleetStub(channel).ActivateNode(request, timeout=seconds)
+            except grpc.RpcError as error:
+                code: grpc.StatusCode = error.code()
+                return code
+            return None
+
+        with _channel(address, authority) as channel:
+            if (unsigned := refusal(channel)) != grpc.StatusCode.UNAUTHENTICATED:
+                return "open" if unsigned == grpc.StatusCode.FAILED_PRECONDITION else "silent"
+            signed = refusal(grpc.intercept_channel(channel, signer))
+        by_status: dict[grpc.StatusCode | None, Standing] = {
+            grpc.StatusCode.INVALID_ARGUMENT: "registered",
+            grpc.StatusCode.FAILED_PRECONDITION: "unknown",
+            grpc.StatusCode.UNAUTHENTICATED: "clock",
+        }
+        return by_status.get(signed, "silent")
+
+
+class Control134(Control):
+    """Requests over a stub of the Control API."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+
+    def runs(self) -> list[FlowerRun]:
+        """In no order."""
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+        reply = self._stub.ListRuns(ListRunsRequest(), timeout=SECONDS)
+        return [_run(number, each) for number, each in reply.run_dict.items()]
+
+    def stop(self, run: str) -> bool:
+        """The SuperLink refuses to stop a run that has ended."""
+        from flwr.proto.control_pb2 import StopRunRequest
+
+        return bool(self._stub.StopRun(StopRunRequest(run_id=int(run)), timeout=SECONDS).success)
+
+    def nodes(self, wait: float = 0.0) -> list[FlowerNode]:
+        """Also those whose key was taken back."""
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        seconds = wait or SECONDS
+        reply = self._stub.ListNodes(ListNodesRequest(), timeout=seconds, wait_for_ready=wait > 0)
+        return [_node(each) for each in reply.nodes_info]
+
+    def register(self, key: bytes) -> int:
+        """The SuperLink refuses a key that it has ever known."""
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+
+        request = RegisterNodeRequest(public_key=key)
+        return int(self._stub.RegisterNode(request, timeout=SECONDS).node_id)
+
+    def unregister(self, node: int) -> None:
+        """Its status is "unregistered" from then on."""
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        self._stub.UnregisterNode(UnregisterNodeRequest(node_id=node), timeout=SECONDS)
+
+
+def _channel(
+    address: str,
+    authority: bytes | None,
+    options: list[tuple[str, int]] | None = None,
+) -> grpc.Channel:
+    import grpc
+
+    if authority is None:
+        return grpc.insecure_channel(address, options)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority), options)
+
+
+def _run(number: int, run: Any) -> FlowerRun:
+    status = ":".join(part for part in (run.status.status, run.status.sub_status) if part)
+    begun, ended = _time(run.pending_at), _time(run.finished_at)
+    return FlowerRun(str(number), status or "unknown", begun, ended)
+
+
+def _node(node: Any) -> FlowerNode:
+    return FlowerNode(
+        node.node_id,
+        node.public_key,
+        online=node.status == "online",
+        revoked=node.status == "unregistered",
+        activated=_time(node.last_activated_at),
+        deactivated=_time(node.last_deactivated_at),
+        online_until=node.online_until,
+        heartbeat_interval=node.heartbeat_interval,
+    )
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None

@@ -1,0 +1,57 @@
+"""Which version of Flower is used, and what every version provides."""
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError
+from typing import Any
+
+import flwr
+import pytest
+
+import common.flower
+from common.errors import ConfigError
+from common.flower import VERSIONS, flower
+from common.flower.interface import Flower
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Plays an installed version."""
+    flower.cache_clear()
+    yield lambda number: monkeypatch.setattr(common.flower, "version", lambda package: number)
+    flower.cache_clear()
+
+
+def test_the_installed_flower_is_supported() -> None:
+    assert ".".join(flwr.__version__.split(".")[:2]) in VERSIONS
+    assert flower() is flower()
+
+
+@pytest.mark.parametrize("number", ["1.34.0", "1.34.9", "1.34.0.dev1"])
+def test_the_last_number_does_not_matter(installed: Callable[[str], None], number: str) -> None:
+    installed(number)
+    assert type(flower()).__name__ == "Flower134"
+
+
+@pytest.mark.parametrize("number", ["1.3.4", "1.33.0", "1.35.0", "1.340.0", "1.42.0", "2.34.0"])
+def test_another_version_is_named_with_those_that_work(installed: Callable[[str], None], number: str) -> None:
+    installed(number)
+    with pytest.raises(ConfigError, match=rf"flwr {number} is installed.* works with flwr 1\.34\.x"):
+        flower()
+
+
+def test_a_missing_flower_is_named(monkeypatch: pytest.MonkeyPatch, installed: Callable[[str], None]) -> None:
+    def missing(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(common.flower, "version", missing)
+    with pytest.raises(ConfigError, match="flwr is not installed"):
+        flower()
+
+
+@pytest.mark.parametrize("number", VERSIONS)
+def test_every_version_provides_all_that_is_asked_of_it(number: str) -> None:
+    """Its own, not the empty methods of the interface."""
+    version: Any = type(VERSIONS[number]())
+    names = {name for part in Flower.__mro__[1:-3] for name in vars(part) if not name.startswith("_")}
+    assert {"superlink", "control", "transported", "prepare_ray"} <= names
+    assert not {name for name in names if getattr(version, name) is getattr(Flower, name)}
