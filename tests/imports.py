@@ -120,8 +120,5 @@ def _reads_few(function: ast.AST, name: str) -> bool:
 def _is_part(node: ast.AST, name: str) -> bool:
     """Whether this is the parameter's settings or plan."""
     return (
-        isinstance(node, ast.Attribute)
-        and node.attr in PARTS
-        and isinstance(node.value, ast.Name)
-        and node.value.id == name
+        isinstance(node, ast.Attribute) and node.attr in PARTS and isinstance(node.value, ast.Name) and node.value.id == name
     )

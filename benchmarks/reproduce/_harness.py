@@ -157,7 +157,8 @@ def federate(run: Run, data: Federation) -> Measured:
             return _along(run, data, tasks)
         if run.plan.kind == "alone":
             heads = [
-                train_on_features(s.train.features, s.train.labels, len(s.classes), run.settings.head, run.settings.seed) for s in data.sites
+                train_on_features(s.train.features, s.train.labels, len(s.classes), run.settings.head, run.settings.seed)
+                for s in data.sites
             ]
             header = Header("", "", "", data.sites[0].fingerprint, data.classes)
             models: list[Classifier] = [Head(header, *head) for head in heads]
@@ -198,7 +199,7 @@ def _in_rounds(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
             model = head_of(_generator(training), run) if generates else _shared(training)
             models = _personal(model, tasks) if run.plan.combination.personal else [model]
             curve.append((sent, statistics.mean(map(data.judge, models))))
-    if run.plan.combination.evaluate == METHODS["fedlambda"].evaluate:
+    if run.plan.combination.evaluate == METHODS["fedlambda"].usual.combination.evaluate:
         pairs = [personal_accuracy(task, model) for task in tasks]
         own = statistics.mean(100 * right / tested for right, tested in pairs if tested)
     else:

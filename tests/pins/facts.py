@@ -69,9 +69,7 @@ def facts(settings: Mapping[str, Scalar]) -> Facts:
         "allows": sorted(plan.allows),
         "defence": [run.defence, defences.default, *defences.available, defences.reason],
         "mechanisms": [plan.mechanism_name],
-        "relation": [
-            relation_of(plan.mechanism_name, units) for units in (["record"], ["patient"], ["patient", "record"])
-        ],
+        "relation": [relation_of(plan.mechanism_name, units) for units in (["record"], ["patient"], ["patient", "record"])],
         "power": run.power,
         "work": asdict(plan.work(len(CLASSES), DIMENSION)),
         "plan": _plan(run),

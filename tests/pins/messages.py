@@ -187,9 +187,7 @@ def _surrogates() -> Iterator[tuple[str, bytes]]:
         yield f"surrogate {name}", pack_surrogate(Surrogate(HEADER, _mixtures(covariance)))
     yield (
         "surrogate spherical, with a claim",
-        pack_surrogate(
-            Surrogate(HEADER, _mixtures(families["spherical"]), replace(CLAIM, name="dp-em", centre="0f" * 8))
-        ),
+        pack_surrogate(Surrogate(HEADER, _mixtures(families["spherical"]), replace(CLAIM, name="dp-em", centre="0f" * 8))),
     )
     for bits in (8, 4):
         loadings = LowRank(torch.tensor([[127.0, 8.0], [-64.0, 1.0], [1.0, -4.0], [0.0, 2.0]]), positive(4) + 4096)
