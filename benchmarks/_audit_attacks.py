@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from client_app.methods.local_training import network
+from common.methods.generators import first_round_shares
 from common.models.generators import COUNTS, SUMS
 from common.models.loss_landscape import LandscapeRecords
 from common.models.networks import split_input
 from common.models.parameters import Tensors
-from common.privacy.mechanism import first_round_shares
 from common.secure_sum.of_run import numbers_of
 from common.surrogates.class_sums import unfold
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
@@ -74,7 +74,7 @@ def by_summed_gradients(canaries: Canaries, seen: Seen) -> Tensor:
     The model is linear and begins at zero. All canaries share the bias, which tells little of one.
     """
     _, names, numbers, _ = unpack_total(seen.totals[0])
-    c, d, settings = canaries.classes, canaries.x.shape[1], seen.run.fedavg
+    c, d, settings = canaries.classes, canaries.x.shape[1], seen.run.settings.fedavg
     decoded = numbers_of(seen.run, len(names))["gradients"].decode(numbers[1:]).float()
     received = {"weight": torch.zeros(c, d), "bias": torch.zeros(c)}
     # In the order of their names, after the number of records.
@@ -101,7 +101,7 @@ def by_gradients(canaries: Canaries, seen: Seen) -> Tensor:
 
     All canaries share the other layers, which tell little of one.
     """
-    settings, scores = seen.run.fedavg, torch.zeros(len(canaries.x))
+    settings, scores = seen.run.settings.fedavg, torch.zeros(len(canaries.x))
     for question, payload in seen.rounds:
         received, moved = unpack_parameters(question or b"").tensors, unpack_parameters(payload).tensors
         x = torch.nn.functional.normalize(canaries.x) if settings.kind == "linear" else canaries.x
@@ -117,7 +117,7 @@ def by_difference(canaries: Canaries, seen: Seen) -> Tensor:
 
     Where both rounds have the same noise, it has none left in the difference.
     """
-    settings, name, moved, gradients = seen.run.fedavg, "hidden.weight", [], []
+    settings, name, moved, gradients = seen.run.settings.fedavg, "hidden.weight", [], []
     records = LandscapeRecords(canaries.x, canaries.y, torch.ones(len(canaries.x)))
     for question, payload in seen.rounds[:2]:
         received = unpack_parameters(question or b"").tensors
@@ -131,7 +131,7 @@ def by_difference(canaries: Canaries, seen: Seen) -> Tensor:
 
 def by_synthetic(canaries: Canaries, seen: Seen) -> Tensor:
     """FedLAP: the product of the gradient of the released synthetic records with each canary's clipped gradient."""
-    settings, scores = seen.run.fedlap, torch.zeros(len(canaries.x))
+    settings, scores = seen.run.settings.fedlap, torch.zeros(len(canaries.x))
     for question, payload in seen.rounds:
         received, made = unpack_parameters(question or b"").tensors, unpack_synthetic(payload)
         module = network(settings.kind, canaries.x.shape[1], canaries.classes, received)
@@ -153,16 +153,14 @@ def by_decoder(canaries: Canaries, seen: Seen) -> Tensor:
     assert claim is not None
     opening = unpack_parameters(seen.rounds[0][1]).tensors
     moved = unpack_parameters(seen.rounds[1][1]).tensors["variance.weight"][:, 0]
-    step = run.dpcvae.rate(2, 0.0) * claim.clip / max(1.0, float(opening[COUNTS].clamp_min(0).sum()))
+    step = run.settings.dpcvae.rate(2, 0.0) * claim.clip / max(1.0, float(opening[COUNTS].clamp_min(0).sum()))
     return _of_opening(canaries, seen) + (moved[canaries.x.argmax(1)] / step - 0.5) / claim.noise_multiplier**2
 
 
 def _of_opening(canaries: Canaries, seen: Seen) -> Tensor:
     """The likelihood ratio of the class sums that a generator's run releases first."""
-    sums, noise = (
-        unpack_parameters(seen.rounds[0][1]).tensors[SUMS],
-        seen.run.mechanism.event(1).noise_multiplier or math.inf,
-    )
+    sums, mechanism = unpack_parameters(seen.rounds[0][1]).tensors[SUMS], seen.run.mechanism
+    noise = mechanism.event(1).noise_multiplier if mechanism else math.inf
     along = (sums[canaries.y] * torch.nn.functional.normalize(canaries.x)).sum(1)
     return (along - 0.5) * first_round_shares(seen.run.settings.dpcvae)["sums"] / noise**2
 

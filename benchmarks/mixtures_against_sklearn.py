@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from sklearn.mixture import GaussianMixture
 
 from client_app.datasets.partition import partition
-from common.run import Run
+from common.run import parse_run
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 
 warnings.filterwarnings("ignore", category=Warning, module="sklearn")
@@ -43,7 +43,7 @@ def main() -> None:
     described(__doc__).parse_args()
     data = load_file(shared("features/cifar10-train.safetensors"))
     features, labels = data["x"].float(), data["y"]
-    parts = partition(labels, None, Run(alpha=0.1), 10)
+    parts = partition(labels, None, parse_run({"alpha": 0.1}), 10)
     sites = [(features[part], labels[part]) for part in parts]
     rows = []
     for family, components in (("spherical", 1), ("diag", 1), ("diag", 10), ("spherical", 10)):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from common.backbones.backbone_names import OF_IMAGE_SIZE
@@ -45,8 +45,9 @@ class Run:
     """
 
     settings: Settings
-    method: Method
-    plan: Plan
+    # Both follow from the settings, and hold functions, of which two alike are not equal.
+    method: Method = field(compare=False)
+    plan: Plan = field(compare=False)
 
     @classmethod
     def resolve(cls, settings: Settings) -> Run:
@@ -64,6 +65,10 @@ class Run:
         run = cls(settings, method, plan_of(method, settings))
         run._check()
         return run
+
+    def __reduce__(self) -> tuple[Callable[[Settings], Run], tuple[Settings]]:
+        # The functions of a method cannot be pickled for the processes of several GPUs.
+        return Run.resolve, (self.settings,)
 
     @cached_property
     def mechanism(self) -> Mechanism | None:

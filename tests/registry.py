@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from common.methods import FEDPFT_CHAIN, METHODS, Method
+from common.methods import FEDPFT_CHAIN, METHODS
+from common.methods.method import Method, Plan
+from common.run import parse_run
 from common.settings.flat import Scalar
 
 CLASSES = ",".join(map(str, range(10)))
@@ -34,7 +36,9 @@ def settings_of(spec: Method, small: dict[str, Scalar] = SMALL) -> dict[str, Sca
     return found
 
 
+# What they do under these settings.
+PLANS: dict[str, Plan] = {name: parse_run(settings_of(spec)).plan for name, spec in SPECS.items()}
 # One method for each strategy, for tests of what a strategy class decides.
-BY_STRATEGY: dict[str, Method] = {
-    name: next(spec for spec in SPECS.values() if spec.strategy == name) for name in {s.strategy: 0 for s in SPECS.values()}
-}
+BY_STRATEGY: dict[str, Method] = {}
+for name, plan in PLANS.items():
+    BY_STRATEGY.setdefault(plan.combination.strategy, SPECS[name])

@@ -12,17 +12,17 @@ import torch
 
 from common.costs import costs
 from common.errors import ConfigError, SurrogateError
-from common.methods import METHODS, Method, method_named
-from common.methods.method import Field, count, load
+from common.methods import METHODS, method_named
+from common.methods.method import Field, Method, count, load
 from common.methods.schema import check_fields
 from common.run import parse_run
-from common.settings import Settings
+from common.settings import Section, Settings
 from server_app.relearn import relearn
 from server_app.report.build import write_report
 from server_app.runs.run_view import read_payloads
 from strategies.base.federation import Federation
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
-from tests.registry import SPECS, settings_of
+from tests.registry import PLANS, SPECS, settings_of
 from tests.replies import mutations, refused, replies, spoiled
 
 # Settings that do not change a site's reply.
@@ -53,20 +53,22 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_a_method_is_described_in_full(spec: Method) -> None:
     config = parse_run(settings_of(spec))
+    plan = config.plan
     for name in ("name", "title", "paper"):
         assert getattr(spec, name).strip(), f"method {spec.name}: the registry needs its {name}"
-    for target in (spec.site, spec.evaluate):
+    for target in (plan.combination.site, plan.combination.evaluate):
         assert callable(load(target)), f"method {spec.name}: {target} is no function of the site"
-    assert issubclass(load(spec.strategy), Federation), f"method {spec.name}: {spec.strategy} is no strategy"
-    for section in (spec.trained, spec.configured, *spec.digest):
-        assert isinstance(getattr(config, section, None), Settings), f"method {spec.name}: no section {section!r}"
-    sizes = spec.sizes(config, 10, 64, 400)
-    for field in (*spec.sends(config), *spec.receives(config), *spec.result(config)):
+    strategy = plan.combination.strategy
+    assert issubclass(load(strategy), Federation), f"method {spec.name}: {strategy} is no strategy"
+    for section in (plan.training.section, spec.shown, *spec.digest):
+        assert isinstance(getattr(config.settings, section, None), Section), f"method {spec.name}: no section {section!r}"
+    sizes = plan.messages.sizes(10, 64, 400)
+    for field in (*plan.messages.sends, *plan.messages.receives, *plan.messages.result):
         assert all(n > 0 for n in field.sizes(sizes)), f"method {spec.name}: field {field.name} has an empty axis"
-    work = spec.work(config, 10, 64)
+    work = plan.work(10, 64)
     assert all(value >= 0 for value in vars(work).values())
-    assert spec.defences(config), f"method {spec.name}: the registry needs its defences, 'none' at least"
-    assert spec.kind != "one-shot" or spec.stored, (
+    assert plan.defences.available, f"method {spec.name}: the registry needs its defences, 'none' at least"
+    assert plan.kind != "one-shot" or plan.combination.stored, (
         f"method {spec.name}: what is sent once is kept, so that it can be relearned"
     )
 
@@ -74,7 +76,7 @@ def test_a_method_is_described_in_full(spec: Method) -> None:
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_every_setting_of_a_section_is_in_the_digest_or_named_as_irrelevant(spec: Method) -> None:
     for section, keys in spec.digest.items():
-        fields = set(type(getattr(parse_run({}), section)).model_fields)
+        fields = set(type(getattr(Settings(), section)).model_fields)
         left = fields - set(keys) - NOT_IN_THE_DIGEST.get(section, set())
         assert not left, f"method {spec.name}: {section}.{sorted(left)[0]} decides what a site sends; list it in the digest"
         assert set(keys) <= fields
@@ -102,7 +104,10 @@ def test_no_method_is_compared_by_name_outside_its_own_files() -> None:
     own = re.compile(r"methods/fedavg/\w+|strategies/(fedavg/aggregation|heads/combining)")
     for floor in ("common", "client_app", "strategies", "server_app"):
         for file in (ROOT / floor).rglob("*.py"):
-            found = re.search(r"\.method (==|in|!=|not in) (?!METHODS|found)|\.method\.startswith", file.read_text())
+            found = re.search(
+                r"\.method(\.name)? (==|in|!=|not in|is) (?!METHODS|found|self\.policy)|\.method(\.name)?\.startswith",
+                file.read_text(),
+            )
             assert not found or own.search(file.as_posix()), f"{file}: compares {found and found[0]!r}; ask the registry"
 
 
@@ -117,12 +122,12 @@ def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(tmp_pat
     assert set(metrics["accuracy"]["per_site"]) == {"0", "1", "2"}
     assert (metrics["privacy"] is None) == (not spec.needs_budget)
     config = parse_run(settings)
-    sizes = spec.sizes(config, 10, 64, 479)
+    sizes = config.plan.messages.sizes(10, 64, 479)
     planned = costs(parse_run({"sites": 3} | settings), 64, 10, 479, 20)[0]
     sent, received = grid.counted(1, ("train", "evaluate", "query.hello"))
     # Zeros need fewer bytes: pixels that are always dark, and the first linear model.
     assert 0.85 * planned.up < sent < 1.1 * planned.up, "bytes up"
-    assert 0.9 * received < planned.down < 1.05 * received + 2 * count(spec.receives(config), sizes)
+    assert 0.9 * received < planned.down < 1.05 * received + 2 * count(config.plan.messages.receives, sizes)
     assert metrics["card"]["used"] == ["0", "1", "2"]
     assert spec.title in write_report(folder).read_text(), f"method {spec.name}: the report names it by its title"
     for payload, kind, check in replies(config, grid):
@@ -158,11 +163,13 @@ def test_a_private_run_costs_what_the_plan_says(tmp_path: Path, own: dict[str, s
     kinds = {message.metadata.message_type for message in grid.sent} - {"query.compare", "query.name"}
     sent, received = (sum(way) / 3 for way in zip(*(grid.counted(node, tuple(kinds)) for node in range(3)), strict=True))
     assert 0.85 * planned.up < sent < 1.1 * planned.up, "bytes up"
-    zeros = 2 * count(config.plan.messages.receives(config), config.plan.messages.sizes(config, 10, 64, 479))
+    zeros = 2 * count(config.plan.messages.receives, config.plan.messages.sizes(10, 64, 479))
     assert 0.9 * received < planned.down < 1.05 * received + zeros
 
 
-@pytest.mark.parametrize("spec", [spec for spec in METHODS.values() if spec.stored], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "spec", [spec for name, spec in METHODS.items() if PLANS[name].combination.stored], ids=lambda spec: spec.name
+)
 def test_what_sites_sent_once_is_learned_from_again(tmp_path: Path, spec: Method) -> None:
     settings = settings_of(spec)
     folder = run_federation(tmp_path / "all", sites(3), **settings)

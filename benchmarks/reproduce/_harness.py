@@ -199,7 +199,7 @@ def _in_rounds(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
             model = head_of(_generator(training), run) if generates else _shared(training)
             models = _personal(model, tasks) if run.plan.combination.personal else [model]
             curve.append((sent, statistics.mean(map(data.judge, models))))
-    if run.plan.combination.evaluate == METHODS["fedlambda"].evaluate:
+    if run.plan.combination.evaluate == METHODS["fedlambda"].usual.combination.evaluate:
         pairs = [personal_accuracy(task, model) for task in tasks]
         own = statistics.mean(100 * right / tested for right, tested in pairs if tested)
     else:

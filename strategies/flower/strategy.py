@@ -62,7 +62,7 @@ class FlowerStrategy(Strategy):
 
     def summary(self) -> None:
         """Record the settings at the start of the run."""
-        settings = getattr(self.config, self.config.method.shown).model_dump()
+        settings = getattr(self.config.settings, self.config.method.shown).model_dump()
         self.recorder.event("configured", method=self.config.settings.method, **settings)
         log.info("\t└──> %s, settings %s: %s", self.config.method.title, self.config.digest, settings)
 

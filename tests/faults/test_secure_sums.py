@@ -144,7 +144,7 @@ def vectors(home: Path) -> dict[str, np.ndarray]:
         x, y = table["x"].double(), table["y"]
         values = {"counts": torch.bincount(y, minlength=2).double(), "squares": fold(x.T @ x)}
         values["sums"] = torch.zeros(2, x.shape[1], dtype=torch.float64).index_add_(0, y, x)
-        parts = [numbers[each.name].encode(values[each.name]) for each in config.settings.spec.summed(config)]
+        parts = [numbers[each.name].encode(values[each.name]) for each in config.plan.combination.sums]
         found[name] = np.concatenate(parts)
     return found
 

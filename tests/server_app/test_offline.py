@@ -155,7 +155,7 @@ def test_too_few_files_fail_with_a_complete_run_folder(plain: Post, tmp_path: Pa
 
 def test_a_private_bundle_is_charged_once_and_tells_nothing_exact(tmp_path: Path) -> None:
     post = Post(tmp_path, PRIVATE)
-    gate = open_gate(node(tmp_path, 0), parse_run(PRIVATE), f"bundle-{post.request.id}")
+    gate = open_gate(node(tmp_path, 0), parse_run(PRIVATE).settings.data, f"bundle-{post.request.id}")
     (entry,) = gate.ledger.entries()
     bundle = unpack_bundle(post.bundles[0].read_bytes(), post.request, post.keys)
     reported = bundle.manifest["ledger"]
@@ -185,7 +185,7 @@ def test_what_may_not_leave_leaves_no_file_and_a_full_disk_costs_nothing(
     (tmp_path / "file").write_text("")
     with pytest.raises(LedgerError, match="nothing was charged"):
         release_to(tmp_path / "file" / "x.bundle", tmp_path / "r.json", node(tmp_path, 1))
-    assert not open_gate(node(tmp_path, 1), parse_run(PRIVATE), f"bundle-{request.id}").ledger.entries()
+    assert not open_gate(node(tmp_path, 1), parse_run(PRIVATE).settings.data, f"bundle-{request.id}").ledger.entries()
     assert sorted(file.name for file in tmp_path.glob("*bundle*")) == ["first.bundle"]
     assert not list(tmp_path.glob(".second*"))
 

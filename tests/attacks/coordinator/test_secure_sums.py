@@ -291,7 +291,8 @@ def test_settings_whose_short_digests_are_equal_do_not_share_a_sum(monkeypatch: 
     """
     settings = PLAIN | {"method": "fedavg", "fedavg.learning-rate": 0.1}
     runs = [parse_run(settings | {"fedavg.learning-rate": rate}) for rate in (0.1, 1e-9)]
-    monkeypatch.setattr("common.run.run_digest", lambda config: "0" * 16)
+    monkeypatch.setattr("common.run.Run.digest", "0" * 16)
+    assert runs[0].digest == runs[1].digest
     name = secrets.token_hex(16)
     assert context_of(runs[0], name) != context_of(runs[1], name)
     assert context_of(runs[0], name) == context_of(parse_run(settings), name)
@@ -383,7 +384,7 @@ def test_the_ledger_tells_whether_the_coordinator_could_make_up_the_other_sites(
     invented = {name: Party(name, context=context) for name in NAMES[1:]}
     members = [own["north"], *(party.member for party in invented.values())]
     dealt = hospitals.shares({member.site: member for member in members}, ["north"])
-    rules = rules_of(parse_run(hospitals.settings), len(members))
+    rules = rules_of(parse_run(hospitals.settings).settings, len(members))
     made_up = [party.share(members, rules) for party in invented.values()]
     hospitals.masked({each.site: each for each in [*dealt.values(), *made_up]}, ["north"])
     (file,) = hospitals.folder.glob("north/state/ledgers/*.jsonl")
@@ -446,6 +447,7 @@ def test_private_training_in_a_secure_sum_is_charged_as_without_one(hospitals: H
         assert hospitals.status("north", "train", sum_proto.pack_delivery(delivered, "north", model), round=1) == expected
     (file,) = hospitals.folder.glob("north/state/ledgers/*.jsonl")
     entries = [json.loads(line) for line in file.read_text().splitlines()[1:]]
+    assert run.mechanism is not None
     (event,) = run.mechanism.events
     assert [entry["mechanism"] for entry in entries] == ["dp-sgd"]
     for entry in entries:
@@ -478,7 +480,9 @@ def test_every_round_of_joint_noise_is_charged_and_the_ledger_names_what_it_rest
         assert next_round(hospitals, sites) == "ok"
     (file,) = hospitals.folder.glob("north/state/ledgers/*.jsonl")
     entries = [json.loads(line) for line in file.read_text().splitlines()[1:]]
-    (event,) = parse_run(hospitals.settings).mechanism.events
+    mechanism = parse_run(hospitals.settings).mechanism
+    assert mechanism is not None
+    (event,) = mechanism.events
     assert event.count == len(entries) == 3
     for entry, members in zip(entries, (5, 4, 5), strict=True):
         (charged,) = entry["events"]
@@ -498,6 +502,7 @@ def test_the_local_floor_of_all_rounds_together_is_held_before_the_first(hospita
     hospitals.settings = dict(JOINT_ROUNDS)
     run = parse_run(hospitals.settings)
     together = local_epsilon(run, rules_of(run.settings, len(NAMES)))
+    assert run.mechanism is not None
     # A single round would pass this floor.
     assert gaussian_epsilon(run.mechanism.events[0].noise_multiplier / math.sqrt(len(NAMES)), 1e-5) < 0.7 * together
     for limit, expected in ((together * 0.99, "north: policy"), (together * 1.01, "ok")):

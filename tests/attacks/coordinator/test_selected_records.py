@@ -32,6 +32,6 @@ def test_a_sum_over_few_records_of_every_site_is_refused() -> None:
 @pytest.mark.parametrize("members", [3, 6, 9, 12])
 def test_a_share_of_colluding_sites_is_not_rounded_below_the_policys(members: int) -> None:
     """0.333 passes for a third, but is one site less of six: two that collude then opened two lists."""
-    _check_colluding(Policy(), rules_of(parse_run(RUN), members))
+    _check_colluding(Policy(), rules_of(parse_run(RUN).settings, members))
     with pytest.raises(PolicyError, match="it must be against"):
-        _check_colluding(Policy(), rules_of(parse_run(RUN | {"colluding": 0.333}), members))
+        _check_colluding(Policy(), rules_of(parse_run(RUN | {"colluding": 0.333}).settings, members))

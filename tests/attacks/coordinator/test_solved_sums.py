@@ -49,7 +49,7 @@ def total(
     signing: the sites that are asked to sign and to open the sum; all that are in it by default.
     """
     members = hospitals.keys(sites)
-    rules = rules_of(parse_run(hospitals.settings), len(members))
+    rules = rules_of(parse_run(hospitals.settings).settings, len(members))
     dealt = hospitals.shares(members, sites)
     vectors: dict[str, Words] = {}
     for site in sites:

@@ -5,6 +5,7 @@ is worse for the attacked record, given the first result. Each release alone com
 """
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,12 @@ def sampled(noise: float, rate: float, **more: Any) -> Run:
     return parse_run(flat | {"fedlap.rounds": 1, "fedlap.noise-multiplier": noise, "fedlap.sample-rate": rate})
 
 
-def event(run: Run) -> GaussianEvent:
+def event(run: Run, round: int = 2) -> GaussianEvent:
     """The privacy event that a site composes for one round of a run."""
+    assert run.mechanism is not None
     if run.settings.method != "fedpft":
-        return run.mechanism.event(2)
-    claim = run.mechanism
-    assert claim is not None
-    return GaussianEvent(claim.noise_multiplier)
+        return run.mechanism.event(round)
+    return GaussianEvent(run.mechanism.noise_multiplier)
 
 
 def gate(folder: Path) -> Gate:
@@ -50,8 +50,8 @@ def gate(folder: Path) -> Gate:
 
 
 def let_out(site: Gate, run: Run, flower_run: str, round: int = 1, event_: GaussianEvent | None = None) -> float:
-    made = MethodOutput(b"release", run.mechanism, (event_ or event(run),))
-    return site.let_out(entry(run, flower_run, made, round))
+    release = entry(run, flower_run, MethodOutput(b"release", run.mechanism), round)
+    return site.let_out(replace(release, events=(event_ or event(run),)))
 
 
 COUNTEREXAMPLES = {
@@ -100,14 +100,14 @@ def test_the_first_round_of_a_generative_run_is_released_only_once_and_only_firs
         {"method": "dpcvae", "epsilon": 1.0, "delta": DELTA, "classes": "0,1", "dpcvae.sample-rate": 0.1} | NOISE
     )
     again = gate(tmp_path / "again")
-    let_out(again, run, "1", 1, run.mechanism.event(1))
+    let_out(again, run, "1", 1, event(run, 1))
     with pytest.raises(BudgetError, match="only once"):
-        let_out(again, run, "1", 1, run.mechanism.event(1))
-    let_out(again, run, "1", 2, run.mechanism.event(2))
+        let_out(again, run, "1", 1, event(run, 1))
+    let_out(again, run, "1", 2, event(run, 2))
     late = gate(tmp_path / "late")
-    let_out(late, run, "1", 2, run.mechanism.event(2))
+    let_out(late, run, "1", 2, event(run, 2))
     with pytest.raises(BudgetError, match="only once"):
-        let_out(late, run, "1", 1, run.mechanism.event(1))
+        let_out(late, run, "1", 1, event(run, 1))
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_a_generative_run_that_samples_does_not_borrow_the_gaussian_rule(tmp_pat
     run = parse_run(
         {"method": "dpcvae", "epsilon": 2.0, "delta": DELTA, "classes": "0,1", "dpcvae.sample-rate": 0.1} | NOISE
     )
-    opening = run.mechanism.event(1)
+    opening = event(run, 1)
     rest = (gaussian_precision(4.0) - opening.noise_multiplier**-2) ** -0.5 * 1.0001
     site = gate(tmp_path)
     let_out(site, run, "1", 1, opening)

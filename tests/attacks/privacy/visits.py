@@ -183,10 +183,9 @@ def _question(config: Run, training: Training | None, number: int, judged: bytes
 
 def _head(config: Run, fingerprint: str, dimension: int) -> bytes:
     """A model of this run that a coordinator might send to its sites."""
-    header = Header(config.settings.method, config.digest, "coordinator", fingerprint, config.settings.classes)
-    return pack_classifier(
-        Head(header, torch.zeros(len(config.settings.classes), dimension), torch.zeros(len(config.settings.classes)), 0.0)
-    )
+    classes = config.settings.classes
+    header = Header(config.settings.method, config.digest, "coordinator", fingerprint, classes)
+    return pack_classifier(Head(header, torch.zeros(len(classes), dimension), torch.zeros(len(classes)), 0.0))
 
 
 def _take_in(visit: Visit, name: str, reply: RecordDict, config: Run) -> None:

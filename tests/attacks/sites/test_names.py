@@ -12,6 +12,7 @@ import pytest
 
 from common.errors import RunError
 from common.methods import FEDPFT_CHAIN
+from common.run import parse_run
 from server_app.report.build import write_report
 from server_app.runs.card import missing_line
 from server_app.runs.run_view import read_run
@@ -78,7 +79,7 @@ def test_a_site_that_answers_first_in_the_name_of_another_does_not_take_it(
     monkeypatch.setattr("client_app.requests.check_addressee", lambda question, site: None, raising=False)
     kinds = {kind: Fault(pulls=3, kind=kind) for kind in ("train", "query.hello", "evaluate")}
     spec = METHODS[method]
-    kind = "query.hello" if spec.introduces else "train"
+    kind = "query.hello" if parse_run(settings_of(spec, TINY)).plan.messages.introduces else "train"
     grid = InProcessGrid(named("south", "south", "west"), {1: kinds[kind]})
     folder = quick(tmp_path, grid, **settings_of(spec, TINY))
     card = metrics_of(folder)["card"]
@@ -121,7 +122,7 @@ def test_a_run_among_strangers_alone_fails_and_names_whom_it_waits_for(tmp_path:
 
 @pytest.mark.parametrize("method", ["fedpft", "ensemble", "fedavg"])
 def test_a_site_lost_before_it_answers_is_named_from_the_start(tmp_path: Path, table: Table, method: str) -> None:
-    kind = "query.hello" if METHODS[method].introduces else "train"
+    kind = "query.hello" if METHODS[method].usual.messages.introduces else "train"
     grid = InProcessGrid(named(*NAMES), {1: Fault(offline=True, kind=kind)})
     folder = quick(tmp_path, grid, **settings_of(METHODS[method], TINY) | {"deadline": 0.5})
     events, metrics = events_of(folder), metrics_of(folder)

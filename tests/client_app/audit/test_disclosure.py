@@ -38,10 +38,8 @@ def test_a_release_without_a_sheet_has_no_address(tmp_path: Path) -> None:
     node, run = hospital(tmp_path, [30, 30]), parse_run(RUN)
     open_ledger(node)
     disclose(parse_run(RUN | {"seed": 5}), node)
-    prepared = prepare(
-        SurrogateRequest(run, node, site_name(node, 0), "1", info={"lineage": "one"}),
-        open_gate(node, run.settings.data, "1"),
-    )
+    request = SurrogateRequest(run, node, site_name(node, 0), "1", info={"lineage": "one"})
+    prepared = prepare(request, open_gate(node, run.settings.data, "1"))
     assert prepared.release.disclosure == ""
 
 

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from client_app.cli import main as cli
 from client_app.governance.gate import open_gate, open_ledger
 from client_app.node_config import parse_node_config
-from common.run import parse_run
 from common.settings.flat import parse_overrides
 from tests.client_app.governance.ledger_processes import release
 
@@ -39,7 +38,7 @@ def node(tmp_path: Path) -> str:
     text = f'data="safetensors" data-dir="{tmp_path}" state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
     text += f' witness-dir="{tmp_path}/witness"'
     open_ledger(parse_node_config(parse_overrides([text])))
-    gate = open_gate(parse_node_config(parse_overrides([text])), parse_run({}), "7")
+    gate = open_gate(parse_node_config(parse_overrides([text])), "digits", "7")
     gate.let_out(release(10.0, run="7"))
     return text
 
@@ -76,7 +75,7 @@ def test_ledgers_of_public_data_are_listed(tmp_path: Path, monkeypatch: pytest.M
     node = f'data="digits" state-dir="{tmp_path}"'
     config = parse_node_config(parse_overrides([node]))
     for run in ("7", "8"):
-        open_gate(config, parse_run({}), run).let_out(release(10.0, run=run))
+        open_gate(config, "digits", run).let_out(release(10.0, run=run))
     monkeypatch.setattr(cli.console, "width", 200)
     assert site(monkeypatch, "ledger", "--node-config", node) == 0
     message = capsys.readouterr().out

@@ -20,6 +20,7 @@ from common.errors import ConfigError, DataError
 from common.run import Run, parse_run
 from common.security.sealing import new_key, public_key
 from common.security.signed_requests import Request
+from common.settings import Settings
 from tests.attacks.privacy.neighbours import FAULTS, Data, Record
 from tests.attacks.privacy.visits import METHODS, PRIVATE, Hospital, close_logs
 
@@ -186,7 +187,7 @@ def test_a_site_that_gets_sigterm_ends_and_releases_nothing(tmp_path: Path, monk
 
 
 def test_data_that_are_public_anyway_may_fail_as_they_do(tmp_path: Path) -> None:
-    run = Run(epsilon=1.0, delta=1e-5, classes=("none",), device="cpu")
+    run = Run.resolve(Settings(epsilon=1.0, delta=1e-5, classes=("none",), device="cpu"))
     node = NodeConfig(data="digits", state_dir=str(tmp_path), cache_dir=str(tmp_path))
     with pytest.raises(DataError, match="no record of the classes"):
         load_site(run, node)

@@ -10,13 +10,14 @@ from client_app.datasets.partition import partition, share, split_test, whole
 from client_app.node_config import NodeConfig
 from common.errors import ConfigError, DataError
 from common.run import Run
+from common.settings import Settings
 
 LABELS = torch.arange(10).repeat_interleave(40)
 ORIGIN = ["north" if i % 3 else "south" for i in range(400)]
 
 
 def run(**settings: object) -> Run:
-    return Run(**settings)  # type: ignore[arg-type]
+    return Run.resolve(Settings(**settings))  # type: ignore[arg-type]
 
 
 def of_kind(kind: str, **settings: object) -> Run:
@@ -53,8 +54,8 @@ def test_dirichlet_gives_the_parts_of_flowers_partitioner(alpha: float, seed: in
 @pytest.mark.slow
 def test_parts_are_the_same_in_every_process() -> None:
     program = (
-        "import torch; from client_app.datasets.partition import partition; from common.run import Run\n"
-        "print([p.tolist() for p in partition(torch.arange(10).repeat_interleave(40), None, Run(seed=5), 3)])"
+        "import torch; from client_app.datasets.partition import partition; from common.run import parse_run\n"
+        "print([p.tolist() for p in partition(torch.arange(10).repeat_interleave(40), None, parse_run({'seed': 5}), 3)])"
     )
     folder = Path(__file__).parents[3]
     outcome = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)

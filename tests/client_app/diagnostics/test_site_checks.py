@@ -303,7 +303,7 @@ def test_what_a_policy_forbids_and_what_is_spent_is_found(hospital: NodeConfig, 
     strict = hospital.model_copy(update={"policy": str(tmp_path / "p.toml")})
     assert examined(strict)["a run"].state == "WARN"
     assert examined(strict)["policy"].state == "PASS"
-    gate = open_gate(strict.model_copy(update={"policy": ""}), parse_run({}), "7")
+    gate = open_gate(strict.model_copy(update={"policy": ""}), "digits", "7")
     gate.let_out(release(10.0, run="7"))
     (tmp_path / "p.toml").write_text("epsilon-total = 0.1")
     assert examined(strict)["ledger"].state == "FAIL"
@@ -312,7 +312,7 @@ def test_what_a_policy_forbids_and_what_is_spent_is_found(hospital: NodeConfig, 
 
 
 def test_a_damaged_ledger_fails(hospital: NodeConfig) -> None:
-    gate = open_gate(hospital, parse_run({}), "7")
+    gate = open_gate(hospital, "digits", "7")
     gate.let_out(release(10.0, run="7"))
     gate.ledger.path.write_text("edited\n")
     assert examined(hospital)["ledger"].state == "FAIL"

@@ -25,7 +25,7 @@ def gate(folder: Path, **policy: Any) -> Gate:
 def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path: Path) -> None:
     node = NodeConfig(data="parquet", data_dir=str(tmp_path), policy=str(tmp_path / "gone.toml"), state_dir=str(tmp_path))
     with pytest.raises(PolicyError, match="nothing leaves without it"):
-        open_gate(node, parse_run({}), "1")
+        open_gate(node, "digits", "1")
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_every_simulation_begins_with_a_budget_of_its_own_and_hospital_data_neve
     run = parse_run(PRIVATE)
     share = NodeConfig(partition_id=1, num_partitions=3, state_dir=str(tmp_path))
     own = NodeConfig(data="parquet", data_dir=str(tmp_path), state_dir=str(tmp_path))
-    assert open_gate(share, run.settings.data, "1").ledger.path != open_gate(share, run, "2").ledger.path
-    assert open_gate(own, run.settings.data, "1").ledger.path == open_gate(own, run, "2").ledger.path
+    assert open_gate(share, run.settings.data, "1").ledger.path != open_gate(share, run.settings.data, "2").ledger.path
+    assert open_gate(own, run.settings.data, "1").ledger.path == open_gate(own, run.settings.data, "2").ledger.path
     assert open_gate(own, run.settings.data, "1").policy == DEFAULT
     assert not (tmp_path / "ledgers").exists()
 

@@ -85,7 +85,7 @@ def test_a_damaged_package_is_not_taken_for_a_missing_one(error: Exception) -> N
 
 def test_packages_that_settings_need_are_in_the_table_of_extras() -> None:
     assert set(OF_DATA.values()) | set(LIBRARIES) <= set(EXTRAS)
-    assert {package for spec in METHODS.values() for package in spec.judging_packages} == {"ot"}
+    assert {package for spec in METHODS.values() for package in spec.usual.judging_packages} == {"ot"}
 
 
 @pytest.mark.parametrize(

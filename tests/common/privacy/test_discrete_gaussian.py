@@ -15,8 +15,8 @@ from scipy import stats
 from common.privacy import discrete_gaussian as module
 from common.privacy.accounting import gaussian_delta, gaussian_epsilon
 from common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian, seeded
-from common.privacy.gaussian_mechanism import JOINT
 from common.privacy.mechanism import Mechanism
+from common.privacy.shares import JOINT
 from common.run import Run, parse_run
 from common.secure_sum import noise
 from common.secure_sum.fixed_point import FixedPoint

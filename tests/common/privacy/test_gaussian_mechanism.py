@@ -17,12 +17,12 @@ from common.privacy.gaussian_mechanism import (
     GRID,
     BoundedSum,
     Noisy,
-    budget_shares,
     clip,
     release,
     system_normals,
     unit_weights,
 )
+from common.privacy.shares import budget_shares
 from common.surrogates.class_sums import fold, statistics, unfold
 
 FAMILIES = ("spherical", "diag", "full", "lowrank")

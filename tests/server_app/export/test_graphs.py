@@ -106,10 +106,9 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         run = drawn(home, request.param, weights)
     model = read_signed_model(run / "model.fedsurrogate")
     config, images = model.manifest.run_config(), [image for image, _ in pictures]
-    backbone, graph = (
-        load_backbone(config.settings.backbone, str(weights), config.settings.image_size, "cpu"),
-        graph_of(model, str(weights)),
-    )
+    settings = config.settings
+    backbone = load_backbone(settings.backbone, str(weights), settings.image_size, "cpu")
+    graph = graph_of(model, str(weights))
     with torch.no_grad():
         features = [
             backbone.forward(torch.stack([backbone.preprocess(image) for image in images[k : k + TOGETHER]]))

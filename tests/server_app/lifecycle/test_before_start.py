@@ -4,6 +4,7 @@ import json
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from urllib.error import URLError
 
@@ -198,13 +199,14 @@ def test_a_simulation_is_not_continued_at_hospitals(tmp_path: Path) -> None:
 def test_a_run_at_a_superlink_elsewhere_is_checked_as_far_as_possible(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     config, _ = check_simulation({"output-dir": str(tmp_path)})
-    wrong = config.settings.model_copy(update={"output_dir": str(tmp_path / "file")})
+    wrong = replace(config, settings=config.settings.model_copy(update={"output_dir": str(tmp_path / "file")}))
     check_submission(wrong, "fl.example.org:9093")
     for here in ("127.0.0.1:9093", "localhost:9093", "[::1]:9093"):
         with pytest.raises(ConfigError, match="is a file"):
             check_submission(wrong, here)
+    unknown = replace(config, settings=config.settings.model_copy(update={"backbone": "resnet18"}))
     with pytest.raises(BackboneError, match="is unknown"):
-        check_submission(config.settings.model_copy(update={"backbone": "resnet18"}), "fl.example.org:9093")
+        check_submission(unknown, "fl.example.org:9093")
 
 
 def test_a_wrong_output_folder_ends_the_coordinators_app_before_any_message(tmp_path: Path) -> None:

@@ -202,12 +202,12 @@ def test_what_accuracy_at_a_site_means_is_in_the_table(tmp_path: Path) -> None:
         "61.0%",
         "72.0%",
         "83.0%",
-        METHODS["dpcvae"].tested,
+        METHODS["dpcvae"].usual.combination.tested,
     ):
         assert words in text
     (tmp_path / "b").mkdir()
     _, other = report(make_run(tmp_path / "b", SITES, metrics={"method": "local"}))
-    assert f"Accuracy at a site: {METHODS['local'].tested}" in flat(other.text)
+    assert f"Accuracy at a site: {METHODS['local'].usual.combination.tested}" in flat(other.text)
     assert "Accuracy, own" not in other.text
 
 

@@ -12,6 +12,7 @@ from common.costs import Cost, numbers
 from common.errors import ConfigError
 from common.privacy.accounting import gaussian_noise_multiplier
 from common.run import Run, parse_run
+from common.settings import Settings
 from server_app.runs.plan import KNOWN_DIMENSIONS, find_dimension, plan
 from tests.grid import FAST, InProcessGrid, run_federation, sites
 
@@ -126,9 +127,9 @@ def test_the_alternatives_stand_beside_the_run() -> None:
 def test_a_dimension_is_found_without_loading_a_model(tmp_path: Path) -> None:
     assert find_dimension(parse_run({})) == 64
     for backbone, dimension in KNOWN_DIMENSIONS.items():
-        assert find_dimension(Run(data="imagefolder", backbone=backbone)) == dimension
+        assert find_dimension(parse_run({"data": "imagefolder", "backbone": backbone})) == dimension
     save_file({"x": torch.zeros(3, 77), "y": torch.zeros(3)}, tmp_path / "set-train.safetensors")
-    assert find_dimension(Run(data="safetensors", data_dir=str(tmp_path), dataset=("set",))) == 77
+    assert find_dimension(parse_run({"data": "safetensors", "data-dir": str(tmp_path), "dataset": "set"})) == 77
 
 
 @pytest.mark.parametrize(
@@ -138,10 +139,10 @@ def test_a_dimension_that_cannot_be_found_is_asked_for(tmp_path: Path, content: 
     if content is not None:
         (tmp_path / "set-train.safetensors").write_bytes(content)
     with pytest.raises(ConfigError, match="give --dimension"):
-        find_dimension(Run(data="safetensors", data_dir=str(tmp_path), dataset=("set",)))
+        find_dimension(parse_run({"data": "safetensors", "data-dir": str(tmp_path), "dataset": "set"}))
 
 
 @pytest.mark.parametrize("settings", [{"data": "imagefolder"}, {"backbone": "timm:resnet99"}, {"data": "safetensors"}])
 def test_an_unknown_dimension_is_asked_for(settings: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="give --dimension"):
-        find_dimension(Run(**settings))  # type: ignore[arg-type]
+        find_dimension(Run.resolve(Settings(**settings)))  # type: ignore[arg-type]

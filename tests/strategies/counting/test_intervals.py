@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -30,9 +31,9 @@ FEWEST = 455
 
 def settings(classes: int, bins: int = 16) -> Run:
     names = ",".join(f"c{k}" for k in range(classes))
-    return parse_run({"counting.kind": "survey", "classes": names, "counting.bins": bins}).settings.model_copy(
-        update={"counting": parse_run({}).settings.counting.model_copy(update={"kind": "evaluation", "bins": bins})}
-    )
+    run = parse_run({"counting.kind": "survey", "classes": names, "counting.bins": bins})
+    counting = run.settings.counting.model_copy(update={"kind": "evaluation"})
+    return replace(run, settings=run.settings.model_copy(update={"counting": counting}))
 
 
 def draw(generator: torch.Generator, count: int, apart: float) -> tuple[Tensor, Tensor]:
@@ -53,10 +54,9 @@ def with_own_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCoun
     run, multiplier = settings(2), gaussian_noise_multiplier(epsilon, DELTA)
     tables: dict[str, Tensor] = {}
     variances: dict[str, float] = {}
+    counted = tables_of(run.settings.counting, 2)
     for exact in sites:
-        sums = [
-            BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run.settings.counting, 2)
-        ]
+        sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in counted]
         for each in release(sums, multiplier):
             tables[each.name] = tables.get(each.name, 0) + each.value.round()  # type: ignore[arg-type]
             variances[each.name] = variances.get(each.name, 0.0) + each.sigma**2 + 1 / 12
@@ -141,11 +141,10 @@ def test_without_the_noise_in_the_interval_it_would_hold_the_truth_too_rarely() 
     """The noise is a part of the interval that matters here: the test above can fail."""
     run, generator, multiplier = settings(2), torch.Generator().manual_seed(3), gaussian_noise_multiplier(1.0, 1e-5)
     kept = 0
+    counted = tables_of(run.settings.counting, 2)
     for _ in range(RUNS):
         exact = count_decisions(*(drawn := draw(generator, 50, 1.0)), torch.ones(50, dtype=torch.float64), run)
-        sums = [
-            BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in tables_of(run.settings.counting, 2)
-        ]
+        sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in counted]
         table = next(each.value for each in release(sums, multiplier) if each.name == "decisions")
         truth = float((drawn[0].argmax(1) == drawn[1]).double().mean())
         interval = rate(table.diagonal(), table[~torch.eye(2, dtype=torch.bool)], 0.0)

@@ -76,8 +76,8 @@ def test_a_site_that_came_too_late_to_tell_its_size_weighs_as_the_median_one() -
 
 def test_means_lost_in_noise_are_drawn_to_the_mean_of_all() -> None:
     config = run(**PRIVATE)
+    assert config.mechanism is not None
     noise = config.mechanism.event(1).noise_multiplier
-    assert noise is not None
     random = torch.Generator().manual_seed(0)
     d, sigma = 400, noise / 0.93**0.5
     true = torch.nn.functional.normalize(torch.randn(3, d, generator=random), dim=1)

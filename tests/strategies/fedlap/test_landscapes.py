@@ -42,7 +42,8 @@ def synthetic(
 
 def walked(*sets: Synthetic, memory: Tensors = NOTHING, **changes: Any) -> SimpleNamespace:
     """A round's descent, and the model and memory after it."""
-    config = parse_run({"method": "fedlap"}).settings.model_copy(update={"fedlap": SETTINGS.model_copy(update=changes)})
+    run = parse_run({"method": "fedlap"})
+    config = replace(run, settings=run.settings.model_copy(update={"fedlap": SETTINGS.model_copy(update=changes)}))
     training = Training(config, CLASSES, "f", 64, model(), memory)
     found = learn(training, sets)
     return SimpleNamespace(**vars(found), model=training.model, memory=training.memory)
@@ -125,7 +126,8 @@ def test_by_default_images_are_remembered_without_privacy_only() -> None:
     assert chosen.remembered(private=True) == chosen.remembered(private=False) == 0.2
     for epsilon in (0.0, 8.0):
         update = {"epsilon": epsilon, "fedlap": SETTINGS.model_copy(update={"memory": default.memory})}
-        config = parse_run({"method": "fedlap"}).settings.model_copy(update=update)
+        run = parse_run({"method": "fedlap"})
+        config = replace(run, settings=run.settings.model_copy(update=update))
         training = Training(config, CLASSES, "f", 64, model(), NOTHING)
         learn(training, [synthetic("a")])
         assert bool(training.memory) == (not epsilon)

@@ -71,7 +71,7 @@ def _other_epsilon(message: pb.Surrogate) -> None:
 
 
 def _other_mechanism(message: pb.Surrogate) -> None:
-    message.claim.name = "theorem-4.1"
+    message.claim.mechanism = "theorem-4.1"
 
 
 def _no_claim(message: pb.Surrogate) -> None:

@@ -16,6 +16,7 @@ from common.errors import ConfigError, RunError
 from common.methods import FEDPFT_CHAIN, METHODS
 from common.methods.method import load
 from common.run import parse_run
+from common.settings import FedPFTSettings, Settings
 from strategies import DPCVAE, Federation, FedLAP, FedPFT, strategy_of
 from tests.grid import FAST, FIRST_NODE, Fault, InProcessGrid, sites
 
@@ -74,7 +75,9 @@ def numbers(result: Result) -> dict[str, np.ndarray]:
 
 def test_strategies_of_the_registry_are_flower_strategies() -> None:
     for spec in (*METHODS.values(), FEDPFT_CHAIN):
-        assert issubclass(load(spec.strategy), Strategy), spec.name
+        own = FedPFTSettings(topology="chain" if spec is FEDPFT_CHAIN else "star")
+        plan = spec.plan(spec.fill(Settings(method=spec.name, fedpft=own)))
+        assert issubclass(load(plan.combination.strategy), Strategy), spec.name
     assert {FedPFT.__name__, FedLAP.__name__, DPCVAE.__name__} == {"FedPFT", "FedLAP", "DPCVAE"}
 
 

@@ -117,7 +117,7 @@ def test_a_sites_own_limit_on_components_is_one_on_groups() -> None:
 def test_the_groups_are_the_same_in_every_run() -> None:
     features, labels = records(300)
     one, other = task(features, labels, groups=4), task(features, labels, groups=4)
-    other = replace(other, run=other.run.settings.model_copy(update={"seed": 5}))
+    other = replace(other, run=replace(other.run, settings=other.run.settings.model_copy(update={"seed": 5})))
     first, second = (ClassMeans(each.run).unpack(class_means(each).payload).tensors for each in (one, other))
     assert torch.equal(first["means"], second["means"])
 

@@ -59,7 +59,7 @@ def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(tmp_path: Path
     assert len(exact) == 10
     assert (numbers == words(sum(exact[5:]) + sum(noise[5:]))).all()
     config = parse_run(settings)
-    fixed = encode(config, config.settings.spec, 5)
+    fixed = encode(config, 5)
     records = fixed["records"].decode(words(sum(exact[5:])))[0]
     assert float(records) == pytest.approx(1438, abs=1), "all training records of the digits"
     assert claim is not None
@@ -172,8 +172,8 @@ def test_what_joint_noise_cannot_do_is_refused(settings: dict[str, Any], message
 
 def test_only_dp_fedavg_in_a_secure_sum_has_joint_noise() -> None:
     joint = parse_run(JOINT)
-    assert joint.mechanism == "secure-sums"
-    assert [each.name for each in joint.plan.messages.sends(joint)] == ["records", "gradients"]
+    assert joint.plan.mechanism_name == "secure-sums"
+    assert [each.name for each in joint.plan.messages.sends] == ["records", "gradients"]
     for settings in ({"fedavg.noise": "site"}, {"secure-sum": False}, {"method": "dp-fedprox"}):
         assert parse_run(JOINT | settings).plan.mechanism_name == "dp-sgd"
 

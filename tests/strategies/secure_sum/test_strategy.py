@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import client_app.secure_sum.masked as masked
 from common import surrogate_pb2 as pb
 from common.errors import ConfigError, RunError
-from common.methods import METHODS, SECURE_SUMS
+from common.methods import METHODS
 from common.models.classifiers import Head
 from common.run import parse_run
 from common.secure_sum.noise import spare_of
@@ -77,7 +77,12 @@ def test_the_total_is_exact_and_nothing_holds_one_sites_part(
 
 # Generators have a test of their own, tests/strategies/dpcvae/test_summed.py.
 @pytest.mark.parametrize(
-    "method", [name for name, spec in SECURE_SUMS.items() if not spec.needs_budget and spec.first_summed is None]
+    "method",
+    [
+        name
+        for name, spec in METHODS.items()
+        if spec.summable and not spec.needs_budget and spec.usual.combination.first_sums is None
+    ],
 )
 def test_the_model_is_that_of_the_same_run_without_secure_sums(tmp_path: Path, method: str) -> None:
     plain, secure = (
@@ -271,7 +276,7 @@ def test_the_run_says_who_could_see_what(tmp_path: Path) -> None:
         *(
             ({"method": name, "secure-sum": True, "classes": CLASSES}, "sum")
             for name, spec in METHODS.items()
-            if name not in SECURE_SUMS and not spec.needs_budget
+            if not spec.summable and not spec.needs_budget
         ),
         ({"secure-sum": True, "classes": CLASSES}, "not a sum"),
         (GRAM | {"secure-sum": True, "classes": ""}, "needs classes"),

@@ -50,8 +50,8 @@ def body() -> dict[str, torch.Tensor]:
 
 def test_an_empty_body_gives_the_local_head() -> None:
     config = run()
-    linear = config.settings.model_copy(update={"fedavg": config.settings.fedavg.model_copy(update={"model": "linear"})})
-    here = task(linear)
+    linear = config.settings.fedavg.model_copy(update={"model": "linear"})
+    here = task(replace(config, settings=config.settings.model_copy(update={"fedavg": linear})))
     assert body_of(parameters_of(fresh("linear", 8, 3, 0))) == {}
     weight, bias = own_head(here, {}, *here.training_data(CLASSES), 3)
     alone = local_head(here)

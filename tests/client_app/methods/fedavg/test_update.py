@@ -10,7 +10,7 @@ from opacus import GradSampleModule
 from torch import Tensor
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.governance.release import method_of
+from client_app.governance.release import entry, method_of
 from client_app.methods.dp import dp_sgd as private_training
 from client_app.methods.dp.dp_sgd import train_privately
 from client_app.methods.fedavg import scaffold
@@ -139,13 +139,8 @@ def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_d
     second = unpack_parameters(method_of(config)(task(tmp_path, config, training)).payload)
     own, _ = split_control(second.tensors)
     moving = network("linear", 16, 3, training.model)
-    train(
-        moving,
-        *data(),
-        config.settings.fedavg,
-        step_length("linear", config.settings.fedavg, data()[0]),
-        torch.Generator().manual_seed(0),
-    )
+    rate = step_length("linear", config.settings.fedavg, data()[0])
+    train(moving, *data(), config.settings.fedavg, rate, torch.Generator().manual_seed(0))
     assert torch.allclose(own["weight"], moving.weight.detach() - training.model["weight"], atol=5e-3)
 
 
@@ -317,7 +312,7 @@ def test_the_budget_is_that_of_all_rounds_together(tmp_path: Path) -> None:
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
     made = method_of(config)(task(tmp_path, config, training))
     assert made.claim == claim
-    everything = [event for _ in range(config.settings.fedavg.rounds) for event in made.events]
+    everything = [event for number in range(config.rounds) for event in entry(config, "1", made, number + 1).events]
     assert epsilon_spent(everything, 1e-5) == pytest.approx(2.0, rel=2e-3)
     assert epsilon_spent(everything, 1e-5) <= 2.0
     assert unpack_parameters(made.payload).records == 0

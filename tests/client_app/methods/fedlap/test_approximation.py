@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
+from client_app.governance.release import entry
 from client_app.methods.dp import record_chunks
 from client_app.methods.dp.record_gradients import (
     PrivateGradient,
@@ -272,7 +273,7 @@ def test_without_privacy_a_round_repeats_to_the_last_bit_and_spends_nothing(tmp_
     config = run()
     one, other = (approximate(task(tmp_path, config)) for _ in range(2))
     assert one.payload == other.payload
-    assert (one.claim, one.events) == (None, ())
+    assert (one.claim, entry(config, "1", one).events) == (None, ())
     answer = sent(one)
     check_synthetic(answer, config.settings.fedlap, CLASSES, 64, 1, private=False)
     assert answer.header.classes == ("a", "b"), "images of the classes the site has"
@@ -289,9 +290,9 @@ def test_a_private_round_names_all_classes_tells_no_numbers_and_has_one_event(tm
     assert claim is not None
     assert answer.header.classes == CLASSES
     assert (answer.records, answer.radius, made.answer) == (0, config.settings.fedlap.trust_radius, {})
-    assert made.events == (GaussianEvent(claim.noise_multiplier, 0.3, 6),)
-    assert config.mechanism.epsilon_after(3) <= 4.0 < config.mechanism.epsilon_after(4)
-    assert config.mechanism.epsilon_after(3) > 3.95
+    assert entry(config, "1", made).events == (GaussianEvent(claim.noise_multiplier, 0.3, 6),)
+    assert claim.epsilon_after(3) <= 4.0 < claim.epsilon_after(4)
+    assert claim.epsilon_after(3) > 3.95
 
 
 def test_images_of_a_round_begin_where_those_of_the_confirmed_round_ended(tmp_path: Path) -> None:
@@ -318,14 +319,13 @@ def test_patients_are_refused_because_records_are_what_is_protected(tmp_path: Pa
 def test_a_given_noise_affords_so_many_rounds() -> None:
     noise = {"fedlap.noise-multiplier": 3.0, "fedlap.rounds": 20}
     config = run(**PRIVATE, **noise)
-    affordable = config.rounds
-    assert 1 < affordable < 20
-    assert config.mechanism.epsilon_after(affordable) <= 4.0 < config.mechanism.epsilon_after(affordable + 1)
-    claim = config.mechanism
+    affordable, claim = config.rounds, config.mechanism
     assert claim is not None
-    assert claim.epsilon == pytest.approx(config.mechanism.epsilon_after(affordable))
+    assert 1 < affordable < 20
+    assert claim.epsilon_after(affordable) <= 4.0 < claim.epsilon_after(affordable + 1)
+    assert claim.epsilon == pytest.approx(claim.epsilon_after(affordable))
     with pytest.raises(ConfigError, match="one round spends"):
-        run(**PRIVATE, **{"fedlap.noise-multiplier": 0.1}).rounds
+        _ = run(**PRIVATE, **{"fedlap.noise-multiplier": 0.1}).rounds
     assert run(**PRIVATE).rounds == 3
 
 

@@ -12,6 +12,7 @@ from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
+from client_app.governance.release import entry
 from client_app.methods.dp.record_gradients import PrivateGradient
 from client_app.methods.fedlap import comparators
 from client_app.methods.fedlap.comparators import dsc, feddm, perturbed, psg
@@ -149,7 +150,7 @@ def test_the_epsilon_of_psg_is_the_accountants(tmp_path: Path, monkeypatch: pyte
     several: dict[str, Any] = {"fedlap.trajectories": 5, "fedlap.batches": 2, "fedlap.sample-rate": 0.5}
     config = run("psg", **budget | several | {"fedlap.image-steps": 2})
     made = psg(task(tmp_path, config))
-    (event,) = made.events
+    (event,) = entry(config, "1", made).events
     assert (event.count, event.sample_rate) == (len(looks), 0.5) == (10, 0.5)
     accountant = PLDAccountant()
     gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier)

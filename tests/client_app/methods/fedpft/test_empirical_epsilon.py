@@ -30,7 +30,7 @@ FAULTY_RUNS = 20_000
 FEATURES, LABELS = torch.tensor([[0.0, 5.0], [-7.0, 0.0]]), torch.tensor([1, 0])
 
 
-def promised(family: str) -> Claim:
+def promised(family: str) -> Mechanism:
     claim = parse_run({"epsilon": EPSILON, "delta": DELTA, "fedpft.covariance": family}).mechanism
     assert claim is not None
     return claim

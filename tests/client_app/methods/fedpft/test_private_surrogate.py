@@ -13,8 +13,9 @@ from client_app.methods.fedpft.private_surrogate import Clipped, dp_em, theorem_
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common.errors import ConfigError
 from common.privacy.accounting import GaussianEvent, epsilon_spent
-from common.privacy.gaussian_mechanism import BoundedSum, Noisy, budget_shares, clip
-from common.privacy.mechanism import EM_STEPS, make_claim
+from common.privacy.gaussian_mechanism import BoundedSum, Noisy, clip
+from common.privacy.mechanism import Mechanism
+from common.privacy.shares import EM_STEPS, budget_shares
 from common.run import Run, parse_run
 from common.settings.flat import Scalar
 from common.surrogates.covariances import Diagonal, Full, Spherical
@@ -33,8 +34,8 @@ def run(epsilon: float = 2.0, **settings: Scalar) -> Run:
     return parse_run({"epsilon": epsilon, "delta": 1e-5} | settings)
 
 
-def promised(config: Run, unit: str = "record") -> Claim:
-    claim = make_claim(config, unit)  # type: ignore[arg-type]
+def promised(config: Run, unit: str = "record") -> Mechanism:
+    claim = config.mechanism_for(unit)  # type: ignore[arg-type]
     assert claim is not None
     return claim
 

@@ -1,6 +1,7 @@
-"""The run configuration: one source of defaults, and a one-line message for every mistake."""
+"""The settings of a run: one source of defaults, and a one-line message for every mistake."""
 
 import tomllib
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,10 @@ from common.errors import ConfigError
 from common.help import descriptions
 from common.models.devices import pick_device
 from common.run import Run, parse_run
-from common.settings import FedPFTSettings, HeadSettings
+from common.settings import FedPFTSettings, HeadSettings, Settings
 from common.settings.flat import Scalar, known_keys, parse_overrides
 
-PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def flatten(table: dict[str, object], section: str = "") -> dict[str, object]:
@@ -44,11 +45,11 @@ def test_pyproject_publishes_every_key_with_its_default() -> None:
 
 
 def test_known_keys_are_the_published_ones() -> None:
-    assert sorted(known_keys(Run)) == sorted(published())
+    assert sorted(known_keys(Settings)) == sorted(published())
 
 
 def test_the_published_configuration_is_valid_and_the_default() -> None:
-    assert parse_run(published()) == parse_run({}) == parse_run({})
+    assert parse_run(published()) == Run.resolve(Settings()) == parse_run({})
 
 
 def test_dotted_keys_reach_their_section() -> None:
@@ -56,7 +57,7 @@ def test_dotted_keys_reach_their_section() -> None:
     assert config.settings.fedpft == FedPFTSettings(rank=64, covariance="full")
     assert config.settings.head == HeadSettings(epochs=3)
     assert config.settings.classes == ("cat", "dog")
-    assert config.settings.seed == parse_run({}).settings.seed
+    assert config.settings.seed == Settings().seed
 
 
 def test_whole_numbers_may_stand_for_fractions() -> None:
@@ -146,6 +147,8 @@ def test_a_budget_turns_privacy_on() -> None:
 def test_a_parsed_configuration_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
         parse_run({}).settings.seed = 1  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        parse_run({}).settings = Settings(seed=1)  # type: ignore[misc]
 
 
 def test_few_batches_get_more_passes_and_never_fewer_than_asked() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from common.errors import ConfigError
 from common.help import Description, descriptions
-from common.methods import COUNTS, METHODS
+from common.methods import METHODS
+from common.methods.counting import KINDS_OF_COUNTS
 from common.run import parse_run
 
 ROWS = descriptions()
@@ -29,7 +30,7 @@ def test_every_key_has_a_sentence_a_kind_a_range_and_a_method(row: Description) 
     assert row.kind
     assert row.range
     assert row.methods
-    assert set(row.methods) <= METHODS.keys() | COUNTS.keys()
+    assert set(row.methods) <= METHODS.keys() | KINDS_OF_COUNTS.keys()
 
 
 def test_every_count_has_a_unit() -> None:
@@ -68,7 +69,7 @@ def test_a_refused_choice_names_the_described_ones(row: Description) -> None:
 
 
 def test_settings_of_a_method_come_from_the_registry() -> None:
-    private = tuple(name for name, spec in METHODS.items() if spec.mechanisms)
+    private = tuple(name for name, spec in METHODS.items() if spec.private)
     assert methods_of("epsilon") == methods_of("delta") == private
     assert methods_of("fedlap.rule") == ("fedlap",)
     assert methods_of("fedpft.order") == ("fedpft", "kd")
@@ -86,7 +87,7 @@ def test_the_settings_of_a_method_include_all_sections_that_decide_what_a_site_s
     assert {"method", "seed", "backbone"} <= {row.key for row in rows}
     sections = {row.section for row in rows if row.section}
     assert sections == {section for section in METHODS[name].sections if _has_keys(section, name)} | (
-        {"fedpft"} if "order" in METHODS[name].allows else set()
+        {"fedpft"} if "order" in METHODS[name].usual.allows else set()
     )
     assert sections
 
