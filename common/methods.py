@@ -55,7 +55,7 @@ FEDPFT = MethodSpec(
     all_classes=fedpft.all_classes,
     samples=True,
     site_sums="client_app.methods.moments:class_moments",
-    from_sums="strategies.fedpft.from_sums:learn_from_total",
+    from_sums="strategies.fedpft.strategy:fedpft_head_from_sum",
 )
 # method = "fedpft" with fedpft.topology = "chain".
 FEDPFT_CHAIN = replace(

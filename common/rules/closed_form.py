@@ -30,7 +30,7 @@ AFL = MethodSpec(
     introduces=False,
     summed=lambda config: MOMENTS,
     site_sums="client_app.methods.moments:class_moments",
-    from_sums="strategies.heads.analytic:learn_from_total",
+    from_sums="strategies.heads.analytic:afl_head_from_sum",
 )
 FEDCOF = replace(
     AFL,
@@ -57,8 +57,8 @@ FEDCGS = replace(
     paper="Guan et al. 2025, global model",
     configured="fedcgs",
     reads=("fedcgs",),
-    strategy="strategies.heads.global_statistics:GlobalStatistics",
-    from_sums="strategies.heads.global_statistics:learn_from_total",
+    strategy="strategies.heads.analytic:GlobalStatistics",
+    from_sums="strategies.heads.analytic:fedcgs_head_from_sum",
 )
 GH_OFL = replace(
     AFL,
@@ -74,7 +74,7 @@ GH_OFL = replace(
     work=heads.gaussians,
     variant=lambda config: config.ghofl.head,
     summed=lambda config: MOMENTS if config.ghofl.head == "fishermix" else (),
-    from_sums="strategies.heads.gaussian_heads:learn_from_total",
+    from_sums="strategies.heads.gaussian_heads:gh_ofl_head_from_sum",
 )
 
 # In the order of the registry.

@@ -55,7 +55,7 @@ def _shrinkage(config: RunConfig) -> str:
         return f"; shrinkage {config.head.shrinkage:g}, as set"
     restricted = family(config) in ("diag", "spherical") or solver(config) == "naive-bayes"
     if restricted and solver(config) != "ridge":
-        return "; shrinkage 0.01"  # RESTRICTED in strategies.fedpft.closed_form, whose import takes seconds
+        return "; shrinkage 0.01"  # RESTRICTED in strategies.closed_form.solvers, whose import takes seconds
     how = {"ridge": "by generalised cross-validation", "qda": "by oracle approximation, for each class"}
     return (
         f"; shrinkage chosen from the released numbers alone, {how.get(solver(config), 'for the highest expected accuracy')}"

@@ -92,7 +92,7 @@ def test_a_sum_of_a_class_without_records_is_refused() -> None:
 
 def test_a_dimension_that_would_fill_the_memory_is_refused_before_any_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator, sent = honest()
-    monkeypatch.setattr(analytic, "LARGEST_DIMENSION", D - 1)
+    monkeypatch.setattr(analytic, "MOST_DIMENSIONS", D - 1)
     monkeypatch.setattr(analytic, "unfold", lambda *_: pytest.fail("a matrix was made"))
     with pytest.raises(SurrogateError, match=r"dimension 6; .* at most 5"):
         coordinator.unpack(pack_parameters(sent[0]))
