@@ -54,7 +54,7 @@ FEDPFT = MethodSpec(
     summed=fedpft.summed,
     all_classes=fedpft.all_classes,
     samples=True,
-    site_sums="client_app.methods.moments:class_moments",
+    site_sums="client_app.methods.sums:class_moments",
     from_sums="strategies.fedpft.strategy:fedpft_head_from_sum",
 )
 # method = "fedpft" with fedpft.topology = "chain".

@@ -17,7 +17,7 @@ AFL = MethodSpec(
     configured="afl",
     digest={},
     reads=("afl",),
-    site="client_app.methods.heads.analytic:normal_equations",
+    site="client_app.methods.sums:normal_equations",
     strategy="strategies.heads.analytic:Analytic",
     sends=lambda config: heads.NORMAL_EQUATIONS,
     receives=lambda config: (),
@@ -29,7 +29,7 @@ AFL = MethodSpec(
     stored=True,
     introduces=False,
     summed=lambda config: MOMENTS,
-    site_sums="client_app.methods.moments:class_moments",
+    site_sums="client_app.methods.sums:class_moments",
     from_sums="strategies.heads.analytic:afl_head_from_sum",
 )
 FEDCOF = replace(
@@ -67,7 +67,7 @@ GH_OFL = replace(
     paper="Turazza et al. 2026, FisherMix and NB-diag",
     configured="ghofl",
     reads=("ghofl", "head"),
-    site="client_app.methods.heads.analytic:gaussians",
+    site="client_app.methods.sums:gaussians",
     strategy="strategies.heads.gaussian_heads:GaussianHeads",
     sends=lambda config: heads.GAUSSIANS,
     result=lambda config: heads.HEAD if config.ghofl.head == "fishermix" else heads.DIAGONALS,

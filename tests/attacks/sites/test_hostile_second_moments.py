@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.heads.analytic import normal_equations
+from client_app.methods.sums import normal_equations
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.config.run_config import parse_run_config
