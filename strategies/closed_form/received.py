@@ -46,9 +46,8 @@ def of_mixtures(surrogate: Surrogate, classes: Sequence[str]) -> Statistics:
     table = surrogate.mixtures
     rows = class_indices(classes, surrogate.header.classes)[table.labels]
     sizes, own = _records_of_components(table), table.means.double()
-    counts = torch.zeros(len(classes), dtype=torch.float64).index_add_(0, rows, sizes)
-    means = torch.zeros(len(classes), own.shape[1], dtype=torch.float64).index_add_(0, rows, sizes[:, None] * own)
-    means.div_(counts.clamp_min(1e-300)[:, None])
+    counts = _placed(sizes, rows, len(classes))
+    means = _placed(sizes[:, None] * own, rows, len(classes)) / counts.clamp_min(1e-300)[:, None]
     shares = sizes / sizes.sum()
     covariance = _mean_covariance(table, shares)
     if len(rows) > len(surrogate.header.classes):
@@ -71,15 +70,15 @@ def of_sums(sent: Parameters, classes: Sequence[str]) -> Statistics:
     """
     rows = class_indices(classes, sent.header.classes)
     counts, sums = sent.tensors["counts"].double(), sent.tensors["sums"].double()
-
-    def placed(table: Tensor) -> Tensor:
-        """The rows of the site's classes among those of the run, whose other rows are zero."""
-        return torch.zeros(len(classes), *table.shape[1:], dtype=torch.float64).index_add_(0, rows, table.double())
-
-    means = placed(sums / counts.clamp_min(1e-30)[:, None])
+    means = sums / counts.clamp_min(1e-30)[:, None]
     covariance = unfold(sent.tensors["squares"].double(), sums.shape[1]).div_(counts.sum())
     variances = sent.tensors.get("variances")
-    return Statistics(placed(counts), means, covariance, None if variances is None else placed(variances))
+    return Statistics(
+        _placed(counts, rows, len(classes)),
+        _placed(means, rows, len(classes)),
+        covariance,
+        None if variances is None else _placed(variances.double(), rows, len(classes)),
+    )
 
 
 def of_total(total: Total) -> tuple[Statistics, Header]:
@@ -135,6 +134,11 @@ def _diagonal_by_class(surrogates: Sequence[Surrogate], classes: Sequence[str]) 
         mean = total / count.clamp_min(1e-300)
         variances = (square / count.clamp_min(1e-300) - mean.square()).clamp_min(0)
         yield Statistics(count[None], mean[None], variances.diag(), sampled=False)
+
+
+def _placed(table: Tensor, rows: Tensor, classes: int) -> Tensor:
+    """Sums of the rows of a table by class: row i is added to row rows[i] of (classes, ...)."""
+    return torch.zeros(classes, *table.shape[1:], dtype=torch.float64).index_add_(0, rows, table)
 
 
 def _records_of_components(table: Mixtures) -> Tensor:

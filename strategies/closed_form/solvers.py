@@ -107,22 +107,21 @@ def lda(statistics: Statistics, shrinkage: float | None = None) -> Solution:
         return Solution(torch.zeros_like(means), log_priors, 1.0)
     if shrinkage is None:
         shrinkage = chosen(statistics) if statistics.sampled else RESTRICTED
-    weights, added = _shrunk_solved(covariance, shrinkage, mean_variance, means.T)
-    weight = weights.T
+    weight, added = _shrunk_solved(covariance, shrinkage, mean_variance, means)
     return Solution(weight, log_priors - (weight * means).sum(1) / 2, shrinkage, 1.0 if alike else added)
 
 
 def _shrunk_solved(
-    covariance: Tensor | Factored, shrinkage: float, mean_variance: float, right: Tensor
+    covariance: Tensor | Factored, shrinkage: float, mean_variance: float, rows: Tensor
 ) -> tuple[Tensor, float]:
-    """The inverse of the shrunk covariance times columns (d, C), and the ridge that this took."""
+    """Rows (C, d) times the inverse of the shrunk covariance, and the ridge that this took."""
     if isinstance(covariance, Factored):
-        found = covariance.solved(1 - shrinkage, shrinkage * mean_variance, right)
+        found = covariance.solved(1 - shrinkage, shrinkage * mean_variance, rows.T)
         if found is not None:
-            return found, 0.0
+            return found.T, 0.0
     shrunk = (1 - shrinkage) * dense(covariance)
     shrunk.diagonal().add_(shrinkage * mean_variance)
-    return solved(shrunk, right)
+    return solved(shrunk, rows)
 
 
 def naive_bayes(statistics: Statistics, shrinkage: float | None = None) -> Solution:
@@ -153,8 +152,7 @@ def ridge(statistics: Statistics, shrinkage: float | None = None) -> Solution:
     if shrinkage is None:
         shrinkage = cross_validated(total, cross, statistics, mean_variance)
     total.diagonal().add_(shrinkage * mean_variance + TINY_VARIANCE)
-    weights, added = solved(total, cross)
-    weight = weights.T
+    weight, added = solved(total, cross.T)
     return Solution(weight, priors - weight @ mean, shrinkage, added)
 
 
@@ -172,8 +170,7 @@ def gaussian(statistics: Statistics, shrinkage: float = 0.0) -> Solution:
     records, means = statistics.records, statistics.means
     covariance = statistics.total().mul_(records / max(1.0, records - 1))
     covariance.diagonal().add_(shrinkage * covariance.diagonal().mean())
-    weights, added = solved(covariance, means.T)
-    weight = weights.T
+    weight, added = solved(covariance, means)
     bias = statistics.priors.clamp_min(LEAST_PRIOR).log() - (weight * means).sum(1) / 2
     return Solution(weight, bias, shrinkage, added)
 

@@ -21,12 +21,10 @@ FIRST_RIDGE = 1e-12
 LEAST_PIVOT = 1e-14
 
 
-def solved(matrix: Tensor, right: Tensor) -> tuple[Tensor, float]:
-    """matrix^-1 right for a symmetric matrix (d, d) and columns (d, C); and the ridge, as in
-    `factor_of`.
-    """
+def solved(matrix: Tensor, rows: Tensor) -> tuple[Tensor, float]:
+    """Rows (C, d) times the inverse of a symmetric matrix (d, d); and the ridge, as in `factor_of`."""
     factor, added = factor_of(matrix)
-    return torch.cholesky_solve(right, factor), added
+    return torch.cholesky_solve(rows.T, factor).T, added
 
 
 def factor_of(matrix: Tensor) -> tuple[Tensor, float]:

@@ -71,23 +71,25 @@ class Statistics:
     sampled: bool = True
 
     def __post_init__(self) -> None:
-        if self.means.ndim != 2:
-            raise ValueError(f"statistics: means of shape {tuple(self.means.shape)}, which must be (C, d)")
-        classes, dimension = self.means.shape
-        tables = {"counts": (self.counts, (classes,)), "means": (self.means, (classes, dimension))}
+        shape = tuple(self.means.shape)
+        if len(shape) != 2:
+            raise ValueError(f"statistics: means of shape {shape}, which must be (C, d)")
+        dimension = shape[1]
+        tables = [("counts", self.counts, shape[:1]), ("means", self.means, shape)]
         if isinstance(self.covariance, Factored):
-            factor = self.covariance.factor
-            tables["factor of the covariance"] = (factor, (dimension, *factor.shape[1:2]))
-            tables["variances of the covariance"] = (self.covariance.variances, (dimension,))
+            factor, variances = self.covariance.factor, self.covariance.variances
+            tables.append(("covariance's factor", factor, (dimension, *factor.shape[1:2])))
+            tables.append(("covariance's variances", variances, (dimension,)))
         else:
-            tables["covariance"] = (self.covariance, (dimension, dimension))
+            tables.append(("covariance", self.covariance, (dimension, dimension)))
         if self.variances is not None:
-            tables["variances"] = (self.variances, (classes, dimension))
-        for name, (tensor, shape) in tables.items():
+            tables.append(("variances", self.variances, shape))
+        for name, tensor, expected in tables:
             if tensor.dtype != torch.float64:
-                raise ValueError(f"statistics: {name} in {tensor.dtype}, which must be in torch.float64")
-            if tensor.shape != shape:
-                raise ValueError(f"statistics: {name} of shape {tuple(tensor.shape)}, but of {shape} by the means")
+                raise ValueError(f"statistics: {name} in {tensor.dtype}; torch.float64 is needed")
+            if tensor.shape != expected:
+                own = tuple(tensor.shape)
+                raise ValueError(f"statistics: {name} of shape {own}, but of {expected} by the means")
 
     def __add__(self, other: Statistics) -> Statistics:
         """The statistics of the records of both, for the same classes in the same order."""
@@ -162,50 +164,29 @@ def sum_of(parts: Iterable[Statistics]) -> Statistics:
     Raises:
         ValueError: without parts, or for parts with other classes or dimensions.
     """
-    running: _Running | None = None
-    for part in parts:
-        if running is None:
-            running = _Running(part)
-        else:
-            running.add(part)
-    if running is None:
+    remaining = iter(parts)
+    first = next(remaining, None)
+    if first is None:
         raise ValueError("no statistics to add")
-    return running.result()
-
-
-class _Running:
-    """A sum of statistics that grows by one part at a time. Counts, means and variances are those
-    of the parts so far.
-    """
-
-    def __init__(self, first: Statistics) -> None:
-        self._counts, self._means, self._variances = first.counts, first.means, first.variances
-        self._sampled = first.sampled
-        self._scatter = CovarianceSum(first.means.shape[1])
-        self._scatter.add(first.covariance, first.records)
-
-    def add(self, part: Statistics) -> None:
-        """Add the records of a part."""
-        if part.means.shape != self._means.shape:
-            shapes = f"{tuple(part.means.shape)} and {tuple(self._means.shape)}"
-            raise ValueError(f"statistics of other classes or dimensions cannot be added: means of shapes {shapes}")
-        counts = self._counts + part.counts
-        share = part.counts / counts.clamp_min(1e-300)
-        apart = part.means - self._means
-        # n m / (n + m), for n records so far and m more; zero if there are none on one side.
+    counts, means, variances, sampled = first.counts, first.means, first.variances, first.sampled
+    scatter = CovarianceSum(means.shape[1])
+    scatter.add(first.covariance, first.records)
+    for part in remaining:
+        if part.means.shape != means.shape:
+            shapes = f"{tuple(part.means.shape)} and {tuple(means.shape)}"
+            raise ValueError(f"statistics of other classes or dimensions: means of {shapes}")
+        both = (counts > 0) & (part.counts > 0)
+        counts = counts + part.counts
+        share, apart = part.counts / counts.clamp_min(1e-300), part.means - means
+        # n m / (n + m), for n records so far and m more.
         weights = part.counts * (1 - share)
-        if self._variances is None or part.variances is None:
-            self._variances = None
+        scatter.add(part.covariance, part.records)
+        scatter.add_factor((apart[both] * weights[both].sqrt()[:, None]).T)
+        if variances is not None and part.variances is not None:
+            change = part.variances - variances + apart.square() * (1 - share)[:, None]
+            variances = variances + change * share[:, None]
         else:
-            change = part.variances - self._variances + apart.square() * (1 - share)[:, None]
-            self._variances = self._variances + change * share[:, None]
-        both = (self._counts > 0) & (part.counts > 0)
-        self._scatter.add(part.covariance, part.records)
-        self._scatter.add_factor((apart[both] * weights[both].sqrt()[:, None]).T)
-        self._counts, self._means = counts, self._means + apart * share[:, None]
-        self._sampled = self._sampled and part.sampled
-
-    def result(self) -> Statistics:
-        """The sum so far, once."""
-        covariance = self._scatter.divided(float(self._counts.sum()))
-        return Statistics(self._counts, self._means, covariance, self._variances, self._sampled)
+            variances = None
+        means = means + apart * share[:, None]
+        sampled = sampled and part.sampled
+    return Statistics(counts, means, scatter.divided(float(counts.sum())), variances, sampled)

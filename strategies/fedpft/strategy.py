@@ -12,7 +12,6 @@ from torch import Tensor
 
 from common.config.run_config import RunConfig
 from common.errors import RunError
-from common.models.classifiers import Head
 from common.privacy.claims import check_claim
 from common.rules.fedpft import solver
 from common.surrogates.class_sums import Sums
@@ -110,23 +109,17 @@ def fedpft_head_from_sum(total: Total, config: RunConfig) -> Learned:
     """A head from the sum over all sites. Raises RunError when no class has a record, or none
     stands out from the noise.
     """
-    head, mixtures, added = _noisy(total, config) if total.claim is not None else _exact(total, config)
-    head, how = replace(head, projection=total.public.projection, centre=total.public.centre), solver(config)
+    how, added = solver(config), 0.0
+    if total.claim is not None:
+        check_moments(total)
+        counts, sums, squares = (total.tensors[name].float() for name in ("counts", "sums", "squares"))
+        pooled = SumsSurrogate(total.header, Sums(counts, sums, squares, total.sigmas), total.claim)
+        head, gaussians = learn_from_sums([pooled], "joint", config.fedpft.rank)
+    else:
+        statistics, header = of_total(total)
+        found = solution(statistics, how, given_shrinkage(config))
+        head, gaussians, added = found.head(header), one_gaussian_a_class(statistics), found.added
+    head = replace(head, projection=total.public.projection, centre=total.public.centre)
+    mixtures = Surrogate(head.header, gaussians, total.claim)
     learned = LearnedHead(head, [mixtures], Defended([]), how, added=added)
     return Learned(head, Defended([]), learned, {"solver": how, **repair_facts(added)})
-
-
-def _noisy(total: Total, config: RunConfig) -> tuple[Head, Surrogate, float]:
-    assert total.claim is not None
-    check_moments(total)
-    tensors = total.tensors
-    sums = Sums(tensors["counts"].float(), tensors["sums"].float(), tensors["squares"].float(), total.sigmas)
-    pooled = SumsSurrogate(total.header, sums, total.claim)
-    head, gaussians = learn_from_sums([pooled], "joint", config.fedpft.rank)
-    return head, Surrogate(head.header, gaussians, total.claim), 0.0
-
-
-def _exact(total: Total, config: RunConfig) -> tuple[Head, Surrogate, float]:
-    statistics, header = of_total(total)
-    found = solution(statistics, solver(config), given_shrinkage(config))
-    return found.head(header), Surrogate(header, one_gaussian_a_class(statistics)), found.added

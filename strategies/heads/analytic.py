@@ -18,7 +18,7 @@ from common.surrogates.class_sums import unfold
 from common.surrogates.surrogates import Header, class_order
 from strategies.base.one_shot import Learned
 from strategies.closed_form.received import of_sums, of_total
-from strategies.closed_form.solvers import gaussian, ridge
+from strategies.closed_form.solvers import Solution, gaussian, ridge
 from strategies.closed_form.solving import repair_facts
 from strategies.closed_form.statistics import Statistics, sum_of
 from strategies.heads.strategy import Heads
@@ -105,7 +105,7 @@ class GlobalStatistics(Analytic):
 
     def model_of(self, statistics: Statistics, header: Header) -> Made:
         """The Gaussian classifier."""
-        return fedcgs_head(statistics, header, self.config.fedcgs.ridge)
+        return stated(gaussian(statistics, self.config.fedcgs.ridge), header)
 
 
 def pooled_sums(sent: Sequence[Parameters], capped: Mapping[str, float], classes: tuple[str, ...]) -> Statistics:
@@ -130,7 +130,7 @@ def afl_head(statistics: Statistics, header: Header, share: float) -> Made:
     found = ridge(statistics, share)
     if found.added and not share:
         raise RunError("afl.ridge = 0: the covariance has no inverse; set afl.ridge above 0, such as 0.1")
-    return found.head(header), repair_facts(found.added)
+    return stated(found, header)
 
 
 def afl_head_from_sum(total: Total, config: RunConfig) -> Learned:
@@ -138,11 +138,8 @@ def afl_head_from_sum(total: Total, config: RunConfig) -> Learned:
     return in_projection(*afl_head(*of_total(total), config.afl.ridge), total)
 
 
-def fedcgs_head(statistics: Statistics, header: Header, share: float) -> Made:
-    """The Gaussian classifier of FedCGS. share: `fedcgs.ridge`; a singular covariance gets a ridge,
-    which is stated.
-    """
-    found = gaussian(statistics, share)
+def stated(found: Solution, header: Header) -> Made:
+    """The head of a solution, and the ridge that a singular covariance took."""
     return found.head(header), repair_facts(found.added)
 
 
@@ -150,7 +147,8 @@ def fedcgs_head_from_sum(total: Total, config: RunConfig) -> Learned:
     """The head of FedCGS from the sum over all sites. Raises RunError when no class has a
     record.
     """
-    return in_projection(*fedcgs_head(*of_total(total), config.fedcgs.ridge), total)
+    statistics, header = of_total(total)
+    return in_projection(*stated(gaussian(statistics, config.fedcgs.ridge), header), total)
 
 
 def in_projection(head: Classifier, facts: Mapping[str, float], total: Total) -> Learned:

@@ -171,16 +171,16 @@ def test_factors_are_kept_while_they_are_few() -> None:
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
-        ((table(1, 1).float(), EYE, EYE), r"counts in torch\.float32, which must be in torch\.float64"),
+        ((table(1, 1).float(), EYE, EYE), r"counts in torch\.float32; torch\.float64 is needed"),
         ((table(1, 1), EYE.float(), EYE), r"means in torch\.float32"),
         ((table(1, 1), EYE, EYE.float()), r"covariance in torch\.float32"),
         ((table(1, 1), EYE, EYE, EYE.float()), r"variances in torch\.float32"),
-        ((table(1, 1), EYE, Factored(EYE.float(), table(1, 1))), r"factor of the covariance in torch\.float32"),
+        ((table(1, 1), EYE, Factored(EYE.float(), table(1, 1))), r"covariance's factor in torch\.float32"),
         ((table(1, 1, 1), EYE, EYE), r"counts of shape \(3,\), but of \(2,\)"),
         ((table(1, 1), EYE[0], EYE), r"means of shape \(2,\), which must be \(C, d\)"),
         ((table(1, 1), EYE, EYE[:1]), r"covariance of shape \(1, 2\), but of \(2, 2\)"),
-        ((table(1, 1), EYE, Factored(EYE[:1], table(1, 1))), r"factor of the covariance of shape \(1, 2\)"),
-        ((table(1, 1), EYE, Factored(EYE, table(1))), r"variances of the covariance of shape \(1,\)"),
+        ((table(1, 1), EYE, Factored(EYE[:1], table(1, 1))), r"covariance's factor of shape \(1, 2\)"),
+        ((table(1, 1), EYE, Factored(EYE, table(1))), r"covariance's variances of shape \(1,\)"),
         ((table(1, 1), EYE, EYE, EYE[:1]), r"variances of shape \(1, 2\)"),
     ],
 )
@@ -199,9 +199,9 @@ def test_only_statistics_of_the_same_classes_and_dimensions_can_be_added() -> No
 
 def test_a_singular_covariance_takes_the_smallest_ridge_and_the_solution_says_so() -> None:
     ones = torch.ones(2, 2, dtype=torch.float64)
-    weight, added = solved(ones.clone(), ones[:, :1])
+    weight, added = solved(ones.clone(), ones[:1])
     assert 0 < added < 1e-9
-    torch.testing.assert_close(ones @ weight, ones[:, :1], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(weight @ ones, ones[:1], rtol=1e-6, atol=1e-6)
     assert solved(ones + EYE, ones)[1] == 0
     assert factor_of(torch.zeros(2, 2, dtype=torch.float64))[1] == 1
     statistics = Statistics(table(5, 5), EYE, ones)
