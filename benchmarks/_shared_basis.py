@@ -22,8 +22,8 @@ from common.run import Run
 from common.surrogates.shared_covariances import Gram
 from common.surrogates.surrogates import AnySurrogate, Surrogate
 from common.wire.records import pack_surrogate, unpack_surrogate
+from strategies.closed_form.received import pooled
 from strategies.fedpft.learn import learn
-from strategies.fedpft.statistics import pooled
 
 Point = tuple[str, float, int]
 # (rank, bits of the loadings) of the first message, or none for the public basis; directions; bits of a correlation.

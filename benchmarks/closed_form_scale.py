@@ -18,8 +18,9 @@ from common.surrogates.shared_covariances import Gram
 from common.surrogates.surrogates import Header, Surrogate
 from common.wire.records import pack_surrogate
 from server_app.runs.folder import RunFolder
-from strategies.fedpft.closed_form import lda
-from strategies.fedpft.statistics import Statistics, pooled
+from strategies.closed_form.received import pooled
+from strategies.closed_form.solvers import lda
+from strategies.closed_form.statistics import Statistics
 from strategies.fedpft.strategy import FedPFT
 
 CLASSES, DIMENSION, RECORDS = 10, 512, 40

@@ -38,12 +38,12 @@ def afl_plan(settings: Settings) -> Plan:
         kind="one-shot",
         messages=Messages(NORMAL_EQUATIONS, (), HEAD, symbols=_triangle, introduces=False),
         combination=Combination(
-            site="client_app.methods.heads.analytic:normal_equations",
+            site="client_app.methods.sums:normal_equations",
             strategy="strategies.heads.analytic:Analytic",
             stored=True,
             sums=MOMENTS,
-            site_sums="client_app.methods.moments:class_moments",
-            from_sums="strategies.heads.analytic:learn_from_total",
+            site_sums="client_app.methods.sums:class_moments",
+            from_sums="strategies.heads.analytic:afl_head_from_sum",
         ),
         work=_one_pass,
         defences=Defences(reason=", whose second moments nothing here screens; max-share limits a site"),
@@ -55,8 +55,8 @@ def fedcgs_plan(settings: Settings) -> Plan:
     own = afl_plan(settings)
     combination = replace(
         own.combination,
-        strategy="strategies.heads.global_statistics:GlobalStatistics",
-        from_sums="strategies.heads.global_statistics:learn_from_total",
+        strategy="strategies.heads.analytic:GlobalStatistics",
+        from_sums="strategies.heads.analytic:fedcgs_head_from_sum",
     )
     return replace(own, combination=combination)
 
@@ -91,9 +91,9 @@ def gh_ofl_plan(settings: Settings) -> Plan:
     mixed = head == "fishermix"
     combination = replace(
         own.combination,
-        site="client_app.methods.heads.analytic:gaussians",
+        site="client_app.methods.sums:gaussians",
         strategy="strategies.heads.gaussian_heads:GaussianHeads",
-        from_sums="strategies.heads.gaussian_heads:learn_from_total",
+        from_sums="strategies.heads.gaussian_heads:gh_ofl_head_from_sum",
         sums=MOMENTS if mixed else (),
     )
     messages = replace(own.messages, sends=GAUSSIANS, result=HEAD if mixed else DIAGONALS)

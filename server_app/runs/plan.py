@@ -55,7 +55,7 @@ def _shrinkage(config: Run) -> str:
         return f"; shrinkage {config.settings.head.shrinkage:g}, as set"
     restricted = chosen.family in ("diag", "spherical") or chosen.solver == "naive-bayes"
     if restricted and chosen.solver != "ridge":
-        return "; shrinkage 0.01"  # RESTRICTED in strategies.fedpft.closed_form, whose import takes seconds
+        return "; shrinkage 0.01"  # RESTRICTED in strategies.closed_form.solvers, whose import takes seconds
     how = {"ridge": "by generalised cross-validation", "qda": "by oracle approximation, for each class"}
     return (
         f"; shrinkage chosen from the released numbers alone, {how.get(chosen.solver, 'for the highest expected accuracy')}"

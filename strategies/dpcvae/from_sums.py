@@ -8,7 +8,7 @@ from common.errors import SurrogateError
 from common.models.parameters import Parameters, by_name
 from strategies.base.training import Training
 from strategies.dpcvae.generating import check_first_round, expected_shapes, moved_by, with_classes
-from strategies.pooling.possible import false_numbers, weight_of
+from strategies.pooling.plausibility import false_numbers, weight_of
 from strategies.pooling.total import Total
 
 

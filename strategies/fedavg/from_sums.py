@@ -12,7 +12,7 @@ from common.models.parameters import Parameters, by_name
 from common.privacy.mechanism import JOINT_SUMS
 from strategies.base.training import Training
 from strategies.fedavg.aggregation import aggregate
-from strategies.pooling.possible import check_gradients, weight_of
+from strategies.pooling.plausibility import check_gradients, weight_of
 from strategies.pooling.total import Total
 
 # Of the steps with joint noise. A bias acts as a feature of value one, and features of records have norm one: at the full

@@ -1,13 +1,16 @@
-"""Learn a head from surrogates of one kind: in closed form, or on samples of mixtures. No Flower types."""
+"""Learn a head from surrogates of one kind: in closed form, or on samples of mixtures. No Flower
+types.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from common.errors import RunError
 from common.methods.fedpft import choices
 from common.models.classifiers import Head, Quadratic
 from common.models.head_training import Batch
@@ -18,9 +21,10 @@ from common.surrogates.shared_covariances import Gram
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate, class_order
 from common.wire.validation import check_class_number
 from strategies.base.defended import Defended
+from strategies.closed_form.received import pooled_by_class, summed
+from strategies.closed_form.solvers import Solution, fewest_records, lda, naive_bayes, qda, ridge
+from strategies.closed_form.statistics import Statistics
 from strategies.fedpft import private_head, sampling
-from strategies.fedpft.closed_form import fewest_records, lda, naive_bayes, qda, ridge
-from strategies.fedpft.statistics import Statistics, pooled_by_class, summed
 from strategies.pooling.robust_centres import POOLED
 from strategies.robustness.defence import defend_surrogates
 from strategies.robustness.robust_mixtures import pooled_mixture
@@ -30,10 +34,13 @@ SOLVERS = {"lda": lda, "ridge": ridge, "naive-bayes": naive_bayes}
 
 @dataclass(frozen=True)
 class LearnedHead:
-    """A head, the mixtures it was learned from (one per site, or a pooled one), and the result of the defence.
+    """A head, the mixtures it was learned from (one per site, or a pooled one), and the result of
+    the defence.
 
-    solver: how the head was found: "lda", "ridge", "naive-bayes", "sampled", or "noisy sums" under privacy.
-    shrinkage: of the covariance.
+    solver: how the head was found: "lda", "ridge", "naive-bayes", "sampled", or "noisy sums" under
+    privacy.
+    shrinkage: of the covariance. added: the ridge that a singular covariance took, as a share of
+    its mean variance.
     """
 
     head: Head | Quadratic
@@ -41,9 +48,12 @@ class LearnedHead:
     defended: Defended[AnySurrogate]
     solver: str
     shrinkage: float | None = None
+    added: float = 0.0
 
     def sample(self, seed: int, limit: int) -> Batch:
-        """About `limit` synthetic features (n, d) and their labels among the head's classes, for figures."""
+        """About `limit` synthetic features (n, d) and their labels among the head's classes, for
+        figures.
+        """
         return sampling.sample(self.mixtures, self.head.header.classes, seed, limit)
 
 
@@ -54,10 +64,11 @@ def learn(
     classes: Sequence[str] = (),
     centre: Tensor | None = None,
 ) -> LearnedHead:
-    """Learn one head for `classes` (all that occur if empty) from surrogates of one run. Raises RunError.
+    """Learn one head for `classes` (all that occur if empty) from surrogates of one run. Raises
+    RunError.
 
-    Noisy sums have the same classes in the same order at every site; the head has the same ones. centre (d,): the vector
-    that sites subtracted before their privacy clip.
+    Noisy sums have the same classes in the same order at every site; the head has the same ones.
+    centre (d,): the vector that sites subtracted before their privacy clip.
     """
     defended = defend_surrogates(
         surrogates, config.defence, config.settings.max_share, tuple(classes) or class_order(surrogates)
@@ -87,23 +98,49 @@ def _in_closed_form(
     mixtures: list[Surrogate], how: str, config: Run, defended: Defended[AnySurrogate], classes: tuple[str, ...]
 ) -> LearnedHead:
     check_class_number(classes)
-    given = None if config.settings.head.shrinkage == "auto" else config.settings.head.shrinkage
     header = replace(mixtures[0].header, site="coordinator", classes=classes)
     if how == "qda":
-        quadratic, used = qda(pooled_by_class(mixtures, classes), header, given)
-        return LearnedHead(quadratic, mixtures, defended, how, used)
+        by_class = _with_enough_records(pooled_by_class(mixtures, classes), classes)
+        quadratic = qda(by_class, given_shrinkage(config))
+        return LearnedHead(quadratic.head(header), mixtures, defended, how, quadratic.shrinkage, quadratic.added)
     statistics = summed(mixtures, classes)
-    found = SOLVERS[how](statistics, given)
+    found = solution(statistics, how, given_shrinkage(config))
     if isinstance(mixtures[0].mixtures.covariance, Gram):
         # For figures: the covariances of the sites are not in memory.
         mixtures = [Surrogate(header, one_gaussian_a_class(statistics))]
-    head = Head(header, found.weight.float(), found.bias.float())
-    return LearnedHead(head, mixtures, defended, how, found.shrinkage)
+    return LearnedHead(found.head(header), mixtures, defended, how, found.shrinkage, found.added)
+
+
+def given_shrinkage(config: Run) -> float | None:
+    """The shrinkage of the settings; None where the statistics decide."""
+    return None if config.settings.head.shrinkage == "auto" else config.settings.head.shrinkage
+
+
+def solution(statistics: Statistics, how: str, shrinkage: float | None) -> Solution:
+    """The solution of one of SOLVERS. Raises RunError for least squares of one class."""
+    if how == "ridge" and len(statistics.counts) < 2:
+        raise RunError("head.solver = 'ridge' needs two classes, and the sites have one; use head.solver = 'lda'")
+    return SOLVERS[how](statistics, shrinkage)
+
+
+def _with_enough_records(by_class: Iterator[Statistics], classes: Sequence[str]) -> Iterator[Statistics]:
+    """The statistics of each class. Raises RunError for one with too few records for its own
+    covariance.
+    """
+    for name, each in zip(classes, by_class, strict=True):
+        d = each.means.shape[1]
+        fewest = fewest_records(d, each.sampled)
+        if each.records < fewest:
+            raise RunError(
+                f"head.solver = 'qda': class {name!r} has {each.records:.0f} records at all sites, and its covariance "
+                f"in {d} dimensions needs {fewest}; use head.solver = 'lda', or leave the class out with classes"
+            )
+        yield each
 
 
 def _enough(mixtures: Sequence[Surrogate]) -> tuple[str, ...]:
-    """All classes for quadratic discriminants, without those that one site alone has, with too few records: it must not stop
-    the learning from the other sites.
+    """All classes for quadratic discriminants, without those that one site alone has, with too few
+    records: it must not stop the learning from the other sites.
     """
     names = class_order(mixtures)
     found = {

@@ -69,7 +69,7 @@ def learn_from_sums(
 
 def discriminant(components: Components, covariance: LowRank) -> tuple[Tensor, Tensor]:
     """Linear discriminant analysis with one component per class: weight (C, d), bias (C,)."""
-    weight, trace = _solve(covariance, components.means)
+    weight, trace = _times_inverse(covariance, components.means)
     # Noise lengthens a mean: its squared length in the metric of the covariance grows by noise times trace on average.
     squares = (weight * components.means).sum(1) - components.noise.diagonal() * trace
     return weight, (components.records / components.records.sum()).log() - squares / 2
@@ -83,7 +83,7 @@ def least_squares(components: Components, covariance: LowRank) -> tuple[Tensor, 
     around it follows from Sigma and includes the direction's noise. So noise in the means acts as a penalty and is not
     learned (regression with errors in variables).
     """
-    directions, trace = _solve(covariance, components.means)
+    directions, trace = _times_inverse(covariance, components.means)
     scores = directions @ components.means.T - components.noise * trace
     spread = (directions @ covariance.factor) @ (directions @ covariance.factor).T
     spread += (directions * covariance.variances) @ directions.T
@@ -187,7 +187,7 @@ def _spiked(matrix: Tensor, noise: float, rank: int | None) -> LowRank:
     return LowRank(factor, torch.full((d,), base, dtype=torch.float64))
 
 
-def _solve(covariance: LowRank, means: Tensor) -> tuple[Tensor, float]:
+def _times_inverse(covariance: LowRank, means: Tensor) -> tuple[Tensor, float]:
     """means (C, d) times the inverse covariance, and the trace of that inverse, by Woodbury's identity."""
     factor, variances = covariance.factor, covariance.variances
     scaled = factor / variances[:, None]

@@ -1,4 +1,6 @@
-"""FedPFT at the coordinator: one round collects mixtures or noisy sums; a head is learned from them."""
+"""FedPFT at the coordinator: one round collects mixtures or noisy sums; a head is learned from
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ from hashlib import sha256
 from torch import Tensor
 
 from common.errors import RunError
+from common.methods.fedpft import choices
 from common.privacy.mechanism import check_stated
+from common.run import Run
+from common.surrogates.class_sums import Sums
 from common.surrogates.shared_covariances import Gram, StoredGram
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate, without_classes
 from common.wire.records import unpack_surrogate
@@ -18,9 +23,14 @@ from common.wire.validation import check_surrogate
 from strategies.base.collection import Recorder
 from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned, OneShot
-from strategies.fedpft.learn import learn
+from strategies.closed_form.received import of_total
+from strategies.closed_form.solving import repair_facts
+from strategies.fedpft.learn import LearnedHead, given_shrinkage, learn, one_gaussian_a_class, solution
+from strategies.fedpft.private_head import learn_from_sums
 from strategies.flower.settings import Settings
+from strategies.pooling.plausibility import check_moments
 from strategies.pooling.public_mean import read_centre
+from strategies.pooling.total import Total
 from strategies.robustness.defence import defend_surrogates
 
 
@@ -52,7 +62,9 @@ class FedPFT(OneShot[AnySurrogate]):
         return sum(sent.counts)
 
     def kept(self, sent: AnySurrogate, stored: Callable[[], bytes]) -> AnySurrogate:
-        """The surrogate; a whole covariance is read again when it is needed, so that memory holds only one of them."""
+        """The surrogate; a whole covariance is read again when it is needed, so that memory holds
+        only one of them.
+        """
         if isinstance(sent, SumsSurrogate) or not isinstance(sent.mixtures.covariance, Gram):
             return sent
 
@@ -83,18 +95,42 @@ class FedPFT(OneShot[AnySurrogate]):
         return sent.header.classes if isinstance(sent, SumsSurrogate) else ()
 
     def learn(self, sent: Sequence[AnySurrogate], classes: Sequence[str]) -> Learned:
-        """Learn a head from mixtures or noisy sums, in closed form or on samples. Raises RunError."""
+        """Learn a head from mixtures or noisy sums, in closed form or on samples. Raises
+        RunError.
+        """
         self.outcome.surrogates = list(sent)
         learned = learn(sent, self.config, self.device, classes, self._centre)
-        facts: dict[str, str | float] = {"solver": learned.solver}
+        facts: dict[str, str | float] = {"solver": learned.solver, **repair_facts(learned.added)}
         if learned.shrinkage is not None:
             facts["shrinkage"] = learned.shrinkage
         return Learned(learned.head, learned.defended, learned, facts)
 
     def defend(self, sent: Sequence[AnySurrogate], classes: tuple[str, ...]) -> Defended[AnySurrogate]:
-        """Cap weights; exclude the sites whose class means disagree with those of the other sites."""
+        """Cap weights; exclude the sites whose class means disagree with those of the other
+        sites.
+        """
         return defend_surrogates(sent, self.config.defence, self.config.settings.max_share, classes)
 
     def restricted(self, sent: AnySurrogate, classes: Sequence[str]) -> AnySurrogate | None:
         """The components (mixtures) or rows (noisy sums) of these classes."""
         return without_classes(sent, classes)
+
+
+def fedpft_head_from_sum(total: Total, config: Run) -> Learned:
+    """A head from the sum over all sites. Raises RunError when no class has a record, or none
+    stands out from the noise.
+    """
+    how, added = choices(config.settings).solver, 0.0
+    if total.claim is not None:
+        check_moments(total)
+        counts, sums, squares = (total.tensors[name].float() for name in ("counts", "sums", "squares"))
+        pooled = SumsSurrogate(total.header, Sums(counts, sums, squares, total.sigmas), total.claim)
+        head, gaussians = learn_from_sums([pooled], "joint", config.settings.fedpft.rank)
+    else:
+        statistics, header = of_total(total)
+        found = solution(statistics, how, given_shrinkage(config))
+        head, gaussians, added = found.head(header), one_gaussian_a_class(statistics), found.added
+    head = replace(head, projection=total.public.projection, centre=total.public.centre)
+    mixtures = Surrogate(head.header, gaussians, total.claim)
+    learned = LearnedHead(head, [mixtures], Defended([]), how, added=added)
+    return Learned(head, Defended([]), learned, {"solver": how, **repair_facts(added)})

@@ -15,7 +15,7 @@ from common.models.parameters import Parameters
 from common.surrogates.surrogates import class_order
 from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned
-from strategies.heads.analytic import cap_spreads, check_size, of_classes
+from strategies.heads.analytic import cap_spreads, check_counts, of_classes
 from strategies.heads.strategy import Heads
 from strategies.pooling.site_weights import shares_kept
 
@@ -29,7 +29,7 @@ class ClassMeans(Heads):
     def check(self, sent: Parameters) -> None:
         """Check the records of the groups, and that groups without records have no mean. Raises SurrogateError."""
         super().check(sent)
-        check_size(sent, self.dimension(sent), "groups")
+        check_counts(sent, self.dimension(sent), "groups")
         if sent.tensors["means"][sent.tensors["counts"] == 0].any():
             raise SurrogateError("the mean of a group without records is not zero")
 
@@ -42,7 +42,7 @@ class ClassMeans(Heads):
         known = tuple(classes) or class_order(sent)
         defended = self.defend(sent, known)
         shares = [defended.capped.get(each.header.site, 1.0) for each in sent]
-        weight = solve(Groups.of(sent, shares, known), self.config.settings.fedcof.shrinkage)
+        weight = fedcof_weight(Groups.of(sent, shares, known), self.config.settings.fedcof.shrinkage)
         header = replace(sent[0].header, site="coordinator", classes=known)
         return Learned(Head(header, weight.float(), torch.zeros(len(known))), defended)
 
@@ -115,7 +115,7 @@ class Groups:
         return (apart * (self.weights * factors[self.labels])[:, None]).T @ apart
 
 
-def solve(groups: Groups, shrinkage: float) -> Tensor:
+def fedcof_weight(groups: Groups, shrinkage: float) -> Tensor:
     """The weight (C, d) of FedCOF's head, without a bias: rows of G^-1 (class sums), each of norm one.
 
     G = sum_c (N_c - 1)(Sigma_c + gamma I) + N mu mu^T, with mu the mean of all records; it leaves out the scatter between

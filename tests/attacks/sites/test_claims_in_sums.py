@@ -16,7 +16,7 @@ from common import surrogate_pb2 as pb
 from common.run import parse_run
 from common.secure_sum.noise import spare_of, spare_variances
 from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
-from strategies.fedpft import from_sums
+from strategies.fedpft import strategy
 from strategies.pooling.total import Total
 from tests.grid import Fault, InProcessGrid, run_federation, sites
 
@@ -54,10 +54,12 @@ def noise_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[int
         exact.append(values - added[-1])
         return mask(state, delivered, rules, values)
 
-    mask, learn = masked.mask, from_sums.learn_from_total
+    mask, learn = masked.mask, strategy.fedpft_head_from_sum
     monkeypatch.setattr(masked, "mask", seen)
     monkeypatch.setattr(masked, "noise_of_site", spare_only)
-    monkeypatch.setattr(from_sums, "learn_from_total", lambda total, config: (totals.append(total), learn(total, config))[1])
+    monkeypatch.setattr(
+        strategy, "fedpft_head_from_sum", lambda total, config: (totals.append(total), learn(total, config))[1]
+    )
     run_federation(tmp_path, InProcessGrid(sites(5), faults), report=False, **PRIVATE)
     (total,) = totals
     config = parse_run(PRIVATE)

@@ -20,7 +20,7 @@ from strategies.base.training import Training
 from strategies.dpcvae.from_sums import absorb_total as absorb_generator
 from strategies.dpcvae.generating import expected_shapes
 from strategies.fedavg.from_sums import absorb_total
-from strategies.pooling.possible import check_gradients, check_moments
+from strategies.pooling.plausibility import check_gradients, check_moments
 from strategies.pooling.total import Total
 from tests.grid import NodeConfig, run_federation, sites
 

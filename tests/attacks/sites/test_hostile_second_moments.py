@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.heads.analytic import normal_equations
+from client_app.methods.sums import normal_equations
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.errors import RunError, SurrogateError
@@ -92,7 +92,7 @@ def test_a_sum_of_a_class_without_records_is_refused() -> None:
 
 def test_a_dimension_that_would_fill_the_memory_is_refused_before_any_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator, sent = honest()
-    monkeypatch.setattr(analytic, "LARGEST_DIMENSION", D - 1)
+    monkeypatch.setattr(analytic, "MOST_DIMENSIONS", D - 1)
     monkeypatch.setattr(analytic, "unfold", lambda *_: pytest.fail("a matrix was made"))
     with pytest.raises(SurrogateError, match=r"dimension 6; .* at most 5"):
         coordinator.unpack(pack_parameters(sent[0]))

@@ -14,10 +14,10 @@ from common.surrogates.shared_covariances import AnyCovariance, LowRank
 from common.surrogates.surrogates import Header, Surrogate
 from common.wire.records import pack_surrogate, unpack_surrogate
 from common.wire.validation import Expectation, check_surrogate
-from strategies.fedpft.closed_form import lda
+from strategies.closed_form.received import pooled, pooled_by_class
+from strategies.closed_form.shrinkage import chosen
+from strategies.closed_form.solvers import lda
 from strategies.fedpft.learn import learn
-from strategies.fedpft.shrinkage import chosen
-from strategies.fedpft.statistics import pooled, pooled_by_class
 from strategies.fedpft.strategy import FedPFT
 
 QUADRATIC = {"fedpft.covariance": "diag", "head.solver": "qda", "defence": "none"}

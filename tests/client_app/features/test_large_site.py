@@ -23,8 +23,7 @@ from client_app.features.parts import Part
 from client_app.features.shards import SHARD, ShardWriter
 from client_app.features.site_features import load_site
 from client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
-from client_app.methods.heads.analytic import gaussians
-from client_app.methods.moments import class_moments
+from client_app.methods.sums import class_moments, gaussians
 from client_app.methods.task import Task
 from client_app.node_config import parse_node_config
 from common.run import Run, parse_run

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from common.help import descriptions
 from server_app.cli import main as cli
-from strategies.fedpft.closed_form import RESTRICTED
+from strategies.closed_form.solvers import RESTRICTED
 from tests.commands import coordinator
 from tests.grid import run_federation, sites
 

@@ -21,8 +21,8 @@ from strategies.fedpft.learn import learn
 from strategies.fedpft.private_head import (
     SITES_DIFFER,
     _diagonal,
-    _solve,
     _spiked,
+    _times_inverse,
     learn_from_sums,
     least_squares,
     within,
@@ -341,7 +341,7 @@ def test_so_few_variances_are_not_drawn_together(count: int) -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_whatever_noise_made_of_the_second_moments_the_covariance_can_be_inverted(matrix: Tensor, noise: float) -> None:
     for rank in (None, 1):
-        weight, trace = _solve(_spiked(matrix.double(), noise, rank), torch.ones(2, 4, dtype=torch.float64))
+        weight, trace = _times_inverse(_spiked(matrix.double(), noise, rank), torch.ones(2, 4, dtype=torch.float64))
         assert weight.isfinite().all()
         assert 0 < trace < float("inf")
     assert float(_diagonal(matrix.diagonal().double(), noise).variances.min()) > 0
@@ -364,7 +364,7 @@ def test_the_solver_is_the_inverse() -> None:
     variances = torch.rand(DIMENSION, generator=generator, dtype=torch.float64) + 0.1
     inverse = torch.linalg.inv(factor @ factor.T + variances.diag())
     means = torch.randn(3, DIMENSION, generator=generator, dtype=torch.float64)
-    solved, trace = _solve(LowRank(factor, variances), means)
+    solved, trace = _times_inverse(LowRank(factor, variances), means)
     assert torch.allclose(solved, means @ inverse)
     assert trace == pytest.approx(float(inverse.trace()))
 

@@ -9,45 +9,27 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
-from common.errors import SurrogateError
+from common.errors import RunError, SurrogateError
+from common.models.classifiers import Head
 from common.models.parameters import Parameters
 from common.run import parse_run
 from common.surrogates.class_sums import fold
-from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_parameters
-from strategies.heads.analytic import Analytic, solve
-from strategies.heads.pooled import Pooled
-
-CLASSES = ("a", "b", "c")
+from strategies.heads.analytic import Analytic, afl_head, pooled_sums
+from tests.examples import CLASSES, Hospital, records, three_hospitals
 
 
-def records(count: int = 200, d: int = 6) -> tuple[Tensor, Tensor]:
-    labels = torch.arange(count) % 3
-    features = torch.randn(count, d, generator=torch.Generator().manual_seed(1)) + 2 * torch.eye(3, d)[labels] + 1
-    return features.double(), labels
-
-
-def sums(features: Tensor, labels: Tensor, classes: tuple[str, ...] = CLASSES, site: str = "s") -> Parameters:
-    targets = torch.eye(len(classes), dtype=torch.float64)[labels]
-    counts, totals = targets.sum(0), targets.T @ features
-    centred = features - (totals / counts.clamp_min(1)[:, None])[labels]
-    tensors = {"counts": counts, "sums": totals, "squares": fold(centred.T @ centred)}
-    return Parameters(Header("afl", run_of().run, site, "f", classes), 1, tensors, len(labels))
-
-
-def run_of() -> Header:
-    strategy = Analytic({"method": "afl", "sites": 1})
-    return Header("afl", strategy.expectation().run, "s", "f", CLASSES)
+def head_of(sent: list[Parameters], ridge: float, capped: dict[str, float] | None = None) -> Head:
+    head, facts = afl_head(pooled_sums(sent, capped or {}, CLASSES), sent[0].header, ridge)
+    assert isinstance(head, Head)
+    assert not facts
+    return head
 
 
 def test_sites_of_one_class_each_give_the_head_of_all_records_together() -> None:
-    features, labels = records()
-    rows = [labels == index for index in range(3)]
-    sites = [
-        sums(features[own], torch.zeros(int(own.sum()), dtype=torch.int64), (CLASSES[i],)) for i, own in enumerate(rows)
-    ]
-    ridge = 0.05
-    head = solve(Pooled.of(sites, [1.0] * 3, CLASSES), ridge)
+    whole, ridge = records(), 0.05
+    head = head_of([each.sums() for each in three_hospitals(whole)], ridge)
+    features, labels = whole.features, whole.labels
     covariance = (features - features.mean(0)).square().mean()
     known = Ridge(alpha=float(ridge * covariance * len(labels))).fit(features.numpy(), torch.eye(3)[labels].numpy())
     torch.testing.assert_close(head.weight, torch.tensor(known.coef_).float(), rtol=1e-4, atol=1e-6)
@@ -55,16 +37,17 @@ def test_sites_of_one_class_each_give_the_head_of_all_records_together() -> None
 
 
 def test_a_site_that_keeps_half_of_its_weight_counts_half() -> None:
-    features, labels = records()
-    whole, half = sums(features, labels), sums(features[::2], labels[::2])
-    twice = solve(Pooled.of([half, whole], [1.0, 1.0], CLASSES), 0.01)
+    everything = records()
+    whole = everything.sums()
+    half = Hospital("half", everything.features[::2], everything.labels[::2]).sums()
+    twice = head_of([half, whole], 0.01)
     doubled = replace(whole, tensors={name: 2 * t for name, t in whole.tensors.items()}, records=2 * whole.records)
-    torch.testing.assert_close(solve(Pooled.of([half, doubled], [1.0, 0.5], CLASSES), 0.01).weight, twice.weight)
+    torch.testing.assert_close(head_of([half, doubled], 0.01, {"s": 0.5}).weight, twice.weight)
 
 
-def spoiled(name: str, value: Tensor, records: int = 200) -> bytes:
-    sent = sums(*globals()["records"]())
-    return pack_parameters(replace(sent, tensors=dict(sent.tensors) | {name: value}, records=records))
+def spoiled(name: str, value: Tensor, records_of_it: int = 200) -> bytes:
+    sent = records().sums()
+    return pack_parameters(replace(sent, tensors=dict(sent.tensors) | {name: value}, records=records_of_it))
 
 
 @pytest.mark.parametrize(
@@ -84,10 +67,31 @@ def test_sums_that_no_records_have_are_refused(payload: object, why: str) -> Non
 
 
 def test_honest_sums_pass_at_half_precision() -> None:
-    sent = Analytic({"method": "afl", "sites": 1}).unpack(pack_parameters(sums(*records(3, 40))))
+    sent = Analytic({"method": "afl", "sites": 1}).unpack(pack_parameters(records(3, 40).sums()))
     assert sent.records == 3
 
 
 def test_a_ridge_below_zero_is_refused() -> None:
     with pytest.raises(Exception, match=r"afl\.ridge"):
         parse_run({"method": "afl", "afl.ridge": -1.0})
+
+
+def without_an_inverse() -> Parameters:
+    """Sums of records that are alike within their class: three points in six dimensions."""
+    labels = records().labels
+    return Hospital("s", torch.eye(3).double().repeat(1, 2)[labels], labels).sums()
+
+
+def test_a_covariance_without_an_inverse_is_refused_for_a_ridge_of_zero_with_what_to_set() -> None:
+    strategy = Analytic({"method": "afl", "afl.ridge": 0.0})
+    with pytest.raises(RunError, match=r"afl\.ridge = 0: .* no inverse; set afl\.ridge above 0"):
+        strategy.learn([without_an_inverse()], CLASSES)
+    assert not strategy.learn([records().sums()], CLASSES).facts
+
+
+def test_a_ridge_that_is_too_small_is_replaced_by_a_larger_one_which_is_stated() -> None:
+    for ridge, added in ((1e-18, True), (0.1, False)):
+        learned = Analytic({"method": "afl", "afl.ridge": ridge}).learn([without_an_inverse()], CLASSES)
+        assert isinstance(learned.model, Head)
+        assert learned.model.weight.isfinite().all()
+        assert ("added-ridge" in learned.facts) == added

@@ -18,7 +18,7 @@ from common.models.classifiers import Head
 from common.models.parameters import Parameters
 from common.run import parse_run
 from common.wire.model_proto import pack_parameters
-from strategies.heads.class_means import ClassMeans, Groups, solve
+from strategies.heads.class_means import ClassMeans, Groups, fedcof_weight
 
 CLASSES, D = ("a", "b", "c"), 5
 
@@ -81,7 +81,7 @@ def test_the_head_solves_the_normal_equations_with_these_covariances(shrinkage: 
     gram = total + (counts - 1).sum() * gamma * np.eye(D) + counts.sum() * np.outer(mean, mean)
     weight = np.linalg.solve(gram, (counts[:, None] * means).T).T
     weight /= np.linalg.norm(weight, axis=1, keepdims=True)
-    np.testing.assert_allclose(solve(Groups.of(sent, [1.0] * 7, CLASSES), shrinkage), weight, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(fedcof_weight(Groups.of(sent, [1.0] * 7, CLASSES), shrinkage), weight, rtol=1e-9, atol=1e-9)
     head = ClassMeans({"method": "fedcof", "fedcof.shrinkage": shrinkage, "max-share": 0.0}).learn(sent, CLASSES).model
     assert isinstance(head, Head)
     np.testing.assert_allclose(head.weight, weight, rtol=1e-5, atol=1e-6)

@@ -13,16 +13,16 @@ from sklearn.naive_bayes import GaussianNB
 from torch import Tensor
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.heads.analytic import gaussians
+from client_app.methods.sums import gaussians
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.errors import SurrogateError
-from common.models.classifiers import Head, Quadratic
+from common.models.classifiers import Classifier, Head, Quadratic
 from common.models.parameters import Parameters
 from common.run import parse_run
 from common.wire.model_proto import pack_parameters
+from strategies.heads.analytic import pooled_sums
 from strategies.heads.gaussian_heads import GaussianHeads, fisher_mix, fisher_subspace
-from strategies.heads.pooled import Pooled
 
 CLASSES, D = ("a", "b", "c"), 5
 
@@ -63,9 +63,11 @@ def test_nb_diag_is_naive_bayes_with_variances_of_each_class() -> None:
 
 def test_the_fisher_subspace_solves_the_generalised_eigenvalue_problem() -> None:
     features, labels = records()
-    found = Pooled.of(of_sites(features, labels), [1.0] * 4, CLASSES)
-    within = found.scatter / (len(labels) - 3)
-    basis = fisher_subspace(found, within).numpy()
+    found = pooled_sums(of_sites(features, labels), {}, CLASSES)
+    within = found.matrix * (len(labels) / (len(labels) - 3))
+    directions, added = fisher_subspace(found, within)
+    basis = directions.numpy()
+    assert not added
     between = found.between().numpy()
     shrunk = 0.95 * within.numpy() + (0.05 * np.trace(within.numpy()) / D + 1e-6) * np.eye(D)
     values, vectors = eigh(between.T @ between, shrunk)
@@ -88,9 +90,11 @@ def test_fishermix_is_about_as_accurate_as_the_discriminant_on_all_records() -> 
 
 def test_fishermix_is_the_same_for_any_partition_but_rounding() -> None:
     features, labels = records()
-    run = parse_run({"method": "gh-ofl", "head.max-samples": 3000})
-    one = fisher_mix(Pooled.of([received(features, labels)], [1.0], CLASSES), run)
-    four = fisher_mix(Pooled.of(of_sites(features, labels), [1.0] * 4, CLASSES), run)
+
+    def head(sent: list[Parameters]) -> Classifier:
+        return fisher_mix(pooled_sums(sent, {}, CLASSES), sent[0].header, seed=0, max_samples=3000)[0]
+
+    one, four = head([received(features, labels)]), head(of_sites(features, labels))
     unseen, _ = records(2000, seed=1)
     assert float((one.predict(unseen) == four.predict(unseen)).double().mean()) > 0.99
 

@@ -25,7 +25,7 @@ from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import INFO
 from common.wire.sum_proto import unpack_total
 from server_app.relearn import relearn
-from strategies.fedpft import from_sums
+from strategies.fedpft import strategy
 from strategies.pooling.total import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
@@ -131,8 +131,10 @@ def test_noise_for_lost_sites_is_taken_out_when_none_is_lost(
     """Without any other noise, the total is then exact."""
     totals: list[Total] = []
     monkeypatch.setattr(masked, "noise_of_site", spare_of)
-    learn = from_sums.learn_from_total
-    monkeypatch.setattr(from_sums, "learn_from_total", lambda total, config: (totals.append(total), learn(total, config))[1])
+    learn = strategy.fedpft_head_from_sum
+    monkeypatch.setattr(
+        strategy, "fedpft_head_from_sum", lambda total, config: (totals.append(total), learn(total, config))[1]
+    )
     grid = InProcessGrid(sites(5), lost(("4",), "train") if lost_one else {})
     folder = run_federation(tmp_path, grid, deadline=1.0, report=False, **PRIVATE)
     (total,) = totals

@@ -17,7 +17,7 @@ from common.surrogates.class_sums import Sums, lengths, unfold
 from strategies.pooling.total import Total
 
 # Of the second moment's trace: a covariance that is further below zero cannot be repaired.
-ROUNDING = 0.01
+TRACE_TOLERANCE = 0.01
 GRADIENTS = {
     "the count below zero": "a number of records below zero",
     "a class sum beyond its count": "a sum of shortened gradients beyond their number",
@@ -39,7 +39,7 @@ def check_moments(total: Total) -> None:
         raise false_numbers(f"a class of {float(counts.min()):g} records")
     d = sums.shape[1]
     trace, longest = float(unfold(squares, d).trace()), _squared(sums.norm(dim=1), counts)
-    if longest <= trace + ROUNDING * abs(trace):
+    if longest <= trace + TRACE_TOLERANCE * abs(trace):
         return
     # What the sums and the trace are at least and at most, before whole steps.
     least = _squared(sums.norm(dim=1) - total.rounding.get("sums", 0.0) * math.sqrt(d), counts)

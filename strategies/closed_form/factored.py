@@ -66,6 +66,14 @@ class CovarianceSum:
         self._variances = torch.zeros(d, dtype=torch.float64)
         self._matrix: Tensor | None = None
 
+    def add(self, covariance: Tensor | Factored, weight: float) -> None:
+        """Add weight times a covariance (d, d), whole or in factors."""
+        if isinstance(covariance, Factored):
+            self.add_factor(covariance.factor, weight)
+            self.add_variances(covariance.variances * weight)
+        else:
+            self.add_matrix(covariance, weight)
+
     def add_factor(self, factor: Tensor, weight: float = 1.0) -> None:
         """Add weight F F^T for a factor (d, r)."""
         self._columns += factor.shape[1]

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from common.randomness import stream
-from strategies.fedpft.statistics import Statistics
-from strategies.fedpft.tridiagonal import Tridiagonal
-from strategies.pooling.factored import sum_of_squares
-from strategies.pooling.solving import factor_of
+from strategies.closed_form.factored import sum_of_squares
+from strategies.closed_form.solving import factor_of
+from strategies.closed_form.statistics import Statistics
+from strategies.closed_form.tridiagonal import Tridiagonal
 
 # Shrinkages that are compared. The smallest one whose estimate is within TOLERANCE of the best one's is taken.
 SHRINKAGES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.17, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -57,7 +57,7 @@ def chosen(statistics: Statistics) -> float:
         else:
             spread = solution.T @ reduced.times(solution) * (1 + optimism) ** 2
             spread.diagonal().add_(1e-9 * float(spread.diagonal().mean()) + 1e-300)
-            noise = factor_of(spread) @ normals
+            noise = factor_of(spread)[0] @ normals
         scores = means[judged] @ solution + bias
         scores[torch.arange(len(judged)), judged] -= optimism * records / counts[judged]
         accuracies.append(float(priors[judged] @ _right(noise.float(), scores.float(), judged)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from common.randomness import stream
-from strategies.pooling.factored import Factored, dense
+from strategies.closed_form.factored import Factored, dense
 
 # Fewest dimensions for which LAPACK's reduction is worth it.
 FEWEST = 8

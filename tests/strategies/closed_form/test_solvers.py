@@ -15,11 +15,11 @@ from common.surrogates.surrogates import Header, Surrogate, class_order
 from common.wire.model_files import load_model, save_model
 from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import pack_surrogate, unpack_surrogate
-from strategies.fedpft.closed_form import lda, naive_bayes, ridge
+from strategies.closed_form.factored import Factored
+from strategies.closed_form.received import pooled, summed
+from strategies.closed_form.shrinkage import SHRINKAGES, chosen
+from strategies.closed_form.solvers import lda, naive_bayes, ridge
 from strategies.fedpft.learn import learn
-from strategies.fedpft.shrinkage import SHRINKAGES, chosen
-from strategies.fedpft.statistics import pooled, summed
-from strategies.pooling.factored import Factored
 
 CLASSES = tuple("abcd")
 
@@ -226,3 +226,14 @@ def test_qda_with_too_few_records_names_the_class_and_the_way_out():
     config = parse_run({"fedpft.covariance": "full", "head.solver": "qda"})
     with pytest.raises(RunError, match=r"class 'a' has \d+ records at all sites.* needs 21; use head.solver"):
         learn([surrogate(x, y, "0", "full")], config, "cpu", CLASSES)
+
+
+@pytest.mark.parametrize("solver", ["lda", "ridge"])
+def test_a_ridge_that_a_given_shrinkage_of_zero_took_is_stated(solver):
+    x, y = records()
+    x[:, 1] = x[:, 0]
+    for shrinkage, added in ((0.0, True), (0.1, False), ("auto", False)):
+        settings = {"fedpft.covariance": "gram", "head.solver": solver, "head.shrinkage": shrinkage}
+        learned = learn([surrogate(x, y, "all")], parse_run(settings), "cpu", CLASSES)
+        assert (learned.added > 0) == added
+        assert learned.head.weight.isfinite().all()

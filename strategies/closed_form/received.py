@@ -1,0 +1,164 @@
+"""Statistics of the sites' records, from what the coordinator receives: mixtures, sums of each
+site, or a secure sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from common.errors import RunError
+from common.models.classifiers import class_indices
+from common.models.parameters import Parameters
+from common.surrogates.class_sums import unfold
+from common.surrogates.covariances import Diagonal, Full, Spherical
+from common.surrogates.mixtures import Mixtures
+from common.surrogates.shared_covariances import Gram, LowRank
+from common.surrogates.surrogates import Header, Surrogate, without_classes
+from strategies.closed_form.factored import CovarianceSum, Factored
+from strategies.closed_form.statistics import Statistics, sum_of
+from strategies.pooling.plausibility import check_moments
+from strategies.pooling.total import Total
+
+
+def pooled(surrogates: Iterable[Surrogate], classes: Sequence[str]) -> Statistics:
+    """The statistics of all sites together, with a whole covariance. Memory is O(d^2) for any
+    number of sites, which come one at a time.
+    """
+    return summed(surrogates, classes).whole()
+
+
+def summed(surrogates: Iterable[Surrogate], classes: Sequence[str]) -> Statistics:
+    """As `pooled`, with the covariance in factors where few sites sent some."""
+    return sum_of(of_mixtures(each, classes) for each in surrogates)
+
+
+def of_mixtures(surrogate: Surrogate, classes: Sequence[str]) -> Statistics:
+    """The statistics of one site's records for `classes`, which hold all of the site's, from its
+    mixtures.
+
+    Components of a class count as its parts, so mixtures of several components are as exact as
+    those of one.
+    """
+    table = surrogate.mixtures
+    rows = class_indices(classes, surrogate.header.classes)[table.labels]
+    sizes, own = _records_of_components(table), table.means.double()
+    counts = _placed(sizes, rows, len(classes))
+    means = _placed(sizes[:, None] * own, rows, len(classes)) / counts.clamp_min(1e-300)[:, None]
+    shares = sizes / sizes.sum()
+    covariance = _mean_covariance(table, shares)
+    if len(rows) > len(surrogate.header.classes):
+        around = CovarianceSum(own.shape[1])
+        around.add(covariance, 1.0)
+        around.add_factor(((own - means[rows]) * shares.sqrt()[:, None]).T)
+        covariance = around.divided(1.0)
+    return Statistics(counts, means, covariance, sampled=not isinstance(table.covariance, Diagonal | Spherical))
+
+
+def of_sums(sent: Parameters, classes: Sequence[str]) -> Statistics:
+    """The statistics of one site's records for `classes`, which hold all of the site's, from its
+    class sums.
+
+    Args:
+        sent: counts (C_k,), sums (C_k, d), and squares: the upper triangle of the second moment
+            around the site's class means. Also variances (C_k, d) within its classes, if the method
+            sends them.
+        classes: of the run, C.
+    """
+    rows = class_indices(classes, sent.header.classes)
+    counts, sums = sent.tensors["counts"].double(), sent.tensors["sums"].double()
+    means = sums / counts.clamp_min(1e-30)[:, None]
+    covariance = unfold(sent.tensors["squares"].double(), sums.shape[1]).div_(counts.sum())
+    variances = sent.tensors.get("variances")
+    return Statistics(
+        _placed(counts, rows, len(classes)),
+        _placed(means, rows, len(classes)),
+        covariance,
+        None if variances is None else _placed(variances.double(), rows, len(classes)),
+    )
+
+
+def of_total(total: Total) -> tuple[Statistics, Header]:
+    """The statistics of all records from a secure sum without noise, for the classes that have any;
+    and their header.
+
+    Raises RunError when no class has a record, or when no records have these sums.
+    """
+    check_moments(total)
+    counts, sums = total.tensors["counts"].round(), total.tensors["sums"]
+    kept = counts > 0
+    if not kept.any():
+        raise RunError("the secure sum has no record of any class of the run")
+    names = tuple(name for name, there in zip(total.header.classes, kept.tolist(), strict=True) if there)
+    means = sums / counts.clamp_min(1)[:, None]
+    scatter = unfold(total.tensors["squares"], sums.shape[1]) - (means[kept] * counts[kept][:, None]).T @ means[kept]
+    covariance = (scatter + scatter.T) / (2 * counts.sum())
+    return Statistics(counts, means, covariance).within(kept), replace(total.header, classes=names)
+
+
+def pooled_by_class(surrogates: Sequence[Surrogate], classes: Sequence[str]) -> Iterator[Statistics]:
+    """The statistics of each class alone, one at a time: memory is O(d^2) for any number of classes
+    that sites name.
+
+    Covariances stay diagonal if they are so at all sites. A class without records has zeros.
+    """
+    if all(isinstance(each.mixtures.covariance, Diagonal | Spherical) for each in surrogates):
+        yield from _diagonal_by_class(surrogates, classes)
+        return
+    for name in classes:
+        parts = [part for each in surrogates if (part := without_classes(each, [name])) is not None]
+        if parts:
+            yield pooled([part for part in parts if isinstance(part, Surrogate)], (name,))
+        else:
+            d = surrogates[0].dimension
+            zeros = [torch.zeros(shape, dtype=torch.float64) for shape in ((1,), (1, d), (d, d))]
+            yield Statistics(zeros[0], zeros[1], zeros[2])
+
+
+def _diagonal_by_class(surrogates: Sequence[Surrogate], classes: Sequence[str]) -> Iterator[Statistics]:
+    counts = torch.zeros(len(classes), dtype=torch.float64)
+    sums, squares = (torch.zeros(len(classes), surrogates[0].dimension, dtype=torch.float64) for _ in range(2))
+    for surrogate in surrogates:
+        table = surrogate.mixtures
+        rows = class_indices(classes, surrogate.header.classes)[table.labels]
+        sizes = torch.where(rows < 0, 0.0, _records_of_components(table))
+        rows, means = rows.clamp_min(0), table.means.double()
+        counts.index_add_(0, rows, sizes)
+        sums.index_add_(0, rows, sizes[:, None] * means)
+        spread = table.covariance.variances_per_dimension().double().expand_as(means) + means.square()
+        squares.index_add_(0, rows, sizes[:, None] * spread)
+    for count, total, square in zip(counts, sums, squares, strict=True):
+        mean = total / count.clamp_min(1e-300)
+        variances = (square / count.clamp_min(1e-300) - mean.square()).clamp_min(0)
+        yield Statistics(count[None], mean[None], variances.diag(), sampled=False)
+
+
+def _placed(table: Tensor, rows: Tensor, classes: int) -> Tensor:
+    """Sums of the rows of a table by class: row i is added to row rows[i] of (classes, ...)."""
+    return torch.zeros(classes, *table.shape[1:], dtype=torch.float64).index_add_(0, rows, table)
+
+
+def _records_of_components(table: Mixtures) -> Tensor:
+    """How many records each component stands for (M,), float64."""
+    return table.weights.double() * table.counts.double()[table.labels]
+
+
+def _mean_covariance(table: Mixtures, shares: Tensor) -> Tensor | Factored:
+    """The mean of the components' covariances with weights `shares` (M,), which sum to one."""
+    covariance, d = table.covariance, table.means.shape[1]
+    match covariance:
+        case Gram():
+            return covariance.matrix.double()
+        case LowRank():
+            return Factored(covariance.factor.double(), covariance.variances.double())
+        case Spherical() | Diagonal():
+            variances = (shares[:, None] * covariance.variances_per_dimension().double()).sum(0)
+            return Factored(variances.new_zeros(d, 0), variances.expand(d))
+        case Full():
+            mean = CovarianceSum(d)
+            for share, factor in zip(shares.tolist(), covariance.cholesky, strict=True):
+                mean.add_factor(factor, share)
+            return mean.divided(1.0)

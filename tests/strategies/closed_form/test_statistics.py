@@ -1,0 +1,228 @@
+"""Statistics of parts add up to those of all records, whatever the parts; against numpy and
+scikit-learn on all records.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as drawn
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.naive_bayes import GaussianNB
+from torch import Tensor
+
+import strategies.closed_form
+from common.surrogates.class_sums import fold
+from common.surrogates.surrogates import Header
+from strategies.closed_form.factored import Factored
+from strategies.closed_form.received import of_sums, of_total
+from strategies.closed_form.solvers import lda
+from strategies.closed_form.solving import factor_of, solved
+from strategies.closed_form.statistics import Statistics, sum_of
+from strategies.pooling.total import Total
+from tests.examples import CLASSES, records, statistics_of, three_hospitals
+
+MODULES = [f"strategies.closed_form.{each.name}" for each in pkgutil.iter_modules(strategies.closed_form.__path__)]
+EYE = torch.eye(2, dtype=torch.float64)
+
+
+def table(*rows: object) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@drawn.composite
+def data(draw: drawn.DrawFn) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Features (n, d) around a mean of any size, labels, the part of each record, and the number of
+    classes.
+
+    Classes and parts may be empty, or have one record.
+    """
+    count, classes, parts = draw(drawn.integers(1, 40)), draw(drawn.integers(1, 5)), draw(drawn.integers(1, 4))
+    generator = torch.Generator().manual_seed(draw(drawn.integers(0, 2**16)))
+    offset, scale = draw(drawn.sampled_from((0.0, 3.0, 1e4))), draw(drawn.sampled_from((1e-3, 1.0, 50.0)))
+    dimension = draw(drawn.integers(1, 6))
+    features = offset + scale * torch.randn(count, dimension, generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, classes, (count,), generator=generator)
+    return features, labels, torch.randint(0, parts, (count,), generator=generator), classes
+
+
+def close(found: Statistics, exact: Statistics) -> None:
+    """Equal up to float64 rounding. Of a variance, that is the rounding of the square of the
+    largest mean.
+    """
+    square = 1e-15 * max(1.0, float(exact.means.abs().max())) ** 2
+    torch.testing.assert_close(found.counts, exact.counts, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.means, exact.means, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.matrix, exact.matrix, rtol=1e-9, atol=square)
+    assert found.variances is not None
+    assert exact.variances is not None
+    torch.testing.assert_close(found.variances, exact.variances, rtol=1e-9, atol=square)
+
+
+@given(data())
+def test_the_sum_over_parts_is_the_statistics_of_all_records(drawn_data: tuple[Tensor, Tensor, Tensor, int]) -> None:
+    features, labels, parts, classes = drawn_data
+    of_parts = [statistics_of(features[parts == k], labels[parts == k], classes) for k in parts.unique().tolist()]
+    exact = statistics_of(features, labels, classes)
+    close(sum_of(of_parts), exact)
+    close(sum_of(reversed(of_parts)), exact)
+    one_by_one = of_parts[0]
+    for each in of_parts[1:]:
+        one_by_one = one_by_one + each
+    close(one_by_one, exact)
+
+
+@given(data())
+def test_the_covariance_of_all_records_and_the_variances_are_numpys(
+    drawn_data: tuple[Tensor, Tensor, Tensor, int],
+) -> None:
+    features, labels, parts, classes = drawn_data
+    of_parts = [statistics_of(features[parts == k], labels[parts == k], classes) for k in parts.unique().tolist()]
+    found, x = sum_of(of_parts), features.numpy()
+    square = 1e-14 * max(1.0, float(found.means.abs().max())) ** 2
+    exact = np.cov(x.T, bias=True).reshape(x.shape[1], x.shape[1])
+    np.testing.assert_allclose(found.total(), exact, rtol=1e-9, atol=square)
+    np.testing.assert_allclose(found.between().T @ found.between(), found.total() - found.matrix, rtol=1e-6, atol=square)
+    np.testing.assert_allclose(found.mean, x.mean(0), rtol=1e-12, atol=1e-12)
+    assert found.variances is not None
+    for label in labels.unique().tolist():
+        own = x[labels.numpy() == label]
+        np.testing.assert_allclose(found.variances[label], own.var(0), rtol=1e-9, atol=square)
+        np.testing.assert_allclose(found.means[label], own.mean(0), rtol=1e-12, atol=1e-12)
+
+
+@given(data(), drawn.integers(1, 5))
+def test_a_part_of_the_weight_is_as_many_records_fewer(drawn_data: tuple[Tensor, Tensor, Tensor, int], times: int) -> None:
+    features, labels, parts, classes = drawn_data
+    whole = statistics_of(features, labels, classes)
+    repeated = statistics_of(features.repeat(times, 1), labels.repeat(times), classes)
+    close(whole.scaled(times), repeated)
+    close(repeated.scaled(1 / times), whole)
+    other = statistics_of(features[parts == parts[0]], labels[parts == parts[0]], classes)
+    close(repeated.scaled(1 / times) + other, whole + other)
+
+
+@given(data())
+def test_classes_without_records_may_be_left_out(drawn_data: tuple[Tensor, Tensor, Tensor, int]) -> None:
+    features, labels, _, classes = drawn_data
+    present, renamed = labels.unique(return_inverse=True)
+    exact = statistics_of(features, renamed, len(present))
+    whole = statistics_of(features, labels, classes)
+    for kept in (present, whole.counts > 0):
+        found = whole.within(kept)
+        close(found, exact)
+        torch.testing.assert_close(found.total(), whole.total())
+
+
+@given(data())
+def test_the_means_and_variances_of_all_parts_are_those_of_scikit_learn(
+    drawn_data: tuple[Tensor, Tensor, Tensor, int],
+) -> None:
+    features, labels, parts, classes = drawn_data
+    found = sum_of(statistics_of(features[parts == k], labels[parts == k], classes) for k in parts.unique().tolist())
+    known = GaussianNB(var_smoothing=0).fit(features.numpy(), labels.numpy())
+    kept = found.within(torch.from_numpy(known.classes_))
+    np.testing.assert_allclose(kept.means, known.theta_, rtol=1e-9, atol=1e-9)
+    assert kept.variances is not None
+    np.testing.assert_allclose(
+        kept.variances, known.var_, rtol=1e-6, atol=1e-14 * max(1.0, float(features.abs().max())) ** 2
+    )
+    np.testing.assert_allclose(kept.priors, known.class_prior_)
+
+
+def test_what_hospitals_of_one_class_each_send_has_the_covariance_of_scikit_learn() -> None:
+    whole = records()
+    found = sum_of(of_sums(each.sums(), CLASSES) for each in three_hospitals(whole))
+    known = LinearDiscriminantAnalysis(solver="lsqr", store_covariance=True).fit(
+        whole.features.numpy(), whole.labels.numpy()
+    )
+    # In a message, the root of two off the diagonal is in single precision.
+    np.testing.assert_allclose(found.matrix, known.covariance_, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(found.means, known.means_, rtol=1e-9)
+
+
+def test_a_secure_sum_has_the_statistics_of_all_records_for_the_classes_that_have_any() -> None:
+    whole = records()
+    x, y = whole.features, whole.labels
+    exact = statistics_of(x, y, 4)
+    tensors = {"counts": exact.counts, "sums": exact.counts[:, None] * exact.means, "squares": fold(x.T @ x)}
+    found, header = of_total(Total(Header("afl", "run", "coordinator", "f", ("a", "b", "c", "none")), tensors))
+    assert header.classes == CLASSES
+    torch.testing.assert_close(found.counts, exact.counts[:3])
+    torch.testing.assert_close(found.means, exact.means[:3])
+    torch.testing.assert_close(found.matrix, exact.matrix)
+
+
+def test_factors_are_kept_while_they_are_few() -> None:
+    few = Factored(torch.ones(9, 1, dtype=torch.float64), torch.ones(9, dtype=torch.float64))
+    part = Statistics(table(2, 2), torch.zeros(2, 9, dtype=torch.float64), few)
+    assert isinstance((part + part).covariance, Factored)
+    torch.testing.assert_close((part + part).matrix, part.matrix)
+    assert isinstance(sum_of([part] * 7).covariance, Tensor)
+    torch.testing.assert_close(sum_of([part] * 7).matrix, part.matrix)
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ((table(1, 1).float(), EYE, EYE), r"counts in torch\.float32; torch\.float64 is needed"),
+        ((table(1, 1), EYE.float(), EYE), r"means in torch\.float32"),
+        ((table(1, 1), EYE, EYE.float()), r"covariance in torch\.float32"),
+        ((table(1, 1), EYE, EYE, EYE.float()), r"variances in torch\.float32"),
+        ((table(1, 1), EYE, Factored(EYE.float(), table(1, 1))), r"covariance's factor in torch\.float32"),
+        ((table(1, 1, 1), EYE, EYE), r"counts of shape \(3,\), but of \(2,\)"),
+        ((table(1, 1), EYE[0], EYE), r"means of shape \(2,\), which must be \(C, d\)"),
+        ((table(1, 1), EYE, EYE[:1]), r"covariance of shape \(1, 2\), but of \(2, 2\)"),
+        ((table(1, 1), EYE, Factored(EYE[:1], table(1, 1))), r"covariance's factor of shape \(1, 2\)"),
+        ((table(1, 1), EYE, Factored(EYE, table(1))), r"covariance's variances of shape \(1,\)"),
+        ((table(1, 1), EYE, EYE, EYE[:1]), r"variances of shape \(1, 2\)"),
+    ],
+)
+def test_single_precision_and_shapes_that_do_not_agree_are_refused(parts: tuple[Tensor, ...], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Statistics(*parts)
+
+
+def test_only_statistics_of_the_same_classes_and_dimensions_can_be_added() -> None:
+    whole = Statistics(table(1, 1), EYE, EYE)
+    with pytest.raises(ValueError, match="other classes or dimensions"):
+        whole + whole.within(table(1).long())
+    with pytest.raises(ValueError, match="no statistics"):
+        sum_of([])
+
+
+def test_a_singular_covariance_takes_the_smallest_ridge_and_the_solution_says_so() -> None:
+    ones = torch.ones(2, 2, dtype=torch.float64)
+    weight, added = solved(ones.clone(), ones[:1])
+    assert 0 < added < 1e-9
+    torch.testing.assert_close(weight @ ones, ones[:1], rtol=1e-6, atol=1e-6)
+    assert solved(ones + EYE, ones)[1] == 0
+    assert factor_of(torch.zeros(2, 2, dtype=torch.float64))[1] == 1
+    statistics = Statistics(table(5, 5), EYE, ones)
+    assert lda(statistics, 0.0).added > 0
+    assert lda(statistics, 0.1).added == 0
+
+
+@pytest.mark.parametrize("last", [0.0, 2e-16])
+def test_a_matrix_that_only_rounding_makes_positive_is_singular(last: float) -> None:
+    """The second dimension repeats the first one; its variance given the first is rounding, of
+    either sign.
+    """
+    matrix = torch.ones(2, 2, dtype=torch.float64)
+    matrix[1, 1] += last
+    assert factor_of(matrix)[1] > 0
+    tiny = torch.tensor([1.0, 1e-30], dtype=torch.float64).diag()
+    assert factor_of(tiny)[1] == 0, "a small variance of its own is no rounding"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_the_documentation_are_true(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.failed == 0
+    assert result.attempted or name.rpartition(".")[2] not in ("statistics", "solvers")
