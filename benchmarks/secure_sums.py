@@ -193,7 +193,7 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
         for name, settings in (("epsilon 4", private), ("without privacy", SECURE)):
             config = parse_run(settings | {"classes": CLASSES})
             dimension = dimensions_of(config) if "features.projection" in settings else 1280
-            shapes = shapes_of(config, CLASSES.split(","), dimension)
+            shapes = shapes_of(config.plan, len(CLASSES.split(",")), dimension)
             largest = numbers_of(config, sites)["sums"].largest
             for liars, how in ((0, "-"), (1, "end"), (2, "end"), (1, "flipped"), (2, "flipped")):
                 if (name, liars, how) in [row[:3] for row in rows]:

@@ -15,6 +15,7 @@ from common.methods.fedpft import choices
 from common.models.classifiers import Head, Quadratic
 from common.models.head_training import Batch
 from common.run import Run
+from common.settings import HeadSettings
 from common.surrogates.covariances import Full
 from common.surrogates.mixtures import Mixtures
 from common.surrogates.shared_covariances import Gram
@@ -101,19 +102,19 @@ def _in_closed_form(
     header = replace(mixtures[0].header, site="coordinator", classes=classes)
     if how == "qda":
         by_class = _with_enough_records(pooled_by_class(mixtures, classes), classes)
-        quadratic = qda(by_class, given_shrinkage(config))
+        quadratic = qda(by_class, given_shrinkage(config.settings.head))
         return LearnedHead(quadratic.head(header), mixtures, defended, how, quadratic.shrinkage, quadratic.added)
     statistics = summed(mixtures, classes)
-    found = solution(statistics, how, given_shrinkage(config))
+    found = solution(statistics, how, given_shrinkage(config.settings.head))
     if isinstance(mixtures[0].mixtures.covariance, Gram):
         # For figures: the covariances of the sites are not in memory.
         mixtures = [Surrogate(header, one_gaussian_a_class(statistics))]
     return LearnedHead(found.head(header), mixtures, defended, how, found.shrinkage, found.added)
 
 
-def given_shrinkage(config: Run) -> float | None:
+def given_shrinkage(head: HeadSettings) -> float | None:
     """The shrinkage of the settings; None where the statistics decide."""
-    return None if config.settings.head.shrinkage == "auto" else config.settings.head.shrinkage
+    return None if head.shrinkage == "auto" else head.shrinkage
 
 
 def solution(statistics: Statistics, how: str, shrinkage: float | None) -> Solution:

@@ -39,31 +39,32 @@ def combine(updates: Sequence[Parameters], config: Run, classes: tuple[str, ...]
     mean = Head(header, middle["weight"], middle["bias"])
     if config.settings.method == "average":
         return mean
-    features, labelled = _drawn(updates, config), fedbe if config.settings.method == "fedbe" else fedkt
-    wanted = labelled(features, heads, mean, weights, config)
+    features, own = _drawn(updates, config), config.settings
+    if own.method == "fedbe":
+        wanted = fedbe(features, heads, mean, weights, own.baseline.samples, own.seed)
+    else:
+        wanted = fedkt(features, heads, len(classes))
     return Head(header, *train_on_features(features, wanted, len(classes), config.settings.head, config.settings.seed))
 
 
-def fedbe(features: Tensor, heads: Sequence[Head], mean: Head, weights: Sequence[float], config: Run) -> Tensor:
+def fedbe(features: Tensor, heads: Sequence[Head], mean: Head, weights: Sequence[float], samples: int, seed: int) -> Tensor:
     """Mean probabilities (n, C) of the sites' heads, their average, and heads sampled from a Gaussian around the average
     (Chen & Chao 2021, with a diagonal Gaussian).
     """
-    generator = torch.Generator().manual_seed(config.settings.seed)
+    generator = torch.Generator().manual_seed(seed)
     tables = [torch.cat([head.weight, head.bias[:, None]], 1) for head in _filled(heads)]
     share = torch.tensor(weights) / sum(weights)
     centre = torch.cat([mean.weight, mean.bias[:, None]], 1)
     spread = sum((w * (t - centre).square() for w, t in zip(share, tables, strict=True)), torch.zeros_like(centre)).sqrt()
-    tables += [centre] + [
-        centre + spread * torch.randn(centre.shape, generator=generator) for _ in range(config.settings.baseline.samples)
-    ]
+    tables += [centre] + [centre + spread * torch.randn(centre.shape, generator=generator) for _ in range(samples)]
     total = sum((features @ t[:, :-1].T + t[:, -1]).softmax(1) for t in tables)
     assert isinstance(total, Tensor)  # the average is always among them
     return total / len(tables)
 
 
-def fedkt(features: Tensor, heads: Sequence[Head], mean: Head, weights: Sequence[float], config: Run) -> Tensor:
+def fedkt(features: Tensor, heads: Sequence[Head], classes: int) -> Tensor:
     """The majority vote of the sites' heads on each feature, as probabilities (n, C) of zero and one (Li et al. 2021)."""
-    votes = torch.zeros(len(features), len(mean.header.classes))
+    votes = torch.zeros(len(features), classes)
     for head in heads:
         votes[torch.arange(len(features)), head.predict(features)] += 1
     return torch.nn.functional.one_hot(votes.argmax(1), votes.shape[1]).float()

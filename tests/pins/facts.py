@@ -223,7 +223,7 @@ def _sum(run: Run) -> Facts | None:
         "dimensions": dimensions_of(run),
         "numbers": {
             f"{number}": [
-                f"{name} {shapes_of(run, CLASSES, DIMENSION, number)[name]} up to {fixed.largest}"
+                f"{name} {shapes_of(run.plan, len(CLASSES), DIMENSION, number)[name]} up to {fixed.largest}"
                 for name, fixed in numbers_of(run, SITES, number).items()
             ]
             for number in rounds

@@ -93,7 +93,7 @@ def test_a_stored_run_is_read_in_full_and_reported(copy: Copy, name: str) -> Non
     if name != "fedpft-chain-interrupted":
         assert load_model(folder / "model.safetensors").header.classes == tuple(run.classes) == CLASSES
     page = write_report(folder).read_text()
-    assert run.settings.settings.settings.method in page
+    assert run.method in page
     assert all(site in page for site in SITES)
     if (file := folder / "model.fedsurrogate").exists():
         assert read_signed_model(file).manifest.run == run.manifest["run"]

@@ -63,7 +63,7 @@ def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(tmp_path: Path
     records = fixed["records"].decode(words(sum(exact[5:])))[0]
     assert float(records) == pytest.approx(1438, abs=1), "all training records of the digits"
     assert claim is not None
-    shapes, rules = shapes_of(config, CLASSES.split(","), 64), rules_of(config.settings, 5)
+    shapes, rules = shapes_of(config.plan, len(CLASSES.split(",")), 64), rules_of(config.settings, 5)
     assert rules.honest == 3
     variances = site_variances(claim, fixed, shapes, rules)
     # Two rounds of five sites; the honest three alone have the noise that the claim names.
@@ -149,7 +149,7 @@ def test_a_modulus_without_room_for_the_noise_is_refused_before_any_vector(tmp_p
     config = parse_run(JOINT | tiny)
     claim = config.mechanism
     assert claim is not None
-    shapes = shapes_of(config, CLASSES.split(","), 64)
+    shapes = shapes_of(config.plan, len(CLASSES.split(",")), 64)
     with pytest.raises(ConfigError, match="does not fit into the modulus"):
         site_variances(claim, numbers_of(config, 4), shapes, rules_of(config.settings, 4))
 
