@@ -105,11 +105,9 @@ class TaskGuard(Protocol):
 
     def received(self, give_up: Callable[[str], None]) -> None:
         """There is a message. `give_up` sends an error with this text in place of its reply."""
-        ...
 
     def sending(self) -> AbstractContextManager[None]:
         """Entered before the reply is sent, and left when it was sent."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -165,23 +163,18 @@ class Control(Protocol):
 
     def runs(self) -> list[FlowerRun]:
         """All its runs."""
-        ...
 
     def stop(self, run: str) -> bool:
         """Stop the run of this id; return whether it did."""
-        ...
 
     def nodes(self, wait: float = 0.0) -> list[FlowerNode]:
         """All its nodes. wait: seconds to wait until it listens."""
-        ...
 
     def register(self, key: bytes) -> int:
         """Accept the node with this public key from now on; return the node's id."""
-        ...
 
     def unregister(self, node: int) -> None:
         """Take back the key of a node, for ever."""
-        ...
 
 
 class FlowerProcesses(Protocol):
@@ -191,15 +184,12 @@ class FlowerProcesses(Protocol):
 
     def open_log(self) -> None:
         """Let Flower add the handlers of its log, which it does once; then they can be replaced."""
-        ...
 
     def at_exit(self, action: Callable[[], None]) -> None:
         """Call `action` when Flower ends this process in order. Later ones are called first."""
-        ...
 
     def parse_superlink(self, arguments: Sequence[str]) -> SuperLinkArguments:
         """The meaning of arguments of `flower-superlink`."""
-        ...
 
     def superlink(self, arguments: Sequence[str], refusal: Callable[[FleetRequest], str]) -> None:
         """Run a SuperLink to which many sites can write at once, wherever Flower is installed.
@@ -208,15 +198,12 @@ class FlowerProcesses(Protocol):
             arguments: Those of `flower-superlink`.
             refusal: Why a signed request of the Fleet API is refused; empty if it is not.
         """
-        ...
 
     def simulation_flags(self, control: str) -> list[str]:
         """Arguments of `flower-superlink` for simulations, with its Control API at `control`."""
-        ...
 
     def supernode_flags(self, runtime: str) -> list[str]:
         """Arguments of `flower-supernode` that starts no app; its Runtime API is at `runtime`."""
-        ...
 
     def supernode(self, runtime: str, arguments: Sequence[str]) -> None:
         """Run a SuperNode that starts no app.
@@ -225,7 +212,6 @@ class FlowerProcesses(Protocol):
             runtime: Address of its Runtime API: host:port, or unix:/path.
             arguments: All others of `flower-supernode`.
         """
-        ...
 
     def superexec(self, runtime: str, command: str) -> None:
         """Start a program for each task of a ClientApp, and for no other task.
@@ -234,7 +220,6 @@ class FlowerProcesses(Protocol):
             runtime: Address of the Runtime API of the SuperNode that has the tasks.
             command: Path of the program. It gets the arguments that `client_task` reads.
         """
-        ...
 
     def client_task(self, load: Callable[[str, str], ClientApp], guard: TaskGuard) -> None:
         """Run one task, with the arguments of this process, which `superexec` gave it.
@@ -243,7 +228,6 @@ class FlowerProcesses(Protocol):
             load: The app for a run whose app has this name and this version.
             guard: Called before and after the work.
         """
-        ...
 
 
 class FlowerLink(Protocol):
@@ -260,15 +244,12 @@ class FlowerLink(Protocol):
             UnreachableError: Nothing answers there. Raised by the first request.
             RunError: A request fails.
         """
-        ...
 
     def key_bytes(self, key: ec.EllipticCurvePublicKey) -> bytes:
         """A node's public key as the SuperLink stores it."""
-        ...
 
     def read_key(self, stored: bytes) -> ec.EllipticCurvePublicKey:
         """The public key that the SuperLink stores so."""
-        ...
 
     def key_standing(
         self,
@@ -290,7 +271,6 @@ class FlowerLink(Protocol):
             "registered"; "unknown"; "clock": the clocks differ too much for the signature; "open":
             the SuperLink requires no keys; "silent": no useful reply.
         """
-        ...
 
 
 class FlowerMessages(Protocol):
@@ -298,15 +278,12 @@ class FlowerMessages(Protocol):
 
     def local_run(self, run_id: int) -> Any:
         """A run of this id for a `Grid`. Messages of it can be made in this process from now on."""
-        ...
 
     def stamp(self, message: Message, run_id: int) -> str:
         """Make a new message the coordinator's in this run, as a SuperLink does; return its id."""
-        ...
 
     def transported(self, message: Message) -> Message:
         """The message as its receiver gets it: converted to bytes and back. Its id stays."""
-        ...
 
     def failed_reply(self, message: Message, failure: Failure, reason: str) -> Message:
         """A reply without content.
@@ -317,7 +294,6 @@ class FlowerMessages(Protocol):
                 "unavailable": no such node.
             reason: Text for the coordinator.
         """
-        ...
 
 
 class FlowerSimulation(Protocol):
@@ -325,11 +301,9 @@ class FlowerSimulation(Protocol):
 
     def is_simulation(self, grid: Grid) -> bool:
         """Whether a ServerApp's grid is that of a simulation."""
-        ...
 
     def ray_has_started(self) -> bool:
         """Whether Ray runs in this process."""
-        ...
 
     def prepare_ray(self, seconds: float) -> None:
         """Let Ray wait longer for its servers when it starts in this process; a second call does
@@ -338,11 +312,9 @@ class FlowerSimulation(Protocol):
         Args:
             seconds: How long Ray may take for each step of its start.
         """
-        ...
 
     def replace_killed_workers(self) -> None:
         """Give each site that follows a killed worker of Ray a new one; call it once."""
-        ...
 
 
 class Flower(FlowerProcesses, FlowerLink, FlowerMessages, FlowerSimulation, Protocol):
