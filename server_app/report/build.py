@@ -11,6 +11,7 @@ import numpy as np
 from common.config.flat_settings import flatten
 from common.config.run_config import RunConfig
 from common.number_format import human_bytes, human_seconds, percent
+from common.pages.style import page_head
 from common.pages.svg import NAMED_SITES, undrawn
 from server_app.report.comparison import compared, comparison_table, of_other_records
 from server_app.report.counts_view import CountsView, counts_views
@@ -27,6 +28,8 @@ from server_app.report.warnings import warnings_of
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
 from server_app.runs.run_view import DOWNSTREAM, TROUBLES, Run, read_run
 
+# Flower packs no file of an app whose name ends in .html or .j2, so the names of the templates end in .md.
+TEMPLATES = Path(__file__).parent / "templates"
 PICTURES = {
     "outcomes": "accuracy against traffic",
     "time": "where the time went",
@@ -54,12 +57,11 @@ def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
 
     Raises RunError when `run_dir` is not a run folder, or a run to compare has no accuracy on all test data.
     """
-    from jinja2 import Environment, StrictUndefined
-
-    from server_app.report.page import PAGE
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     run = read_run(run_dir)
     environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -67,7 +69,7 @@ def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
     )
     environment.filters.update(bytes=human_bytes, seconds=human_seconds, percent=percent)
     others = [(other.resolve().name, read_run(other)) for other in beside]
-    html = environment.from_string(PAGE).render(_page(run, run_dir.resolve(), others))
+    html = environment.get_template("page.html.j2.md").render(_page(run, run_dir.resolve(), others))
     path = run_dir / "report.html"
     path.write_text(html, encoding="utf-8", newline="\n")
     return path
@@ -90,7 +92,7 @@ def _tables(run: Run) -> dict[str, list[Sequence[object]]]:
 
 
 def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     pictures, privacy = _pictures(run), privacy_view(run)
     pictures |= {key: (svg,) for key, svg in (("radii", radii(run)), ("epsilons", epsilons(run))) if svg is not None}
@@ -120,6 +122,7 @@ def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
     return {
         "run": run,
         "folder": folder.name,
+        "head": Markup(page_head(escape(f"{run.method} · {folder.name}"))),
         "sheet_rounds": [f"Round {number}" for number, _ in drawn_sheets],
         "map_words": words_of(found_map) if found_map else [],
         "value_words": values.words if values else [],
