@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
-# Types of all settings of a run, in `common`. The run folder that a report reads is another `Run`.
+# Types of all settings of a run, in `common`.
 WHOLE = {"RunConfig", "Settings", "Run"}
 # A function that reads no more of them should take these, and not all.
 FEW = 2

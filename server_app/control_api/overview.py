@@ -10,8 +10,8 @@ from typing import Any
 from common.errors import RunError
 from server_app.control_api.following import flower_id
 from server_app.control_api.runs import FlowerRun, list_runs
-from server_app.runs.event_tail import LiveRun, run_folders
 from server_app.runs.json_values import as_table
+from server_app.runs.reader import LiveRun, run_folders
 from server_app.runs.state import RunState
 
 

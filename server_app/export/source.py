@@ -11,8 +11,8 @@ from common.signed_models.making import make_signed_model
 from common.signed_models.signed_model import SUFFIX, SignedModel, read_signed_model
 from common.wire.model_files import load_model
 from server_app.deployment.request_key import read_request_key, signing_key
+from server_app.runs.json_files import read_json
 from server_app.runs.json_values import Json, as_number, as_table, at
-from server_app.runs.run_view import read_json
 
 
 def run_config_of(run: Path) -> RunConfig:

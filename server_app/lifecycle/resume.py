@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from common.config.flat_settings import Scalar, flatten
 from common.config.run_config import RunConfig, digest_settings, parse_run_config, run_digest
 from common.errors import ConfigError, RunError
+from server_app.runs.json_files import MANIFEST, read_object
+from server_app.runs.json_values import Json, as_number, at
+from server_app.runs.reader import read_metrics
 
 # What a run leaves to continue from, by the kind of its method.
 CHECKPOINTS = {"rounds": "checkpoint.safetensors", "chain": "chain.json"}
@@ -44,13 +48,11 @@ def check_resume(config: RunConfig, simulated: bool) -> None:
         raise RunError(f"{shown} has other settings: {'; '.join(differing[:MOST_SHOWN])}{more}; give the same ones")
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def _manifest(folder: Path) -> Json:
     """The content of manifest.json; empty if there is none, as in a folder of copied checkpoints."""
-    try:
-        found = json.loads((folder / "manifest.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    with suppress(OSError):
+        return read_object(folder / MANIFEST)[0]
+    return {}
 
 
 def _differing(manifest: Mapping[str, Any], config: RunConfig, simulated: bool) -> list[str]:
@@ -87,7 +89,8 @@ def continuation(folder: Path) -> str:
     changed = {key: value for key, value in here.items() if value != defaults.get(key) and key != "resume"}
     words = ["coordinator", "run"]
     if manifest.get("simulated"):
-        words = ["coordinator", "simulate"] + (["--sites", str(sites)] if (sites := _invited(folder)) else [])
+        sites = int(as_number(at(read_metrics(folder), "sites", "invited")) or 0)
+        words = ["coordinator", "simulate", *(["--sites", str(sites)] if sites else [])]
     command, resumes = command_of(words, changed, folder)
     if resumes:
         return f"continue it: {command}"
@@ -95,13 +98,6 @@ def continuation(folder: Path) -> str:
         again = shlex.join(["coordinator", "relearn", str(folder)])
         return f"learn from what has arrived: {again}; or start it again: {command}"
     return f"nothing is left to continue from; start it again: {command}"
-
-
-def _invited(folder: Path) -> int:
-    try:
-        return int(json.loads((folder / "metrics.json").read_text())["sites"]["invited"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
 
 
 def command_of(words: Sequence[str], overrides: Mapping[str, Scalar], folder: Path | None) -> tuple[str, bool]:

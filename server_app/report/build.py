@@ -26,7 +26,7 @@ from server_app.report.site_map import drawn_map, site_map_of, words_of
 from server_app.report.tables import csv_link, tables_of, write_tables
 from server_app.report.warnings import warnings_of
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
-from server_app.runs.run_view import DOWNSTREAM, TROUBLES, Run, read_run
+from server_app.runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
 
 # Flower packs no file of an app whose name ends in .html or .j2, so the names of the templates end in .md.
 TEMPLATES = Path(__file__).parent / "templates"
@@ -85,13 +85,13 @@ def write_csv(run_dir: Path, folder: Path, beside: Sequence[Path] = ()) -> list[
     return write_tables(tables, folder)
 
 
-def _tables(run: Run) -> dict[str, list[Sequence[object]]]:
+def _tables(run: RunFolder) -> dict[str, list[Sequence[object]]]:
     changed, unchanged = _settings(as_table(run.manifest.get("config")))
     rows = sorted([*changed, *((key, value, value) for key, value in unchanged)])
     return tables_of(run, privacy_view(run), rows)
 
 
-def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
+def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]]) -> Json:
     from markupsafe import Markup, escape
 
     pictures, privacy = _pictures(run), privacy_view(run)
@@ -147,7 +147,7 @@ def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
     }
 
 
-def _counting(run: Run, counts: Sequence[CountsView]) -> str:
+def _counting(run: RunFolder, counts: Sequence[CountsView]) -> str:
     """The heading of a run that counted records instead of learning; empty for others."""
     kind = flatten(as_table(run.manifest.get("config"))).get("counting.kind", "none")
     if kind == "none" or run.failure is not None:
@@ -156,7 +156,7 @@ def _counting(run: Run, counts: Sequence[CountsView]) -> str:
     return titles[0] if titles else "Counts for the values of the hospitals, which the report of the model's run shows"
 
 
-def _card(run: Run) -> Json:
+def _card(run: RunFolder) -> Json:
     """Number of sites by fate, and the share of missing data; empty if the run has not recorded them."""
     card = as_table(run.metrics.get("card"))
     share, invited, never_came = (run.number("card", key) for key in ("missing_share", "invited", "never_came"))
@@ -170,7 +170,7 @@ def _card(run: Run) -> Json:
     return facts | fates | {"capped": sorted(capped.items()), "suspects": sorted(as_table(card.get("suspects")))}
 
 
-def _troubles(run: Run) -> list[tuple[str, str, str]]:
+def _troubles(run: RunFolder) -> list[tuple[str, str, str]]:
     """Return (sites, problem, reason); sites with the same problem and reason share an entry."""
     groups: dict[tuple[str, str], list[str]] = {}
     for site in run.sites:
@@ -194,7 +194,7 @@ def _who(names: Sequence[str]) -> str:
     return numbers + shown + more
 
 
-def _pictures(run: Run) -> dict[str, tuple[str, ...]]:
+def _pictures(run: RunFolder) -> dict[str, tuple[str, ...]]:
     """Draw every picture for which the run has numbers."""
     pictures: dict[str, tuple[str, ...]] = {}
     per_site = list(run.numbers("accuracy", "per_site").values())

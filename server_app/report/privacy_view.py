@@ -9,7 +9,7 @@ from common.pages.svg import NAMED_SITES
 from server_app.report.plots.privacy import STATISTICS, noise_against_signal
 from server_app.report.secure_sum_view import sum_sentences
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table, at, natural_order
-from server_app.runs.run_view import Run
+from server_app.runs.reader import RunFolder
 
 MECHANISMS = {
     "sums": "noisy class sums",
@@ -20,7 +20,7 @@ MECHANISMS = {
 }
 
 
-def privacy_view(run: Run) -> Json:
+def privacy_view(run: RunFolder) -> Json:
     """All values that the privacy section of the page shows."""
     found = as_table(at(run.metrics, "privacy"))
     per_site = as_table(found.get("per_site"))

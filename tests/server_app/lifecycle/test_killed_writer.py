@@ -15,12 +15,12 @@ import pytest
 
 from common.config.run_config import parse_run_config
 from server_app.deployment.submit import APP_FOLDER
-from server_app.lifecycle import ending
+from server_app.interrupted_runs import complete_killed
+from server_app.lifecycle import settling
 from server_app.lifecycle.resume import continuation
-from server_app.lifecycle.writer import FILE, SILENT_SECONDS, Writer, writer_is_gone
-from server_app.runs.event_tail import LiveRun
-from server_app.runs.folder import RunFolder
-from server_app.runs.run_view import read_run
+from server_app.runs.reader import LiveRun, read_run
+from server_app.runs.writer import RunWriter
+from server_app.runs.writer_lock import FILE, SILENT_SECONDS, WriterLock, writer_is_gone
 from strategies.base.outcome import Outcome, Site
 from tests.commands import coordinator
 from tests.e2e.processes import until
@@ -37,7 +37,7 @@ Captured = pytest.CaptureFixture[str]
 def write_run(output: Path) -> None:
     """All writes of a run in two rounds with three sites, one of which is rejected."""
     config = parse_run_config({"output-dir": str(output), "method": "fedavg", "fedavg.rounds": 2, "sites": 4})
-    folder = RunFolder(config, 7)
+    folder = RunWriter(config, 7)
     folder.event("configured", method="fedavg", rounds=2)
     for name in ("north", "south", "west"):
         folder.event("invited", site=name)
@@ -82,6 +82,7 @@ def test_killed_at_any_write_the_run_is_interrupted_and_everything_that_was_reco
         output = tmp_path / str(stop)
         lived = killed(lambda output=output: write_run(output), stop, output)  # type: ignore[misc]
         for folder in run_folders(output):
+            complete_killed(folder)
             live = LiveRun(folder)
             live.refresh()
             state, metrics = live.state, metrics_of(folder)
@@ -142,9 +143,9 @@ def test_a_killed_simulation_is_reported_and_the_printed_command_continues_it(
 
 
 def test_a_writer_that_exists_is_left_alone(tmp_path: Path) -> None:
-    folder = RunFolder(parse_run_config({"output-dir": str(tmp_path)}), 7)
+    folder = RunWriter(parse_run_config({"output-dir": str(tmp_path)}), 7)
     assert not writer_is_gone(folder.path)
-    check = "from server_app.lifecycle.writer import writer_is_gone; from pathlib import Path; import sys"
+    check = "from server_app.runs.writer_lock import writer_is_gone; from pathlib import Path; import sys"
     command = [sys.executable, "-c", f"{check}; print(writer_is_gone(Path(sys.argv[1])))", str(folder.path)]
     environment = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -158,7 +159,7 @@ def test_a_writer_that_exists_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_on_another_machine_the_heartbeat_shows_whether_the_writer_exists(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+    writer = WriterLock(tmp_path)
     writer.close()
     (tmp_path / FILE).write_text(json.dumps({"boot": "another", "host": "far", "pid": 1}))
     assert not writer_is_gone(tmp_path)
@@ -173,7 +174,7 @@ def test_a_folder_that_cannot_be_written_is_shown_truly(
     config = parse_run_config({"output-dir": str(tmp_path)})
 
     def begin() -> None:
-        RunFolder(config, 7).event("configured", method="fedpft")
+        RunWriter(config, 7).event("configured", method="fedpft")
         os.kill(os.getpid(), signal.SIGKILL)
 
     process = FORKS.Process(target=begin)
@@ -183,7 +184,7 @@ def test_a_folder_that_cannot_be_written_is_shown_truly(
     def refuse(*_: object) -> None:
         raise OSError(30, "read-only file system")
 
-    monkeypatch.setattr(ending, "_record", refuse)
+    monkeypatch.setattr(settling, "_record", refuse)
     (folder,) = run_folders(tmp_path)
     assert coordinator(monkeypatch, "watch", folder, "--once") == 1
     assert "interrupted" in capsys.readouterr().out

@@ -23,8 +23,8 @@ from server_app.report.layout import SIMILAR, layout
 from server_app.report.plots.progress import steps
 from server_app.report.tables import csv_text
 from server_app.report.warnings import warnings_of
-from server_app.runs.folder import RunFolder
-from server_app.runs.run_view import read_run
+from server_app.runs.reader import read_run
+from server_app.runs.writer import RunWriter
 from strategies.base.outcome import Outcome
 from tests.documents import ROOT
 from tests.server_app.report.test_build import flat, make_run, report
@@ -260,7 +260,7 @@ def test_a_model_no_better_than_chance_is_named(tmp_path: Path, accuracy: dict[s
 
 def test_the_duration_is_what_the_command_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMMAND_BEGAN, f"{time.time() - 100:f}")
-    folder = RunFolder(parse_run_config({"output-dir": str(tmp_path)}), 7)
+    folder = RunWriter(parse_run_config({"output-dir": str(tmp_path)}), 7)
     folder.event("invited", sites=0)
     folder.finish(Outcome(), "ok")
     seconds = json.loads((folder.path / "metrics.json").read_text())["seconds"]
@@ -269,7 +269,7 @@ def test_the_duration_is_what_the_command_took(tmp_path: Path, monkeypatch: pyte
     _, page = report(folder.path)
     assert re.search(rf"Duration{int(seconds['command']) // 60} min \d", flat(page.text))
     monkeypatch.delenv(COMMAND_BEGAN)
-    other = RunFolder(parse_run_config({"output-dir": str(tmp_path)}), 8)
+    other = RunWriter(parse_run_config({"output-dir": str(tmp_path)}), 8)
     other.finish(Outcome(), "ok")
     assert "command" not in json.loads((other.path / "metrics.json").read_text())["seconds"]
 
