@@ -8,7 +8,10 @@ from pathlib import Path
 from common.errors import RunError
 from server_app.runs.json_values import Json, clean
 
-METRICS, MANIFEST, EVENTS = PARTS = ("metrics.json", "manifest.json", "events.jsonl")
+METRICS = "metrics.json"
+MANIFEST = "manifest.json"
+EVENTS = "events.jsonl"
+PARTS = (METRICS, MANIFEST, EVENTS)
 
 
 def read_object(file: Path) -> tuple[Json, str]:

@@ -11,6 +11,7 @@ from common.models.classifiers import Classifier
 from common.privacy.accounting import gaussian_epsilon
 from common.privacy.claims import NOT_COVERED, Claim, relation_of
 from common.privacy.gaussian_mechanism import Noisy
+from common.rules.spec import MethodSpec
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 
 Json = dict[str, Any]
@@ -78,20 +79,20 @@ def privacy_card(
         "epsilon": max(claim.epsilon for _, claim in claims.values()),
         "delta": config.delta,
         "relation": relation_of(config.mechanism, units),
-        "covers": COVERS[_covered(config)] + DERIVED,
+        "covers": COVERS[_covered(config.mechanism, config.spec)] + DERIVED,
         "not_covered": open_ends,
         "per_site": {site: _site(surrogate, claim) for site, (surrogate, claim) in claims.items()},
-        "dropped_classes": _dropped(surrogates, config, model),
+        "dropped_classes": _dropped(surrogates, config.mechanism, config.classes, model),
     }
 
 
-def _covered(config: RunConfig) -> str:
-    """The key of COVERS for a run."""
-    if config.mechanism != "secure-sums":
-        return config.mechanism
-    if config.spec.counts:
+def _covered(mechanism: str, spec: MethodSpec) -> str:
+    """The key of COVERS for a run of this method."""
+    if mechanism != "secure-sums":
+        return mechanism
+    if spec.counts:
         return "summed-counts"
-    return "summed-gradients" if config.spec.kind == "rounds" else "secure-sums"
+    return "summed-gradients" if spec.kind == "rounds" else "secure-sums"
 
 
 def mean_noise(claim: Claim, dimension: int, records: float) -> float:
@@ -143,17 +144,16 @@ def _released(surrogate: AnySurrogate, claim: Claim) -> list[Noisy]:
     return [Noisy(name, value, sigmas[name], 1.0) for name, value in sorted(values.items())]
 
 
-def _dropped(surrogates: Sequence[AnySurrogate], config: RunConfig, model: Classifier | None) -> list[str]:
+def _dropped(
+    surrogates: Sequence[AnySurrogate], mechanism: str, classes: Sequence[str], model: Classifier | None
+) -> list[str]:
     """Classes of the run that the model has not learned: no site has them, or the noise hides them."""
-    if model is None or config.mechanism == "theorem-4.1":
+    if model is None or mechanism in ("theorem-4.1", "dp-sgd", "counts"):
         return []
-    if config.mechanism in ("dp-sgd", "counts"):
-        return []
-    if config.mechanism == "secure-sums":
-        named, learned = config.classes, set(model.header.classes)
-    elif config.mechanism == "sums":
-        named, learned = config.classes or surrogates[0].header.classes, set(model.header.classes)
-    else:
+    learned = set(model.header.classes)
+    if mechanism == "sums":
+        classes = classes or surrogates[0].header.classes
+    elif mechanism != "secure-sums":
         # Without classes in the settings, the head has exactly the classes that some site has released.
-        named, learned = config.classes, {name for surrogate in surrogates for name in surrogate.header.classes}
-    return [name for name in named if name not in learned]
+        learned = {name for surrogate in surrogates for name in surrogate.header.classes}
+    return [name for name in classes if name not in learned]

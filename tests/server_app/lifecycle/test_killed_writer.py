@@ -18,6 +18,9 @@ from server_app.deployment.submit import APP_FOLDER
 from server_app.interrupted_runs import complete_killed
 from server_app.lifecycle import settling
 from server_app.lifecycle.resume import continuation
+from server_app.lifecycle.settling import settle
+from server_app.monitoring.following import look
+from server_app.report.build import write_report
 from server_app.runs.reader import LiveRun, read_run
 from server_app.runs.writer import RunWriter
 from server_app.runs.writer_lock import FILE, SILENT_SECONDS, WriterLock, writer_is_gone
@@ -71,6 +74,76 @@ def killed(act: Callable[[], None], stop: int, below: Path) -> bool:
     process.join(60)
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode == 0
+
+
+# The change of `write_run` at which a run has replies of its first round.
+IN_THE_FIRST_ROUND = 31
+
+
+def killed_run(output: Path) -> Path:
+    """The folder of a run that was killed in its first round."""
+    assert not killed(lambda: write_run(output), IN_THE_FIRST_ROUND, output)
+    (folder,) = run_folders(output)
+    return folder
+
+
+def content_of(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file of a folder, hidden ones too: its content and its time. A writer that exists touches its own."""
+    return {
+        file.relative_to(folder).as_posix(): (file.read_bytes(), file.name != FILE and file.stat().st_mtime_ns)
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+def test_reading_a_killed_run_changes_nothing_and_shows_its_end(tmp_path: Path) -> None:
+    folder = killed_run(tmp_path)
+    before = content_of(folder)
+    live = LiveRun(folder)
+    live.refresh()
+    run = read_run(folder)
+    assert content_of(folder) == before
+    assert live.state.status == run.metrics["status"] == "interrupted"
+    assert run.failure == live.state.failure
+    assert "without recording why" in run.failure
+    assert run.metrics["sites"] == {"invited": 3, "used": 2, "rejected": 1, "dropped": 0}
+    page = write_report(folder).read_text()
+    assert "was interrupted" in page
+    (folder / "report.html").unlink()
+    assert content_of(folder) == before
+
+
+def test_settling_writes_what_readers_saw_and_draws_nothing(tmp_path: Path) -> None:
+    folder = killed_run(tmp_path)
+    seen, before = read_run(folder).metrics, set(content_of(folder))
+    assert settle(folder)
+    assert not settle(folder), "it has an end now"
+    assert metrics_of(folder) == seen
+    assert events_of(folder)[-1]["event"] == "interrupted"
+    assert set(content_of(folder)) == before - {FILE, ".reserve"}
+    complete_killed(folder)
+    assert not (folder / "report.html").exists(), "whoever records the end draws it"
+
+
+def test_a_killed_run_that_many_commands_read_at_once_gets_one_end(tmp_path: Path) -> None:
+    folder = killed_run(tmp_path)
+    together, ends = FORKS.Barrier(8), FORKS.Value("i", 0)
+
+    def command() -> None:
+        together.wait(30)
+        if settle(folder):
+            with ends.get_lock():
+                ends.value += 1
+
+    processes = [FORKS.Process(target=command) for _ in range(8)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert ends.value == 1
+    assert [event["event"] for event in events_of(folder)].count("interrupted") == 1
+    assert metrics_of(folder)["status"] == "interrupted"
 
 
 @pytest.mark.slow
@@ -150,9 +223,13 @@ def test_a_writer_that_exists_is_left_alone(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+    before = content_of(folder.path)
+    assert not settle(folder.path)
+    complete_killed(folder.path)
     live = LiveRun(folder.path)
-    live.refresh()
+    look(live)
     assert live.state.status == "running"
+    assert content_of(folder.path) == before
     folder.finish(Outcome(), "failed", "no site")
     assert not list(folder.path.glob(".*"))
     assert read_run(folder.path).failure == "no site"
