@@ -11,23 +11,25 @@ from pathlib import Path
 from common.errors import FedSurrogateError
 from server_app.lifecycle.settling import mark_interrupted, settle
 from server_app.runs.json_values import Json
-from server_app.runs.reader import read_metrics
+from server_app.runs.reader import current_metrics
 
 
-def complete_killed(folder: Path) -> None:
-    """Record the end of a run whose writer was killed, and draw its report. Other runs stay as they are.
+def complete_killed(*folders: Path) -> None:
+    """Record the ends of runs whose writers were killed, and draw their reports. Other runs stay as they are.
 
     Args:
-        folder: a run folder; one that cannot be read or written stays as it is.
+        folders: run folders; one that cannot be read or written stays as it is.
     """
-    if settle(folder):
+    for folder in filter(settle, folders):
         _draw(folder)
 
 
 def final_metrics(folder: Path) -> Json:
     """The metrics of a run, after the end of a killed one is recorded; empty if they may not be read."""
     complete_killed(folder)
-    return read_metrics(folder)
+    with suppress(OSError):
+        return current_metrics(folder)[0]
+    return {}
 
 
 def complete_interrupted(folder: Path, why: str, wait_seconds: float = 0.0) -> None:

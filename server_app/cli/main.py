@@ -222,8 +222,7 @@ def report(
     from server_app.report.privacy_view import privacy_line
     from server_app.runs.reader import read_run
 
-    for each in (run, *(beside or ())):
-        complete_killed(each)
+    complete_killed(run, *(beside or ()))
     console.print(f"privacy {privacy_line(read_run(run).metrics)}", soft_wrap=True)
     for file in write_csv(run, csv, beside or ()) if csv is not None else ():
         console.print(str(file), soft_wrap=True)

@@ -42,8 +42,7 @@ def runs(
     from server_app.interrupted_runs import complete_killed
     from server_app.runs.reader import run_folders
 
-    for folder in run_folders(output)[:newest]:
-        complete_killed(folder)
+    complete_killed(*run_folders(output)[:newest])
     rows, problem = overview(output, control, root_certificates, newest)
     if problem:
         stderr_console().print(f"only run folders are listed: {problem}", style="yellow", soft_wrap=True)
@@ -122,8 +121,7 @@ def sites(
     from server_app.interrupted_runs import complete_killed
     from server_app.runs.reader import run_folders
 
-    for each in run_folders(output)[:NEWEST]:
-        complete_killed(each)
+    complete_killed(*run_folders(output)[:NEWEST])
     found = known_sites(folder, output, control, root_certificates)
     if as_json:
         print(json.dumps([row.facts() for row in found], indent=2))

@@ -12,9 +12,8 @@ from typing import Any
 from common.config.flat_settings import Scalar, flatten
 from common.config.run_config import RunConfig, digest_settings, parse_run_config, run_digest
 from common.errors import ConfigError, RunError
-from server_app.runs.json_files import MANIFEST, read_object
+from server_app.runs.json_files import MANIFEST, METRICS, read_object
 from server_app.runs.json_values import Json, as_number, at
-from server_app.runs.reader import read_metrics
 
 # What a run leaves to continue from, by the kind of its method.
 CHECKPOINTS = {"rounds": "checkpoint.safetensors", "chain": "chain.json"}
@@ -38,7 +37,7 @@ def check_resume(config: RunConfig, simulated: bool) -> None:
     if not (folder / checkpoint).is_file():
         what = "has" if folder.is_dir() else "is no folder, so it has"
         raise RunError(f"{shown}: {what} no {checkpoint}, which the first round writes; name the folder of an earlier run")
-    manifest = _manifest(folder)
+    manifest = _content(folder / MANIFEST)
     was = manifest.get("simulated")
     if isinstance(was, bool) and was != simulated:
         kinds = ("a run with connected sites", "a simulation")
@@ -48,10 +47,10 @@ def check_resume(config: RunConfig, simulated: bool) -> None:
         raise RunError(f"{shown} has other settings: {'; '.join(differing[:MOST_SHOWN])}{more}; give the same ones")
 
 
-def _manifest(folder: Path) -> Json:
-    """The content of manifest.json; empty if there is none, as in a folder of copied checkpoints."""
+def _content(file: Path) -> Json:
+    """The content of one of a run's files; empty if there is none, as in a folder of copied checkpoints."""
     with suppress(OSError):
-        return read_object(folder / MANIFEST)[0]
+        return read_object(file)[0]
     return {}
 
 
@@ -79,7 +78,7 @@ def continuation(folder: Path) -> str:
 
     The command gives the settings that differ from the defaults.
     """
-    manifest = _manifest(folder)
+    manifest = _content(folder / MANIFEST)
     try:
         config = parse_run_config(manifest["config"])
     except (ConfigError, KeyError, TypeError, AttributeError):
@@ -89,7 +88,7 @@ def continuation(folder: Path) -> str:
     changed = {key: value for key, value in here.items() if value != defaults.get(key) and key != "resume"}
     words = ["coordinator", "run"]
     if manifest.get("simulated"):
-        sites = int(as_number(at(read_metrics(folder), "sites", "invited")) or 0)
+        sites = int(as_number(at(_content(folder / METRICS), "sites", "invited")) or 0)
         words = ["coordinator", "simulate", *(["--sites", str(sites)] if sites else [])]
     command, resumes = command_of(words, changed, folder)
     if resumes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ OUTCOMES = {"invited": "no reply", "replied": "used"} | {each: each for each in 
 # Heads at a site with a generator, by the records that they are trained on, and their keys in metrics.json.
 DOWNSTREAM = {"own": "accuracy-local", "synthetic": "accuracy-synthetic", "mixed": "accuracy-mixed"}
 TROUBLES = ("rejected", "dropped", "late", "absent", "no reply")
+PROJECTION = "projection.json"
 # How often a run that goes on is looked at.
 POLL_SECONDS = 0.3
 
@@ -54,7 +54,6 @@ class RunFolder:
         metrics: content of metrics.json; of a killed run what its events record.
         manifest: content of manifest.json.
         projection: content of projection.json, the points of the picture of features.
-        events: lines of events.jsonl.
         sites: by name, each with its part in the run.
         failure: why the run did not succeed; None for a run that did.
         notes: the parts that could not be read, and why.
@@ -63,7 +62,6 @@ class RunFolder:
     metrics: Json
     manifest: Json
     projection: Json
-    events: tuple[Json, ...]
     sites: tuple[SiteView, ...]
     failure: str | None
     notes: tuple[str, ...]
@@ -203,32 +201,22 @@ def current_metrics(folder: Path) -> tuple[Json, str]:
     return found, problem
 
 
-def read_metrics(folder: Path) -> Json:
-    """The same for who only asks how a run has ended: empty if they may not be read."""
-    with suppress(OSError):
-        return current_metrics(folder)[0]
-    return {}
-
-
 def read_run(folder: Path) -> RunFolder:
     """Read all readable parts of a run folder. Raises RunError when it has neither metrics, manifest nor events."""
     if not any((folder / part).is_file() for part in PARTS):
         what = "holds none of " + ", ".join(PARTS) if folder.is_dir() else "does not exist"
         raise RunError(f"{str(folder)!r} is not a run folder: it {what}; give a folder that a run has written")
-    metrics, manifest = current_metrics(folder), read_object(folder / MANIFEST)
+    found, problem = current_metrics(folder)
+    metrics, notes = clean(found), [problem]
+    manifest, problem = read_object(folder / MANIFEST)
+    notes.append(problem)
     events, problem = _events(folder / EVENTS)
-    projection = read_object(folder / "projection.json") if (folder / "projection.json").exists() else ({}, "")
-    notes = (metrics[1], manifest[1], problem, projection[1])
-    content = clean(metrics[0])
-    return RunFolder(
-        metrics=content,
-        manifest=clean(manifest[0]),
-        projection=clean(projection[0]),
-        events=tuple(events),
-        sites=_sites(content, events),
-        failure=_failure(content, events),
-        notes=tuple(filter(None, notes)),
-    )
+    notes.append(problem)
+    projection, problem = read_object(folder / PROJECTION)
+    if (folder / PROJECTION).exists():
+        notes.append(problem)
+    sites, failure = _sites(metrics, events), _failure(metrics, events)
+    return RunFolder(metrics, clean(manifest), clean(projection), sites, failure, tuple(filter(None, notes)))
 
 
 def _events(path: Path) -> tuple[list[Json], str]:
