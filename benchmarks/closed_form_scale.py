@@ -17,7 +17,7 @@ from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates.shared_covariances import Gram
 from common.surrogates.surrogates import Header, Surrogate
 from common.wire.records import pack_surrogate
-from server_app.runs.folder import RunFolder
+from server_app.runs.writer import RunWriter
 from strategies.closed_form.received import pooled
 from strategies.closed_form.solvers import lda
 from strategies.closed_form.statistics import Statistics
@@ -83,7 +83,7 @@ def many_sites(sites: int, defence: str, dimension: int) -> tuple[object, ...]:
     basis = torch.randn(dimension, dimension, generator=generator) / dimension**0.5
     with tempfile.TemporaryDirectory() as folder:
         config = parse_run({"fedpft.covariance": "gram", "output-dir": folder, "defence": defence})
-        strategy = FedPFT(config, RunFolder(config, 0), "cpu")
+        strategy = FedPFT(config, RunWriter(config, 0), "cpu")
         payloads = Payloads(sites, config.digest, centres, basis)
         sample = payloads[0]
         payloads.seconds, payloads.cpu, began, used_cpu = 0.0, 0.0, time.perf_counter(), time.process_time()

@@ -19,7 +19,7 @@ from _report import ROOT, described, report, shared
 from PIL import Image, ImageOps
 
 from server_app.report.site_map import site_map_of, words_of
-from server_app.runs.run_view import read_run
+from server_app.runs.reader import read_run
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 SWAPPED = {"dog": "horse", "horse": "dog"}

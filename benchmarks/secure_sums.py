@@ -29,7 +29,7 @@ from common.secure_sum.words import pack_words
 from common.security.sealing import new_key, public_key
 from common.wire.sum_proto import pack_dealt, pack_member, pack_members, pack_revealed
 from server_app.deployment.local_engine import simulate_here
-from server_app.runs.run_view import read_run
+from server_app.runs.reader import read_run
 
 CLASSES = ",".join(map(str, range(10)))
 EPSILONS = (1.0, 2.0, 4.0, 8.0)

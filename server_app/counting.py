@@ -11,8 +11,8 @@ from common.settings.flat import Scalar
 from common.signed_models.making import feature_settings
 from common.signed_models.signed_model import SUFFIX, read_signed_model
 from server_app.export.source import run_config_of
+from server_app.runs.json_files import read_json
 from server_app.runs.json_values import as_number, at
-from server_app.runs.run_view import read_json
 from strategies.counting.evaluated import payload_of, read_model
 
 # Of a simulated run, the settings that decide which records its sites have.

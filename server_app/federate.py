@@ -17,7 +17,7 @@ from common.signed_models.signed_model import SignedModel
 from server_app.deployment.request_key import signing_key
 from server_app.lifecycle.before_start import check_start
 from server_app.report.build import write_report
-from server_app.runs.folder import RunFolder
+from server_app.runs.writer import RunWriter
 from strategies import Federation, Grid, strategy_of
 from strategies.base.outcome import Outcome
 from strategies.base.registered import Registered
@@ -44,7 +44,7 @@ def federate(
     """
     check_start(config, simulated)
     device = pick_device(config.settings.device)
-    folder = RunFolder(config, flower_run_id, simulated)
+    folder = RunWriter(config, flower_run_id, simulated)
     strategy = strategy_of(config)(config, folder, device)
     strategy.registered, strategy.simulated = registered, simulated
     strategy.signer = None if simulated else _signer(config, flower_run_id)
@@ -68,7 +68,7 @@ def federate(
 
 def fail_before_start(config: Run, flower_run_id: int, reason: str) -> NoReturn:
     """Leave the run folder of a simulation that failed before any request to a site. Raises RunError with the reason."""
-    folder = RunFolder(config, flower_run_id, simulated=True)
+    folder = RunWriter(config, flower_run_id, simulated=True)
     log.info("Run folder: %s", folder.path)
     with finished(folder, strategy_of(config)(config, folder)):
         raise RunError(reason)
@@ -88,7 +88,7 @@ def _signer(config: Run, flower_run_id: int) -> Callable[[Outcome], SignedModel]
 
 
 @contextmanager
-def finished(folder: RunFolder, strategy: Federation, *, report: bool = True) -> Iterator[None]:
+def finished(folder: RunWriter, strategy: Federation, *, report: bool = True) -> Iterator[None]:
     """Complete the run folder after success and after any error. Errors are raised again. report: whether to draw it."""
     try:
         yield

@@ -16,7 +16,7 @@ from common.settings.flat import Scalar
 from common.wire.bundles import LARGEST_BUNDLE, unpack_bundle
 from common.wire.records import pack_question, unpack_question
 from server_app.federate import finished
-from server_app.runs.folder import RunFolder
+from server_app.runs.writer import RunWriter
 from strategies import OneShot, stored_strategy
 from strategies.base.collection import Unrecorded
 from strategies.base.receipts import stored_receipts
@@ -75,7 +75,7 @@ def learn_from_files(
     found += [(str(file), _unsigned(file, "", reader)) for file in unsigned]
     if not found:
         raise ConfigError("no files to learn from; name bundles, run folders or surrogates")
-    folder = RunFolder(config, 0)
+    folder = RunWriter(config, 0)
     strategy = kind(config, folder, pick_device(config.settings.device), centre)
     try:
         with finished(folder, strategy):

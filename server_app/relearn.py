@@ -16,7 +16,8 @@ from common.run import parse_run
 from common.surrogates.surrogates import class_order
 from common.wire.model_files import save_model
 from common.wire.records import unpack_question
-from server_app.runs.run_view import read_json, read_payloads
+from server_app.runs.json_files import read_json
+from server_app.runs.reader import read_payloads
 from strategies import stored_strategy
 from strategies.base.collection import Unrecorded
 from strategies.base.defended import Suspect

@@ -21,7 +21,8 @@ from common.signed_models.making import feature_settings
 from common.surrogates.surrogates import class_order
 from server_app.counting import CountingBudget
 from server_app.export.source import run_config_of
-from server_app.runs.run_view import read_json, read_payloads
+from server_app.runs.json_files import read_json
+from server_app.runs.reader import read_payloads
 from strategies import stored_strategy
 from strategies.base.collection import Unrecorded
 from strategies.base.one_shot import OneShot, in_order

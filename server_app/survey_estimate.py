@@ -18,7 +18,7 @@ from common.privacy.mechanism import Mechanism
 from common.surrogates.class_sums import Sums, statistics
 from common.surrogates.surrogates import Header, SumsSurrogate
 from server_app.export.source import run_config_of
-from server_app.runs.run_view import read_payloads
+from server_app.runs.reader import read_payloads
 from strategies import stored_strategy
 from strategies.base.collection import Unrecorded
 from strategies.fedpft.private_head import learn_from_sums

@@ -40,7 +40,7 @@ UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "
 GENERATED = {"common/surrogate_pb2.py"}
 MOST_LINES, MOST_PARAMETERS = 500, 7
 # Modules in each circle of imports. Functions that take all settings of a run, read at most two, and pass them to nobody.
-CIRCLES, MOST_TAKERS = [13, 14], 81
+CIRCLES, MOST_TAKERS = [13], 76
 HEAVY = ("torchvision", "open_clip", "timm", "matplotlib", "sklearn", "datasets", "pyarrow", "pydicom")
 
 
@@ -253,7 +253,7 @@ OTHER_STRATEGIES = tuple(
 )
 
 
-# By sentence: files, what they do not import, and where that is false today.
+# By sentence: files, what they do not import, and where that is false today, empty if nowhere.
 EXPECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "settings know no method": (
         ("common.settings",),
@@ -281,18 +281,15 @@ EXPECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
         OTHER_STRATEGIES,
         "one_shot.py imports read_centre and Defended",
     ),
-    "reading draws nothing": (
-        ("server_app.runs", "server_app.lifecycle"),
-        ("server_app.report",),
-        "ending.py imports report/build.py",
-    ),
+    "reading draws nothing": (("server_app.runs", "server_app.lifecycle"), ("server_app.report",), ""),
+    "reading settles nothing": (("server_app.runs",), ("server_app.lifecycle", "server_app.interrupted_runs"), ""),
 }
 
 
 @pytest.mark.parametrize(
     "sentence",
     [
-        pytest.param(sentence, marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason=where))
+        pytest.param(sentence, marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason=where) if where else ())
         for sentence, (_, _, where) in EXPECTED.items()
     ],
 )
@@ -311,7 +308,7 @@ def test_what_a_newcomer_expects_is_about_files_that_exist(sentence: str) -> Non
         assert any(within(module, names) for module in modules()), f"name the folder of today in the rule: {names}"
 
 
-@pytest.mark.xfail(strict=True, reason="settings and registry; ledger and budget; runs, lifecycle and report")
+@pytest.mark.xfail(strict=True, reason="settings and registry")
 def test_no_modules_import_each_other_in_a_circle_not_even_for_types_or_inside_functions() -> None:
     assert not circles(arrows())
 

@@ -19,7 +19,7 @@ from common.run import parse_run
 from common.settings import Section, Settings
 from server_app.relearn import relearn
 from server_app.report.build import write_report
-from server_app.runs.run_view import read_payloads
+from server_app.runs.reader import read_payloads
 from strategies.base.federation import Federation
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
 from tests.registry import PLANS, SPECS, settings_of

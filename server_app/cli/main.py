@@ -122,7 +122,7 @@ def simulate(
             raise typer.Exit(stop.exit_code) from None
     from server_app.report.privacy_view import privacy_line
     from server_app.report.warnings import warnings_of
-    from server_app.runs.run_view import read_run
+    from server_app.runs.reader import read_run
 
     metrics = json.loads((folder / "metrics.json").read_text())
     if as_json:
@@ -217,10 +217,12 @@ def report(
 ) -> None:
     """Write RUN/report.html again from the files in the run folder."""
     from common.pages.svg import undrawn
+    from server_app.interrupted_runs import complete_killed
     from server_app.report.build import write_csv, write_report
     from server_app.report.privacy_view import privacy_line
-    from server_app.runs.run_view import read_run
+    from server_app.runs.reader import read_run
 
+    complete_killed(run, *(beside or ()))
     console.print(f"privacy {privacy_line(read_run(run).metrics)}", soft_wrap=True)
     for file in write_csv(run, csv, beside or ()) if csv is not None else ():
         console.print(str(file), soft_wrap=True)

@@ -41,7 +41,7 @@ def watch(
     """
     from server_app.monitoring.watch import show_once, watch_json
     from server_app.monitoring.watch import watch as show
-    from server_app.runs.event_tail import run_folders
+    from server_app.runs.reader import run_folders
 
     known = run_folders(run) if wait_for_next else []
     if once:

@@ -71,7 +71,7 @@ def learn(
     from common.settings.flat import parse_overrides
     from server_app.offline import learn_from_files
     from server_app.report.privacy_view import privacy_line
-    from server_app.runs.run_view import read_run
+    from server_app.runs.reader import read_run
 
     local = parse_overrides(run_config or [])
     folder = learn_from_files(request, bundles or (), keys, local, trust_run_folder or (), unsigned or ())

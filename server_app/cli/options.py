@@ -31,7 +31,7 @@ def complete_presets(incomplete: str) -> list[tuple[str, str]]:
 
 def complete_runs(incomplete: str) -> list[str]:
     """Run folders, newest first: those in the folder that is typed so far, or in runs/."""
-    from server_app.runs.event_tail import run_folders
+    from server_app.runs.reader import run_folders
 
     typed = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     found = dict.fromkeys(str(folder) for place in (typed, Path("runs")) for folder in run_folders(place))

@@ -39,7 +39,10 @@ def runs(
 
     from common.number_format import human_seconds
     from server_app.control_api.overview import overview
+    from server_app.interrupted_runs import complete_killed
+    from server_app.runs.reader import run_folders
 
+    complete_killed(*run_folders(output)[:newest])
     rows, problem = overview(output, control, root_certificates, newest)
     if problem:
         stderr_console().print(f"only run folders are listed: {problem}", style="yellow", soft_wrap=True)
@@ -114,8 +117,11 @@ def sites(
     """
     from rich.table import Column, Table
 
-    from server_app.control_api.sites import known_sites
+    from server_app.control_api.sites import NEWEST, known_sites
+    from server_app.interrupted_runs import complete_killed
+    from server_app.runs.reader import run_folders
 
+    complete_killed(*run_folders(output)[:NEWEST])
     found = known_sites(folder, output, control, root_certificates)
     if as_json:
         print(json.dumps([row.facts() for row in found], indent=2))

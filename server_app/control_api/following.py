@@ -13,7 +13,9 @@ from typing import Any
 from common.errors import RunError
 from common.flower.interface import FlowerRun, UnreachableError
 from server_app.control_api.runs import list_runs
-from server_app.runs.event_tail import PARTS, POLL_SECONDS, LiveRun, run_folders
+from server_app.interrupted_runs import complete_killed
+from server_app.runs.json_files import PARTS
+from server_app.runs.reader import POLL_SECONDS, LiveRun, run_folders
 
 LATEST = "latest"
 LOOK_SECONDS = 5.0
@@ -102,6 +104,7 @@ class _Followed:
             self.live = None if folder is None else LiveRun(folder)
         if self.live is None:
             return False
+        complete_killed(self.live.folder)
         for event in self.live.refresh():
             self._seen += 1
             if self._seen > self._shown:

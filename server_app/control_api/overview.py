@@ -11,8 +11,8 @@ from common.errors import RunError
 from common.flower.interface import FlowerRun
 from server_app.control_api.following import flower_id
 from server_app.control_api.runs import list_runs
-from server_app.runs.event_tail import LiveRun, run_folders
 from server_app.runs.json_values import as_table
+from server_app.runs.reader import LiveRun, run_folders
 from server_app.runs.state import RunState
 
 

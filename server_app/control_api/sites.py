@@ -11,7 +11,7 @@ from typing import Any, Literal
 from common.flower import flower
 from common.flower.interface import FlowerNode
 from server_app.deployment.supernodes import table_file
-from server_app.runs.event_tail import LiveRun, run_folders
+from server_app.runs.reader import LiveRun, run_folders
 from server_app.runs.state import SiteState
 from strategies.base.registered import Registration, read_table
 

@@ -28,7 +28,7 @@ from server_app.deployment.submit import (
     stop_run,
     submit,
 )
-from server_app.lifecycle.ending import mark_interrupted, settled
+from server_app.interrupted_runs import complete_interrupted, final_metrics
 from server_app.lifecycle.interruption import Interrupted
 from server_app.lifecycle.resume import continuation
 
@@ -94,7 +94,7 @@ def run(
             # Otherwise the run would continue at the SuperLink without anyone who watches it.
             stop_run(log, NAME, environment)
             if stop.folder is not None:
-                mark_interrupted(stop.folder, f"interrupted by {stop}", END_SECONDS)
+                complete_interrupted(stop.folder, f"interrupted by {stop}", END_SECONDS)
             raise
         if status != DONE and not status.startswith(FINISHED) and (run_id := run_id_in(log)):
             # Flower's own command has lost its connection; the run has not ended.
@@ -124,7 +124,7 @@ def stop(run: str, output: Path, address: str, authority: Path | None) -> Handle
     """Stop a run at its SuperLink, and record it in its folder. `run`: as for `find_handle`. Raises RunError."""
     check_connection(address, authority)
     handle = find_handle(run, output)
-    if handle.folder is not None and (status := settled(handle.folder).get("status")) not in (None, "running"):
+    if handle.folder is not None and (status := final_metrics(handle.folder).get("status")) not in (None, "running"):
         raise RunError(
             f"{handle.folder} has ended as {status}; name a newer run that has no folder yet by its number in "
             "`coordinator runs`, else there is nothing to stop"
@@ -134,18 +134,18 @@ def stop(run: str, output: Path, address: str, authority: Path | None) -> Handle
     if not stop_at_superlink(handle.id, address, authority):
         raise RunError(f"the SuperLink at {address} did not stop run {handle.id}; `coordinator runs` shows its state")
     if handle.folder is not None:
-        mark_interrupted(handle.folder, STOPPED, END_SECONDS)
+        complete_interrupted(handle.folder, STOPPED, END_SECONDS)
     return handle
 
 
 def succeeded(folder: Path) -> bool:
     """Whether a run that has ended was successful."""
-    return settled(folder).get("status") == "ok"
+    return final_metrics(folder).get("status") == "ok"
 
 
 def ended(folder: Path, status: str) -> RunError:
     """The error of a run without success: how it ended, why, and what to do. status: Flower's."""
-    interrupted = settled(folder).get("status") == "interrupted"
+    interrupted = final_metrics(folder).get("status") == "interrupted"
     how = "was interrupted" if interrupted else f"ended as {status}"
     lines = [f"the run {how}: {failure(folder)}", f"run folder: {folder}"]
     if interrupted:

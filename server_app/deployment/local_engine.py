@@ -24,7 +24,8 @@ from server_app.lifecycle.before_start import check_records, check_simulation
 from server_app.lifecycle.interruption import Interrupted
 from server_app.lifecycle.memory import check_local
 from server_app.lifecycle.site_folders import site_folders
-from server_app.runs.event_tail import PARTS, POLL_SECONDS, EventFile
+from server_app.runs.json_files import PARTS, EventFile
+from server_app.runs.reader import POLL_SECONDS
 
 CLIENT_APP = "client_app.app:app"
 # Every run of Flower has its own id. Ledgers and checkpoints use it.

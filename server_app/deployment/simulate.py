@@ -32,8 +32,8 @@ from server_app.deployment.submit import (
     stop_process,
     submit,
 )
+from server_app.interrupted_runs import complete_interrupted
 from server_app.lifecycle.before_start import check_records, check_simulation
-from server_app.lifecycle.ending import mark_interrupted
 from server_app.lifecycle.interruption import Interrupted
 from server_app.lifecycle.memory import check_addresses, fitting_sites
 from server_app.lifecycle.ray_start import DID_NOT_START, REMEDY
@@ -113,7 +113,7 @@ def _simulate(sites: int, settings: Mapping[str, Scalar], machine: Machine, on_e
         except Interrupted as stop:
             # All processes have ended, some perhaps before they could record it.
             if stop.folder is not None:
-                mark_interrupted(stop.folder, f"interrupted by {stop}")
+                complete_interrupted(stop.folder, f"interrupted by {stop}")
             raise
         if folder is None:
             raise NotStartedError(f"the simulation ended before it had a run folder: {cause(plain(log))}; {REMEDY}")

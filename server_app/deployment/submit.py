@@ -22,9 +22,9 @@ import psutil
 from common.errors import RunError
 from common.flower.environment import QUIET, quoted_python, without_proxy_here
 from common.settings.flat import Scalar
-from server_app.lifecycle.ending import settled
+from server_app.interrupted_runs import final_metrics
 from server_app.lifecycle.interruption import Interrupted
-from server_app.runs.event_tail import PARTS, EventFile
+from server_app.runs.json_files import PARTS, EventFile
 
 APP_FOLDER = Path(__file__).resolve().parents[2]
 # The packages of the app, as `fab-include` in pyproject.toml names them.
@@ -176,7 +176,7 @@ def stop_run(log: Path, name: str, environment: Mapping[str, str]) -> None:
 
 def failure(folder: Path) -> str:
     """The recorded reason why a run failed."""
-    return str(settled(folder).get("failure") or "its app has recorded no reason yet; see events.jsonl")
+    return str(final_metrics(folder).get("failure") or "its app has recorded no reason yet; see events.jsonl")
 
 
 def plain(log: Path) -> str:

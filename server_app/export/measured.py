@@ -9,8 +9,8 @@ from typing import Any
 from common.errors import RunError
 from common.signed_models.signed_model import SignedModel
 from server_app.report.counts_view import HIDDEN, where_noise
+from server_app.runs.json_files import read_json
 from server_app.runs.json_values import Json, as_number, as_table, at, clean
-from server_app.runs.run_view import read_json
 from strategies.counting.evaluated import payload_of
 
 MEASURES = {"sensitivity": "sensitivity", "specificity": "specificity", "auroc": "AUROC"}

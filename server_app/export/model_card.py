@@ -10,7 +10,7 @@ from common.methods import METHODS
 from common.privacy.mechanism import NOT_COVERED
 from common.signed_models.signed_model import SignedModel
 from server_app.export.measured import Measured, evaluated
-from server_app.export.source import read_metrics
+from server_app.runs.json_files import read_json
 from server_app.runs.json_values import Json, as_number, at
 
 # Licences of published weights, as far as this project knows them. Others must be looked up.
@@ -25,7 +25,7 @@ UNKNOWN = ("other", "look up the licence of these weights before you pass the mo
 
 def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | None = None) -> str:
     """The card of a run's model."""
-    facts, metrics = model.manifest, read_metrics(run)
+    facts, metrics = model.manifest, read_json(run, "metrics.json")
     backbone = str(facts.settings["backbone"])
     licence, words = LICENCES.get(backbone.partition(":")[0], UNKNOWN)
     measured = evaluated(model, run) or _simulated(metrics)

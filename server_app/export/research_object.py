@@ -12,7 +12,7 @@ from common.errors import RunError
 from common.signed_models.signed_model import SignedModel, save_signed_model
 from server_app.export.model_card import model_card
 from server_app.export.pseudonyms import write_pseudonymous
-from server_app.runs.run_view import read_json
+from server_app.runs.json_files import read_json
 
 CONTEXT = "https://w3id.org/ro/crate/1.1/context"
 # Files that are passed on, with pseudonyms for sites. Surrogates stay: they are releases to the coordinator alone.

@@ -11,8 +11,8 @@ from common.signed_models.making import make_signed_model
 from common.signed_models.signed_model import SUFFIX, SignedModel, read_signed_model
 from common.wire.model_files import load_model
 from server_app.deployment.request_key import read_request_key, signing_key
-from server_app.runs.json_values import Json, as_number, as_table, at
-from server_app.runs.run_view import read_json
+from server_app.runs.json_files import read_json
+from server_app.runs.json_values import as_number, as_table, at
 
 
 def run_config_of(run: Path) -> Run:
@@ -36,13 +36,8 @@ def signed_model_of(run: Path, key_folder: Path | None = None) -> SignedModel:
         raise RunError(f"{run} has no model.safetensors: the run has failed, or its result is no classifier")
     model = load_model(run / "model.safetensors")
     private = read_request_key(key_folder) if key_folder else signing_key(run.absolute().parent, os.environ)
-    metrics = read_metrics(run)
+    metrics = read_json(run, "metrics.json")
     used = int(as_number(at(metrics, "sites", "used")) or 0)
     per_site = as_table(at(metrics, "privacy", "per_site")).values()
     units = {str(unit) for site in per_site if (unit := as_table(site).get("unit"))}
     return make_signed_model(model, config, None, str(manifest.get("flower_run_id", "")), used, private, units)
-
-
-def read_metrics(run: Path) -> Json:
-    """The content of metrics.json; empty if it cannot be read."""
-    return read_json(run, "metrics.json")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
 
 from common.backbones.backbone_names import OWN_BACKBONE, check_backbone_name, check_weights_file
 from common.errors import ConfigError
@@ -21,13 +20,6 @@ from server_app.lifecycle.resume import check_resume
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every site.
 RECORD_CHECKS = "client_app.diagnostics.simulation_checks"
 PATHS = ("data-dir", "weights-path")
-
-
-class RecordChecks(Protocol):
-    """The site's checks of a simulation's records."""
-
-    def check_records(self, run: Run, sites: int) -> Sequence[str]:
-        """Raise DataError or ConfigError if some site would have no usable records; return remarks about others."""
 
 
 def check_start(config: Run, simulated: bool) -> None:
@@ -104,9 +96,20 @@ def flower_engine(wanted: bool | None) -> bool:
 
 
 def check_records(overrides: Mapping[str, Scalar], sites: int) -> Sequence[str]:
-    """Check the records of a simulation and their distribution to sites; return remarks. Raises FedSurrogateError."""
-    checks = cast(RecordChecks, import_module(RECORD_CHECKS))
-    return checks.check_records(parse_run(overrides), sites)
+    """Check the records of a simulation and their distribution to sites.
+
+    Args:
+        overrides: settings of the run.
+        sites: number of sites.
+
+    Returns:
+        Remarks about sites with records of one class only.
+
+    Raises:
+        FedSurrogateError: some site would have no usable records.
+    """
+    check: Callable[[Run, int], Sequence[str]] = import_module(RECORD_CHECKS).check_records
+    return check(parse_run(overrides), sites)
 
 
 def check_submission(config: Run, control: str) -> None:

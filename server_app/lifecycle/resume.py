@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from common.errors import ConfigError, RunError
 from common.run import Run, parse_run
 from common.settings import Settings
 from common.settings.flat import Scalar, flatten
+from server_app.runs.json_files import MANIFEST, METRICS, read_object
+from server_app.runs.json_values import Json, as_number, at
 
 # What a run leaves to continue from, by the kind of its method.
 CHECKPOINTS = {"rounds": "checkpoint.safetensors", "chain": "chain.json"}
@@ -35,7 +38,7 @@ def check_resume(config: Run, simulated: bool) -> None:
     if not (folder / checkpoint).is_file():
         what = "has" if folder.is_dir() else "is no folder, so it has"
         raise RunError(f"{shown}: {what} no {checkpoint}, which the first round writes; name the folder of an earlier run")
-    manifest = _manifest(folder)
+    manifest = _content(folder / MANIFEST)
     was = manifest.get("simulated")
     if isinstance(was, bool) and was != simulated:
         kinds = ("a run with connected sites", "a simulation")
@@ -45,13 +48,11 @@ def check_resume(config: Run, simulated: bool) -> None:
         raise RunError(f"{shown} has other settings: {'; '.join(differing[:MOST_SHOWN])}{more}; give the same ones")
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    """The content of manifest.json; empty if there is none, as in a folder of copied checkpoints."""
-    try:
-        found = json.loads((folder / "manifest.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _content(file: Path) -> Json:
+    """The content of one of a run's files; empty if there is none, as in a folder of copied checkpoints."""
+    with suppress(OSError):
+        return read_object(file)[0]
+    return {}
 
 
 def _differing(manifest: Mapping[str, Any], config: Run, simulated: bool) -> list[str]:
@@ -78,7 +79,7 @@ def continuation(folder: Path) -> str:
 
     The command gives the settings that differ from the defaults.
     """
-    manifest = _manifest(folder)
+    manifest = _content(folder / MANIFEST)
     try:
         config = parse_run(manifest["config"])
     except (ConfigError, KeyError, TypeError, AttributeError):
@@ -88,7 +89,8 @@ def continuation(folder: Path) -> str:
     changed = {key: value for key, value in here.items() if value != defaults.get(key) and key != "resume"}
     words = ["coordinator", "run"]
     if manifest.get("simulated"):
-        words = ["coordinator", "simulate"] + (["--sites", str(sites)] if (sites := _invited(folder)) else [])
+        sites = int(as_number(at(_content(folder / METRICS), "sites", "invited")) or 0)
+        words = ["coordinator", "simulate", *(["--sites", str(sites)] if sites else [])]
     command, resumes = command_of(words, changed, folder)
     if resumes:
         return f"continue it: {command}"
@@ -96,13 +98,6 @@ def continuation(folder: Path) -> str:
         again = shlex.join(["coordinator", "relearn", str(folder)])
         return f"learn from what has arrived: {again}; or start it again: {command}"
     return f"nothing is left to continue from; start it again: {command}"
-
-
-def _invited(folder: Path) -> int:
-    try:
-        return int(json.loads((folder / "metrics.json").read_text())["sites"]["invited"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
 
 
 def command_of(words: Sequence[str], overrides: Mapping[str, Scalar], folder: Path | None) -> tuple[str, bool]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from common.errors import ConfigError, RunError
 from common.extras.packages import needed_for
+from server_app.monitoring.following import look
 from server_app.monitoring.watch_view import elapsed, silent_for
-from server_app.runs.event_tail import LiveRun, find_run, run_folders
 from server_app.runs.json_values import natural_order
+from server_app.runs.reader import LiveRun, find_run, run_folders
 from server_app.runs.state import RunState, SiteState
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _is_there(run: LiveRun) -> bool:
     """Refresh a run if it is active, and return whether its folder still exists."""
     try:
         if not run.state.ended or not run.folder.is_dir():
-            run.refresh()
+            look(run)
     except RunError:
         return False
     return True

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.extras.packages import needed_for
-from server_app.runs.event_tail import LiveRun, await_run, follow
+from server_app.monitoring.following import await_run, follow
 from server_app.runs.json_values import Json, as_number
+from server_app.runs.reader import LiveRun
 from server_app.runs.state import RunState, when
 
 # File names of SummaryWriter.
@@ -54,7 +55,7 @@ def scalars_at_end(state: RunState) -> Iterator[Scalar]:
 def write_scalars(path: Path, logdir: Path | None = None, timeout: float = 0.0) -> Path:
     """Write a run's scalars until it ends. Return their folder: `logdir`/<run name>, else <run folder>/tensorboard.
 
-    Replaces earlier scalars of the run there. path, timeout: as for `event_tail.await_run`. Raises PackageError without
+    Replaces earlier scalars of the run there. path, timeout: as for `await_run`. Raises PackageError without
     the extra `tensorboard`.
     """
     with needed_for("`coordinator tensorboard`"):

@@ -12,14 +12,15 @@ from rich.live import Live
 from rich.text import Text
 
 from common.errors import RunError
+from server_app.monitoring.following import await_run, follow, look
 from server_app.monitoring.watch_view import elapsed, summary, view
-from server_app.runs.event_tail import LiveRun, await_run, find_run, follow
 from server_app.runs.json_values import Json
+from server_app.runs.reader import LiveRun, find_run
 from server_app.runs.state import RunState, event_line
 
 
 def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[Path] = ()) -> bool:
-    """Show a run until it ends; return whether it succeeded. `path`, `known`, `timeout`: as for `event_tail.await_run`.
+    """Show a run until it ends; return whether it succeeded. `path`, `known`, `timeout`: as for `await_run`.
 
     A live view if the console is a terminal, else a line for every event. Raises RunError if there is no run.
     """
@@ -27,7 +28,7 @@ def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[
         return _lines(LiveRun(await_run(path, known, timeout)), console, timeout)
     with console.status("waiting for a run to begin"):
         run = LiveRun(await_run(path, known, timeout))
-    run.refresh()
+    look(run)
     with Live(view(run, console.height), console=console, auto_refresh=False) as live:
         for _ in follow(run, timeout):
             live.update(view(run, console.height), refresh=True)
@@ -49,7 +50,7 @@ def show_once(path: Path, console: Console, as_json: bool) -> bool:
     if (folder := find_run(path)) is None:
         raise RunError(f"there is no run in {str(path)!r} yet; without --once, `coordinator watch` waits for one")
     run = LiveRun(folder)
-    run.refresh()
+    look(run)
     if as_json:
         print(json.dumps(_facts(run.state) | {"folder": str(folder)}))
     else:

@@ -14,8 +14,8 @@ from rich.text import Text
 from common.number_format import human_bytes, human_seconds, percent
 from server_app.lifecycle.resume import continuation
 from server_app.monitoring.progress import progress_line
-from server_app.runs.event_tail import LiveRun
 from server_app.runs.json_values import natural_order
+from server_app.runs.reader import LiveRun
 from server_app.runs.state import RunState, SiteState, event_line
 
 STYLES = {"running": "bold cyan", "ok": "bold green", "failed": "bold red", "interrupted": "bold yellow"}

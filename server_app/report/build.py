@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.number_format import human_bytes, human_seconds, percent
+from common.pages.style import page_head
 from common.pages.svg import NAMED_SITES, undrawn
 from common.settings import Settings
 from common.settings.flat import flatten
@@ -25,8 +26,10 @@ from server_app.report.site_map import drawn_map, site_map_of, words_of
 from server_app.report.tables import csv_link, tables_of, write_tables
 from server_app.report.warnings import warnings_of
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
-from server_app.runs.run_view import DOWNSTREAM, TROUBLES, Run, read_run
+from server_app.runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
 
+# Flower packs no file of an app whose name ends in .html or .j2, so the names of the templates end in .md.
+TEMPLATES = Path(__file__).parent / "templates"
 PICTURES = {
     "outcomes": "accuracy against traffic",
     "time": "where the time went",
@@ -54,12 +57,11 @@ def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
 
     Raises RunError when `run_dir` is not a run folder, or a run to compare has no accuracy on all test data.
     """
-    from jinja2 import Environment, StrictUndefined
-
-    from server_app.report.page import PAGE
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     run = read_run(run_dir)
     environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -67,7 +69,7 @@ def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
     )
     environment.filters.update(bytes=human_bytes, seconds=human_seconds, percent=percent)
     others = [(other.resolve().name, read_run(other)) for other in beside]
-    html = environment.from_string(PAGE).render(_page(run, run_dir.resolve(), others))
+    html = environment.get_template("page.html.j2.md").render(_page(run, run_dir.resolve(), others))
     path = run_dir / "report.html"
     path.write_text(html, encoding="utf-8", newline="\n")
     return path
@@ -83,14 +85,14 @@ def write_csv(run_dir: Path, folder: Path, beside: Sequence[Path] = ()) -> list[
     return write_tables(tables, folder)
 
 
-def _tables(run: Run) -> dict[str, list[Sequence[object]]]:
+def _tables(run: RunFolder) -> dict[str, list[Sequence[object]]]:
     changed, unchanged = _settings(as_table(run.manifest.get("config")))
     rows = sorted([*changed, *((key, value, value) for key, value in unchanged)])
     return tables_of(run, privacy_view(run), rows)
 
 
-def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
-    from markupsafe import Markup
+def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]]) -> Json:
+    from markupsafe import Markup, escape
 
     pictures, privacy = _pictures(run), privacy_view(run)
     pictures |= {key: (svg,) for key, svg in (("radii", radii(run)), ("epsilons", epsilons(run))) if svg is not None}
@@ -120,6 +122,7 @@ def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
     return {
         "run": run,
         "folder": folder.name,
+        "head": Markup(page_head(escape(f"{run.method} · {folder.name}"))),
         "sheet_rounds": [f"Round {number}" for number, _ in drawn_sheets],
         "map_words": words_of(found_map) if found_map else [],
         "value_words": values.words if values else [],
@@ -144,7 +147,7 @@ def _page(run: Run, folder: Path, beside: Sequence[tuple[str, Run]]) -> Json:
     }
 
 
-def _counting(run: Run, counts: Sequence[CountsView]) -> str:
+def _counting(run: RunFolder, counts: Sequence[CountsView]) -> str:
     """The heading of a run that counted records instead of learning; empty for others."""
     kind = flatten(as_table(run.manifest.get("config"))).get("counting.kind", "none")
     if kind == "none" or run.failure is not None:
@@ -153,7 +156,7 @@ def _counting(run: Run, counts: Sequence[CountsView]) -> str:
     return titles[0] if titles else "Counts for the values of the hospitals, which the report of the model's run shows"
 
 
-def _card(run: Run) -> Json:
+def _card(run: RunFolder) -> Json:
     """Number of sites by fate, and the share of missing data; empty if the run has not recorded them."""
     card = as_table(run.metrics.get("card"))
     share, invited, never_came = (run.number("card", key) for key in ("missing_share", "invited", "never_came"))
@@ -167,7 +170,7 @@ def _card(run: Run) -> Json:
     return facts | fates | {"capped": sorted(capped.items()), "suspects": sorted(as_table(card.get("suspects")))}
 
 
-def _troubles(run: Run) -> list[tuple[str, str, str]]:
+def _troubles(run: RunFolder) -> list[tuple[str, str, str]]:
     """Return (sites, problem, reason); sites with the same problem and reason share an entry."""
     groups: dict[tuple[str, str], list[str]] = {}
     for site in run.sites:
@@ -191,7 +194,7 @@ def _who(names: Sequence[str]) -> str:
     return numbers + shown + more
 
 
-def _pictures(run: Run) -> dict[str, tuple[str, ...]]:
+def _pictures(run: RunFolder) -> dict[str, tuple[str, ...]]:
     """Draw every picture for which the run has numbers."""
     pictures: dict[str, tuple[str, ...]] = {}
     per_site = list(run.numbers("accuracy", "per_site").values())

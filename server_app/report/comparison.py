@@ -12,13 +12,13 @@ from server_app.lifecycle.resume import OF_RECORDS
 from server_app.report.plots.progress import AccuracyStep, steps
 from server_app.report.tables import Table
 from server_app.runs.json_values import as_table
-from server_app.runs.run_view import Run
+from server_app.runs.reader import RunFolder
 
 # Settings that decide which records a run trains and tests on.
 RECORDS = (*OF_RECORDS, "data-dir", "seed", "classes")
 
 
-def compared(runs: Sequence[tuple[str, Run]]) -> dict[str, Sequence[AccuracyStep]]:
+def compared(runs: Sequence[tuple[str, RunFolder]]) -> dict[str, Sequence[AccuracyStep]]:
     """Accuracy by round of each run, given with its folder's name. Keys are methods; a method that occurs twice gets part
     of its folder's name.
 
@@ -42,7 +42,7 @@ def comparison_table(curves: Mapping[str, Sequence[AccuracyStep]]) -> Table:
     return [("run", "round", "bytes up", "accuracy"), *rows]
 
 
-def of_other_records(runs: Sequence[tuple[str, Run]]) -> list[str]:
+def of_other_records(runs: Sequence[tuple[str, RunFolder]]) -> list[str]:
     """A sentence about each run whose records differ from the first one's: their accuracies cannot be compared."""
     own, found = _records(runs[0][1]), []
     for folder, run in runs[1:]:
@@ -57,6 +57,6 @@ def of_other_records(runs: Sequence[tuple[str, Run]]) -> list[str]:
     return found
 
 
-def _records(run: Run) -> dict[str, Any]:
+def _records(run: RunFolder) -> dict[str, Any]:
     config = flatten(as_table(run.manifest.get("config")))
     return {key: config[key] for key in RECORDS if key in config}

@@ -10,8 +10,8 @@ from typing import Any
 from common.errors import RunError
 from common.number_format import percent
 from server_app.report.plots.counts import MEASURES, WithInterval, draw_measures, draw_records
+from server_app.runs.json_files import read_json
 from server_app.runs.json_values import Json, as_list, as_number, as_table, at, clean
-from server_app.runs.run_view import read_json
 
 HIDDEN = "hidden by the noise"
 KINDS = ("evaluation", "survey")

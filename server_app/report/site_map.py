@@ -9,7 +9,7 @@ from common.run import parse_run
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
 from server_app.report.plots.site_map import draw_site_map
 from server_app.runs.json_values import as_table
-from server_app.runs.run_view import Run, read_payloads
+from server_app.runs.reader import RunFolder, read_payloads
 from strategies import stored_strategy
 from strategies.robustness.site_map import MOST_SITES, SiteMap, site_map
 
@@ -17,7 +17,7 @@ from strategies.robustness.site_map import MOST_SITES, SiteMap, site_map
 LARGEST_DIMENSION = 4096
 
 
-def site_map_of(run: Run, folder: Path) -> SiteMap | None:
+def site_map_of(run: RunFolder, folder: Path) -> SiteMap | None:
     """The map of a run's sites; None for a run that has none, or whose surrogates are of another kind."""
     if not 2 <= len(list((folder / "surrogates").glob("*.pb"))) <= MOST_SITES:
         return None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from server_app.runs.json_values import Json, as_list, as_number, as_table
-from server_app.runs.run_view import DOWNSTREAM, Run
+from server_app.runs.reader import DOWNSTREAM, RunFolder
 
 Table = list[Sequence[object]]
 ROUND_KEYS = ("round", "accuracy", "bytes_up", "used", "seconds", "epsilon", "radius", "moved")
@@ -20,7 +20,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 ENCODING = "utf-8-sig"
 
 
-def tables_of(run: Run, privacy: Json, settings: Sequence[tuple[str, str, str]]) -> dict[str, Table]:
+def tables_of(run: RunFolder, privacy: Json, settings: Sequence[tuple[str, str, str]]) -> dict[str, Table]:
     """Every table by its name, the first row its columns; tables without rows are left out. Missing numbers are empty.
 
     Accuracies are shares in [0, 1], sizes are in bytes, times in seconds. settings: key, value and default.
@@ -54,7 +54,7 @@ def tables_of(run: Run, privacy: Json, settings: Sequence[tuple[str, str, str]])
     return {name: rows for name, rows in tables.items() if len(rows) > 1}
 
 
-def _steps(run: Run) -> Table:
+def _steps(run: RunFolder) -> Table:
     """A row for each round, or each site of a chain."""
     hops = as_list(run.metrics.get("hops"))
     entries = [as_table(entry) for entry in hops or as_list(run.metrics.get("rounds"))]

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import Counter
 
 from common.number_format import percent
-from server_app.runs.run_view import Run
+from server_app.runs.reader import RunFolder
 
 # A model is compared with the largest class plus this: less is within the uncertainty of some hundred test records.
 MARGIN = 0.02
 NAMED = 12
 
 
-def warnings_of(run: Run) -> list[str]:
+def warnings_of(run: RunFolder) -> list[str]:
     """One sentence for each warning, from what the run has recorded."""
     found = (_missing_classes(run), _no_better_than_chance(run))
     return [warning for warning in found if warning] if run.failure is None else []
 
 
-def _missing_classes(run: Run) -> str:
+def _missing_classes(run: RunFolder) -> str:
     """Warn about classes of which no site has a record. Noisy counts do not show that."""
     reported = [site.counts for site in run.sites if site.counts]
     if not reported or run.metrics.get("privacy"):
@@ -32,7 +32,7 @@ def _missing_classes(run: Run) -> str:
     return f"No site has a record of classes {shown}: the model cannot recognise them."
 
 
-def _no_better_than_chance(run: Run) -> str:
+def _no_better_than_chance(run: RunFolder) -> str:
     """Warn about a model that is hardly better than always giving the largest class."""
     chance = chance_of(run)
     if run.accuracy is None or chance is None or run.accuracy > chance + MARGIN:
@@ -49,7 +49,7 @@ def _no_better_than_chance(run: Run) -> str:
     )
 
 
-def chance_of(run: Run) -> float | None:
+def chance_of(run: RunFolder) -> float | None:
     """Accuracy of always giving the largest class.
 
     On the test data if the run has measured it; otherwise estimated from the records that sites have by class: of all sites

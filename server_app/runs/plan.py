@@ -37,7 +37,7 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
         size = max(1, records // classes)
         lines.append(
             f"noise {own.noise:.2g} of its norm-1 features on the mean of a class of {size} records at one site; with S "
-            f"such sites it is {noise_share(config)} of that"
+            f"such sites it is {noise_share(config.plan.mechanism_name, config.settings.colluding)} of that"
         )
     elif own.epsilon is not None:
         lines.append("epsilon and delta are those of all rounds together, for one record")
@@ -74,12 +74,24 @@ def noise_on_mean(config: Run, dimension: int, classes: int, records: int) -> fl
     return None if claim is None else mean_noise(claim, dimension, max(1.0, records / classes / components))
 
 
-def noise_share(config: Run) -> str:
-    """The noise on the mean over S equal sites, as a share of that on one site's: one joint noise does not grow with S."""
-    if config.plan.mechanism_name != JOINT_SUMS:
+def noise_share(mechanism: str, colluding: float) -> str:
+    """The noise on the mean over S equal sites, as a share of that on one site's.
+
+    Args:
+        mechanism: of the run's privacy. One joint noise, as in a secure sum, does not grow with S.
+        colluding: share of the sites that may collude with the coordinator, in [0, 1].
+
+    Returns:
+        The share as a formula of S.
+
+    Example:
+        >>> noise_share("sums", 0.0), noise_share("secure-sums", 0.0), noise_share("secure-sums", 0.75)
+        ('1/sqrt(S)', '1/S', '2.00/S')
+    """
+    if mechanism != JOINT_SUMS:
         return "1/sqrt(S)"
     # Sites add more noise than needed, because some may collude. That for lost sites is taken out when none is lost.
-    most = 1 - config.settings.colluding
+    most = 1 - colluding
     return f"{most**-0.5:.2f}/S" if 0 < most < 1 else "1/S"
 
 

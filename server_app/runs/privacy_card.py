@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from common.methods.method import Plan
 from common.models.classifiers import Classifier
 from common.privacy.accounting import gaussian_epsilon
 from common.privacy.gaussian_mechanism import Noisy
@@ -78,20 +79,20 @@ def privacy_card(
         "epsilon": max(claim.epsilon for _, claim in claims.values()),
         "delta": config.settings.delta,
         "relation": relation_of(config.plan.mechanism_name, units),
-        "covers": COVERS[_covered(config)] + DERIVED,
+        "covers": COVERS[_covered(config.plan.mechanism_name, config.plan)] + DERIVED,
         "not_covered": open_ends,
         "per_site": {site: _site(surrogate, claim) for site, (surrogate, claim) in claims.items()},
-        "dropped_classes": _dropped(surrogates, config, model),
+        "dropped_classes": _dropped(surrogates, config.plan.mechanism_name, config.settings.classes, model),
     }
 
 
-def _covered(config: Run) -> str:
-    """The key of COVERS for a run."""
-    if config.plan.mechanism_name != "secure-sums":
-        return config.plan.mechanism_name
-    if config.plan.counts:
+def _covered(mechanism: str, plan: Plan) -> str:
+    """The key of COVERS for a run of this method."""
+    if mechanism != "secure-sums":
+        return mechanism
+    if plan.counts:
         return "summed-counts"
-    return "summed-gradients" if config.plan.kind == "rounds" else "secure-sums"
+    return "summed-gradients" if plan.kind == "rounds" else "secure-sums"
 
 
 def mean_noise(claim: Mechanism, dimension: int, records: float) -> float:
@@ -143,17 +144,16 @@ def _released(surrogate: AnySurrogate, claim: Mechanism) -> list[Noisy]:
     return [Noisy(name, value, sigmas[name], 1.0) for name, value in sorted(values.items())]
 
 
-def _dropped(surrogates: Sequence[AnySurrogate], config: Run, model: Classifier | None) -> list[str]:
+def _dropped(
+    surrogates: Sequence[AnySurrogate], mechanism: str, classes: Sequence[str], model: Classifier | None
+) -> list[str]:
     """Classes of the run that the model has not learned: no site has them, or the noise hides them."""
-    if model is None or config.plan.mechanism_name == "theorem-4.1":
+    if model is None or mechanism in ("theorem-4.1", "dp-sgd", "counts"):
         return []
-    if config.plan.mechanism_name in ("dp-sgd", "counts"):
-        return []
-    if config.plan.mechanism_name == "secure-sums":
-        named, learned = config.settings.classes, set(model.header.classes)
-    elif config.plan.mechanism_name == "sums":
-        named, learned = config.settings.classes or surrogates[0].header.classes, set(model.header.classes)
-    else:
+    learned = set(model.header.classes)
+    if mechanism == "sums":
+        classes = classes or surrogates[0].header.classes
+    elif mechanism != "secure-sums":
         # Without classes in the settings, the head has exactly the classes that some site has released.
-        named, learned = config.settings.classes, {name for surrogate in surrogates for name in surrogate.header.classes}
-    return [name for name in named if name not in learned]
+        learned = {name for surrogate in surrogates for name in surrogate.header.classes}
+    return [name for name in classes if name not in learned]

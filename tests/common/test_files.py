@@ -134,7 +134,7 @@ def test_no_other_file_of_the_product_replaces_a_file() -> None:
         # What is moved aside, and a file that is locked while it is open.
         "client_app/secure_sum/same_sites.py": {"replace"},
         "server_app/exchange/file_grid.py": {"replace"},
-        "server_app/lifecycle/writer.py": {"replace"},
+        "server_app/runs/writer_lock.py": {"replace"},
     }
     wrong = {}
     for floor in ("common", "client_app", "strategies", "server_app", "fedsurrogate"):

@@ -161,6 +161,9 @@ with app_folder() as app:
     with zipfile.ZipFile(bundle) as content:
         packed = set(content.namelist())
     assert {"pyproject.toml", "LICENSE", "common/methods.py", "server_app/app.py", "client_app/app.py"} <= packed
+    templates = {file.relative_to(ROOT).as_posix() for file in (ROOT / "server_app/report/templates").iterdir()}
+    assert "server_app/report/templates/page.html.j2.md" in templates
+    assert templates <= packed
 
 
 def test_a_kit_for_a_hospital_is_packed(installed: Path, tmp_path: Path) -> None:

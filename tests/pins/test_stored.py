@@ -32,7 +32,7 @@ from common.wire.sum_proto import unpack_total
 from server_app.offline import learn_from_files
 from server_app.relearn import relearn
 from server_app.report.build import write_report
-from server_app.runs.run_view import read_run
+from server_app.runs.reader import read_run
 from tests.grid import InProcessGrid, events_of, metrics_of
 from tests.pins.stored import (
     BEFORE_THE_BREAK,

@@ -12,7 +12,7 @@ from common.settings import HeadSettings
 from common.surrogates.surrogates import without_classes
 from common.wire.records import unpack_surrogate
 from server_app.relearn import relearn
-from server_app.runs.run_view import read_payloads
+from server_app.runs.reader import read_payloads
 from strategies.fedpft.sampling import learn
 from tests.grid import Fault, InProcessGrid, run_federation, sites
 

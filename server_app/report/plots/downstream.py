@@ -8,14 +8,14 @@ from common.number_format import shorten
 from common.pages.svg import FAINT, QUIET, accuracy_range, make_axes, percent_axis, render
 from server_app.report.plots.progress import COLOURS
 from server_app.runs.json_values import as_numbers, as_table, natural_order
-from server_app.runs.run_view import Run
+from server_app.runs.reader import RunFolder
 
 SOURCES = {"local": "own records", "synthetic": "synthetic", "mixed": "both, mixed"}
 MARKS = ("o", "s", "D")
 MOST_SITES = 40
 
 
-def downstream(run: Run) -> str | None:
+def downstream(run: RunFolder) -> str | None:
     """Draw every site's three accuracies and the weight of its own head; None if no site has reported them."""
     reported = {name: as_numbers(row) for name, row in as_table(run.metrics.get("downstream")).items()}
     reported = {name: row for name, row in reported.items() if all(f"accuracy-{source}" in row for source in SOURCES)}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from common.number_format import shorten
 from common.pages.svg import BLUE, FAINT, INK, PURPLE, QUIET, make_axes, render
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table, natural_order
-from server_app.runs.run_view import Run
+from server_app.runs.reader import RunFolder
 
 SHEETS = ("first", "middle", "last")
 # Most classes on a sheet, and most images of a class. The legend counts the sites if there are more than NAMED.
@@ -87,7 +87,7 @@ def _sheet(name: str, names: Sequence[str], images: NDArray[np.float32]) -> str:
     return render(name, 4.2 * rows / max(columns, COLUMNS) + 0.3, draw)
 
 
-def radii(run: Run) -> str | None:
+def radii(run: RunFolder) -> str | None:
     """Draw by round each site's radius, the radius used, and the model's movement; None without such rounds."""
     rounds = [as_table(entry) for entry in as_list(run.metrics.get("rounds"))]
     rounds = [entry for entry in rounds if as_numbers(entry.get("radii"))]
@@ -118,7 +118,7 @@ def radii(run: Run) -> str | None:
     return render("radii", 2.8, draw)
 
 
-def epsilons(run: Run) -> str | None:
+def epsilons(run: RunFolder) -> str | None:
     """Draw epsilon spent by round; None without privacy."""
     rounds: list[Json] = [as_table(entry) for entry in as_list(run.metrics.get("rounds"))]
     points = [(n, e) for r in rounds if (n := as_number(r.get("round"))) and (e := as_number(r.get("epsilon"))) is not None]

@@ -21,7 +21,7 @@ from common.pages.svg import (
     render,
 )
 from server_app.runs.json_values import as_list, as_number, as_table
-from server_app.runs.run_view import Run
+from server_app.runs.reader import RunFolder
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, QUIET)
 NAMED_STEPS = 8
@@ -36,7 +36,7 @@ class AccuracyStep:
     bytes: float | None
 
 
-def steps(run: Run) -> tuple[str, list[AccuracyStep]]:
+def steps(run: RunFolder) -> tuple[str, list[AccuracyStep]]:
     """The name of a run's steps, and the steps with a known accuracy."""
     hops = [as_table(hop) for hop in as_list(run.metrics.get("hops"))]
     if hops:

@@ -10,8 +10,8 @@ from typing import Any
 from common.errors import RunError
 from common.number_format import shorten
 from common.pages.svg import BLUE, FAINT, INK, ORANGE, make_axes, percent_axis, render
+from server_app.runs.json_files import read_json
 from server_app.runs.json_values import as_list, as_number, as_numbers, as_table
-from server_app.runs.run_view import read_json
 
 FILE, MOST_SITES = "values.json", 40
 

@@ -15,7 +15,7 @@ from common.methods import FEDPFT_CHAIN
 from common.run import parse_run
 from server_app.report.build import write_report
 from server_app.runs.card import missing_line
-from server_app.runs.run_view import read_run
+from server_app.runs.reader import read_run
 from server_app.runs.state import event_line, state_of
 from tests.grid import (
     FAST,

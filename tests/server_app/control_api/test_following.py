@@ -12,7 +12,7 @@ from common.run import parse_run
 from server_app.control_api.following import Handle, find_handle, follow_run
 from server_app.control_api.overview import overview
 from server_app.deployment.control import stop
-from server_app.runs.folder import RunFolder
+from server_app.runs.writer import RunWriter
 from strategies.base.outcome import Outcome, Site
 from tests.commands import coordinator
 
@@ -20,14 +20,14 @@ from tests.commands import coordinator
 NOWHERE = "127.0.0.1:1"
 
 
-def begun(output: Path, number: int) -> RunFolder:
-    folder = RunFolder(parse_run({"output-dir": str(output), "sites": 1}), number)
+def begun(output: Path, number: int) -> RunWriter:
+    folder = RunWriter(parse_run({"output-dir": str(output), "sites": 1}), number)
     folder.event("configured", method="fedpft")
     folder.event("invited", sites=1, names="claimed")
     return folder
 
 
-def ended(folder: RunFolder) -> None:
+def ended(folder: RunWriter) -> None:
     folder.event("replied", site="north", bytes=10)
     folder.finish(Outcome({1: Site("north", "used", "", 10)}), "ok")
 

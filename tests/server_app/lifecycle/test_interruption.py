@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from server_app.deployment.submit import APP_FOLDER
-from server_app.lifecycle.ending import mark_interrupted
 from server_app.lifecycle.interruption import Interrupted, interruptible
+from server_app.lifecycle.settling import mark_interrupted
 from tests.commands import coordinator
 from tests.e2e.processes import PATIENCE, until
 from tests.grid import events_of, metrics_of, run_folders

@@ -15,12 +15,15 @@ import pytest
 
 from common.run import parse_run
 from server_app.deployment.submit import APP_FOLDER
-from server_app.lifecycle import ending
+from server_app.interrupted_runs import complete_killed
+from server_app.lifecycle import settling
 from server_app.lifecycle.resume import continuation
-from server_app.lifecycle.writer import FILE, SILENT_SECONDS, Writer, writer_is_gone
-from server_app.runs.event_tail import LiveRun
-from server_app.runs.folder import RunFolder
-from server_app.runs.run_view import read_run
+from server_app.lifecycle.settling import settle
+from server_app.monitoring.following import look
+from server_app.report.build import write_report
+from server_app.runs.reader import LiveRun, read_run
+from server_app.runs.writer import RunWriter
+from server_app.runs.writer_lock import FILE, SILENT_SECONDS, WriterLock, writer_is_gone
 from strategies.base.outcome import Outcome, Site
 from tests.commands import coordinator
 from tests.e2e.processes import until
@@ -37,7 +40,7 @@ Captured = pytest.CaptureFixture[str]
 def write_run(output: Path) -> None:
     """All writes of a run in two rounds with three sites, one of which is rejected."""
     config = parse_run({"output-dir": str(output), "method": "fedavg", "fedavg.rounds": 2, "sites": 4})
-    folder = RunFolder(config, 7)
+    folder = RunWriter(config, 7)
     folder.event("configured", method="fedavg", rounds=2)
     for name in ("north", "south", "west"):
         folder.event("invited", site=name)
@@ -73,6 +76,76 @@ def killed(act: Callable[[], None], stop: int, below: Path) -> bool:
     return process.exitcode == 0
 
 
+# The change of `write_run` at which a run has replies of its first round.
+IN_THE_FIRST_ROUND = 31
+
+
+def killed_run(output: Path) -> Path:
+    """The folder of a run that was killed in its first round."""
+    assert not killed(lambda: write_run(output), IN_THE_FIRST_ROUND, output)
+    (folder,) = run_folders(output)
+    return folder
+
+
+def content_of(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file of a folder, hidden ones too: its content and its time. A writer that exists touches its own."""
+    return {
+        file.relative_to(folder).as_posix(): (file.read_bytes(), file.name != FILE and file.stat().st_mtime_ns)
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+def test_reading_a_killed_run_changes_nothing_and_shows_its_end(tmp_path: Path) -> None:
+    folder = killed_run(tmp_path)
+    before = content_of(folder)
+    live = LiveRun(folder)
+    live.refresh()
+    run = read_run(folder)
+    assert content_of(folder) == before
+    assert live.state.status == run.metrics["status"] == "interrupted"
+    assert run.failure == live.state.failure
+    assert "without recording why" in run.failure
+    assert run.metrics["sites"] == {"invited": 3, "used": 2, "rejected": 1, "dropped": 0}
+    page = write_report(folder).read_text()
+    assert "was interrupted" in page
+    (folder / "report.html").unlink()
+    assert content_of(folder) == before
+
+
+def test_settling_writes_what_readers_saw_and_draws_nothing(tmp_path: Path) -> None:
+    folder = killed_run(tmp_path)
+    seen, before = read_run(folder).metrics, set(content_of(folder))
+    assert settle(folder)
+    assert not settle(folder), "it has an end now"
+    assert metrics_of(folder) == seen
+    assert events_of(folder)[-1]["event"] == "interrupted"
+    assert set(content_of(folder)) == before - {FILE, ".reserve"}
+    complete_killed(folder)
+    assert not (folder / "report.html").exists(), "whoever records the end draws it"
+
+
+def test_a_killed_run_that_many_commands_read_at_once_gets_one_end(tmp_path: Path) -> None:
+    folder = killed_run(tmp_path)
+    together, ends = FORKS.Barrier(8), FORKS.Value("i", 0)
+
+    def command() -> None:
+        together.wait(30)
+        if settle(folder):
+            with ends.get_lock():
+                ends.value += 1
+
+    processes = [FORKS.Process(target=command) for _ in range(8)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert ends.value == 1
+    assert [event["event"] for event in events_of(folder)].count("interrupted") == 1
+    assert metrics_of(folder)["status"] == "interrupted"
+
+
 @pytest.mark.slow
 def test_killed_at_any_write_the_run_is_interrupted_and_everything_that_was_recorded_is_in_the_result(
     tmp_path: Path,
@@ -82,6 +155,7 @@ def test_killed_at_any_write_the_run_is_interrupted_and_everything_that_was_reco
         output = tmp_path / str(stop)
         lived = killed(lambda output=output: write_run(output), stop, output)  # type: ignore[misc]
         for folder in run_folders(output):
+            complete_killed(folder)
             live = LiveRun(folder)
             live.refresh()
             state, metrics = live.state, metrics_of(folder)
@@ -142,23 +216,27 @@ def test_a_killed_simulation_is_reported_and_the_printed_command_continues_it(
 
 
 def test_a_writer_that_exists_is_left_alone(tmp_path: Path) -> None:
-    folder = RunFolder(parse_run({"output-dir": str(tmp_path)}), 7)
+    folder = RunWriter(parse_run({"output-dir": str(tmp_path)}), 7)
     assert not writer_is_gone(folder.path)
-    check = "from server_app.lifecycle.writer import writer_is_gone; from pathlib import Path; import sys"
+    check = "from server_app.runs.writer_lock import writer_is_gone; from pathlib import Path; import sys"
     command = [sys.executable, "-c", f"{check}; print(writer_is_gone(Path(sys.argv[1])))", str(folder.path)]
     environment = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+    before = content_of(folder.path)
+    assert not settle(folder.path)
+    complete_killed(folder.path)
     live = LiveRun(folder.path)
-    live.refresh()
+    look(live)
     assert live.state.status == "running"
+    assert content_of(folder.path) == before
     folder.finish(Outcome(), "failed", "no site")
     assert not list(folder.path.glob(".*"))
     assert read_run(folder.path).failure == "no site"
 
 
 def test_on_another_machine_the_heartbeat_shows_whether_the_writer_exists(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+    writer = WriterLock(tmp_path)
     writer.close()
     (tmp_path / FILE).write_text(json.dumps({"boot": "another", "host": "far", "pid": 1}))
     assert not writer_is_gone(tmp_path)
@@ -173,7 +251,7 @@ def test_a_folder_that_cannot_be_written_is_shown_truly(
     config = parse_run({"output-dir": str(tmp_path)})
 
     def begin() -> None:
-        RunFolder(config, 7).event("configured", method="fedpft")
+        RunWriter(config, 7).event("configured", method="fedpft")
         os.kill(os.getpid(), signal.SIGKILL)
 
     process = FORKS.Process(target=begin)
@@ -183,7 +261,7 @@ def test_a_folder_that_cannot_be_written_is_shown_truly(
     def refuse(*_: object) -> None:
         raise OSError(30, "read-only file system")
 
-    monkeypatch.setattr(ending, "_record", refuse)
+    monkeypatch.setattr(settling, "_record", refuse)
     (folder,) = run_folders(tmp_path)
     assert coordinator(monkeypatch, "watch", folder, "--once") == 1
     assert "interrupted" in capsys.readouterr().out

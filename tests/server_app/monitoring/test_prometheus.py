@@ -13,7 +13,7 @@ from server_app.cli import main as cli
 from server_app.monitoring import prometheus
 from server_app.monitoring.prometheus import is_loopback, serve
 from tests.grid import metrics_of, run_federation, sites
-from tests.server_app.runs.test_event_tail import make_run
+from tests.server_app.runs.test_reader import make_run
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

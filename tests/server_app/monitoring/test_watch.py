@@ -13,10 +13,10 @@ from common.errors import RunError
 from server_app.cli import monitoring as monitor_cli
 from server_app.monitoring.watch import watch
 from server_app.monitoring.watch_view import sparkline, view
-from server_app.runs.event_tail import LiveRun
+from server_app.runs.reader import LiveRun
 from tests.commands import coordinator
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
-from tests.server_app.runs.test_event_tail import make_run
+from tests.server_app.runs.test_reader import make_run
 
 ROUNDS = {"method": "fedavg", "fedavg.rounds": 3, "fedavg.local-epochs": 1}
 # A terminal would clear its screen, set its title, ring; rich would use bold, or fail on an end tag without a start.

@@ -6,24 +6,27 @@ import io
 import json
 import re
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.cli.build import get_filtered_fab_paths
 from matplotlib.figure import Figure
 
 from common.flower.environment import COMMAND_BEGAN
 from common.methods import METHODS
 from common.pages.svg import THEME
 from common.run import parse_run
-from server_app.report.build import write_csv, write_report
+from server_app.report.build import TEMPLATES, write_csv, write_report
 from server_app.report.layout import SIMILAR, layout
 from server_app.report.plots.progress import steps
 from server_app.report.tables import csv_text
 from server_app.report.warnings import warnings_of
-from server_app.runs.folder import RunFolder
-from server_app.runs.run_view import read_run
+from server_app.runs.reader import read_run
+from server_app.runs.writer import RunWriter
 from strategies.base.outcome import Outcome
+from tests.documents import ROOT
 from tests.server_app.report.test_build import flat, make_run, report
 
 SITES = ["a", "b", "c"]
@@ -257,7 +260,7 @@ def test_a_model_no_better_than_chance_is_named(tmp_path: Path, accuracy: dict[s
 
 def test_the_duration_is_what_the_command_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMMAND_BEGAN, f"{time.time() - 100:f}")
-    folder = RunFolder(parse_run({"output-dir": str(tmp_path)}), 7)
+    folder = RunWriter(parse_run({"output-dir": str(tmp_path)}), 7)
     folder.event("invited", sites=0)
     folder.finish(Outcome(), "ok")
     seconds = json.loads((folder.path / "metrics.json").read_text())["seconds"]
@@ -266,7 +269,7 @@ def test_the_duration_is_what_the_command_took(tmp_path: Path, monkeypatch: pyte
     _, page = report(folder.path)
     assert re.search(rf"Duration{int(seconds['command']) // 60} min \d", flat(page.text))
     monkeypatch.delenv(COMMAND_BEGAN)
-    other = RunFolder(parse_run({"output-dir": str(tmp_path)}), 8)
+    other = RunWriter(parse_run({"output-dir": str(tmp_path)}), 8)
     other.finish(Outcome(), "ok")
     assert "command" not in json.loads((other.path / "metrics.json").read_text())["seconds"]
 
@@ -283,3 +286,14 @@ def test_the_start_of_the_processes_is_a_part_of_the_time(tmp_path: Path) -> Non
 def test_a_run_in_rounds_shows_its_bytes_a_round(tmp_path: Path) -> None:
     _, page = report(full_run(tmp_path / "a", bytes={"up": 8_000_000, "down": 10, "up_per_site": {}}))
     assert "Sent up8 MB2 MB a round" in flat(page.text)
+
+
+def test_flower_packs_every_template() -> None:
+    """The app of a run is what Flower packs. It draws the report."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = ("common", "client_app", "server_app", "strategies")
+    files = [*(file for folder in folders for file in (ROOT / folder).rglob("*.*")), ROOT / "LICENSE", ROOT / "README.md"]
+    packed = get_filtered_fab_paths({file.relative_to(ROOT).as_posix(): file for file in files}, config)
+    templates = {file.relative_to(ROOT).as_posix() for file in TEMPLATES.iterdir()}
+    assert "server_app/report/templates/page.html.j2.md" in templates
+    assert templates <= set(packed)

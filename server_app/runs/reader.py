@@ -1,24 +1,26 @@
-"""Read a run folder: leniently with notes for the report, strictly for learning again."""
+"""Read a run folder, whole or while it grows. Reading changes nothing, and a killed run is read as interrupted."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from common.errors import RunError
 from common.methods import METHODS
 from common.methods.fedpft import SOLVERS_IN_WORDS
-from server_app.runs.event_tail import PARTS, EventFile
-from server_app.runs.json_values import Json, as_list, as_number, as_numbers, at, clean, natural_order
-from server_app.runs.state import SiteState, state_of
+from server_app.runs.json_files import EVENTS, MANIFEST, METRICS, PARTS, EventFile, read_object
+from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table, at, clean, natural_order
+from server_app.runs.killed import interrupted_metrics, why_killed
+from server_app.runs.state import RunState, SiteState, state_of
 
 OUTCOMES = {"invited": "no reply", "replied": "used"} | {each: each for each in ("rejected", "dropped", "late", "absent")}
 # Heads at a site with a generator, by the records that they are trained on, and their keys in metrics.json.
 DOWNSTREAM = {"own": "accuracy-local", "synthetic": "accuracy-synthetic", "mixed": "accuracy-mixed"}
 TROUBLES = ("rejected", "dropped", "late", "absent", "no reply")
+PROJECTION = "projection.json"
+# How often a run that goes on is looked at.
+POLL_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,17 @@ class SiteView:
 
 
 @dataclass(frozen=True)
-class Run:
-    """The readable parts of a run folder. notes: the parts that could not be read."""
+class RunFolder:
+    """The readable parts of a run folder, with texts that are safe to show.
+
+    Attributes:
+        metrics: content of metrics.json; of a killed run what its events record.
+        manifest: content of manifest.json.
+        projection: content of projection.json, the points of the picture of features.
+        sites: by name, each with its part in the run.
+        failure: why the run did not succeed; None for a run that did.
+        notes: the parts that could not be read, and why.
+    """
 
     metrics: Json
     manifest: Json
@@ -119,54 +130,115 @@ class Run:
         return METHODS[name].title if name in METHODS else name
 
 
-def read_run(run_dir: Path) -> Run:
+class LiveRun:
+    """A run folder that may still grow. `state` is the state at the last `refresh`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = RunState()
+        self.metrics: Json = {}
+        self.manifest: Json = {}
+        self._events = EventFile(folder / EVENTS)
+
+    def refresh(self) -> list[Json]:
+        """Read new files and lines, and return the new events. Raises RunError when the folder is gone."""
+        try:
+            # Read metrics before events: after metrics report the end there are no more events, so none is missed.
+            self.metrics = clean(current_metrics(self.folder)[0])
+            self.manifest = self.manifest or clean(read_object(self.folder / MANIFEST)[0])
+        except OSError as error:
+            raise RunError(f"{error.filename} cannot be read: {error.strerror}") from None
+        events = self._events.read()
+        if not self.folder.is_dir():
+            raise RunError(f"the run folder {self.folder} is gone")
+        for event in events:
+            self.state.take(event)
+        self.state.conclude(self.metrics)
+        return events
+
+    @property
+    def budget(self) -> float | None:
+        """Return the epsilon in the run's settings, None without one."""
+        epsilon = as_table(self.manifest.get("config")).get("epsilon")
+        return float(epsilon) if isinstance(epsilon, int | float) and epsilon else None
+
+
+def run_folders(output: Path) -> list[Path]:
+    """The run folders in an output folder, newest first: their names begin with their creation time."""
+    return sorted((manifest.parent for manifest in output.glob(f"*/{MANIFEST}")), key=lambda folder: folder.name)[::-1]
+
+
+def find_run(path: Path, known: Collection[Path] = ()) -> Path | None:
+    """The run folder `path`, or the newest in the output folder `path` that is not `known`; None when there is none yet.
+
+    Raises RunError when `path` is not a folder.
+    """
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{str(path)!r} is a file; give a run folder, or the folder of all runs")
+    if any((path / part).is_file() for part in PARTS):
+        return path
+    return next((folder for folder in run_folders(path) if folder not in known), None)
+
+
+def current_metrics(folder: Path) -> tuple[Json, str]:
+    """The metrics of a run, true also if it was killed; see `killed`.
+
+    Args:
+        folder: a run folder.
+
+    Returns:
+        The metrics, and why metrics.json could not be read, empty if it could.
+
+    Raises:
+        OSError: metrics.json may not be read.
+        RunError: the run was killed, and its events may not be read.
+    """
+    # Asked before: a run may end meanwhile, and then its metrics record that.
+    why = why_killed(folder)
+    found, problem = read_object(folder / METRICS)
+    if why and found.get("status", "running") == "running":
+        found = interrupted_metrics(folder, found, why)
+    return found, problem
+
+
+def read_run(folder: Path) -> RunFolder:
     """Read all readable parts of a run folder. Raises RunError when it has neither metrics, manifest nor events."""
-    if not any((run_dir / part).is_file() for part in PARTS):
-        what = "holds none of " + ", ".join(PARTS) if run_dir.is_dir() else "does not exist"
-        raise RunError(f"{str(run_dir)!r} is not a run folder: it {what}; give a folder that a run has written")
-    notes: list[str] = []
-    from server_app.lifecycle.ending import settled
-
-    metrics, manifest = (_load(run_dir / part, notes) for part in PARTS[:2])
-    metrics = clean(settled(run_dir, metrics))
-    events = _events(run_dir / PARTS[2], notes)
-    projection = _load(run_dir / "projection.json", notes) if (run_dir / "projection.json").exists() else {}
-    failure = None
-    if metrics.get("status") != "ok":
-        reasons = [
-            str(e["reason"])
-            for e in events
-            if e.get("event") in ("failed", "interrupted") and "site" not in e and e.get("reason")
-        ]
-        fallback = "the run ended before it wrote its result" if not metrics else "no reason was recorded"
-        failure = str(metrics.get("failure") or (reasons[-1] if reasons else fallback))
-    return Run(metrics, manifest, projection, _sites(metrics, events), failure, tuple(notes))
+    if not any((folder / part).is_file() for part in PARTS):
+        what = "holds none of " + ", ".join(PARTS) if folder.is_dir() else "does not exist"
+        raise RunError(f"{str(folder)!r} is not a run folder: it {what}; give a folder that a run has written")
+    found, problem = current_metrics(folder)
+    metrics, notes = clean(found), [problem]
+    manifest, problem = read_object(folder / MANIFEST)
+    notes.append(problem)
+    events, problem = _events(folder / EVENTS)
+    notes.append(problem)
+    projection, problem = read_object(folder / PROJECTION)
+    if (folder / PROJECTION).exists():
+        notes.append(problem)
+    sites, failure = _sites(metrics, events), _failure(metrics, events)
+    return RunFolder(metrics, clean(manifest), clean(projection), sites, failure, tuple(filter(None, notes)))
 
 
-def _load(path: Path, notes: list[str]) -> Json:
+def _events(path: Path) -> tuple[list[Json], str]:
+    """The events, and what could not be read of them."""
     if not path.is_file():
-        notes.append(f"{path.name} is missing")
-        return {}
-    try:
-        value = clean(json.loads(path.read_text(encoding="utf-8", errors="replace")))
-    except (ValueError, RecursionError) as error:
-        notes.append(f"{path.name} cannot be read ({error})")
-        return {}
-    if not isinstance(value, dict):
-        notes.append(f"{path.name} is not a JSON object")
-        return {}
-    return value
-
-
-def _events(path: Path, notes: list[str]) -> list[Json]:
-    if not path.is_file():
-        notes.append(f"{path.name} is missing")
-        return []
+        return [], f"{path.name} is missing"
     file = EventFile(path)
     events = file.read(to_the_end=True)
-    if file.broken:
-        notes.append(f"{path.name} has {file.broken} unreadable line{'s' * (file.broken > 1)}, left out here")
-    return events
+    lines = f"{file.broken} unreadable line{'s' * (file.broken > 1)}"
+    return events, f"{path.name} has {lines}, left out here" if file.broken else ""
+
+
+def _failure(metrics: Json, events: Sequence[Json]) -> str | None:
+    if metrics.get("status") == "ok":
+        return None
+    reasons = [
+        str(e["reason"])
+        for e in events
+        if e.get("event") in ("failed", "interrupted") and "site" not in e and e.get("reason")
+    ]
+    fallback = "the run ended before it wrote its result" if not metrics else "no reason was recorded"
+    return str(metrics.get("failure") or (reasons[-1] if reasons else fallback))
 
 
 def _sites(metrics: Json, events: Sequence[Json]) -> tuple[SiteView, ...]:
@@ -192,17 +264,6 @@ def _site(state: SiteState, metrics: Json, accuracy: Mapping[str, float], up: Ma
         accuracy=accuracy.get(state.name),
         counts=state.counts,
     )
-
-
-def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """Read one of a run's JSON files. Raises RunError when it is missing or not a JSON object."""
-    try:
-        content = json.loads((folder / name).read_text())
-    except (OSError, ValueError) as error:
-        raise RunError(f"{folder} is not a run folder: {name} cannot be read ({type(error).__name__})") from None
-    if not isinstance(content, dict):
-        raise RunError(f"{folder / name} is not a JSON object")
-    return content
 
 
 def read_payloads(folder: Path) -> list[bytes]:

@@ -9,13 +9,13 @@ from safetensors import safe_open
 from common.errors import RunError
 from common.models.classifiers import Head
 from common.run import Run, parse_run
-from common.settings import Settings
 from common.settings.flat import flatten
 from common.surrogates.surrogates import Header
 from common.wire.model_files import save_model
 from common.wire.records import unpack_surrogate
-from server_app.runs.folder import RunFolder
-from server_app.runs.run_view import read_json, read_payloads
+from server_app.runs.json_files import read_json
+from server_app.runs.reader import read_payloads
+from server_app.runs.writer import RunWriter
 from strategies.base.outcome import Outcome, Points, Site
 from tests.grid import InProcessGrid, default_run_config, run_federation, sites
 
@@ -23,8 +23,8 @@ HEADER = Header("fedpft", "r", "coordinator", "f" * 64, ("cat", "dog"))
 HEAD = Head(HEADER, torch.arange(6.0).reshape(2, 3), torch.tensor([0.5, -0.5]))
 
 
-def run_folder(tmp_path: Path, **settings: object) -> RunFolder:
-    return RunFolder(Run.resolve(Settings(output_dir=str(tmp_path / "runs"), **settings)), 42)  # type: ignore[arg-type]
+def run_folder(tmp_path: Path, **settings: object) -> RunWriter:
+    return RunWriter(Run(output_dir=str(tmp_path / "runs"), **settings), 42)  # type: ignore[arg-type]
 
 
 def test_a_run_just_started_can_be_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The run folder: all files of a run, complete even when the run fails."""
+"""Write the run folder: all files of a run, complete even when the run fails."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from common.files import READABLE, replace_file, replacing
 from common.flower.environment import COMMAND_BEGAN
 from common.run import Run
 from common.wire.model_files import save_model
-from server_app.lifecycle.writer import Writer
 from server_app.runs.manifest import Start, make_manifest
 from server_app.runs.metrics import End, make_metrics, make_projection
+from server_app.runs.writer_lock import WriterLock
 from strategies.base.outcome import Outcome
 
 # Bytes reserved on the disk, so that a failed run can write its reason: metrics, one event, a report.
 RESERVE = 2**18
 
 
-class RunFolder:
+class RunWriter:
     """Writes a run's files during the run; implements `strategies.base.collection.Recorder`."""
 
     def __init__(self, config: Run, flower_run_id: int, simulated: bool = False) -> None:
@@ -36,7 +36,7 @@ class RunFolder:
         self.path = Path(config.settings.output_dir).expanduser().absolute() / name
         (self.path / "surrogates").mkdir(parents=True)
         self._mode = READABLE & ~_umask(self.path)
-        self._writer = Writer(self.path)
+        self._lock = WriterLock(self.path)
         self._reserve = self.path / ".reserve"
         self._write("manifest.json", make_manifest(config, self._start))
         self.finish(Outcome(), "running")
@@ -100,7 +100,7 @@ class RunFolder:
         self._reserve.unlink(missing_ok=True)
         if status != "running":
             self._end = end
-            self._writer.close()
+            self._lock.close()
 
     def _ended(self, status: str, failure: str) -> End:
         """The end of the run: the present, or the first time that the run ended."""

@@ -24,7 +24,7 @@ BEAT_SECONDS = 5.0
 SILENT_SECONDS = 60.0
 
 
-class Writer:
+class WriterLock:
     """The lock and the heartbeat of a run folder, from its creation until `close`. Raises OSError."""
 
     def __init__(self, folder: Path) -> None:
