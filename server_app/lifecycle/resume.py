@@ -64,14 +64,14 @@ def _differing(manifest: Mapping[str, Any], config: Run, simulated: bool) -> lis
         return []
     if manifest.get("run") != before.digest:
         return []
-    old, new = _compared(before, simulated), _compared(config, simulated)
+    old, new = (_compared(each.settings, each.digest_keys, simulated) for each in (before, config))
     keys = [key for key in (*old, *new) if old.get(key) != new.get(key)]
     return [f"{key} = {old.get(key)!r}, here {new.get(key)!r}" for key in dict.fromkeys(keys)]
 
 
-def _compared(config: Run, simulated: bool) -> dict[str, Any]:
-    whole = flatten(config.settings.model_dump(by_alias=True, mode="json"))
-    return {key: whole[key] for key in (*config.digest_keys, *(OF_RECORDS if simulated else ()))}
+def _compared(settings: Settings, keys: Sequence[str], simulated: bool) -> dict[str, Any]:
+    whole = flatten(settings.model_dump(by_alias=True, mode="json"))
+    return {key: whole[key] for key in (*keys, *(OF_RECORDS if simulated else ()))}
 
 
 def continuation(folder: Path) -> str:

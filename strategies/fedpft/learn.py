@@ -87,7 +87,7 @@ def learn(
     how = choices(config.settings).solver
     if how != "sampled":
         names = tuple(classes) or (_enough(mixtures) if how == "qda" else class_order(mixtures))
-        return _in_closed_form(mixtures, how, config, defended, names)
+        return _in_closed_form(mixtures, how, given_shrinkage(config.settings.head), defended, names)
     head = sampling.learn(mixtures, config.settings.head, config.settings.seed, classes, device)
     claim = mixtures[0].claim
     return LearnedHead(
@@ -96,16 +96,20 @@ def learn(
 
 
 def _in_closed_form(
-    mixtures: list[Surrogate], how: str, config: Run, defended: Defended[AnySurrogate], classes: tuple[str, ...]
+    mixtures: list[Surrogate],
+    how: str,
+    shrinkage: float | None,
+    defended: Defended[AnySurrogate],
+    classes: tuple[str, ...],
 ) -> LearnedHead:
     check_class_number(classes)
     header = replace(mixtures[0].header, site="coordinator", classes=classes)
     if how == "qda":
         by_class = _with_enough_records(pooled_by_class(mixtures, classes), classes)
-        quadratic = qda(by_class, given_shrinkage(config.settings.head))
+        quadratic = qda(by_class, shrinkage)
         return LearnedHead(quadratic.head(header), mixtures, defended, how, quadratic.shrinkage, quadratic.added)
     statistics = summed(mixtures, classes)
-    found = solution(statistics, how, given_shrinkage(config.settings.head))
+    found = solution(statistics, how, shrinkage)
     if isinstance(mixtures[0].mixtures.covariance, Gram):
         # For figures: the covariances of the sites are not in memory.
         mixtures = [Surrogate(header, one_gaussian_a_class(statistics))]
