@@ -114,7 +114,7 @@ def _reads_few(function: ast.AST, name: str) -> bool:
             of_parts -= 1
             read.add(node.attr)
     # A part that is passed on whole leaves a rest.
-    return uses == whole and not of_parts and len(read) <= FEW
+    return 0 < uses == whole and not of_parts and len(read) <= FEW
 
 
 def _is_part(node: ast.AST, name: str) -> bool:

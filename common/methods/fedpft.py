@@ -20,7 +20,7 @@ from common.methods.method import (
     Work,
 )
 from common.methods.secure_sum import MOMENTS
-from common.privacy.mechanism import EM, JOINT_SUMS, SUMS, THEOREM, NoisySums, Privacy, TheoremNoise
+from common.privacy.mechanism import EM, JOINT_SUMS, SUMS, THEOREM, MechanismRecipe, NoisySums, TheoremNoise
 from common.privacy.shares import EM_STEPS, budget_shares
 from common.settings import Covariance, FedPFTSettings, HeadSettings, Settings
 
@@ -155,7 +155,7 @@ KD = Method(
 )
 
 
-def _privacy(settings: Settings, chosen: Choices) -> Privacy | None:
+def _privacy(settings: Settings, chosen: Choices) -> MechanismRecipe | None:
     epsilon, delta, clip = settings.epsilon, settings.delta, settings.fedpft.clip
     if chosen.mechanism == "none":
         return None

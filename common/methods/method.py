@@ -9,7 +9,7 @@ from importlib import import_module
 from math import prod
 from typing import Any, Literal
 
-from common.privacy.mechanism import Privacy
+from common.privacy.mechanism import MechanismRecipe
 from common.settings import Settings
 
 # one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all sites send many times.
@@ -244,7 +244,7 @@ class Plan:
     messages: Messages
     combination: Combination
     work: Callable[[int, int], Work]
-    privacy: Privacy | None = None
+    privacy: MechanismRecipe | None = None
     defences: Defences = Defences()
     training: ModelTraining = ModelTraining()
     refusal: str = ""

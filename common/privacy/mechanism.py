@@ -169,7 +169,7 @@ def relation_of(mechanism: str, units: Collection[str]) -> str:
     return "add or remove one record, or one patient at the sites that protect patients" if units else ""
 
 
-class Privacy(Protocol):
+class MechanismRecipe(Protocol):
     """The recipe of a mechanism."""
 
     @property

@@ -64,14 +64,17 @@ def _differing(manifest: Mapping[str, Any], config: Run, simulated: bool) -> lis
         return []
     if manifest.get("run") != before.digest:
         return []
-    old, new = (_compared(each.settings, each.digest_keys, simulated) for each in (before, config))
+    old, new = (_compared(_flat(each.settings), each.digest_keys, simulated) for each in (before, config))
     keys = [key for key in (*old, *new) if old.get(key) != new.get(key)]
     return [f"{key} = {old.get(key)!r}, here {new.get(key)!r}" for key in dict.fromkeys(keys)]
 
 
-def _compared(settings: Settings, keys: Sequence[str], simulated: bool) -> dict[str, Any]:
-    whole = flatten(settings.model_dump(by_alias=True, mode="json"))
+def _compared(whole: Mapping[str, Any], keys: Sequence[str], simulated: bool) -> dict[str, Any]:
     return {key: whole[key] for key in (*keys, *(OF_RECORDS if simulated else ()))}
+
+
+def _flat(settings: Settings) -> dict[str, Any]:
+    return flatten(settings.model_dump(by_alias=True, mode="json"))
 
 
 def continuation(folder: Path) -> str:
@@ -84,8 +87,8 @@ def continuation(folder: Path) -> str:
         config = parse_run(manifest["config"])
     except (ConfigError, KeyError, TypeError, AttributeError):
         return ""
-    defaults = flatten(Settings().model_dump(by_alias=True, mode="json"))
-    here = flatten(config.settings.model_dump(by_alias=True, mode="json"))
+    defaults = _flat(Settings())
+    here = _flat(config.settings)
     changed = {key: value for key, value in here.items() if value != defaults.get(key) and key != "resume"}
     words = ["coordinator", "run"]
     if manifest.get("simulated"):

@@ -72,11 +72,11 @@ def _right(noise: Tensor, scores: Tensor, classes: Tensor) -> Tensor:
     """Share of draws (J,) in which noise (C, draws) + scores (J, C) are largest at each of the classes (J,)."""
     # The longer of both dimensions is contiguous in memory, which makes the maximum fast.
     noise = noise.T.contiguous().T if len(noise) > noise.shape[1] else noise
-    at_once, found = max(1, NUMBERS // noise.numel()), []
+    at_once, shares = max(1, NUMBERS // noise.numel()), []
     for rows, own in zip(torch.split(scores, at_once), torch.split(classes, at_once), strict=True):
         sums = noise + rows[:, :, None]
-        found.append((sums[torch.arange(len(own)), own] >= sums.amax(1)).double().mean(1))
-    return torch.cat(found)
+        shares.append((sums[torch.arange(len(own)), own] >= sums.amax(1)).double().mean(1))
+    return torch.cat(shares)
 
 
 def oracle_approximating(trace: float, squares: float, records: float, d: int) -> float:

@@ -116,9 +116,9 @@ def _shrunk_solved(
 ) -> tuple[Tensor, float]:
     """Rows (C, d) times the inverse of the shrunk covariance, and the ridge that this took."""
     if isinstance(covariance, Factored):
-        found = covariance.solved(1 - shrinkage, shrinkage * mean_variance, rows.T)
-        if found is not None:
-            return found.T, 0.0
+        columns = covariance.solved(1 - shrinkage, shrinkage * mean_variance, rows.T)
+        if columns is not None:
+            return columns.T, 0.0
     shrunk = (1 - shrinkage) * dense(covariance)
     shrunk.diagonal().add_(shrinkage * mean_variance)
     return solved(shrunk, rows)

@@ -49,8 +49,8 @@ class Tridiagonal:
         if projected and not whole and (columns.shape[1] + PROBES) * STEPS <= MOST_PROJECTED * d:
             return _projected(_product(matrix, scale), columns, float(matrix.diagonal().sum()), scale)
         scaled = (dense(matrix) / scale).float()
-        if not (whole or scaled.is_cuda or d < FEWEST) and (found := _reduced(scaled, columns, scale)) is not None:
-            return found
+        if not (whole or scaled.is_cuda or d < FEWEST) and (reduced := _reduced(scaled, columns, scale)) is not None:
+            return reduced
         values, vectors = (part.double() for part in torch.linalg.eigh(scaled))
         return cls.from_values((values * scale).clamp_min(0), vectors.T @ columns)
 
@@ -76,16 +76,16 @@ class Tridiagonal:
         from scipy.linalg.lapack import dptsv
 
         diagonal, off = (factor * self.diagonal + shift).numpy(), (factor * self.off).numpy()
-        *_, found, failed = dptsv(diagonal, off, self.columns.numpy())
+        *_, solution, failed = dptsv(diagonal, off, self.columns.numpy())
         assert not failed, "the shifted matrix is not positive definite"
-        return torch.from_numpy(np.ascontiguousarray(found))
+        return torch.from_numpy(np.ascontiguousarray(solution))
 
     def times(self, right: Tensor) -> Tensor:
         """T times (d, C)."""
-        found = self.diagonal[:, None] * right
-        found[:-1] += self.off[:, None] * right[1:]
-        found[1:] += self.off[:, None] * right[:-1]
-        return found
+        product = self.diagonal[:, None] * right
+        product[:-1] += self.off[:, None] * right[1:]
+        product[1:] += self.off[:, None] * right[:-1]
+        return product
 
 
 def _reduced(scaled: Tensor, columns: Tensor, scale: float) -> Tridiagonal | None:

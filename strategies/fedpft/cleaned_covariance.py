@@ -69,10 +69,10 @@ def expected(components: Components, covariance: LowRank) -> tuple[Components, L
     return replace(components, means=means, noise=torch.zeros_like(components.noise)), uncertain
 
 
-def _spread(found: Tensor, values: Tensor, noise: float) -> Tensor:
-    """Variance (d,) of the true means by direction, from that of the noisy ones (d,), by largest likelihood."""
+def _spread(noisy: Tensor, values: Tensor, noise: float) -> Tensor:
+    """Variance (d,) of the true means by direction, from `noisy`, that of the noisy ones (d,), by largest likelihood."""
     shapes = (values / values.mean()) ** POWERS[:, None]
     shapes = shapes / shapes.mean(1, keepdim=True)
     whole = noise * (1 + RATIOS[:, None, None] * shapes)
-    best = int((whole.log() + found / whole).sum(2).argmin())
+    best = int((whole.log() + noisy / whole).sum(2).argmin())
     return whole.flatten(0, 1)[best] - noise

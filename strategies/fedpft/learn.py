@@ -38,7 +38,7 @@ class LearnedHead:
     """A head, the mixtures it was learned from (one per site, or a pooled one), and the result of
     the defence.
 
-    solver: how the head was found: "lda", "ridge", "naive-bayes", "sampled", or "noisy sums" under
+    solver: how the head was made: "lda", "ridge", "naive-bayes", "sampled", or "noisy sums" under
     privacy.
     shrinkage: of the covariance. added: the ridge that a singular covariance took, as a share of
     its mean variance.
@@ -109,11 +109,11 @@ def _in_closed_form(
         quadratic = qda(by_class, shrinkage)
         return LearnedHead(quadratic.head(header), mixtures, defended, how, quadratic.shrinkage, quadratic.added)
     statistics = summed(mixtures, classes)
-    found = solution(statistics, how, shrinkage)
+    solved = solution(statistics, how, shrinkage)
     if isinstance(mixtures[0].mixtures.covariance, Gram):
         # For figures: the covariances of the sites are not in memory.
         mixtures = [Surrogate(header, one_gaussian_a_class(statistics))]
-    return LearnedHead(found.head(header), mixtures, defended, how, found.shrinkage, found.added)
+    return LearnedHead(solved.head(header), mixtures, defended, how, solved.shrinkage, solved.added)
 
 
 def given_shrinkage(head: HeadSettings) -> float | None:
@@ -148,11 +148,11 @@ def _enough(mixtures: Sequence[Surrogate]) -> tuple[str, ...]:
     records: it must not stop the learning from the other sites.
     """
     names = class_order(mixtures)
-    found = {
+    by_site = {
         name: [dict(zip(each.header.classes, each.counts, strict=True)).get(name, 0) for each in mixtures] for name in names
     }
     fewest = fewest_records(mixtures[0].dimension, isinstance(mixtures[0].mixtures.covariance, Full))
-    alone = {name for name, counts in found.items() if sum(c > 0 for c in counts) == 1 and sum(counts) < fewest}
+    alone = {name for name, counts in by_site.items() if sum(c > 0 for c in counts) == 1 and sum(counts) < fewest}
     return tuple(name for name in names if name not in alone) if len(mixtures) > 1 and len(alone) < len(names) else names
 
 

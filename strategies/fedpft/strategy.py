@@ -128,8 +128,8 @@ def fedpft_head_from_sum(total: Total, config: Run) -> Learned:
         head, gaussians = learn_from_sums([pooled], "joint", config.settings.fedpft.rank)
     else:
         statistics, header = of_total(total)
-        found = solution(statistics, how, given_shrinkage(config.settings.head))
-        head, gaussians, added = found.head(header), one_gaussian_a_class(statistics), found.added
+        solved = solution(statistics, how, given_shrinkage(config.settings.head))
+        head, gaussians, added = solved.head(header), one_gaussian_a_class(statistics), solved.added
     head = replace(head, projection=total.public.projection, centre=total.public.centre)
     mixtures = Surrogate(head.header, gaussians, total.claim)
     learned = LearnedHead(head, [mixtures], Defended([]), how, added=added)

@@ -131,10 +131,10 @@ def afl_head(statistics: Statistics, header: Header, share: float) -> Made:
     Raises:
         RunError: if the ridge is zero and the covariance has no inverse.
     """
-    found = ridge(statistics, share)
-    if found.added and not share:
+    solution = ridge(statistics, share)
+    if solution.added and not share:
         raise RunError("afl.ridge = 0: the covariance has no inverse; set afl.ridge above 0, such as 0.1")
-    return stated(found, header)
+    return stated(solution, header)
 
 
 def afl_head_from_sum(total: Total, config: Run) -> Learned:
@@ -142,9 +142,9 @@ def afl_head_from_sum(total: Total, config: Run) -> Learned:
     return in_projection(*afl_head(*of_total(total), config.settings.afl.ridge), total)
 
 
-def stated(found: Solution, header: Header) -> Made:
+def stated(solution: Solution, header: Header) -> Made:
     """The head of a solution, and the ridge that a singular covariance took."""
-    return found.head(header), repair_facts(found.added)
+    return solution.head(header), repair_facts(solution.added)
 
 
 def fedcgs_head_from_sum(total: Total, config: Run) -> Learned:

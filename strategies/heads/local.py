@@ -28,9 +28,9 @@ class Local(Federation):
         if self._simulated():
             nodes = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
             asked = [Message(to_record(None, {"brief": True}), node, COMPARE) for node in nodes]
-            found = list(self._accuracies(Collection(grid, asked, self.deadline)))
-            if found:
-                self.outcome.accuracy["model"] = sum(found) / len(found)
+            accuracies = list(self._accuracies(Collection(grid, asked, self.deadline)))
+            if accuracies:
+                self.outcome.accuracy["model"] = sum(accuracies) / len(accuracies)
         return accuracy
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:

@@ -80,9 +80,9 @@ def pool(surrogates: Sequence[SumsSurrogate]) -> Components:
 def shrink(own: Components) -> tuple[Components, float]:
     """Sites' means shrunk towards their class mean, and the share of their differences that chance does not explain.
 
-    The share is 1 - (expected differences by chance) / (found differences). This share of each difference is kept (James &
-    Stein 1961). Chance includes privacy noise and sampling error. With a larger share, a class mean weights sites more by
-    records and less by certainty.
+    The share is 1 - (expected differences by chance) / (differences in the means). This share of
+    each difference is kept (James & Stein 1961). Chance includes privacy noise and sampling error.
+    With a larger share, a class mean weights sites more by records and less by certainty.
     """
     share = _unexplained(own, _mixing(own, 2.0))
     pooled = _mixing(own, 2.0 - share)[own.labels]
@@ -116,6 +116,6 @@ def _unexplained(own: Components, mixing: Tensor) -> float:
     within = max(0.0, 1 - float(own.records @ (own.means.square().sum(1) - d * noise) / own.records.sum()))
     chance = own.noise + (within / d / own.records).diag()
     apart = torch.eye(len(own.labels), dtype=torch.float64) - mixing[own.labels]
-    found = float(own.records @ (apart @ own.means).square().sum(1))
+    differences = float(own.records @ (apart @ own.means).square().sum(1))
     expected = d * float(own.records @ (apart @ chance @ apart.T).diagonal())
-    return max(0.0, 1 - expected / found) if found > 0 else 0.0
+    return max(0.0, 1 - expected / differences) if differences > 0 else 0.0

@@ -38,16 +38,17 @@ def read_map(config: Run) -> PublicMap:
     file, dimensions = config.settings.features.projection, dimensions_of(config)
     if not file:
         return PublicMap(None, centre)
-    found, is_head = _read(file)
+    directions, is_head = _read(file)
     if is_head:
-        if public and found.shape[1] != len(centre if centre is not None else ()):
+        if public and directions.shape[1] != len(centre if centre is not None else ()):
             raise ConfigError(
-                f"features.projection = {file!r} has {found.shape[1]} columns; features in fedpft.public have another number"
+                f"features.projection = {file!r} has {directions.shape[1]} columns; features in fedpft.public have "
+                "another number"
             )
         # What all classes share does not tell them apart.
-        found = found - found.mean(0)
-        found = whitened(found, raised(read_public(public), power)) if public else _leading(found)
-    return PublicMap(unpack_projection(pack(found[: min(dimensions, *found.shape)].float())), centre)
+        directions = directions - directions.mean(0)
+        directions = whitened(directions, raised(read_public(public), power)) if public else _leading(directions)
+    return PublicMap(unpack_projection(pack(directions[: min(dimensions, *directions.shape)].float())), centre)
 
 
 def whitened(head: Tensor, public: Tensor) -> Tensor:
@@ -77,11 +78,11 @@ def _read(file: str) -> tuple[Tensor, bool]:
     try:
         with safe_open(Path(file).expanduser(), "pt") as content:
             names = [name for name in (NAME, *HEADS) if name in content.keys()]  # noqa: SIM118
-            found = content.get_tensor(names[0]).double() if names else torch.zeros(0)
+            directions = content.get_tensor(names[0]).double() if names else torch.zeros(0)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"features.projection = {file!r}: no readable safetensors file ({error})") from None
-    if found.ndim != 2 or not found.isfinite().all():
+    if directions.ndim != 2 or not directions.isfinite().all():
         raise ConfigError(
             f"features.projection = {file!r}: needs a finite matrix named {NAME}, or a head named {', '.join(HEADS)}"
         )
-    return found, names[0] != NAME
+    return directions, names[0] != NAME

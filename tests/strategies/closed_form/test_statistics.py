@@ -52,17 +52,17 @@ def data(draw: drawn.DrawFn) -> tuple[Tensor, Tensor, Tensor, int]:
     return features, labels, torch.randint(0, parts, (count,), generator=generator), classes
 
 
-def close(found: Statistics, exact: Statistics) -> None:
+def close(ours: Statistics, exact: Statistics) -> None:
     """Equal up to float64 rounding. Of a variance, that is the rounding of the square of the
     largest mean.
     """
     square = 1e-15 * max(1.0, float(exact.means.abs().max())) ** 2
-    torch.testing.assert_close(found.counts, exact.counts, rtol=1e-12, atol=0)
-    torch.testing.assert_close(found.means, exact.means, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.matrix, exact.matrix, rtol=1e-9, atol=square)
-    assert found.variances is not None
+    torch.testing.assert_close(ours.counts, exact.counts, rtol=1e-12, atol=0)
+    torch.testing.assert_close(ours.means, exact.means, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours.matrix, exact.matrix, rtol=1e-9, atol=square)
+    assert ours.variances is not None
     assert exact.variances is not None
-    torch.testing.assert_close(found.variances, exact.variances, rtol=1e-9, atol=square)
+    torch.testing.assert_close(ours.variances, exact.variances, rtol=1e-9, atol=square)
 
 
 @given(data())
@@ -84,17 +84,17 @@ def test_the_covariance_of_all_records_and_the_variances_are_numpys(
 ) -> None:
     features, labels, parts, classes = drawn_data
     of_parts = [statistics_of(features[parts == k], labels[parts == k], classes) for k in parts.unique().tolist()]
-    found, x = sum_of(of_parts), features.numpy()
-    square = 1e-14 * max(1.0, float(found.means.abs().max())) ** 2
+    ours, x = sum_of(of_parts), features.numpy()
+    square = 1e-14 * max(1.0, float(ours.means.abs().max())) ** 2
     exact = np.cov(x.T, bias=True).reshape(x.shape[1], x.shape[1])
-    np.testing.assert_allclose(found.total(), exact, rtol=1e-9, atol=square)
-    np.testing.assert_allclose(found.between().T @ found.between(), found.total() - found.matrix, rtol=1e-6, atol=square)
-    np.testing.assert_allclose(found.mean, x.mean(0), rtol=1e-12, atol=1e-12)
-    assert found.variances is not None
+    np.testing.assert_allclose(ours.total(), exact, rtol=1e-9, atol=square)
+    np.testing.assert_allclose(ours.between().T @ ours.between(), ours.total() - ours.matrix, rtol=1e-6, atol=square)
+    np.testing.assert_allclose(ours.mean, x.mean(0), rtol=1e-12, atol=1e-12)
+    assert ours.variances is not None
     for label in labels.unique().tolist():
         own = x[labels.numpy() == label]
-        np.testing.assert_allclose(found.variances[label], own.var(0), rtol=1e-9, atol=square)
-        np.testing.assert_allclose(found.means[label], own.mean(0), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(ours.variances[label], own.var(0), rtol=1e-9, atol=square)
+        np.testing.assert_allclose(ours.means[label], own.mean(0), rtol=1e-12, atol=1e-12)
 
 
 @given(data(), drawn.integers(1, 5))
@@ -115,9 +115,9 @@ def test_classes_without_records_may_be_left_out(drawn_data: tuple[Tensor, Tenso
     exact = statistics_of(features, renamed, len(present))
     whole = statistics_of(features, labels, classes)
     for kept in (present, whole.counts > 0):
-        found = whole.within(kept)
-        close(found, exact)
-        torch.testing.assert_close(found.total(), whole.total())
+        ours = whole.within(kept)
+        close(ours, exact)
+        torch.testing.assert_close(ours.total(), whole.total())
 
 
 @given(data())
@@ -125,9 +125,9 @@ def test_the_means_and_variances_of_all_parts_are_those_of_scikit_learn(
     drawn_data: tuple[Tensor, Tensor, Tensor, int],
 ) -> None:
     features, labels, parts, classes = drawn_data
-    found = sum_of(statistics_of(features[parts == k], labels[parts == k], classes) for k in parts.unique().tolist())
+    ours = sum_of(statistics_of(features[parts == k], labels[parts == k], classes) for k in parts.unique().tolist())
     known = GaussianNB(var_smoothing=0).fit(features.numpy(), labels.numpy())
-    kept = found.within(torch.from_numpy(known.classes_))
+    kept = ours.within(torch.from_numpy(known.classes_))
     np.testing.assert_allclose(kept.means, known.theta_, rtol=1e-9, atol=1e-9)
     assert kept.variances is not None
     np.testing.assert_allclose(
@@ -138,13 +138,13 @@ def test_the_means_and_variances_of_all_parts_are_those_of_scikit_learn(
 
 def test_what_hospitals_of_one_class_each_send_has_the_covariance_of_scikit_learn() -> None:
     whole = records()
-    found = sum_of(of_sums(each.sums(), CLASSES) for each in three_hospitals(whole))
+    ours = sum_of(of_sums(each.sums(), CLASSES) for each in three_hospitals(whole))
     known = LinearDiscriminantAnalysis(solver="lsqr", store_covariance=True).fit(
         whole.features.numpy(), whole.labels.numpy()
     )
     # In a message, the root of two off the diagonal is in single precision.
-    np.testing.assert_allclose(found.matrix, known.covariance_, rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(found.means, known.means_, rtol=1e-9)
+    np.testing.assert_allclose(ours.matrix, known.covariance_, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(ours.means, known.means_, rtol=1e-9)
 
 
 def test_a_secure_sum_has_the_statistics_of_all_records_for_the_classes_that_have_any() -> None:
@@ -152,11 +152,11 @@ def test_a_secure_sum_has_the_statistics_of_all_records_for_the_classes_that_hav
     x, y = whole.features, whole.labels
     exact = statistics_of(x, y, 4)
     tensors = {"counts": exact.counts, "sums": exact.counts[:, None] * exact.means, "squares": fold(x.T @ x)}
-    found, header = of_total(Total(Header("afl", "run", "coordinator", "f", ("a", "b", "c", "none")), tensors))
+    ours, header = of_total(Total(Header("afl", "run", "coordinator", "f", ("a", "b", "c", "none")), tensors))
     assert header.classes == CLASSES
-    torch.testing.assert_close(found.counts, exact.counts[:3])
-    torch.testing.assert_close(found.means, exact.means[:3])
-    torch.testing.assert_close(found.matrix, exact.matrix)
+    torch.testing.assert_close(ours.counts, exact.counts[:3])
+    torch.testing.assert_close(ours.means, exact.means[:3])
+    torch.testing.assert_close(ours.matrix, exact.matrix)
 
 
 def test_factors_are_kept_while_they_are_few() -> None:
