@@ -114,7 +114,7 @@ def settings_page() -> str:
 
 A run takes these settings as `-c 'key=value key=value'`; texts stand in double quotes: `-c 'method="fedpft" epsilon=1.0'`.
 An unknown key, a wrong type or a value out of range is refused in one line before anything starts. The same list, with
-defaults, is in `pyproject.toml` under `[tool.flwr.app.config]`. This page is written from the models in `common/config/`.
+defaults, is in `pyproject.toml` under `[tool.flwr.app.config]`. This page is written from the models in `common/settings/`.
 Counts, times and sizes name their unit; shares, rates, norms and multiples have none.
 """
     for section, group in groupby(descriptions(), lambda row: row.section):

@@ -160,10 +160,7 @@ with app_folder() as app:
     (bundle,) = tmp_path.glob("*.fab")
     with zipfile.ZipFile(bundle) as content:
         packed = set(content.namelist())
-    assert {"pyproject.toml", "LICENSE", "common/methods.py", "server_app/app.py", "client_app/app.py"} <= packed
-    templates = {file.relative_to(ROOT).as_posix() for file in (ROOT / "server_app/report/templates").iterdir()}
-    assert "server_app/report/templates/page.html.j2.md" in templates
-    assert templates <= packed
+    assert {"pyproject.toml", "LICENSE", "common/methods/method.py", "server_app/app.py", "client_app/app.py"} <= packed
 
 
 def test_a_kit_for_a_hospital_is_packed(installed: Path, tmp_path: Path) -> None:
