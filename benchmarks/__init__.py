@@ -1,1 +1,1 @@
-"""Benchmarks: scripts, of which `python -m benchmarks.gpu` is also a module."""
+"""Benchmarks: one script for each claim. What they share is in `harness`; `gpu` is also a module for `python -m`."""

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from _audit_site import Canaries, Seen
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from benchmarks._audit_site import Canaries, Seen
 from client_app.methods.local_training import network
 from common.methods.generators import first_round_shares
 from common.models.generators import COUNTS, SUMS
@@ -34,9 +34,9 @@ TOGETHER = 256
 
 def by_sums(canaries: Canaries, seen: Seen) -> Tensor:
     """The likelihood ratio of Gaussian noise on counts, sums and second moments, for canaries that are alone in these."""
-    found = unpack_surrogate(seen.rounds[0][1])
-    assert isinstance(found, SumsSurrogate)
-    sums = found.sums
+    surrogate = unpack_surrogate(seen.rounds[0][1])
+    assert isinstance(surrogate, SumsSurrogate)
+    sums = surrogate.sums
     return of_sums(canaries, {"counts": sums.counts, "sums": sums.sums, "squares": sums.squares}, sums.sigmas)
 
 
@@ -46,14 +46,15 @@ def of_sums(canaries: Canaries, released: Mapping[str, Tensor | None], noise: Ma
     counts, sums, squares = (released[name] for name in ("counts", "sums", "squares"))
     assert counts is not None
     assert sums is not None
-    found = (counts[y] - 0.5) / noise["counts"] ** 2 + ((sums[y] * x).sum(1) - 0.5) / noise["sums"] ** 2
+    scores = (counts[y] - 0.5) / noise["counts"] ** 2
+    scores = scores + ((sums[y] * x).sum(1) - 0.5) / noise["sums"] ** 2
     if squares is None:
-        return found
+        return scores
     if len(squares) == x.shape[1]:
         along, length = x.square() @ squares, x.square().square().sum(1)
     else:
         along, length = ((x @ unfold(squares, x.shape[1])) * x).sum(1), torch.ones(len(x))
-    return found + (along - length / 2) / noise["squares"] ** 2
+    return scores + (along - length / 2) / noise["squares"] ** 2
 
 
 def by_total(canaries: Canaries, seen: Seen) -> Tensor:
@@ -88,9 +89,9 @@ def by_mixtures(canaries: Canaries, seen: Seen) -> Tensor:
 
     Only the last step of DP-EM is seen, with a quarter of the budget. A record is nearly always in one component.
     """
-    found = unpack_surrogate(seen.rounds[0][1])
-    assert isinstance(found, Surrogate)
-    table, scores = found.mixtures, torch.full((len(canaries.x),), -torch.inf)
+    surrogate = unpack_surrogate(seen.rounds[0][1])
+    assert isinstance(surrogate, Surrogate)
+    table, scores = surrogate.mixtures, torch.full((len(canaries.x),), -torch.inf)
     sums = table.means.float() * (table.counts[table.labels] * table.weights)[:, None]
     along = torch.nn.functional.normalize(canaries.x) @ sums.T
     return along.masked_fill(canaries.y[:, None] != table.labels[None], -torch.inf).amax(1).maximum(scores)
@@ -175,11 +176,11 @@ def by_opening(canaries: Canaries, seen: Seen) -> Tensor:
 
 def _along(module: torch.nn.Module, at: Tensors, records: LandscapeRecords, clip: float, direction: Tensors) -> Tensor:
     """Products (m,) of each record's clipped gradient with a direction."""
-    found = []
+    products = []
     for each in _clipped(module, at, records, clip):
         parts = [gradients.flatten(1) @ direction[name].flatten() for name, gradients in each.items()]
-        found.append(torch.stack(parts).sum(0))
-    return torch.cat(found)
+        products.append(torch.stack(parts).sum(0))
+    return torch.cat(products)
 
 
 def _clipped(module: torch.nn.Module, at: Tensors, records: LandscapeRecords, clip: float) -> Iterator[Tensors]:

@@ -32,11 +32,11 @@ def _slope(
 ) -> tuple[float, Tensor]:
     model = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     values = [records.values.detach().requires_grad_() for records in sets]
-    found: list[Tensor] = []
+    slopes: list[Tensor] = []
     for records, own in zip(sets, values, strict=True):
         total = loss(body, model, LandscapeRecords(change(own), records.labels, records.weights))
-        found += torch.autograd.grad(total, list(model.values()), create_graph=True)
-    wrong = difference(found)
+        slopes += torch.autograd.grad(total, list(model.values()), create_graph=True)
+    wrong = difference(slopes)
     return float(wrong.detach()), torch.cat(torch.autograd.grad(wrong, values))
 
 

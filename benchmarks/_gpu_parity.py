@@ -130,7 +130,7 @@ def fedlap_settings(**changes: Any) -> SimpleNamespace:
 
 def fedlap(device: str) -> Iterator[Row]:
     """The gradient, the images after a few steps, and the radius."""
-    found = []
+    sides = []
     for where in ("cpu", device):
         body, model = network(16, 16, where)
         real, begin = images(64, 16, where), images(8, 16, where)
@@ -140,8 +140,8 @@ def fedlap(device: str) -> Iterator[Row]:
         settings: Any = fedlap_settings()
         made, _ = synthesise(body, model, start, looks, Matching(settings, 0.1, 0.1), draws((), generator()))
         server = ServerWalk(body, model, 0.1, 20, 10.0, draws((), generator()))
-        found.append((slope, made.values, effective_radius(server, start, real, Search(20), generator())))
-    (slope, made, radius), (slope_there, made_there, radius_there) = found
+        sides.append((slope, made.values, effective_radius(server, start, real, Search(20), generator())))
+    (slope, made, radius), (slope_there, made_there, radius_there) = sides
     yield parity("FedLAP, gradient", relative(slope_there, slope), 1e-3)
     yield parity("FedLAP, images after 5 steps", relative(made_there, made), 1e-2)
     yield parity("FedLAP, radius", abs(radius_there - radius) / radius, 1e-2)
@@ -162,25 +162,25 @@ def cvae(device: str, classes: int, dimension: int, hidden: int = 64, latent: in
 
 def generators(device: str) -> Iterator[Row]:
     """DP-CVAE: losses of records, and the sum of their clipped gradients."""
-    found = []
+    sides = []
     x, labels = torch.randn(64, 48, generator=generator()), torch.arange(64) % 5
     for where in ("cpu", device):
         trainer = cvae(where, 5, 48)
         inputs = x.to(where), labels.to(where), trainer.noise(64).to(where)
         total, _ = clipped_sums(trainer.modules, trainer.losses, inputs, 0.1)
-        found.append((trainer.losses(*inputs), torch.cat([part.flatten().cpu() for part in total.values()])))
-    yield parity("DP-CVAE, losses", relative(found[1][0], found[0][0]), 1e-4)
-    yield parity("DP-CVAE, clipped gradients", relative(found[1][1], found[0][1]), 1e-3)
+        sides.append((trainer.losses(*inputs), torch.cat([part.flatten().cpu() for part in total.values()])))
+    yield parity("DP-CVAE, losses", relative(sides[1][0], sides[0][0]), 1e-4)
+    yield parity("DP-CVAE, clipped gradients", relative(sides[1][1], sides[0][1]), 1e-3)
 
 
 def clipping(device: str) -> Iterator[Row]:
     """The sum of a ConvNet's clipped gradients, as in FedLAP-DP and DP-FedAvg."""
-    found = []
+    sides = []
     for where in ("cpu", device):
         body, model = network(16, 8, where)
         total, _ = clipped_sum(body, model, images(32, 16, where), 0.3, lambda values: values)
-        found.append(torch.cat([part.flatten().cpu() for part in total]))
-    yield parity("DP-SGD, clipped gradients of a ConvNet", relative(found[1], found[0]), 1e-3)
+        sides.append(torch.cat([part.flatten().cpu() for part in total]))
+    yield parity("DP-SGD, clipped gradients of a ConvNet", relative(sides[1], sides[0]), 1e-3)
 
 
 def cuda_tests() -> Iterator[Row]:

@@ -42,10 +42,10 @@ def reached(name: str, ours: float, unit: str, against: str, limit: float, least
     return Row(name, ours, unit, against, limit, fraction, fraction >= least)
 
 
-def relative(found: Tensor, wanted: Tensor) -> float:
-    """Norm of the difference over the norm of what is wanted."""
-    found, wanted = found.detach().double().cpu(), wanted.detach().double().cpu()
-    return float((found - wanted).norm() / wanted.norm().clamp_min(1e-30))
+def relative(there: Tensor, here: Tensor) -> float:
+    """Norm of the difference between a result and the expected one, over the norm of the latter."""
+    there, here = there.detach().double().cpu(), here.detach().double().cpu()
+    return float((there - here).norm() / here.norm().clamp_min(1e-30))
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,10 @@ def measured_points(
 
     def measure(basis: Tensor, bits: int) -> tuple[float, int]:
         r = basis.shape[1]
-        found = learn([_in_basis(each, basis, bits) for each in given], run, "cpu", classes).head
-        assert isinstance(found, Head)
+        head = learn([_in_basis(each, basis, bits) for each in given], run, "cpu", classes).head
+        assert isinstance(head, Head)
         covariances = len(given) * ((r * (r - 1) // 2 * bits + 7) // 8 + 2 * r)
-        return judge(replace(found, weight=found.weight @ basis.T.float())), 2 * rows * r + covariances + 200 * len(given)
+        return judge(replace(head, weight=head.weight @ basis.T.float())), 2 * rows * r + covariances + 200 * len(given)
 
     for (rank, loading_bits), r, bits in TWO_MESSAGES:
         payloads = [pack_surrogate(each, loading_bits) for each in low(rank)]

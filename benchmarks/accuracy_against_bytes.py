@@ -9,19 +9,20 @@ features, 10 sites, Dirichlet 0.1, three seeds. For other data give settings as 
 import math
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-from _report import RESULTS, described, report, shared
 from rich.progress import track
+from torch import Tensor
 
-from client_app.datasets.partition import share
-from client_app.features.site_features import dataset_features, usable
-from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from benchmarks.harness.federation import Federation, load_seed
+from benchmarks.harness.options import arguments, settings_of, without_paths
+from benchmarks.harness.plots import axes_of, draw
+from benchmarks.harness.results import report
+from benchmarks.harness.seeds import frontier_row
+from client_app.methods.fedpft.surrogate import make_surrogate
 from client_app.methods.pooled_baselines import compare
 from client_app.node_config import NodeConfig
+from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
 from common.run import Run, parse_run
 from common.settings.flat import parse_overrides
@@ -39,34 +40,24 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass
-class Data:
-    """Training features of every site of one partition."""
-
-    parts: list[tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]]
-    fingerprint: str
+BASELINES = ("oracle", "ensemble", "average")
 
 
-def load(run: Run, sites: int) -> Data:
-    parts, fingerprint = [], ""
-    for site in range(sites):
-        node = NodeConfig(partition_id=site, num_partitions=sites)
-        own = share(run, node, in_simulation=True)
-        found = dataset_features(own.dataset, run, node)
-        train = usable(own.dataset, found, own.train, run.power)
-        parts.append((train.features, train.labels, own.dataset.classes))
-        fingerprint = found.fingerprint
-    return Data(parts, fingerprint)
+def payloads_of(run: RunConfig, data: Federation, centre: Tensor | None = None) -> list[bytes]:
+    """What each site sends. centre: the public mean of features, of norm at most one (d,)."""
+    return [pack_surrogate(make_surrogate(own, run, centre=centre).surrogate) for own in data.given]
 
 
-def federate(run: Run, data: Data) -> tuple[Head, int]:
-    payloads = []
-    for site, (features, labels, classes) in enumerate(data.parts):
-        payloads.append(
-            pack_surrogate(make_surrogate(SiteData(features, labels, classes, data.fingerprint, str(site)), run).surrogate)
-        )
+def received(head: Head) -> Head:
+    """The head as the sites receive it."""
+    return unpack_classifier(pack_classifier(head))
+
+
+def federate(run: RunConfig, data: Federation) -> tuple[Head, int]:
+    """The head that the coordinator learns, and the bytes of all sites."""
+    payloads = payloads_of(run, data)
     head = learn([unpack_surrogate(payload) for payload in payloads], run, "cpu").head
-    return unpack_classifier(pack_classifier(head)), sum(map(len, payloads))
+    return received(head), sum(map(len, payloads))
 
 
 def judge(head: Head, run: Run, sites: int) -> dict[str, Any]:
@@ -78,67 +69,46 @@ def judge(head: Head, run: Run, sites: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = described(__doc__)
-    parser.add_argument("--name", default="cifar10", help="of the files in benchmarks/results")
+    parser = arguments(__doc__, "cifar10")
     parser.add_argument("--sites", type=int, default=10)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("-c", "--run-config", action="append", default=[], metavar="'key=value ...'")
     options = parser.parse_args()
-    settings = parse_overrides(options.run_config)
-    if not settings:
-        folder = str(shared("features/cifar10-train.safetensors").parent)
-        settings = {"data": "safetensors", "data-dir": folder, "dataset": "cifar10", "alpha": 0.1}
+    settings, _ = settings_of(options, {"dataset": "cifar10", "alpha": 0.1})
     accuracy: dict[str, list[float]] = defaultdict(list)
     size: dict[str, list[int]] = defaultdict(list)
     for seed in range(options.seeds):
-        base = settings | {"seed": seed}
-        data = load(parse_run(base), options.sites)
+        data = load_seed(settings, options.sites, seed)
         for name, row in track(ROWS.items(), description=f"seed {seed}"):
             first = name == next(iter(ROWS))
-            run = parse_run(base | row | {"compare": first})
+            run = parse_run_config(settings | {"seed": seed} | row | {"compare": first})
             head, count = federate(run, data)
             judged = judge(head, run, options.sites)
             accuracy[name].append(judged["accuracy.model"])
             size[name].append(count)
-            for baseline in ("oracle", "ensemble", "average") if first else ():
+            for baseline in BASELINES if first else ():
                 accuracy[baseline].append(judged[f"accuracy.{baseline}"])
                 size[baseline].append(judged[f"bytes.{baseline}"])
-    order = ["oracle", "ensemble", "average", *ROWS]
     oracle = statistics.mean(accuracy["oracle"])
-    rows = [
-        (
-            name,
-            round(100 * statistics.mean(accuracy[name]), 2),
-            round(100 * statistics.pstdev(accuracy[name]), 2),
-            round(100 * (statistics.mean(accuracy[name]) - oracle), 2),
-            round(statistics.mean(size[name]) / 1e6, 3),
-        )
-        for name in order
-    ]
+    order = (*BASELINES, *ROWS)
+    rows = [frontier_row(name, accuracy[name], oracle, size[name], scale=100) for name in order]
     columns = ("released", "accuracy %", "sd", "against oracle", "uplink MB, all sites")
     title = f"{options.name}: {options.sites} sites, {options.seeds} seeds"
-    kept = {key: value for key, value in settings.items() if key not in ("data-dir", "weights-path")}
-    report(options.name, title, columns, rows, settings=kept, accuracy=accuracy, bytes=size)
-    plot(rows, title, RESULTS / f"{options.name}.png")
+    facts = {"settings": without_paths(settings), "accuracy": accuracy, "bytes": size}
+    report(options.name, title, columns, rows, **facts)
+    plot(rows, title, options.name)
 
 
-def plot(rows: list[tuple[Any, ...]], title: str, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for name, accuracy, deviation, _, megabytes in rows:
-        baseline = name in ("oracle", "ensemble", "average")
-        axes.errorbar(megabytes, accuracy, deviation, fmt="D" if baseline else "o", color="#888" if baseline else "#0072b2")
+def plot(rows: list[tuple[Any, ...]], title: str, name: str) -> None:
+    axes = axes_of(7, 4.2)
+    for label, accuracy, deviation, _, megabytes in rows:
+        marker, colour = ("D", "#888") if label in BASELINES else ("o", "#0072b2")
+        axes.errorbar(megabytes, accuracy, deviation, fmt=marker, color=colour)
         # The lower of two neighbours has its name below its point, so that names do not overlap.
         crowded = any(abs(math.log10(other[4] / megabytes)) < 0.4 and 0 < other[1] - accuracy < 3 for other in rows)
-        offset = (6, -12 if crowded else 5)
-        axes.annotate(name, (megabytes, accuracy), textcoords="offset points", xytext=offset, fontsize=8)
+        place = {"textcoords": "offset points", "xytext": (6, -12 if crowded else 5), "fontsize": 8}
+        axes.annotate(label, (megabytes, accuracy), **place)
     axes.set(xscale="log", xlabel="uplink of all sites, MB", ylabel="test accuracy, %", title=title)
-    axes.grid(alpha=0.3)
     axes.margins(x=0.18)
-    figure.savefig(path, dpi=130)
-    print(f"drawn to benchmarks/results/{path.name}")
+    draw(axes, name, legend=False)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,13 @@ from itertools import product
 from typing import Any
 
 import torch
-from _report import RESULTS, described, report, shared
 from torch import Tensor, nn
 
+from benchmarks.harness.federation import released
+from benchmarks.harness.options import described
+from benchmarks.harness.plots import draw_images
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import shared, stored_images
 from client_app.audit.similarity import best_match
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
 from client_app.governance.release import method_of
@@ -27,8 +31,9 @@ from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.run import parse_run
 from common.settings.flat import Scalar
+from common.config.flat_settings import Scalar
+from common.config.run_config import parse_run_config
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
-from common.wire.records import unpack_surrogate
 
 SIDE, ENLARGED, CLASSES = 32, 64, 20
 SIZES, FAMILIES = (1, 2, 5, 10), ("spherical", "diag", "lowrank", "gram")
@@ -75,13 +80,10 @@ def features_of(model: nn.Module, pixels: Tensor) -> Tensor:
 
 def read(model: nn.Module, count: int, part: str) -> Images:
     import numpy as np
-    import pyarrow.parquet as pq
     from PIL import Image
 
-    table = pq.read_table(shared(f"data/cifar10/{part}.parquet")).slice(0, count)
-    names = table.column_names
-    files, labels = table.column(names[0]).to_pylist(), table.column(names[1]).to_pylist()
-    arrays = [np.asarray(Image.open(io.BytesIO(each["bytes"])).convert("RGB")) for each in files]
+    files, labels = stored_images(f"data/cifar10/{part}.parquet", count)
+    arrays = [np.asarray(Image.open(io.BytesIO(file)).convert("RGB")) for file in files]
     pixels = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float() / 255
     return Images(pixels, torch.tensor(labels), features_of(model, pixels))
 
@@ -100,10 +102,7 @@ def released_means(groups: Images, size: int, family: str, epsilon: float) -> Te
     if epsilon:
         settings |= {"epsilon": epsilon, "delta": 1e-5, "classes": ",".join(names)}
     labels = torch.arange(CLASSES).repeat_interleave(size)
-    records = LabelledFeatures(groups.features, labels)
-    found = SiteFeatures(records, records, names, "a" * 16, 0.0, True)
-    run = parse_run(settings)
-    sent = unpack_surrogate(method_of(run)(Task(run, NodeConfig(), "site", found)).payload)
+    sent = released(parse_run_config(settings), groups.features, labels, names)
     if isinstance(sent, SumsSurrogate):
         return sent.sums.sums / sent.sums.counts.clamp_min(1)[:, None]
     assert isinstance(sent, Surrogate)
@@ -162,11 +161,10 @@ def measured(made: Tensor, groups: Images, others: Images, size: int) -> dict[st
     own, control = (best_match(made, each.pixels.reshape(shape)) for each in (groups, others))
     gain = own[1] - control[1]
     error = float(gain.std() / len(gain) ** 0.5)
-    found = [float(own[0].mean()), float(control[0].mean()), float(own[1].mean()), float(control[1].mean()), error]
-    keys = ("psnr", "psnr_control", "ssim", "ssim_control", "ssim_error")
-    return {key: round(value, 3) for key, value in zip(keys, found, strict=True)} | {
-        "own_is_nearer": round(float((gain > 0).float().mean()), 2)
-    }
+    values = {"psnr": own[0], "psnr_control": control[0], "ssim": own[1], "ssim_control": control[1]}
+    rounded = {key: round(float(value.mean()), 3) for key, value in values.items()}
+    nearer = round(float((gain > 0).float().mean()), 2)
+    return rounded | {"ssim_error": round(error, 3), "own_is_nearer": nearer}
 
 
 def nearest(means: Tensor, groups: Images, others: Images, size: int, clipped: bool) -> dict[str, float]:
@@ -207,12 +205,12 @@ def main() -> None:
         if size == 1 and family == "spherical":
             pictures += [("hospital", groups.pixels), *((f"{kind} ({name})", made) for kind, made in attacks.items())]
         for attack, made in attacks.items():
-            found = measured(made, groups, others, size) | facts
-            rows.append((size, name, attack, *found.values()))
-    columns = ("records", "family", "attack", *found)
+            figures = measured(made, groups, others, size) | facts
+            rows.append((size, name, attack, *figures.values()))
+    columns = ("records", "family", "attack", *figures)
     seconds = round(time.process_time() - began)
     report("attacks", "Reconstruction of CIFAR-10 images", columns, rows, paper=PAPER, processor_seconds=seconds)
-    draw_pictures(pictures)
+    draw_images("attacks", pictures)
 
 
 def draw(hospital: Images, size: int) -> tuple[Images, Images]:
@@ -224,22 +222,6 @@ def draw(hospital: Images, size: int) -> tuple[Images, Images]:
         rows.append(kind[start : start + size])
         control.append(kind[start + size : start + 2 * size])
     return hospital.take(torch.cat(rows)), hospital.take(torch.cat(control))
-
-
-def draw_pictures(pictures: list[tuple[str, Tensor]]) -> None:
-    """One row of images for each attack."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(len(pictures), 1, figsize=(10, 1.05 * len(pictures)), layout="constrained")
-    for place, (name, images) in zip(axes, pictures, strict=True):
-        place.imshow(torch.cat(list(images[:16]), 2).permute(1, 2, 0).numpy())
-        place.set_title(name, fontsize=8, loc="left")
-        place.axis("off")
-    figure.savefig(RESULTS / "attacks.png", dpi=120)
-    print("drawn to benchmarks/results/attacks.png")
 
 
 if __name__ == "__main__":

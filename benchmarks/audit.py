@@ -4,7 +4,7 @@ A site has canaries, each in its data by a coin toss, and replies to real reques
 The attacker sees all requests and payloads, and knows all canaries and settings. It says which canaries were in the data.
 Bounds hold with 95 % confidence (Steinke, Nasr & Jagielski 2023, one run). Runs of different canaries count as one run on
 all of them. How many answers to give is chosen on simulated scores before. A bound above its claim ends this script with
-exit code 1, and so does a planted fault that is not found.
+exit code 1, and so does a planted fault that no bound shows.
 
     python benchmarks/audit.py
     python benchmarks/audit.py --only fedavg --epsilons 4
@@ -22,7 +22,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from _audit_attacks import (
+from torch import Tensor
+
+from benchmarks._audit_attacks import (
     Attack,
     by_decoder,
     by_difference,
@@ -39,6 +41,11 @@ from _audit_site import Canaries, Maker, alone, long, one_a_class, orthogonal, p
 from _report import described, report
 from torch import Tensor
 
+from benchmarks._audit_faults import planted
+from benchmarks._audit_site import Canaries, Maker, alone, long, one_a_class, orthogonal, patients, seen_of
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from common.config.flat_settings import Scalar
 from common.privacy.accounting import gaussian_noise_multiplier
 from common.privacy.one_run import Guesses, best_count, epsilon_bound, gaussian_bound, guess
 from common.settings.flat import Scalar
@@ -55,7 +62,7 @@ FAULTY = 2.5
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One row: settings of the run, how canaries are made, the attack, canaries a run, runs, and a fault that is found.
+    """One row: settings of the run, how canaries are made, the attack, canaries a run, runs, and a fault that it shows.
 
     strength: of the attack, about the share of the budget's signal that it sees; it only chooses the number of answers.
     sampled: whether the mechanism draws records. sites: in the run.
@@ -156,10 +163,10 @@ def answers_of(count: int, epsilon: float, strength: float) -> int:
     return best_count(included + noise * torch.randn(count, generator=generator), included, DELTA, SHARES)
 
 
-def bounds(found: Guesses, sampled: bool) -> tuple[float, float]:
+def bounds(guesses: Guesses, sampled: bool) -> tuple[float, float]:
     """Lower bounds of epsilon: for Gaussian noise (the general one for samples), and for any mechanism."""
-    plain = epsilon_bound(found, DELTA)
-    return plain if sampled else gaussian_bound(found, DELTA), plain
+    plain = epsilon_bound(guesses, DELTA)
+    return plain if sampled else gaussian_bound(guesses, DELTA), plain
 
 
 def main() -> None:
@@ -177,10 +184,10 @@ def main() -> None:
     columns = ("mechanism", "claim", "lower bound", "of the claim", "for any mechanism", "right", "canaries", "seconds")
     whole = not options.only and not options.no_faults
     name = "audit" if whole else "audit-part"
-    planted_in = {
-        "faults": [dict(zip(("mechanism", "fault", "claim", "bound", "found"), row, strict=True)) for row in faults]
-    }
-    report(name, f"One-run audits, delta = {DELTA:g}, 95 % confidence", columns, rows, **seconds, **planted_in)
+    keys = ("mechanism", "fault", "claim", "bound", "found")
+    planted_in = [dict(zip(keys, row, strict=True)) for row in faults]
+    title = f"One-run audits, delta = {DELTA:g}, 95 % confidence"
+    report(name, title, columns, rows, **seconds, faults=planted_in)
     print("\n".join([*broken, *missed]))
     sys.exit(bool(broken or missed))
 
@@ -193,13 +200,12 @@ def measure(chosen: dict[str, Mechanism], epsilons: Sequence[float]) -> tuple[li
     for name, mechanism in chosen.items():
         for epsilon in epsilons:
             began = time.process_time()
-            found = audit(mechanism, epsilon, generator)
-            bound, plain = bounds(found, mechanism.sampled)
+            guesses = audit(mechanism, epsilon, generator)
+            bound, plain = bounds(guesses, mechanism.sampled)
             seconds = round(time.process_time() - began, 1)
-            answers = f"{found.right} of {found.guessed}"
-            rows.append(
-                (name, epsilon, round(bound, 2), f"{bound / epsilon:.0%}", round(plain, 2), answers, found.canaries, seconds)
-            )
+            answers = f"{guesses.right} of {guesses.guessed}"
+            cells = (round(bound, 2), f"{bound / epsilon:.0%}", round(plain, 2), answers)
+            rows.append((name, epsilon, *cells, guesses.canaries, seconds))
             print(*rows[-1], sep=" | ", flush=True)
             if max(bound, plain) > epsilon:
                 broken.append(f"{name}: the bound {max(bound, plain):.3f} exceeds the claim {epsilon:g}")
@@ -217,7 +223,7 @@ def measure_faults(chosen: dict[str, Mechanism]) -> tuple[list[tuple[Any, ...]],
             bound = max(bounds(audit(mechanism, claim, generator, FAULTY), mechanism.sampled))
         rows.append((name, mechanism.fault, claim, round(bound, 2), bound > claim))
         print(*rows[-1], sep=" | ", flush=True)
-    return rows, [f"{name}: the audit does not find {fault}" for name, fault, _, _, found in rows if not found]
+    return rows, [f"{name}: the audit does not find {fault}" for name, fault, _, _, shown in rows if not shown]
 
 
 if __name__ == "__main__":

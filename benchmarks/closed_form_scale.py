@@ -7,12 +7,16 @@ The statistics go through the coordinator's own path: parsed, checked, stored in
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from typing import overload
+from typing import Any, overload
 
 import torch
-from _report import described, draw, peak, report
 
 from common.run import parse_run
+from benchmarks.harness.options import described
+from benchmarks.harness.plots import draw_growth
+from benchmarks.harness.results import report
+from benchmarks.harness.timing import peak
+from common.config.run_config import parse_run_config, run_digest
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates.shared_covariances import Gram
 from common.surrogates.surrogates import Header, Surrogate
@@ -76,7 +80,7 @@ class Payloads(Sequence[tuple[str, tuple[str, bytes]]]):
         return header.site, (header.site, payload)
 
 
-def many_sites(sites: int, defence: str, dimension: int) -> tuple[object, ...]:
+def many_sites(sites: int, defence: str, dimension: int) -> tuple[Any, ...]:
     """Seconds and memory of a coordinator that learns from `sites` whole covariances."""
     generator = torch.Generator().manual_seed(0)
     centres = 0.3 * torch.randn(CLASSES, dimension, generator=generator)
@@ -105,7 +109,7 @@ def many_sites(sites: int, defence: str, dimension: int) -> tuple[object, ...]:
     return label, len(sample[1][1]), used, *spent, right / (50 * RECORDS), apart, held
 
 
-def large(classes: int, dimension: int) -> Iterator[tuple[object, ...]]:
+def large(classes: int, dimension: int) -> Iterator[tuple[Any, ...]]:
     """Seconds and memory to pool five sites and to solve, with the shrinkage chosen and with a given one."""
     generator = torch.Generator().manual_seed(0)
     rows = 4 * dimension
@@ -121,26 +125,9 @@ def large(classes: int, dimension: int) -> Iterator[tuple[object, ...]]:
     pooling = time.perf_counter() - began
     for shrinkage in (None, 0.1):
         began = time.perf_counter()
-        found = lda(Statistics(**vars(statistics)), shrinkage)
-        how = f"shrinkage chosen: {found.shrinkage:.3g}" if shrinkage is None else f"shrinkage {shrinkage:g} given"
+        solution = lda(Statistics(**vars(statistics)), shrinkage)
+        how = f"shrinkage chosen: {solution.shrinkage:.3g}" if shrinkage is None else f"shrinkage {shrinkage:g} given"
         yield f"{classes} classes, d = {dimension}, {how}", pooling, time.perf_counter() - began, peak()
-
-
-def growth(name: str, sites: Sequence[int], seconds: Sequence[float], memory: Sequence[float]) -> None:
-    """Plot time and memory against the number of sites."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    _figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
-    left.loglog(sites, seconds, "o-", label="coordinator, CPU s")
-    left.loglog(sites, [seconds[-1] * n / sites[-1] for n in sites], ":", label="linear")
-    left.set(xlabel="sites", ylabel="s")
-    right.semilogx(sites, memory, "s-", color="tab:green", label="peak, GB")
-    right.set(xlabel="sites", ylabel="GB", ylim=(0, None))
-    right.grid(alpha=0.3)
-    draw(left, name)
 
 
 def main() -> None:
@@ -156,7 +143,7 @@ def main() -> None:
         name = "closed_form_sites" + ("" if options.defence == "none" else f"_{options.defence}")
         rows = [many_sites(n, options.defence, options.dimension) for n in options.sites]
         report(name, "Whole covariances of many sites", columns, rows)
-        growth(name, options.sites, [float(str(row[4])) for row in rows], [float(str(row[-1])) for row in rows])
+        draw_growth(name, options.sites, {"coordinator": [row[4] for row in rows]}, [row[-1] for row in rows])
     if options.part != "sites":
         rows = [row for sizes in ((10, 512), (1000, 2048), (1000, 4096)) for row in large(*sizes)]
         report("closed_form_sizes", "Closed-form heads of size", ("head", "pool s", "solve s", "peak GB so far"), rows)

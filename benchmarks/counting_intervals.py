@@ -10,8 +10,8 @@ none is.
 import math
 import statistics
 
-from _report import described, report
-
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
 from tests.strategies.counting.test_intervals import RUNS, held, runs
 
 # Distance of the classes, epsilon, records of a site, sites, and whether the noise is one joint noise.
@@ -53,13 +53,13 @@ def main() -> None:
 
 def widths_of(results: list[dict[str, object]], at: tuple[str, ...]) -> list[float]:
     """The widths of an interval in all results that have it."""
-    found = []
+    widths = []
     for result in results:
         for key in at:
             result = result[key]  # type: ignore[assignment]
         if result["low"] is not None:
-            found.append(result["high"] - result["low"])  # type: ignore[operator]
-    return found
+            widths.append(result["high"] - result["low"])  # type: ignore[operator]
+    return widths
 
 
 if __name__ == "__main__":

@@ -9,16 +9,15 @@ with privacy it is DP-FedAvg.
 """
 
 import statistics
-import sys
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
-from _harness import Federation, arguments, federate, load, mean_and_deviation, settings_of
-from _report import report
 from rich.progress import track
 
+from benchmarks.harness.federation import Federation, federate, load_seed
+from benchmarks.harness.options import arguments, settings_of
+from benchmarks.harness.results import report
+from benchmarks.harness.seeds import mean_and_deviation
 from client_app.methods.dpcvae.downstream import LabelledEmbeddings, mix
 from common.models.classifiers import Classifier
 from common.run import Run, parse_run
@@ -36,19 +35,27 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 NAMES = ("accuracy", "balanced")
 # By row and epsilon, for every seed.
-Found = dict[tuple[str, float], list[dict[str, float]]]
+Scores = dict[tuple[str, float], list[dict[str, float]]]
 
 
 def scores(model: Classifier, data: Federation, run: Run) -> dict[str, float]:
     """Scores of the shared head in percent, mean over sites."""
-    found: dict[str, list[float]] = defaultdict(list)
+    each: dict[str, list[float]] = defaultdict(list)
     for site in data.sites:
         # No scaling here: every head scales the features to its own norm.
         own, test = (LabelledEmbeddings(part.features, part.labels) for part in (site.train, site.test))
         reported = mix(own, model, run.settings.head, run.settings.seed, run.settings.baseline.validation).measures(test)
         for key, value in reported.items():
-            found[key].append(100 * value)
-    return {key: statistics.mean(values) for key, values in found.items()}
+            each[key].append(100 * value)
+    return {key: statistics.mean(values) for key, values in each.items()}
+
+
+def measured_scores(run: RunConfig, data: Federation) -> dict[str, float]:
+    """The scores of a run's shared head, its accuracy on all test records, and the MB that the sites send."""
+    measured = federate(run, data)
+    assert measured.model is not None
+    own = {"all": measured.accuracy, "bytes": measured.bytes / 1e6}
+    return scores(measured.model, data, run) | own
 
 
 def main() -> None:
@@ -56,61 +63,38 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=10)
     options = parser.parse_args()
     settings, message = settings_of(options, {"dataset": "cifar10", "alpha": 0.3, "classes": CLASSES})
-    found: Found = defaultdict(list)
+    every: Scores = defaultdict(list)
     for seed in range(options.seeds):
-        data = load(parse_run(settings | {"seed": seed}), options.sites)
+        data = load_seed(settings, options.sites, seed)
         jobs = [(name, epsilon) for epsilon in EPSILONS for name in ROWS]
         for name, epsilon in track(jobs, description=f"seed {seed}"):
             own = dict(ROWS[name])
             if epsilon and own.get("method") == "fedavg":
                 own["method"] = "dp-fedavg"
             budget = {"epsilon": epsilon, "delta": DELTA} if epsilon else {}
-            run = parse_run(settings | {"seed": seed} | own | budget)
-            measured = federate(run, data)
-            assert measured.model is not None
-            reported = scores(measured.model, data, run)
-            found[name, epsilon].append(reported | {"all": measured.accuracy, "bytes": measured.bytes / 1e6})
+            run = parse_run_config(settings | {"seed": seed} | own | budget)
+            every[name, epsilon].append(measured_scores(run, data))
         # Write after every seed, because the GANs take most of an hour.
-        write(found, f"{options.sites} sites, Dirichlet 0.3, delta {DELTA:g}, {seed + 1} seeds. {message}", options.name)
+        title = f"{options.sites} sites, Dirichlet 0.3, delta {DELTA:g}, {seed + 1} seeds. {message}"
+        write(every, title, options.name)
 
 
-def write(found: Found, title: str, name: str) -> None:
+def write(every: Scores, title: str, name: str) -> None:
     """Print and store the table of the results so far."""
-    rows: list[tuple[Any, ...]] = []
-    local = [reported for (row, _), each in found.items() if row == "DP-CVAE" for reported in each]
-    rows.append(
-        (
-            "local",
-            "",
-            *(mean_and_deviation([reported[f"{n}-local"] for reported in local]) for n in NAMES),
-            "",
-            "",
-            "",
-            "",
-            "",
-        )
-    )
-    for (row, epsilon), each in found.items():
-        columns = [
-            mean_and_deviation([reported[f"{n}-{kind}"] for reported in each])
-            for kind in ("synthetic", "mixed")
-            for n in NAMES
-        ]
-        share = statistics.mean(reported["share"] for reported in each) / 100
-        everywhere = mean_and_deviation([reported["all"] for reported in each])
-        sent = statistics.mean(reported["bytes"] for reported in each)
-        rows.append((row, f"{epsilon:g}" if epsilon else "none", *columns, share, everywhere, sent))
-    heads = (
-        "shared head",
-        "epsilon",
-        "alone, %",
-        "alone, balanced",
-        "mixed, %",
-        "mixed, balanced",
-        "own share",
-        "all test data, %",
-        "MB sent",
-    )
+
+    def cells(each: list[dict[str, float]], kind: str) -> list[str]:
+        return [mean_and_deviation([one[f"{n}-{kind}"] for one in each]) for n in NAMES]
+
+    local = [one for (row, _), each in every.items() if row == "DP-CVAE" for one in each]
+    rows: list[tuple[Any, ...]] = [("local", "", *cells(local, "local"), *[""] * 5)]
+    for (row, epsilon), each in every.items():
+        share = statistics.mean(one["share"] for one in each) / 100
+        everywhere = mean_and_deviation([one["all"] for one in each])
+        sent = statistics.mean(one["bytes"] for one in each)
+        claim = f"{epsilon:g}" if epsilon else "none"
+        rows.append((row, claim, *cells(each, "synthetic"), *cells(each, "mixed"), share, everywhere, sent))
+    heads = ("shared head", "epsilon", "alone, %", "alone, balanced", "mixed, %", "mixed, balanced")
+    heads += ("own share", "all test data, %", "MB sent")
     report(name, title, heads, rows)
 
 

@@ -7,16 +7,18 @@ hospital, with epsilon and without. Prints every command, then a table of the re
 import json
 import shlex
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import ROOT, described, report, shared
 from PIL import Image
+
+from benchmarks.harness.commands import run_command
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import shared
 
 SITES = 5
 NAMES = ("normal", "pneumonia")
@@ -34,14 +36,10 @@ def write_images(folder: Path) -> Path:
     return folder
 
 
-def typed(command: str, *arguments: str) -> str:
-    """Run a command of the project as users do, and return its output."""
-    module = {"coordinator": "server_app.cli.main", "site": "client_app.cli.main"}[command]
-    print(f"$ {command} {shlex.join(arguments)}", flush=True)
-    done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"exit code {done.returncode}: {done.stderr[-2000:]}")
-    return done.stdout
+def typed(command: str, *words: str) -> str:
+    """Print and run a command of the project as users do, and return its output."""
+    print(f"$ {command} {shlex.join(words)}", flush=True)
+    return run_command(command, *words)
 
 
 def main() -> None:
@@ -82,9 +80,8 @@ def main() -> None:
             rows.append((f"{epsilon:g}" if epsilon else "none", *scores, share, everywhere, sent, seconds))
     heads = [f"{source}{kind}" for source in ("own", "synthetic", "both") for kind in (", %", ", balanced")]
     columns = ("epsilon", *heads, "own share", "synthetic, all test data, %", "MB sent", "s of the run")
-    report(
-        options.name, f"Chest X-rays, {SITES} sites, Dirichlet 1, MobileNetV2, own test data, mean of sites", columns, rows
-    )
+    title = f"Chest X-rays, {SITES} sites, Dirichlet 1, MobileNetV2, own test data, mean of sites"
+    report(options.name, title, columns, rows)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,18 @@ passes. Both use our noise.
 """
 
 import statistics
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from _report import described, report
 from opacus.grad_sample import GradSampleModule
 from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
 from torch import Tensor, nn
 
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.timing import in_turn, ratio
 from client_app.methods.dpcvae.training_steps import Trainer, exact_gradient, private_gradient, trainer_of
 from common.models.generators import fresh_companion, fresh_generator
 from common.privacy.gaussian_mechanism import BoundedSum, release
@@ -96,17 +97,10 @@ def main() -> None:
     warnings.filterwarnings("ignore", "Full backward hook is firing")
     rows = []
     for name, settings in SIZES.items():
-        chosen = steps(settings, options.dimension)
-        times: dict[str, list[float]] = {kind: [] for kind in chosen}
-        for repeat in range(options.repeats + 2):
-            for kind, work in chosen.items():
-                started = time.perf_counter()
-                work()
-                if repeat >= 2:
-                    times[kind].append(time.perf_counter() - started)
-        for kind, found in times.items():
-            ratio = statistics.median(a / b for a, b in zip(found, times["without privacy"], strict=True))
-            rows.append((name, kind, 1000 * statistics.median(found), ratio))
+        times = in_turn(steps(settings, options.dimension), options.repeats, warm=2)
+        for kind, seconds in times.items():
+            cost = ratio(seconds, times["without privacy"])
+            rows.append((name, kind, 1000 * statistics.median(seconds), cost))
     title = f"A step on {RECORDS} records of dimension {options.dimension}"
     report("dpcvae-step", title, ("generator", "step", "ms", "ratio"), rows)
 

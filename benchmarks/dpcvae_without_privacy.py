@@ -7,19 +7,18 @@ Gaussian fitted to the encodings of each class (which would stay at the site).
     python benchmarks/dpcvae_without_privacy.py -c 'data="safetensors" data-dir="/data" dataset="x"'
 """
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
 import torch
-from _harness import Federation, arguments, load, mean_and_deviation, settings_of
-from _report import report
-from rich.progress import track
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from benchmarks.harness.federation import Federation, load
+from benchmarks.harness.options import arguments, settings_of
+from benchmarks.harness.results import report
+from benchmarks.harness.seeds import mean_and_deviation, over_seeds
 from client_app.methods.dpcvae.training_steps import exact_gradient, trainer_of
 from common.models.classifiers import Head
 from common.models.generators import MEANS, Decoder, Encoder, elbo, fresh_companion, fresh_generator, labels_evenly, scaled
@@ -82,45 +81,53 @@ def judged(data: Federation, x: Tensor, labels: Tensor, run: Run) -> float:
     )
 
 
+@dataclass(frozen=True)
+class Case:
+    """The data of a seed: the federation, scaled features x (n, d), labels (n,), and the accuracy with real features."""
+
+    data: Federation
+    x: Tensor
+    labels: Tensor
+    real: float
+
+
+def load_case(settings: dict[str, Any]) -> Case:
+    run = parse_run_config(settings)
+    data = load(run, 1)
+    x, labels = scaled(data.sites[0].train.features), data.sites[0].train.labels
+    return Case(data, x, labels, judged(data, x, labels, run))
+
+
+def measure(settings: dict[str, Any], case: Case) -> Sequence[float]:
+    """The cells of a row at one seed."""
+    run, x, labels, classes = parse_run_config(settings), case.x, case.labels, len(case.data.classes)
+    decoder, encoder = train(run, x, labels, classes)
+    random, drawn = torch.Generator().manual_seed(run.seed), labels_evenly(classes, len(x) // classes)
+    with torch.no_grad():
+        made = decoder.draw(one_hot(drawn, classes).float(), random)
+        fitted = encoded(decoder, encoder, x, labels, drawn, random)
+        noise = torch.randn(len(x), decoder.latent, generator=random)
+        _, nats = elbo(encoder, decoder, x, one_hot(labels, classes).float(), noise)
+    accuracies = [judged(case.data, each, drawn, run) for each in (made, fitted)]
+    shares = [100 * accuracy / case.real for accuracy in accuracies]
+    return float(nats.mean()), spread(made, drawn) / spread(x, labels), *accuracies, *shares
+
+
 def main() -> None:
     options = arguments(__doc__, "dpcvae-without-privacy").parse_args()
     settings, message = settings_of(options, {"dataset": "cifar10", "partition": "iid"})
-    found: dict[str, list[Sequence[float]]] = {}
-    for seed in range(options.seeds):
-        shared: dict[str, Any] = {"method": "dpcvae", "seed": seed, "dpcvae.local-epochs": PASSES // 10}
-        data = load(parse_run(settings | shared), 1)
-        (site,), classes = data.sites, len(data.classes)
-        x, labels = scaled(site.train.features), site.train.labels
-        real = judged(data, x, labels, parse_run(settings | shared))
-        for name, own in track(ROWS.items(), description=f"seed {seed}"):
-            run = parse_run(settings | shared | own)
-            decoder, encoder = train(run, x, labels, classes)
-            random, drawn = torch.Generator().manual_seed(seed), labels_evenly(classes, len(x) // classes)
-            kinds = one_hot(drawn, classes).float()
-            with torch.no_grad():
-                made = decoder.draw(kinds, random)
-                fitted = encoded(decoder, encoder, x, labels, drawn, random)
-                noise = torch.randn(len(x), decoder.latent, generator=random)
-                _, nats = elbo(encoder, decoder, x, one_hot(labels, classes).float(), noise)
-            accuracies = [judged(data, each, drawn, run) for each in (made, fitted)]
-            ratio = spread(made, drawn) / spread(x, labels)
-            shares = [100 * accuracy / real for accuracy in accuracies]
-            found.setdefault(name, []).append((float(nats.mean()), ratio, *accuracies, *shares))
-    rows = [
-        (name, *(mean_and_deviation(list(column)) for column in zip(*values, strict=True))) for name, values in found.items()
-    ]
-    columns = (
-        "generator",
-        "nats encoded",
-        "spread / real",
-        "accuracy, %",
-        "z fitted, %",
-        "of raw, %",
-        "z fitted, of raw, %",
+    base: dict[str, Any] = settings | {"method": "dpcvae", "dpcvae.local-epochs": PASSES // 10}
+    results = over_seeds(
+        options.seeds,
+        lambda seed: load_case(base | {"seed": seed}),
+        ROWS,
+        lambda seed, case, own: measure(base | {"seed": seed} | own, case),
     )
-    report(
-        options.name, f"One site, {PASSES} passes, {options.seeds} seeds, {MEANS} from class sums. {message}", columns, rows
-    )
+    rows = [(name, *(mean_and_deviation(column) for column in zip(*each, strict=True))) for name, each in results.items()]
+    columns = ("generator", "nats encoded", "spread / real", "accuracy, %", "z fitted, %")
+    columns += ("of raw, %", "z fitted, of raw, %")
+    title = f"One site, {PASSES} passes, {options.seeds} seeds, {MEANS} from class sums. {message}"
+    report(options.name, title, columns, rows)
 
 
 if __name__ == "__main__":

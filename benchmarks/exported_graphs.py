@@ -10,13 +10,14 @@ such as "timm and onnx"; the results of the others are kept.
 
 import importlib.metadata
 import importlib.util
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from _report import RESULTS, ROOT, described, report, shared
+
+from benchmarks.harness.options import described
+from benchmarks.harness.results import kept_rows, report
+from benchmarks.harness.samples import ROOT, shared
 
 NAME = "exported-graphs"
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
@@ -43,15 +44,15 @@ def main() -> None:
     if missing:
         print(f"skipped: needs {', '.join(missing)}")
         return
-    found = Collected()
-    test = Path("tests") / "server_app" / "export" / "test_graphs.py"
+    collected = Collected()
+    test = ROOT / "tests" / "server_app" / "export" / "test_graphs.py"
     some = ["-k", only] if only else []
-    code = pytest.main(["-q", "-m", "slow", *some, "--rootdir", str(ROOT), str(ROOT / test)], plugins=[found])
+    code = pytest.main(["-q", "-m", "slow", *some, "--rootdir", str(ROOT), str(test)], plugins=[collected])
     if code:
         sys.exit(int(code))
-    rows = {row[:2]: row for row in found.rows}
-    if some and (file := RESULTS / f"{NAME}.json").is_file():
-        rows = {tuple(row[:2]): tuple(row) for row in json.loads(file.read_text())["rows"]} | rows
+    rows = {row[:2]: row for row in collected.rows}
+    if only:
+        rows = {row[:2]: row for row in kept_rows(NAME, lambda row: False)} | rows
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     columns = ("backbone", "graph", "largest difference", "standard deviation of the probabilities")
     report(NAME, "exported graphs against the product, 200 photographs", columns, sorted(rows.values()), packages=versions)

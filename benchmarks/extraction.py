@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from _report import described, report, shared
 
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import shared
 from client_app.datasets.dataset import Dataset, DataSource, load
 from client_app.features.extraction import extract
 from client_app.features.parts import CPU_FORWARD_TOGETHER
@@ -50,7 +52,7 @@ def rates(backbone: Backbone, dataset: Dataset, count: int, batch_size: int, rep
     images = torch.stack([backbone.preprocess(dataset.open_image(index)) for index in range(count)])
     images = images.contiguous(memory_format=torch.channels_last)
     bare_rate(backbone, images[:batch_size], batch_size)
-    found = []
+    turns = []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as cache:
             started = time.perf_counter()
@@ -58,8 +60,8 @@ def rates(backbone: Backbone, dataset: Dataset, count: int, batch_size: int, rep
             ours = len(dataset) / (time.perf_counter() - started)
         bare = bare_rate(backbone, images, batch_size)
         alone = bare_rate_of_workers(backbone, images) if backbone.device.type == "cpu" else float("nan")
-        found.append((ours, bare, alone, ours / bare, ours / alone))
-    medians = [statistics.median(column) for column in zip(*found, strict=True)]
+        turns.append((ours, bare, alone, ours / bare, ours / alone))
+    medians = [statistics.median(column) for column in zip(*turns, strict=True)]
     return [None if math.isnan(median) else round(median, 3) for median in medians]
 
 
@@ -69,10 +71,8 @@ def main() -> None:
     weights = str(shared("weights/mobilenet_v2-imagenet.safetensors"))
     dataset = load(DataSource("parquet", folder, ("photo",)), seed=0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    backbones = {"mobilenet_v2, 224 px": load_backbone("torchvision:mobilenet_v2", weights, 224, device)}
-    rows = []
-    for name, backbone in backbones.items():
-        rows.append((name, device, *rates(backbone, dataset, 512, 64, repeats=5)))
+    backbone = load_backbone("torchvision:mobilenet_v2", weights, 224, device)
+    rows = [("mobilenet_v2, 224 px", device, *rates(backbone, dataset, 512, 64, repeats=5))]
     workers = "bare, one thread a worker"
     columns = ("backbone", "device", "extraction images/s", "bare images/s", workers, "of bare", f"of {workers}")
     report("extraction", f"feature extraction from {len(dataset)} JPEG images", columns, rows)

@@ -11,19 +11,17 @@ unchanged are read from the results; remove these to compute all anew.
 """
 
 import contextlib
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
-from _fedlap_before import SETTINGS, before
-from _harness import federate, load, mean_and_deviation
-from _report import RESULTS, described, report, shared
-from fedlap_against_fedavg import CASES, SITES, fewer
 from rich.progress import track
 
 from common.run import parse_run
+from benchmarks._fedlap_before import SETTINGS, before
+from benchmarks.fedlap_against_fedavg import CASES, SITES, base_of, fewer
+from benchmarks.harness.federation import load_seed, measure
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report, stored
+from benchmarks.harness.seeds import mean_and_deviation
 
 BEFORE = "FedLAP, before"
 EPSILON: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5}
@@ -35,7 +33,7 @@ FEDDM: dict[str, Any] = {"method": "feddm", "fedlap.trajectories": 5}
 def methods(rounds: int, records: int) -> dict[str, dict[str, Any]]:
     """Settings of each row. records: at the smallest site; a step of DP-FedAvg takes all of them."""
     lap: dict[str, Any] = {"fedlap.rounds": rounds}
-    # The papers have no memory of earlier rounds.
+    # The publications have no memory of earlier rounds.
     paper, average = lap | {"fedlap.memory": 0.0}, AVERAGE | {"fedavg.rounds": rounds}
     private = EPSILON | {"fedlap.images-per-class": 3}
     whole = {"fedavg.sample-rate": 1.0, "fedavg.batch-size": records, "fedavg.learning-rate": 0.5}
@@ -65,20 +63,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", action="append", default=[], help="a row, by its name")
     options = parser.parse_args()
-    settings, most, rounds = CASES[options.case]
-    base: dict[str, Any] = settings | {"partition": "classes", "classes-per-site": 2}
-    if options.case == "cifar10":
-        base["data-dir"] = str(shared("data/cifar10/train.parquet").parent)
+    base = base_of(options.case)
+    _, most, rounds = CASES[options.case]
     for seed in range(options.seeds):
-        data = fewer(load(parse_run(base | {"seed": seed}), SITES), most)
-        rows = methods(rounds, min(len(site.train.labels) for site in data.sites))
+        data = fewer(load_seed(base, SITES, seed), most)
+        rows = methods(rounds, min(data.sizes))
         asked = {name: own for name, own in rows.items() if not options.only or name in options.only}
         for name, own in track(asked.items(), description=f"seed {seed}"):
             if known(options.case).get(name, {}).get(str(seed), {}).get("settings") == own:
                 continue
-            named = {"classes": ",".join(data.classes)} if "epsilon" in own else {}
             with before() if name == BEFORE else contextlib.nullcontext():
-                measured = federate(parse_run(base | named | own | {"seed": seed}), data)
+                measured = measure(base | {"seed": seed}, data.named(own), data)
             curve = measured.curve or [(measured.bytes, measured.accuracy)]
             # Read again, because another process may have added rows.
             curves = known(options.case)
@@ -88,23 +83,21 @@ def main() -> None:
 
 def known(case: str) -> dict[str, Any]:
     """The curves that are in the results: by row and seed, with their settings."""
-    file = RESULTS / f"fedlap-comparators-{case}.json"
-    found: dict[str, Any] = json.loads(file.read_text())["curves"] if file.exists() else {}
-    return found
+    curves: dict[str, Any] = stored(f"fedlap-comparators-{case}").get("curves", {})
+    return curves
 
 
 def write(case: str, rounds: int, curves: dict[str, Any]) -> None:
     """Print what is known so far as a table, and write it with every curve."""
     table = []
     for name in methods(rounds, 1):
-        found = [seed["curve"] for seed in curves.get(name, {}).values()]
-        if found:
-            first, last = ([curve[at][1] for curve in found] for at in (0, -1))
-            private = "8" if "epsilon" in next(iter(curves[name].values()))["settings"] else ""
-            own = [seed["own"] for seed in curves[name].values()]
-            sent = found[0][-1][0] / SITES / 1e3
-            accuracies = (mean_and_deviation(values) for values in (first, last, own))
-            table.append([name, private, len(found), len(found[0]), *accuracies, sent])
+        each = list(curves.get(name, {}).values())
+        if each:
+            steps = each[0]["curve"]
+            first, last = ([one["curve"][at][1] for one in each] for at in (0, -1))
+            private = "8" if "epsilon" in each[0]["settings"] else ""
+            accuracies = map(mean_and_deviation, (first, last, [one["own"] for one in each]))
+            table.append([name, private, len(each), len(steps), *accuracies, steps[-1][0] / SITES / 1e3])
     columns = ["method", "epsilon", "seeds", "rounds", "after round 1, %", "at the end, %"]
     columns += ["on a site's own test records, %", "kB up a site, all rounds"]
     title = f"{case}, {SITES} sites of 2 classes, ConvNet of width 32; epsilon is that of all rounds, delta 1e-5"

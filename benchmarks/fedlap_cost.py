@@ -7,22 +7,20 @@ pass through a backward pass, with the settings of that time. Wrong: the length 
 the synthetic and of all real records, as a share of the latter's; and one minus the cosine of the two.
 """
 
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
 import torch
-from _fedlap_before import SETTINGS, before
-from _harness import Federation, load
-from _report import described, report, shared
 
-from client_app.features.site_features import LabelledFeatures
+from benchmarks._fedlap_before import SETTINGS, before
+from benchmarks.harness.federation import Federation, load, with_rows
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import cifar_images
 from client_app.governance.release import method_of
 from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig
@@ -34,12 +32,8 @@ from strategies.base.training import Training
 
 DIGITS: dict[str, Any] = {"image-size": 16, "partition": "classes"}
 CIFAR: dict[str, Any] = {"data": "parquet", "backbone": "pixels:rgb", "image-size": 32, "partition": "classes"}
-PAPER: dict[str, Any] = {
-    "fedlap.width": 128,
-    "fedlap.images-per-class": 50,
-    "fedlap.loops": 5,
-    "fedlap.batch-size": 256,
-}
+PAPER: dict[str, Any] = {"fedlap.width": 128, "fedlap.images-per-class": 50}
+PAPER |= {"fedlap.loops": 5, "fedlap.batch-size": 256}
 # What is replaced while a row is measured.
 CHANGED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "before": before,
@@ -50,11 +44,10 @@ PARTS = ("real-gradients", "image-steps", "radius-search")
 
 def work(settings: dict[str, Any], data: Federation, records: int) -> tuple[MethodOutput, float, Training]:
     """The first site's output in the first round, its seconds of processor time, and the model that it received."""
-    run, found = parse_run(settings), data.sites[0]
-    train = LabelledFeatures(found.train.features[:records], found.train.labels[:records])
-    training = Training.begin(run, found.classes, found.fingerprint, train.features.shape[1])
+    run, site = parse_run_config(settings), with_rows(data.sites[0], slice(records))
+    training = Training.begin(run, site.classes, site.fingerprint, site.train.features.shape[1])
     with tempfile.TemporaryDirectory() as folder:
-        task = Task(run, NodeConfig(state_dir=folder), "0", replace(found, train=train), question=training.question())
+        task = Task(run, NodeConfig(state_dir=folder), "0", site, question=training.question())
         task = replace(task, info={"round": 1, "lineage": "cost"})
         started = time.process_time()
         made = method_of(run)(task)
@@ -87,8 +80,8 @@ def measure(name: str) -> None:
     """FedLAP's round in one case, before and now, with FedAvg's before and after each."""
     base, own, fewer, batch, epochs, records = CASES[name]
     if base is CIFAR:
-        base = CIFAR | {"data-dir": str(shared("data/cifar10/train.parquet").parent)}
-    data = load(parse_run(base), 5)
+        base = CIFAR | cifar_images()
+    data = load(parse_run_config(base), 5)
     average = {"method": "fedavg", "fedavg.model": "convnet", "fedavg.width": own.get("fedlap.width", 32)}
     average |= {"fedavg.batch-size": batch, "fedavg.local-epochs": epochs}
     work(base | average, data, records)  # the first call of a process includes lazy loading

@@ -7,26 +7,24 @@ Case cifar10 of fedlap_against_fedavg.py, on sample data next to the checkout. T
 in the results are not computed again; remove them to compute all anew.
 """
 
-import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from rich.progress import track
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
-from _harness import federate, load, mean_and_deviation
-from _report import RESULTS, described, report, shared
-from fedlap_against_fedavg import CASES, SITES, fewer
-from rich.progress import track
-
+from benchmarks.fedlap_against_fedavg import CASES, SITES, base_of, fewer
+from benchmarks.harness.federation import load_seed, measure
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report, stored
+from benchmarks.harness.seeds import mean_and_deviation
 from client_app.methods.fedlap import approximation, statistics
 from client_app.methods.task import Task
+from common.config.sections import FedLAPConfig
 from common.models import loss_landscape
 from common.models.augmentation import Change
 from common.models.loss_landscape import LandscapeRecords, distance, gradient
@@ -39,8 +37,8 @@ NAME = "fedlap-lead-cifar10"
 Step = tuple[dict[str, Tensor], bool]
 
 
-def momentum(carried: bool, share: float = 0.9) -> AbstractContextManager[Any]:
-    """Momentum in the coordinator's steps, at the same length of a step; `carried` from one round to the next."""
+def momentum(lasting: bool, share: float = 0.9) -> AbstractContextManager[Any]:
+    """Momentum in the coordinator's steps, at the same length of a step; `lasting` from one round to the next."""
     last: dict[str, Tensor] = {}
 
     def walk(
@@ -53,7 +51,7 @@ def momentum(carried: bool, share: float = 0.9) -> AbstractContextManager[Any]:
         changes: Iterator[Change],
     ) -> Iterator[Step]:
         here = dict(start)
-        speed = last if carried and last else {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+        speed = last if lasting and last else {name: torch.zeros_like(tensor) for name, tensor in start.items()}
         for step in range(steps):
             length = (1 - share) * rate * (1 + math.cos(math.pi * step / steps)) / 2
             slope = gradient(body, here, records, next(changes))
@@ -109,9 +107,10 @@ def scaled_images() -> AbstractContextManager[Any]:
     usual = approximation._begin
 
     def begin(task: Task, *rest: Any) -> LandscapeRecords:
-        found = usual(task, *rest)
-        flat = found.values.flatten(1)
-        return LandscapeRecords.evenly((flat / flat.std(1, keepdim=True)).reshape(found.values.shape), found.labels)
+        start = usual(task, *rest)
+        flat = start.values.flatten(1)
+        values = (flat / flat.std(1, keepdim=True)).reshape(start.values.shape)
+        return LandscapeRecords.evenly(values, start.labels)
 
     return patch.object(approximation, "_begin", begin)
 
@@ -146,8 +145,8 @@ ROWS: dict[str, tuple[dict[str, Any], Callable[[], AbstractContextManager[Any]]]
     "rate / sqrt(round)": ({}, lambda: falling(0.5)),
     "cosine": ({"fedlap.cosine": True}, nullcontext),
     "rate 0.03": (SLOW, nullcontext),
-    "momentum": ({}, lambda: momentum(carried=False)),
-    "momentum, carried over rounds": ({}, lambda: momentum(carried=True)),
+    "momentum": ({}, lambda: momentum(lasting=False)),
+    "momentum, carried over rounds": ({}, lambda: momentum(lasting=True)),
     "mean over steps": ({}, averaged),
     "fixed radius 0.5": ({"fedlap.rule": "fixed", "fedlap.trust-radius": 0.5}, nullcontext),
     "memory, radius from curvature": (MEMORY, lambda: curvature(3.0)),
@@ -162,21 +161,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", action="append", default=[], choices=ROWS, help="a row, by its name")
     options = parser.parse_args()
-    settings, most, rounds = CASES["cifar10"]
-    base: dict[str, Any] = settings | {"partition": "classes", "classes-per-site": 2}
-    base["data-dir"] = str(shared("data/cifar10/train.parquet").parent)
-    base |= {"method": "fedlap", "fedlap.rounds": rounds, "fedlap.memory": 0.0}
-    file = RESULTS / f"{NAME}.json"
-    curves: dict[str, Any] = json.loads(file.read_text())["curves"] if file.exists() else {}
+    _, most, rounds = CASES["cifar10"]
+    base = base_of("cifar10") | {"method": "fedlap", "fedlap.rounds": rounds, "fedlap.memory": 0.0}
+    curves: dict[str, Any] = stored(NAME).get("curves", {})
     for seed in range(options.seeds):
         data = None
         for name in track(options.only or list(ROWS), description=f"seed {seed}"):
             if str(seed) in curves.get(name, {}):
                 continue
-            data = data or fewer(load(parse_run(base | {"seed": seed}), SITES), most)
+            data = data or fewer(load_seed(base, SITES, seed), most)
             own, replaced = ROWS[name]
             with falling(0.0), replaced():
-                measured = federate(parse_run(base | own | {"seed": seed}), data)
+                measured = measure(base | {"seed": seed}, own, data)
             curves.setdefault(name, {})[str(seed)] = [accuracy for _, accuracy in measured.curve]
             write(curves, rounds)
 
@@ -184,10 +180,9 @@ def main() -> None:
 def write(curves: dict[str, Any], rounds: int) -> None:
     table = []
     for name in (name for name in ROWS if name in curves):
-        found = list(curves[name].values())
-        table.append(
-            [name, len(found), *(mean_and_deviation([curve[number] for curve in found]) for number in range(rounds))]
-        )
+        each = list(curves[name].values())
+        cells = (mean_and_deviation([curve[number] for curve in each]) for number in range(rounds))
+        table.append([name, len(each), *cells])
     columns = ["change", "seeds", *(f"round {number + 1}, %" for number in range(rounds))]
     report(NAME, f"FedLAP on cifar10, {SITES} sites of 2 classes, one change at a time", columns, table, curves=curves)
 

@@ -3,16 +3,12 @@
 The synthetic records are features instead of images; the model is a linear head or one with a hidden layer of 64.
 """
 
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
-from _harness import arguments, federate, load, mean_and_deviation, settings_of
-from _report import report
-from rich.progress import track
-
-from common.run import parse_run
+from benchmarks.harness.federation import load_seed, run_rows
+from benchmarks.harness.options import arguments, settings_of
+from benchmarks.harness.results import report
+from benchmarks.harness.seeds import mean_and_deviation
 
 LAP = {"method": "fedlap", "fedlap.rounds": 4}
 LINEAR = LAP | {"fedlap.model": "linear", "fedlap.learning-rate": 30.0, "fedlap.image-learning-rate": 0.1}
@@ -33,17 +29,13 @@ ROWS: dict[str, dict[str, Any]] = {
 def main() -> None:
     options = arguments(__doc__, "fedlap-on-features").parse_args()
     settings, message = settings_of(options, {"dataset": "cifar10", "alpha": 0.1})
-    found: dict[tuple[str, int], list[tuple[float, int]]] = {}
-    for seed in range(options.seeds):
-        data = load(parse_run(settings | {"seed": seed}), 10)
-        for name, own in track(ROWS.items(), description=f"seed {seed}"):
-            measured = federate(parse_run(settings | own | {"seed": seed}), data)
-            for number, (sent, accuracy) in enumerate(measured.curve or [(measured.bytes, measured.accuracy)], start=1):
-                found.setdefault((name, number), []).append((accuracy, sent))
-    rows = [
-        (name, number, mean_and_deviation([a for a, _ in pairs]), sum(sent for _, sent in pairs) / len(pairs) / 1e6)
-        for (name, number), pairs in found.items()
-    ]
+    results = run_rows(settings, ROWS, options.seeds, lambda seed: load_seed(settings, 10, seed))
+    rows = []
+    for name, each in results.items():
+        curves = [one.curve or [(one.bytes, one.accuracy)] for one in each]
+        for number, pairs in enumerate(zip(*curves, strict=True), start=1):
+            sent = sum(sent for sent, _ in pairs) / len(pairs) / 1e6
+            rows.append((name, number, mean_and_deviation([accuracy for _, accuracy in pairs]), sent))
     columns = ("method", "round", "accuracy, %", "MB sent, all sites")
     report(options.name, f"10 sites, Dirichlet 0.1, {options.seeds} seeds. {message}", columns, rows)
 

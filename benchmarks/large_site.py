@@ -7,7 +7,6 @@ in a stream. Each row of the table is one process.
 
 import hashlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _report import ROOT, described, report
 from PIL import Image
 from safetensors.torch import save_file
+
+from benchmarks.harness.commands import result_of, start_child
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import ROOT
 
 DIMENSION, CLASSES, IMAGES = 128, 10, 60_000
 RUNS: dict[str, dict[str, str | int | float | bool]] = {
@@ -47,8 +50,8 @@ def make_rows(folder: Path, rows: int) -> None:
 
 def memory(name: str) -> float:
     """A line of this process's status, in GB."""
-    found = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-    return int(found.split()[1]) * 1024 / 1e9
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024 / 1e9
 
 
 def work(name: str, data: Path, cache: Path) -> dict[str, Any]:
@@ -72,14 +75,14 @@ def work(name: str, data: Path, cache: Path) -> dict[str, Any]:
     run = parse_run(RUNS[name])
     idle = memory("VmRSS")
     started, cpu = time.perf_counter(), time.process_time()
-    found = load_site(run, node)
+    own = load_site(run, node)
     loaded = time.process_time() - cpu
     print("loaded", flush=True)
-    payload = method_of(run)(Task(run, node, "hospital", found)).payload
+    payload = method_of(run)(Task(run, node, "hospital", own)).payload
     return {
         "sha256": hashlib.sha256(payload).hexdigest(),
-        "rows": len(found.train.labels),
-        "streamed": found.train.folder is not None,
+        "rows": len(own.train.labels),
+        "streamed": own.train.folder is not None,
         "seconds": time.perf_counter() - started,
         "cpu": time.process_time() - cpu,
         "load cpu": loaded,
@@ -102,9 +105,9 @@ def answered(name: str, data: Path, state: Path) -> dict[str, Any]:
     load = uncharged.load_site
 
     def loaded(*given: Any) -> Any:
-        found = load(*given)
+        own = load(*given)
         print("loaded", flush=True)
-        return found
+        return own
 
     uncharged.load_site = loaded
     places = {"data-dir": str(data), "cache-dir": str(state / "cache"), "state-dir": str(state / "state")}
@@ -127,20 +130,12 @@ def extracted(cache: Path) -> str:
 
     labels = torch.zeros(IMAGES, dtype=torch.int64)
     dataset = Dataset("images", labels, ("0",), labels >= 0, "synthetic", opener=image)
-    found = extract(dataset, load_backbone("pixels", device="cpu"), cache)
-    return hashlib.sha256(found.x.numpy().tobytes()).hexdigest()
+    features = extract(dataset, load_backbone("pixels", device="cpu"), cache)
+    return hashlib.sha256(features.x.numpy().tobytes()).hexdigest()
 
 
 def child(*arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, __file__, "--child", *arguments]
-    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
-
-
-def result(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    out = process.communicate()[0]
-    assert process.returncode == 0, out
-    content: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return content
+    return start_child(__file__, "--child", *arguments)
 
 
 def killed_while_fitting(name: str, data: Path, cache: Path, seconds: float) -> None:
@@ -163,7 +158,7 @@ def charges(name: str, data: Path, state: Path, seconds: float) -> dict[str, Any
 
     killed_while_fitting(f"answer {name}", data, state, seconds)
     before = len(entries())
-    released = result(child(f"answer {name}", str(data), str(state)))["sha256"]
+    released = result_of(child(f"answer {name}", str(data), str(state)))["sha256"]
     return {
         "charges at the kill": before,
         "charges after the reply": len(entries()),
@@ -173,7 +168,7 @@ def charges(name: str, data: Path, state: Path, seconds: float) -> dict[str, Any
 
 def killed_while_extracting(folder: Path) -> dict[str, Any]:
     """Images through a backbone: one process to its end; another killed at half, and continued by a third."""
-    whole = result(child("images", str(folder / "whole"), ""))
+    whole = result_of(child("images", str(folder / "whole"), ""))
     process, shards = child("images", str(folder / "killed"), ""), 0
     while shards < IMAGES // 2048 // 2:
         time.sleep(0.01)
@@ -181,7 +176,7 @@ def killed_while_extracting(folder: Path) -> dict[str, Any]:
         shards = sum(len(p.read_text().splitlines()) - 1 for p in folder.glob("killed/features/*.partial/shards.jsonl"))
     process.send_signal(signal.SIGKILL)
     process.wait()
-    continued = result(child("images", str(folder / "killed"), ""))
+    continued = result_of(child("images", str(folder / "killed"), ""))
     return {
         "images": IMAGES,
         "complete at the kill": shards * 2048,
@@ -198,21 +193,20 @@ def main(most: int) -> None:
         for count in (most // 4, most // 2, most):
             make_rows(folder / str(count), count)
             for name in RUNS:
-                found = result(child(name, str(folder / str(count)), str(folder / "cache")))
-                each = found["rows"] / 1e5
-                used = (found["cpu"], found["load cpu"] / each, (found["cpu"] - found["load cpu"]) / each)
-                rows.append((name, count, found["seconds"], *used, found["idle"], found["anonymous"], found["peak"]))
+                data, cache = folder / str(count), folder / "cache"
+                done = result_of(child(name, str(data), str(cache)))
+                each, fit = done["rows"] / 1e5, done["cpu"] - done["load cpu"]
+                used = (done["cpu"], done["load cpu"] / each, fit / each)
+                rows.append((name, count, done["seconds"], *used, done["idle"], done["anonymous"], done["peak"]))
                 print(rows[-1], flush=True)
                 if count < most:
                     continue
-                fit = found["cpu"] - found["load cpu"]
                 if "noisy" in name:
-                    charged = charges(name, folder / str(count), folder / "private", fit)
+                    charged = charges(name, data, folder / "private", fit)
                 else:
-                    killed_while_fitting(name, folder / str(count), folder / "cache", fit)
-                    kills[name] = (
-                        result(child(name, str(folder / str(count)), str(folder / "cache")))["sha256"] == found["sha256"]
-                    )
+                    killed_while_fitting(name, data, cache, fit)
+                    again = result_of(child(name, str(data), str(cache)))
+                    kills[name] = again["sha256"] == done["sha256"]
         left = [path.name for path in folder.glob("cache/*")]
         extraction = killed_while_extracting(folder)
     columns = ("surrogate", "rows", "s", "CPU s", "load: CPU s / 100,000 rows", "fit: CPU s / 100,000 rows")

@@ -20,7 +20,6 @@ from typing import Any
 import grpc
 import psutil
 import torch
-from _report import described, report
 from flwr.app import Message, MessageType
 from flwr.app.message import remove_content_from_message
 from flwr.client.grpc_rere_client.connection import grpc_request_response
@@ -29,6 +28,9 @@ from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_f
 from flwr.supercore.retry import make_simple_grpc_retry_invoker
 
 from common.run import parse_run
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from common.config.run_config import parse_run_config, run_digest
 from common.surrogates.covariances import Diagonal
 from common.surrogates.mixtures import Mixtures
 from common.surrogates.surrogates import Header, Surrogate
@@ -40,12 +42,8 @@ from server_app.runs.state import when
 SENDERS = (10, 20, 30, 40, 50)
 LINKS = ("flower-superlink", "coordinator superlink")
 CLASSES, COMPONENTS, DIMENSION, RECORDS = 10, 10, 1280, 50
-SETTINGS: dict[str, Any] = {
-    "method": "fedpft",
-    "fedpft.covariance": "diag",
-    "fedpft.components": COMPONENTS,
-    "deadline": 120.0,
-}
+SETTINGS: dict[str, Any] = {"method": "fedpft", "fedpft.covariance": "diag"}
+SETTINGS |= {"fedpft.components": COMPONENTS, "deadline": 120.0}
 SETTINGS |= {"head.epochs": 1, "head.min-steps": 0, "backbone": "pixels", "device": "cpu"}
 
 
@@ -153,13 +151,13 @@ def measure(link: str, count: int) -> tuple[str, int, int, float, float, float, 
             thread.start()
         settings = SETTINGS | {"sites": count, "quorum": 0.1, "output-dir": folder}
         try:
-            found = run(settings, Path(folder), control, None, lambda event: None)
+            folder_of_run = run(settings, Path(folder), control, None, lambda event: None)
         finally:
             over.set()
             for thread in threads:
                 thread.join()
-        assert found is not None
-        events = [json.loads(line) for line in (found / "events.jsonl").read_text().splitlines()]
+        assert folder_of_run is not None
+        events = [json.loads(line) for line in (folder_of_run / "events.jsonl").read_text().splitlines()]
     replied = [event for event in events if event["event"] == "replied"]
     invited = next(event for event in events if event["event"] == "invited")
     first, last = when(invited), when(replied[-1])

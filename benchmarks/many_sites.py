@@ -12,17 +12,19 @@ import argparse
 import json
 import logging
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
-from _report import described, draw, peak, report
 from safetensors.torch import load_file, save_file
 
 import client_app.requests
+from benchmarks.harness.commands import result_of, start_child
+from benchmarks.harness.options import described
+from benchmarks.harness.plots import draw_growth
+from benchmarks.harness.results import report
+from benchmarks.harness.timing import peak
 from client_app.governance.gate import open_ledger
 from client_app.node_config import parse_node_config
 from common.models.classifiers import Head
@@ -91,24 +93,9 @@ def head_apart(model: Path, folder: Path, sites: int) -> float:
     means = sums / counts[:, None]
     within = (squares - (counts[:, None] * means).T @ means) / counts.sum()
     within = (1 - SHRINKAGE) * within + SHRINKAGE * within.diagonal().mean() * torch.eye(DIMENSION)
-    truth, found = torch.linalg.solve(within, means.T).T, head.weight.double()
-    truth, found = truth - truth.mean(0), found - found.mean(0)
-    return float((found - truth).norm() / truth.norm())
-
-
-def plot(rows: list[tuple[float, ...]]) -> None:
-    from matplotlib.figure import Figure
-
-    left, right = Figure(figsize=(9, 3.5), layout="constrained").subplots(1, 2)
-    sites, cpu, memory = ([row[column] for row in rows] for column in (0, 3, 6))
-    left.loglog(sites, cpu, "o-", label="all hospitals and the coordinator")
-    left.loglog(sites, [row[3] - row[4] for row in rows], "s-", label="of it outside the system")
-    left.loglog(sites, [cpu[-1] * count / sites[-1] for count in sites], ":", label="linear")
-    left.set(xlabel="hospitals", ylabel="CPU s")
-    right.semilogx(sites, memory, "s-", color="tab:green")
-    right.set(xlabel="hospitals", ylabel="peak memory, GB", ylim=(0, None))
-    right.grid(alpha=0.3)
-    draw(left, "many_sites")
+    truth, weight = torch.linalg.solve(within, means.T).T, head.weight.double()
+    truth, weight = truth - truth.mean(0), weight - weight.mean(0)
+    return float((weight - truth).norm() / truth.norm())
 
 
 def main() -> None:
@@ -121,11 +108,13 @@ def main() -> None:
         return
     rows = []
     for sites in options.sites:
-        command = [sys.executable, __file__, "--one", str(sites)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-        rows.append(tuple(json.loads(done.stdout.splitlines()[-1])))
-        report("many_sites", f"one run, {RECORDS} records a hospital, {CLASSES} classes, d = {DIMENSION}", COLUMNS, rows)
-    plot(rows)
+        rows.append(result_of(start_child(__file__, "--one", str(sites))))
+        title = f"one run, {RECORDS} records a hospital, {CLASSES} classes, d = {DIMENSION}"
+        report("many_sites", title, COLUMNS, rows)
+    sites, cpu, system, memory = ([row[column] for row in rows] for column in (0, 3, 4, 6))
+    outside = [whole - part for whole, part in zip(cpu, system, strict=True)]
+    spent = {"all hospitals and the coordinator": cpu, "of it outside the system": outside}
+    draw_growth("many_sites", sites, spent, memory)
 
 
 if __name__ == "__main__":

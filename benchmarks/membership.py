@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _report import RESULTS, described, draw, report, shared
 from safetensors.torch import load_file, save_file
 
+from benchmarks.harness.options import described
+from benchmarks.harness.plots import axes_of, draw
+from benchmarks.harness.results import kept_rows, report, stored
+from benchmarks.harness.samples import shared
 from client_app.audit.output import claim_broken
 from client_app.audit.release_audit import audit_release
 from client_app.node_config import parse_node_config
@@ -75,18 +78,20 @@ def main() -> None:
                 continue
             run = parse_run(settings)
             count = options.releases // {"DP-CVAE": 2, "DP-CGAN": 4}.get(name, 1)
-            found = audit_release(run, node, math.inf, count, seed=0)
-            if error := claim_broken(found):
+            audit = audit_release(run, node, math.inf, count, seed=0)
+            if error := claim_broken(audit):
                 broken.append(f"{name}: {error}")
             claim = f"{epsilon:g}" if epsilon else "none"
-            for attack, each in found.attacks.items():
+            for attack, each in audit.attacks.items():
                 rates = (each.rate_at_one_percent, each.rate_at_one_in_thousand)
                 interval = f"{each.low:.3f} to {each.high:.3f}"
-                excess = found.excess[attack]
+                excess = audit.excess[attack]
                 beyond = (excess.excess, f"{excess.low:.3f} to {excess.high:.3f}") if excess else (None, "")
-                rows.append((name, claim, attack, found.releases, each.auc, interval, *rates, found.allowed, *beyond))
+                cells = (audit.releases, each.auc, interval, *rates, audit.allowed, *beyond)
+                rows.append((name, claim, attack, *cells))
             if epsilon in (0.0, 1.0):
-                curves[f"{name}, epsilon {claim}"] = [[round(rate, 5) for rate in point] for point in found.attack.curve]
+                points = [[round(rate, 5) for rate in point] for point in audit.attack.curve]
+                curves[f"{name}, epsilon {claim}"] = points
             # After each row: generators take long, and an interrupted run keeps what it has.
             title = f"Membership inference, {options.records} CIFAR-10 features at one hospital, delta = 1e-05"
             rows.sort(key=lambda row: list(RELEASES).index(row[0]))
@@ -98,32 +103,24 @@ def main() -> None:
 
 def kept(only: str) -> tuple[list[Any], dict[str, Any]]:
     """Rows and curves of the last run that are not measured anew."""
-    file = RESULTS / "membership.json"
-    if not only or not file.is_file():
+    if not only:
         return [], {}
-    last = json.loads(file.read_text())
-    curves = {name: curve for name, curve in json.loads(last["curves"]).items() if only not in name}
-    return [row for row in last["rows"] if only not in row[0]], curves
+    curves = json.loads(stored("membership").get("curves", "{}"))
+    others = {name: curve for name, curve in curves.items() if only not in name}
+    return kept_rows("membership", lambda row: only in row[0]), others
 
 
 def plot(curves: dict[str, Any]) -> None:
     """ROC curves with logarithmic axes: what matters is the left end."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(9.5, 5), layout="constrained")
-    for name, curve in sorted(curves.items(), key=lambda item: list(RELEASES).index(item[0].split(", eps")[0])):
-        x, y = torch.tensor(curve).T
+    axes, order = axes_of(9.5, 5), list(RELEASES)
+    places = {name: order.index(name.split(", eps")[0]) for name in curves}
+    for name, curve in sorted(curves.items(), key=lambda item: places[item[0]]):
+        x, y = torch.tensor(curve).clamp_min(1e-4).T
         line = "-" if name.endswith("none") else ":"
-        axes.loglog(
-            x.clamp_min(1e-4), y.clamp_min(1e-4), line, color=f"C{list(RELEASES).index(name.split(', eps')[0])}", label=name
-        )
+        axes.loglog(x, y, line, color=f"C{places[name]}", label=name)
     axes.loglog([1e-4, 1], [1e-4, 1], color="grey", lw=0.8, label="a guess")
     axes.set(xlabel="false positive rate", ylabel="true positive rate", xlim=(1e-3, 1), ylim=(1e-3, 1.05))
     draw(axes, "membership")
-    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from _report import described, paired, report, shared
-from safetensors.torch import load_file
 from sklearn.mixture import GaussianMixture
 
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import stored_features
+from benchmarks.harness.timing import paired
 from client_app.datasets.partition import partition
 from common.run import parse_run
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
@@ -41,9 +43,8 @@ def busy(processes: int) -> Iterator[None]:
 
 def main() -> None:
     described(__doc__).parse_args()
-    data = load_file(shared("features/cifar10-train.safetensors"))
-    features, labels = data["x"].float(), data["y"]
-    parts = partition(labels, None, parse_run({"alpha": 0.1}), 10)
+    features, labels = stored_features("cifar10")
+    parts = partition(labels, None, RunConfig(alpha=0.1), 10)
     sites = [(features[part], labels[part]) for part in parts]
     rows = []
     for family, components in (("spherical", 1), ("diag", 1), ("diag", 10), ("spherical", 10)):
@@ -91,15 +92,15 @@ def _likelihoods(
     """Mean log-likelihoods per record, over the classes that both have fitted; then the records on equal terms, and their
     mean log-likelihoods.
     """
-    found = []
+    rows_of_class = []
     for part, mixture, models in zip(parts, ours, theirs, strict=True):
         fitted = [label for label in range(10) if mixture.counts[label] > 1]
         for label, model in zip(fitted, models, strict=True):
             rows = part[labels[part] == label]
             mine, peer = mixture.log_likelihood(features[rows], labels[rows]), float(model.score(features[rows].numpy()))
             equal = len(model.weights_) == 1 or model.weights_.min() * len(rows) >= SMALLEST
-            found.append((len(rows), mine, peer, equal))
-    counts, mine, peers, equal = (torch.tensor(column, dtype=torch.float64) for column in zip(*found, strict=True))
+            rows_of_class.append((len(rows), mine, peer, equal))
+    counts, mine, peers, equal = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows_of_class, strict=True))
 
     def means(weights: torch.Tensor) -> tuple[float, float]:
         return round(float(weights @ mine / weights.sum()), 2), round(float(weights @ peers / weights.sum()), 2)

@@ -7,17 +7,16 @@ training records of PACS, with MobileNetV2; test records are 210 photographs and
 """
 
 import io
-import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from _report import ROOT, described, report, shared
 from PIL import Image, ImageOps
 
+from benchmarks.harness.commands import json_of, run_command
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import shared, stored_images
 from server_app.report.site_map import site_map_of, words_of
 from server_app.runs.reader import read_run
 
@@ -29,13 +28,11 @@ OF_CLASS, TESTED = 21, 30
 
 def rows(domain: str, part: str) -> dict[int, list[bytes]]:
     """The images of each class as files, in a random order."""
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(shared(f"data/pacs/{domain}-{part}.parquet"), columns=["image", "label"]).to_pylist()
-    found: dict[int, list[bytes]] = {}
-    for place in np.random.default_rng(0).permutation(len(table)):
-        found.setdefault(table[place]["label"], []).append(table[place]["image"]["bytes"])
-    return found
+    files, labels = stored_images(f"data/pacs/{domain}-{part}.parquet")
+    images: dict[int, list[bytes]] = {}
+    for place in np.random.default_rng(0).permutation(len(files)):
+        images.setdefault(labels[place], []).append(files[place])
+    return images
 
 
 def write_images(folder: Path) -> None:
@@ -62,15 +59,6 @@ def write_images(folder: Path) -> None:
     (folder / "table.csv").write_text("\n".join(lines) + "\n")
 
 
-def coordinator(*words: str) -> Any:
-    """Run a command with --json, and return its result."""
-    command = [sys.executable, "-m", "server_app.cli.main", *words]
-    done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stderr)
-    return json.loads(done.stdout)
-
-
 def main(home: Path) -> None:
     (home / "images").mkdir(parents=True)
     write_images(home / "images")
@@ -79,18 +67,18 @@ def main(home: Path) -> None:
         f'backbone="torchvision:mobilenet_v2" weights-path="{shared("weights/mobilenet_v2-imagenet.safetensors")}"'
     )
     words = ("--engine", "local", "--sites", str(len(HOSPITALS)), "-c", settings)
-    run = Path(coordinator("simulate", *words)["folder"])
-    found = coordinator("value", str(run))
-    subprocess.run([sys.executable, "-m", "server_app.cli.main", "report", str(run)], cwd=ROOT, check=True)
+    run = Path(json_of("coordinator", "simulate", *words)["folder"])
+    values = json_of("coordinator", "value", str(run))
+    print(run_command("coordinator", "report", str(run)))
     drawn = site_map_of(read_run(run), run)
-    worth = {each["site"]: each for each in found["sites"]}
+    worth = {each["site"]: each for each in values["sites"]}
     columns = ("hospital", "data", "leave-one-out", "Shapley value")
     table = [
         (str(place), kind, worth[str(place)]["leave_one_out"], worth[str(place)]["shapley"])
         for place, kind in enumerate(HOSPITALS)
     ]
     seen = words_of(drawn) if drawn is not None else []
-    report("odd-hospitals", "map and values of six hospitals", columns, table, map=seen, accuracy=found["all"])
+    report("odd-hospitals", "map and values of six hospitals", columns, table, map=seen, accuracy=values["all"])
     print(*seen, sep="\n")
     print(run / "report.html")
 

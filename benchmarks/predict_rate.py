@@ -9,7 +9,6 @@ time, which other work on the machine changes less, and peak memory after 1,000 
 
 from __future__ import annotations
 
-import resource
 import statistics
 import tempfile
 import time
@@ -19,9 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _report import described, report
 from PIL import Image
 
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.timing import peak
 from client_app.features.parts import in_parts
 from client_app.model_use.calibration import Calibration
 from client_app.model_use.inputs import find_inputs
@@ -34,6 +35,8 @@ from common.signed_models.making import make_signed_model
 from common.surrogates.surrogates import Header
 
 SIDE, TURNS = 28, 5
+# MiB of a gigabyte in `peak`.
+MIB = 1e6 / 1024
 
 
 def main(count: int) -> None:
@@ -51,9 +54,6 @@ def main(count: int) -> None:
         gaussians = fit_gaussians(torch.rand(2000, backbone.dim), torch.arange(2000) % 2)
         predictor = Predictor(model.classifier, Calibration(), gaussians)
         inputs = find_inputs(f"{home}/images")
-
-        def peak() -> float:
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
         def alone() -> None:
             for _ in in_parts(inputs.dataset(range(len(inputs))).open_image, [range(len(inputs))], backbone, BATCH):
@@ -75,7 +75,7 @@ def main(count: int) -> None:
         last = peak()
     columns = ("turn", "features alone, images/s", "predictions, images/s", "ratio by the clock", "ratio by processor time")
     medians = {name: statistics.median(row[place] for row in rows) for place, name in enumerate(columns) if place}
-    memory = {"after 1,000 images": round(first), "after all images": round(last)}
+    memory = {"after 1,000 images": round(first * MIB), "after all images": round(last * MIB)}
     title = f"site predict on {count} images of {SIDE} x {SIDE} px, backbone 'pixels'"
     report("predict-rate", title, columns, rows, images=count, medians=medians, peak_memory_mib=memory)
     print(f"medians: {medians}; peak memory, MiB: {memory}")

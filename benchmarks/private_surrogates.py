@@ -10,8 +10,6 @@ The file of results is written after every seed; `--from-seed` continues it afte
     python benchmarks/private_surrogates.py --name mine --sites 5 -c 'data="safetensors" data-dir="/data" dataset="x"'
 """
 
-import argparse
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,18 +17,22 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from _report import RESULTS, described, draw, report, shared
-from accuracy_against_bytes import Data, judge, load
 from rich.progress import track
 
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from benchmarks.accuracy_against_bytes import judge, payloads_of, received
+from benchmarks.harness.federation import Federation, load_seed
+from benchmarks.harness.options import arguments, settings_of, without_paths
+from benchmarks.harness.plots import axes_of, draw
+from benchmarks.harness.results import report, stored
+from benchmarks.harness.samples import shared
+from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
 from common.run import Run, parse_run
 from common.settings.flat import parse_overrides
 from common.surrogates.class_sums import PRESENT, as_mixtures
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
-from common.wire.model_proto import pack_classifier, unpack_classifier
-from common.wire.records import pack_surrogate, unpack_surrogate
+from common.wire.records import unpack_surrogate
 from strategies.fedpft import sampling
 from strategies.fedpft.learn import learn
 from strategies.pooling.public_mean import read_centre
@@ -55,25 +57,24 @@ ROWS: dict[str, dict[str, Any]] = {
 OPEN = {"spherical": 1, "diag": 1, "lowrank": 64}
 
 
-def federate(run: Run, data: Data, row: str, centre: torch.Tensor | None = None) -> tuple[Head, int]:
-    payloads = [
-        pack_surrogate(
-            make_surrogate(SiteData(features, labels, classes, data.fingerprint, str(site)), run, centre=centre).surrogate
-        )
-        for site, (features, labels, classes) in enumerate(data.parts)
-    ]
+Accuracies = dict[tuple[str, str], list[float]]
+
+
+def federate(run: RunConfig, data: Federation, row: str, centre: torch.Tensor | None = None) -> tuple[Head, int]:
+    """The head of a row, and the bytes of all sites. centre: the public mean of features (d,)."""
+    payloads = payloads_of(run, data, centre)
     surrogates = [unpack_surrogate(payload) for payload in payloads]
-    if row == EQUAL:
-        surrogates = [_equal(surrogates)]
-    elif row == SAMPLED:
+    if row == SAMPLED:
         mixtures = [_mixture(surrogate) for surrogate in surrogates]
         claim = mixtures[0].claim
         assert claim is not None
-        head = replace(sampling.learn(mixtures, run.settings.head, run.settings.seed, data.parts[0][2]), clip=claim.clip)
-        return unpack_classifier(pack_classifier(head)), sum(map(len, payloads))
-    found = learn(surrogates, run, "cpu", data.parts[0][2], centre).head
-    assert isinstance(found, Head)
-    return unpack_classifier(pack_classifier(found)), sum(map(len, payloads))
+        head = replace(sampling.learn(mixtures, run.head, run.seed, data.classes), clip=claim.clip)
+    else:
+        surrogates = [_equal(surrogates)] if row == EQUAL else surrogates
+        learned = learn(surrogates, run, "cpu", data.classes, centre).head
+        assert isinstance(learned, Head)
+        head = learned
+    return received(head), sum(map(len, payloads))
 
 
 def _sums(surrogates: Sequence[AnySurrogate]) -> list[SumsSurrogate]:
@@ -92,99 +93,82 @@ def _equal(surrogates: Sequence[AnySurrogate]) -> SumsSurrogate:
 def _mixture(surrogate: AnySurrogate) -> Surrogate:
     """One spherical Gaussian for each class that stands out from the noise at this site, for sampling as without privacy."""
     (own,) = _sums([surrogate])
-    found = as_mixtures(own.sums)
-    if found is None:
+    made = as_mixtures(own.sums)
+    if made is None:
         largest = int(own.sums.counts.argmax())
         sure = replace(own.sums, sigmas=own.sums.sigmas | {"counts": float(own.sums.counts[largest]) / PRESENT - 1e-3})
-        found = as_mixtures(sure)
-    assert found is not None
-    table, kept = found
+        made = as_mixtures(sure)
+    assert made is not None
+    table, kept = made
     return Surrogate(replace(own.header, classes=tuple(own.header.classes[index] for index in kept)), table, own.claim)
 
 
 def main() -> None:
-    parser = described(__doc__)
-    parser.add_argument("--name", default="private-cifar10", help="of the files in benchmarks/results")
+    parser = arguments(__doc__, "private-cifar10")
     parser.add_argument("--sites", type=int, default=10)
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--from-seed", type=int, default=0, help="take earlier seeds from the file of results")
     parser.add_argument("--power", type=float, default=1.0, help="of the default features")
     parser.add_argument("--public", default="", help="features of public images, for the row with a public centre")
-    parser.add_argument("-c", "--run-config", action="append", default=[], metavar="'key=value ...'")
     options = parser.parse_args()
-    settings = parse_overrides(options.run_config)
-    if not settings:
-        folder = str(shared("features/cifar10-train.safetensors").parent)
-        # The power that "auto" takes for the backbone of these features is 1 under privacy, and 0.5 without.
-        settings = {"data": "safetensors", "data-dir": folder, "dataset": "cifar10", "alpha": 0.1}
-        settings["features.power"] = options.power
+    # The power that "auto" takes for the backbone of these features is 1 under privacy, and 0.5 without.
+    stand_in = {"dataset": "cifar10", "alpha": 0.1, "features.power": options.power}
+    settings, _ = settings_of(options, stand_in)
+    if not options.run_config:
         options.public = options.public or str(shared("features/pacs-photo-train.safetensors"))
-    public = read_centre(options.public, parse_run(settings).power)
-    accuracy: dict[tuple[str, str], list[float]] = defaultdict(list)
-    size: dict[str, list[int]] = defaultdict(list)
-    if options.from_seed:
-        last = json.loads((RESULTS / f"{options.name}.json").read_text())
-        for key, values in last["accuracy"].items():
-            name, _, column = key.rpartition(" @ ")
-            accuracy[name, column] = values[: options.from_seed]
-        size |= {name: values[: options.from_seed * len(EPSILONS)] for name, values in last["bytes"].items()}
+    public = read_centre(options.public, parse_run_config(settings).power)
+    accuracy, size = earlier(options.name, options.from_seed)
     for seed in range(options.from_seed, options.seeds):
         base = settings | {"seed": seed}
-        data = load(parse_run(base), options.sites)
+        data = load_seed(settings, options.sites, seed)
         for family, rank in OPEN.items():
             run = parse_run(base | {"fedpft.covariance": family, "fedpft.rank": rank})
             head, _ = federate(run, data, "")
             accuracy[family, "none"].append(100 * judge(head, run, options.sites)["accuracy.model"])
-        work = [(name, epsilon) for name in ROWS for epsilon in EPSILONS]
+        rows = [name for name in ROWS if name != CENTRED or public is not None]
+        work = [(name, epsilon) for name in rows for epsilon in EPSILONS]
         for name, epsilon in track(work, description=f"seed {seed}"):
-            if name == CENTRED and public is None:
-                continue
-            run = parse_run(base | ROWS[name] | {"epsilon": epsilon, "delta": DELTA})
+            run = parse_run_config(base | ROWS[name] | {"epsilon": epsilon, "delta": DELTA})
             head, count = federate(run, data, name, public if name == CENTRED else None)
-            accuracy[name, f"{epsilon:g}"].append(100 * judge(head, run, options.sites)["accuracy.model"])
+            right = 100 * judge(head, run, options.sites)["accuracy.model"]
+            accuracy[name, f"{epsilon:g}"].append(right)
             size[name].append(count)
-            print(f"seed {seed}, {name}, epsilon {epsilon:g}: {accuracy[name, f'{epsilon:g}'][-1]:.2f} %", flush=True)
-        write(options, settings, seed + 1, accuracy, size)
+            print(f"seed {seed}, {name}, epsilon {epsilon:g}: {right:.2f} %", flush=True)
+        title = f"{options.name}: {options.sites} sites, {seed + 1} seeds, delta {DELTA:g}, accuracy % at epsilon"
+        write(options.name, title, settings, accuracy, size)
 
 
-def write(
-    options: argparse.Namespace,
-    settings: dict[str, Any],
-    seeds: int,
-    accuracy: dict[tuple[str, str], list[float]],
-    size: dict[str, list[int]],
-) -> None:
+def earlier(name: str, seeds: int) -> tuple[Accuracies, dict[str, list[int]]]:
+    """Accuracies and bytes of the first seeds in the file of results; empty ones for no seeds."""
+    accuracy: Accuracies = defaultdict(list)
+    size: dict[str, list[int]] = defaultdict(list)
+    if seeds:
+        last = stored(name)
+        for key, values in last["accuracy"].items():
+            row, _, column = key.rpartition(" @ ")
+            accuracy[row, column] = values[:seeds]
+        size |= {row: values[: seeds * len(EPSILONS)] for row, values in last["bytes"].items()}
+    return accuracy, size
+
+
+def write(name: str, title: str, settings: dict[str, Any], accuracy: Accuracies, size: dict[str, list[int]]) -> None:
     """Write and draw the table of the seeds so far."""
     columns = [f"{epsilon:g}" for epsilon in EPSILONS]
     rows = []
-    for name, row in ROWS.items():
-        if name not in size:
-            continue
-        means = [statistics.mean(accuracy[name, column]) for column in columns]
-        spread = statistics.mean(statistics.pstdev(accuracy[name, column]) for column in columns)
-        without = accuracy.get((str(row["fedpft.covariance"]), "none"))
-        rows.append(
-            (
-                name,
-                *(round(mean, 2) for mean in means),
-                round(statistics.mean(without), 2) if without else "",
-                round(spread, 2),
-                round(statistics.mean(size[name]) / 1e6, 3),
-            )
-        )
-    title = f"{options.name}: {options.sites} sites, {seeds} seeds, delta {DELTA:g}, accuracy % at epsilon"
-    kept = {key: value for key, value in settings.items() if key not in ("data-dir", "weights-path")}
-    every = {f"{name} @ {epsilon}": values for (name, epsilon), values in accuracy.items()}
+    for row in (row for row in ROWS if row in size):
+        each = [accuracy[row, column] for column in columns]
+        means = [round(statistics.mean(values), 2) for values in each]
+        without = accuracy.get((str(ROWS[row]["fedpft.covariance"]), "none"))
+        plain = round(statistics.mean(without), 2) if without else ""
+        spread = round(statistics.mean(map(statistics.pstdev, each)), 2)
+        rows.append((row, *means, plain, spread, round(statistics.mean(size[row]) / 1e6, 3)))
+    every = {f"{row} @ {epsilon}": values for (row, epsilon), values in accuracy.items()}
     heads = ("released", *columns, "same family, no privacy", "mean sd", "uplink MB, all sites")
-    report(options.name, title, heads, rows, settings=kept, accuracy=every, bytes=size)
-    plot(rows, title, options.name)
+    report(name, title, heads, rows, settings=without_paths(settings), accuracy=every, bytes=size)
+    plot(rows, title, name)
 
 
 def plot(rows: list[tuple[Any, ...]], title: str, name: str) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.6), layout="constrained")
-    axes = figure.subplots()
+    axes = axes_of(8, 4.6)
     for index, (row, *values) in enumerate(rows):
         style = ":" if row.startswith("theorem") else "--" if row.startswith("DP-EM") or "," in row else "-"
         axes.plot(EPSILONS, values[: len(EPSILONS)], style, marker="o", color=f"C{index}", label=row)

@@ -10,20 +10,18 @@ trained with few steps. Robust pooling runs with two hostile sites only. Without
     python benchmarks/robustness.py --only "digits 0.1,pacs" --epsilons none --attacks "label swap x10" --dry-run
 """
 
-import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from statistics import mean
 from typing import Any
 
 import torch
-from _report import RESULTS, ROOT, SHARED, described, report
 from rich.progress import track
 
-sys.path.insert(0, str(ROOT))
-
-from common.run import parse_run
+from benchmarks.harness.options import described
+from benchmarks.harness.results import kept_rows, report
+from benchmarks.harness.samples import sample_folder, stored_features
+from common.config.run_config import parse_run_config
 from common.surrogates.surrogates import AnySurrogate
 from strategies.fedpft.learn import LearnedHead, learn
 from strategies.pooling.robust_centres import POOLED
@@ -45,24 +43,16 @@ def digits(alpha: float, seed: int) -> Split:
     return uneven_digits(alpha, seed, SITES)
 
 
-def stored(name: str, part: str) -> Data:
-    from safetensors.torch import load_file
-
-    tables = load_file(SHARED / "features" / f"{name}-{part}.safetensors")
-    return tables["x"].float(), tables["y"].long()
-
-
 def cifar(alpha: float, seed: int) -> Split:
-    features, labels = stored("cifar10", "train")
-    return dirichlet(features, labels, alpha, seed, SITES), stored("cifar10", "test")
+    return dirichlet(*stored_features("cifar10"), alpha, seed, SITES), stored_features("cifar10", "test")
 
 
 def pacs(alpha: float, seed: int) -> Split:
     """Half of the sites have photos, half have sketches."""
     parts: list[Data] = []
     for style in ("photo", "sketch"):
-        parts += dirichlet(*stored(f"pacs-{style}", "train"), alpha, seed, SITES // 2)
-    tests = [stored(f"pacs-{style}", "test") for style in ("photo", "sketch")]
+        parts += dirichlet(*stored_features(f"pacs-{style}"), alpha, seed, SITES // 2)
+    tests = [stored_features(f"pacs-{style}", "test") for style in ("photo", "sketch")]
     # Hostile sites are the first two: one of each style.
     parts[1], parts[5] = parts[5], parts[1]
     return parts, (torch.cat([x for x, _ in tests]), torch.cat([y for _, y in tests]))
@@ -137,11 +127,11 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="print rows and write no file")
     options = parser.parse_args()
     places: dict[str, Any] = {"digits 0.1": (digits, 0.1), "digits 0.5": (digits, 0.5)}
-    if (SHARED / "features").exists():
+    if (sample_folder() / "features").exists():
         places |= {"cifar10 0.1": (cifar, 0.1), "cifar10 0.5": (cifar, 0.5), "pacs": (pacs, 100.0)}
     chosen = options.only.split(",") if options.only else list(places)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    found: dict[tuple[str, ...], list[tuple[Cell, float]]] = defaultdict(list)
+    every: dict[tuple[str, ...], list[tuple[Cell, float]]] = defaultdict(list)
     for place, seed in track([(place, seed) for place in chosen for seed in seeds], description="partitions"):
         make, alpha = places[place]
         parts, test = make(alpha, seed)
@@ -151,15 +141,14 @@ def main() -> None:
             numbers = [int(number) for number in options.hostile.split(",")]
             cells = bench.cells(options.attacks.split(","), options.defences.split(","), numbers)
             for (attack, hostile, rule), cell, rest in cells:
-                found[place, epsilon, attack, str(hostile), rule].append((cell, rest))
-    rows = [row(key, cells) for key, cells in found.items()]
+                every[place, epsilon, attack, str(hostile), rule].append((cell, rest))
+    rows = [row(key, cells) for key, cells in every.items()]
     if options.dry_run:
         for each in rows:
             print(*each, sep="\t")
         return
-    file = RESULTS / "robustness.json"
-    if options.only and file.exists():
-        rows = [tuple(old) for old in json.loads(file.read_text())["rows"] if old[0] not in chosen] + rows
+    if options.only:
+        rows = kept_rows("robustness", lambda old: old[0] in chosen) + rows
     report("robustness", f"hostile sites of {SITES}", COLUMNS, rows)
 
 

@@ -5,7 +5,6 @@ Every accuracy is that of a whole run, with all messages. `--parts table cost ho
     python benchmarks/secure_sums.py --parts table --seeds 3
 """
 
-import json
 import statistics
 import tempfile
 import time
@@ -16,10 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from _report import RESULTS, SHARED, described, machine, report, shared
 
 import client_app.datasets.partition as partition
 import strategies.base.collection as collection
+from benchmarks.harness.options import described
+from benchmarks.harness.results import machine, report, stored
+from benchmarks.harness.samples import feature_settings, sample_folder, shared
+from common.config.run_config import parse_run_config
 from common.errors import FedSurrogateError
 from common.run import parse_run
 from common.secure_sum.member import agree, begin, mask, reveal, share
@@ -36,6 +38,7 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0)
 DELTA = 1e-5
 GRAM: dict[str, Any] = {"fedpft.covariance": "gram"}
 SECURE = GRAM | {"secure-sum": True, "secure-sum-records": 5000}
+SHARED = sample_folder()
 HEAD = {"features.projection": str(SHARED / "weights" / "mobilenet_v2-imagenet.safetensors")}
 IMAGES = {"fedpft.public": str(SHARED / "features" / "pacs-photo-train.safetensors")}
 PUBLIC = SECURE | HEAD | IMAGES
@@ -67,11 +70,12 @@ ROWS = (
 
 
 def accuracy(folder: Path, sites: int, seed: int, settings: dict[str, Any]) -> float:
-    data = {"data": "safetensors", "data-dir": str(shared("features")), "dataset": "cifar10", "classes": CLASSES}
-    run = data | {"partition": "dirichlet", "alpha": 0.1, "seed": seed, "features.power": 0.5, "output-dir": str(folder)}
-    found = read_run(simulate_here(sites, run | settings, lambda event: None, report=False)).number("accuracy", "model")
-    assert found is not None
-    return 100 * found
+    run = feature_settings("cifar10", classes=CLASSES, partition="dirichlet", alpha=0.1, seed=seed)
+    run |= {"features.power": 0.5, "output-dir": str(folder)} | settings
+    ended = read_run(simulate_here(sites, run, lambda event: None, report=False))
+    right = ended.number("accuracy", "model")
+    assert right is not None
+    return 100 * right
 
 
 def table(seeds: int, sizes: list[int], minutes: float, again: bool, forgotten: list[str], only: list[str]) -> None:
@@ -86,17 +90,17 @@ def table(seeds: int, sizes: list[int], minutes: float, again: bool, forgotten: 
     # What takes longest comes last.
     work += [(row, size, 0) for rows in (ROWS[:-2], ROWS[-2:]) for size in sizes for row in rows]
     work += [(row, size, seed) for seed in range(1, seeds) for size in sizes for row in ROWS]
-    before = json.loads((RESULTS / "secure-sums.json").read_text()) if again else {}
-    found, calls = dict(before.get("accuracy", {})), list(before.get("calls", []))
+    before = stored("secure-sums") if again else {}
+    cells, calls = dict(before.get("accuracy", {})), list(before.get("calls", []))
     for row, size in ((row, size) for row in ROWS if row.name in forgotten for size in sizes):
         for epsilon in EPSILONS:
-            found.pop(key(row, size, epsilon), None)
+            cells.pop(key(row, size, epsilon), None)
     if again:
-        write(found, sizes, calls)
+        write(cells, sizes, calls)
     with tempfile.TemporaryDirectory() as folder:
         for row, size, seed in dict.fromkeys(each for each in work if each[0].name in only):
             for epsilon in EPSILONS if row.private else (0.0,):
-                cell = found.setdefault(key(row, size, epsilon), [])
+                cell = cells.setdefault(key(row, size, epsilon), [])
                 if len(cell) > seed:
                     continue
                 if time.process_time() > 60 * minutes:
@@ -105,7 +109,7 @@ def table(seeds: int, sizes: list[int], minutes: float, again: bool, forgotten: 
                 budget = {"epsilon": epsilon, "delta": DELTA} if row.private else {}
                 cell.append(accuracy(Path(folder), size, seed, row.settings | budget))
                 call = machine() | {"cpu_seconds": round(time.process_time())}
-                write({name: values for name, values in found.items() if values}, sizes, [*calls, call])
+                write({name: values for name, values in cells.items() if values}, sizes, [*calls, call])
 
 
 def key(row: Row, size: int, epsilon: float) -> str:
@@ -113,18 +117,18 @@ def key(row: Row, size: int, epsilon: float) -> str:
     return f"{row.name}, {size} sites" + (f", epsilon {epsilon:g}" if row.private else "")
 
 
-def write(found: dict[str, list[float]], sizes: list[int], calls: list[dict[str, Any]]) -> None:
+def write(accuracy: dict[str, list[float]], sizes: list[int], calls: list[dict[str, Any]]) -> None:
     """The table as it is so far: the mean over the seeds that were reached. The file has every single accuracy."""
     rows = []
     for size in sizes:
         for row in ROWS:
-            cells = [found.get(key(row, size, epsilon), []) for epsilon in EPSILONS]
+            cells = [accuracy.get(key(row, size, epsilon), []) for epsilon in EPSILONS]
             if any(cells):
                 means = [round(statistics.mean(values), 2) if values else None for values in cells]
                 rows.append((row.name, size, max(map(len, cells)), *means, row.trust))
     columns = ("row", "sites", "seeds", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS), "trust in others")
     title = f"CIFAR-10 features, accuracy %, Dirichlet 0.1, delta {DELTA:g}"
-    report("secure-sums", title, columns, rows, accuracy=found, calls=calls)
+    report("secure-sums", title, columns, rows, accuracy=accuracy, calls=calls)
 
 
 def cost(sizes: tuple[int, ...] = (5, 20, 50, 100)) -> None:
@@ -183,11 +187,11 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
     """
     import client_app.secure_sum.masked as module
 
-    before = json.loads((RESULTS / "secure-sums-hostile.json").read_text()) if again else {}
+    before = stored("secure-sums-hostile") if again else {}
     real, rows = module.mask, [tuple(row) for row in before.get("rows", []) if row[0] not in forgotten]
     calls = before.get("calls", [before["machine"]] if before else [])
     columns = ("run", "liars", "how", "accuracy")
-    found: float | str
+    right: float | str
     with tempfile.TemporaryDirectory() as folder:
         private = PUBLIC | {"epsilon": 4.0, "delta": DELTA}
         for name, settings in (("epsilon 4", private), ("without privacy", SECURE)):
@@ -222,10 +226,10 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
 
                 module.mask = lie
                 try:
-                    found = accuracy(Path(folder), sites, 0, settings)
+                    right = accuracy(Path(folder), sites, 0, settings)
                 except FedSurrogateError as error:
-                    found = f"the run ends: {error}"
-                rows.append((name, liars, how, found))
+                    right = f"the run ends: {error}"
+                rows.append((name, liars, how, right))
                 title = "sites of ten that add false numbers to a secure sum; one run each"
                 report("secure-sums-hostile", title, columns, rows, calls=[*calls, machine()])
     module.mask = real
@@ -238,13 +242,10 @@ def main() -> None:
     parser.add_argument("--sites", type=int, nargs="+", default=[10, 50])
     parser.add_argument("--minutes", type=float, default=60.0, help="of CPU, after which the table is as it is")
     parser.add_argument("--continue", dest="keep", action="store_true", help="with what the files of table and hostile lack")
-    parser.add_argument(
-        "--again",
-        nargs="+",
-        default=[],
-        help="with --continue: rows of the table, or runs of hostile, that are measured anew",
-    )
-    parser.add_argument("--rows", nargs="+", default=[row.name for row in ROWS], choices=[row.name for row in ROWS])
+    again = "with --continue: rows of the table, or runs of hostile, that are measured anew"
+    parser.add_argument("--again", nargs="+", default=[], help=again)
+    names = [row.name for row in ROWS]
+    parser.add_argument("--rows", nargs="+", default=names, choices=names)
     options = parser.parse_args()
     for file in (HEAD["features.projection"], IMAGES["fedpft.public"]):
         shared(file)

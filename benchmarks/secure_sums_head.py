@@ -12,10 +12,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from _report import described, report, shared
-from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import shared, stored_features, stored_images
 from common.backbones.backbones import load_backbone
 from common.backbones.feature_power import raised
 from common.privacy.gaussian_mechanism import clip
@@ -29,29 +30,28 @@ from strategies.pooling.public_projection import read_map
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 SITES = 10
+COLUMNS = ("data", "records", "epsilon", "dimensions by rule", "512, means as released")
+COLUMNS += ("half", "by rule", "twice")
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def pacs(domain: str) -> Data:
-    train, test = (load_file(shared(f"features/pacs-{domain}-{part}.safetensors")) for part in ("train", "test"))
-    return train["x"].double(), train["y"], test["x"].double(), test["y"]
+    (x, y), (test_x, test_y) = (stored_features(f"pacs-{domain}", part) for part in ("train", "test"))
+    return x.double(), y, test_x.double(), test_y
 
 
 def cifar(images: int, apart: float = 8.0) -> Data:
     """Features of the first images that are not among the sample features: no feature lies within `apart` of theirs."""
-    import pyarrow.parquet as pq
     from PIL import Image
 
-    backbone = load_backbone(
-        "torchvision:mobilenet_v2", str(shared("weights/mobilenet_v2-imagenet.safetensors")), 128, "cpu"
-    )
-    table = pq.read_table(shared("data/cifar10/train.parquet")).slice(0, images)
-    known, found = load_file(shared("features/cifar10-train.safetensors"))["x"].float(), []
-    rows = table.column("image").to_pylist()
-    for start in range(0, len(rows), 32):
-        opened = [Image.open(io.BytesIO(row["bytes"])).convert("RGB") for row in rows[start : start + 32]]
-        found.append(backbone.forward(torch.stack([backbone.preprocess(image) for image in opened])))
-    x, y = torch.cat(found), torch.tensor(table.column("label").to_pylist())
+    weights = str(shared("weights/mobilenet_v2-imagenet.safetensors"))
+    backbone = load_backbone("torchvision:mobilenet_v2", weights, 128, "cpu")
+    known, parts = stored_features("cifar10")[0], []
+    files, labels = stored_images("data/cifar10/train.parquet", images)
+    for start in range(0, len(files), 32):
+        opened = [Image.open(io.BytesIO(file)).convert("RGB") for file in files[start : start + 32]]
+        parts.append(backbone.forward(torch.stack([backbone.preprocess(image) for image in opened])))
+    x, y = torch.cat(parts), torch.tensor(labels)
     new = torch.cat([torch.cdist(part, known).min(1).values for part in x.split(1000)]) > apart
     order = torch.randperm(int(new.sum()), generator=torch.Generator().manual_seed(0))
     x, y = x[new][order].double(), y[new][order]
@@ -75,7 +75,7 @@ def accuracy(data: Data, settings: dict[str, Any], draws: int) -> float:
 
     exact = {each.name: each.value for each in sums_of(mapped(x), y, torch.ones(len(y)), len(classes), "joint", 1.0)}
     sigmas = {name: sigma * (SITES / rules.lasting.honest) ** 0.5 for name, (sigma, _) in claim.noise.items()}
-    tests, found = mapped(test_x), []
+    tests, accuracies = mapped(test_x), []
     for draw in range(draws):
         generator = torch.Generator().manual_seed(draw)
         noisy = {
@@ -87,8 +87,8 @@ def accuracy(data: Data, settings: dict[str, Any], draws: int) -> float:
         head, _ = learn_from_sums([SumsSurrogate(header, sums, claim)], "joint", 0)
         names = torch.tensor([int(name) for name in head.header.classes])
         scores = tests @ head.weight.double().T + head.bias.double()
-        found.append(100 * float((names[scores.argmax(1)] == test_y).double().mean()))
-    return statistics.mean(found)
+        accuracies.append(100 * float((names[scores.argmax(1)] == test_y).double().mean()))
+    return statistics.mean(accuracies)
 
 
 def main() -> None:
@@ -124,19 +124,10 @@ def main() -> None:
             ):
                 plain = accuracy(data, settings | {"features.dimensions": 512}, options.draws)
             scaled = [round(chosen * factor) for factor in (0.5, 1, 2)]
-            found = [accuracy(data, settings | {"features.dimensions": dims}, options.draws) for dims in scaled]
-            rows.append((name, len(data[1]), epsilon, chosen, *(round(each, 2) for each in (plain, *found))))
-            columns = (
-                "data",
-                "records",
-                "epsilon",
-                "dimensions by rule",
-                "512, means as released",
-                "half",
-                "by rule",
-                "twice",
-            )
-            report("secure-sums-head", "pooled, default trust of ten sites, accuracy %", columns, rows, draws=options.draws)
+            by_rule = [accuracy(data, settings | {"features.dimensions": dims}, options.draws) for dims in scaled]
+            rows.append((name, len(data[1]), epsilon, chosen, *(round(each, 2) for each in (plain, *by_rule))))
+            title = "pooled, default trust of ten sites, accuracy %"
+            report("secure-sums-head", title, COLUMNS, rows, draws=options.draws)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ accuracy within two points.
 
 import numpy as np
 import torch
-from _report import described, paired, report, shared
-from safetensors.torch import load_file
 from sklearn.mixture import GaussianMixture
 from torch.utils.data import DataLoader
 
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import stored_features
+from benchmarks.harness.timing import paired
 from client_app.datasets.partition import partition
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common.models.classifiers import Head
@@ -51,10 +53,7 @@ def recipe(surrogates: list[Surrogate]) -> torch.nn.Linear:
 
 def main() -> None:
     described(__doc__).parse_args()
-    train = load_file(shared("features/cifar10-train.safetensors"))
-    test = load_file(shared("features/cifar10-test.safetensors"))
-    features, labels = train["x"].float(), train["y"]
-    unseen, truth = test["x"].float(), test["y"]
+    (features, labels), (unseen, truth) = (stored_features("cifar10", part) for part in ("train", "test"))
     names = tuple(map(str, range(10)))
     rows = []
     for family, components in (("spherical", 1), ("diag", 10)):

@@ -15,7 +15,10 @@ import threading
 import time
 
 import psutil
-from _report import ROOT, described, report
+
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import ROOT
 
 SITES = 3
 SETTINGS = "head.min-steps=20 head.epochs=1"
@@ -30,16 +33,8 @@ VARIANTS: dict[str, tuple[list[str], dict[str, str]]] = {
 }
 # Names of processes in their command lines; of several, the first.
 NAMES = (
-    *(
-        "ray::",
-        "default_worker",
-        "dashboard/agent",
-        "runtime_env/agent",
-        "log_monitor",
-        "monitor.py",
-        "gcs_server",
-        "raylet",
-    ),
+    *("ray::", "default_worker", "dashboard/agent", "runtime_env/agent"),
+    *("log_monitor", "monitor.py", "gcs_server", "raylet"),
     *("flower-superlink", "flwr-simulation", "flwr", "server_app.cli"),
 )
 Seconds = dict[str, float]
@@ -90,11 +85,11 @@ def main() -> None:
     parser = described(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats
-    found: dict[str, list[tuple[float, Seconds, int]]] = {name: [] for name in VARIANTS}
+    measurements: dict[str, list[tuple[float, Seconds, int]]] = {name: [] for name in VARIANTS}
     for _ in range(repeats):
         for name, variant in VARIANTS.items():
-            found[name].append(measured(*variant))
-            print(name, found[name][-1], flush=True)
+            measurements[name].append(measured(*variant))
+            print(name, measurements[name][-1], flush=True)
     rows = [
         [
             name,
@@ -103,9 +98,9 @@ def main() -> None:
             runs[0][2],
             len(runs),
         ]
-        for name, runs in found.items()
+        for name, runs in measurements.items()
     ]
-    kinds = {name: runs[0][1] for name, runs in found.items()}
+    kinds = {name: runs[0][1] for name, runs in measurements.items()}
     columns = ["what", "processor s", "s", "processes", "runs"]
     load = round(os.getloadavg()[0], 1)
     report("simulation-start", f"{SITES} sites on the digits", columns, rows, settings=SETTINGS, load=load, processes=kinds)

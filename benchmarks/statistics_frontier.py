@@ -10,29 +10,32 @@ published. Also in this run: seconds of learning, in closed form and on samples;
     python benchmarks/statistics_frontier.py --only basis     # experiments: a shared basis, entropy coding
 """
 
-import json
 import statistics
-import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import process_time
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "reproduce"))
-from _harness import Federation, Measured, centralised, federate, load
-from _report import RESULTS, described, draw, paired, report, shared
-from _shared_basis import entropy_coded, measured_points
 from rich.progress import track
 
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common.run import Run, parse_run
+from benchmarks._shared_basis import entropy_coded, measured_points
+from benchmarks.harness.federation import Federation, Measured, accuracies, centralised, federate, load_seed
+from benchmarks.harness.options import described
+from benchmarks.harness.plots import axes_of, draw
+from benchmarks.harness.results import report, stored
+from benchmarks.harness.samples import feature_settings, shared
+from benchmarks.harness.seeds import frontier_row
+from benchmarks.harness.timing import paired
+from client_app.methods.fedpft.surrogate import make_surrogate
+from common.config.run_config import RunConfig, parse_run_config
 from common.surrogates.surrogates import AnySurrogate
 from common.wire.records import pack_surrogate, unpack_surrogate
 from strategies.fedpft.learn import learn
 
 Settings = dict[str, Any]
-Line = tuple[str, float, float, float, float]
+Line = tuple[Any, ...]
 RAW, GOAL = "raw features, trained head", 71.0
 RANKS, BITS, GROUPS = (16, 32, 64, 128), (16, 8, 4), (1, 4, 20)
 COLUMNS = ("released", "accuracy %", "sd", "against raw features", "uplink MB, all sites")
@@ -84,8 +87,7 @@ class Fits:
     def of(self, run: Run) -> list[AnySurrogate]:
         key = repr(run.settings.fedpft.model_copy(update={"bits": 16}))
         if key not in self._made:
-            sites = enumerate(self.data.sites)
-            self._made = {key: [make_surrogate(_site(s, i), run).surrogate for i, s in sites]}
+            self._made = {key: [make_surrogate(own, run).surrogate for own in self.data.given]}
         return self._made[key]
 
     def measured(self, run: Run) -> Measured:
@@ -94,11 +96,7 @@ class Fits:
         return Measured(self.data.judge(head), sum(map(len, payloads)))
 
 
-def _site(site: Any, index: int) -> SiteData:
-    return SiteData(site.train.features, site.train.labels, site.classes, site.fingerprint, str(index))
-
-
-def measure(row: Row, run: Run, fits: Fits) -> Measured:
+def measure(row: Row, run: RunConfig, fits: Fits) -> Measured:
     if row.sends is None:
         return centralised(run, fits.data)
     return federate(run, fits.data) if "method" in row.sends else fits.measured(run)
@@ -106,24 +104,24 @@ def measure(row: Row, run: Run, fits: Fits) -> Measured:
 
 def measure_all(base: Settings, sites: int, seeds: int) -> dict[str, list[Measured]]:
     """Every row over the seeds."""
-    found: dict[str, list[Measured]] = defaultdict(list)
+    results: dict[str, list[Measured]] = defaultdict(list)
     for seed in range(seeds):
         own = base | {"seed": seed}
-        fits = {power: Fits(load(parse_run(own | {"features.power": power}), sites)) for power in (0.5, 1.0)}
+        fits = {power: Fits(load_seed(base | {"features.power": power}, sites, seed)) for power in (0.5, 1.0)}
         # Rows that share a fit follow each other.
         order = sorted(ROWS.items(), key=lambda pair: repr({**(pair[1].sends or {}), "fedpft.bits": 0}))
         for name, row in track(order, description=f"{base['dataset']}, seed {seed}"):
-            run = parse_run(own | {"features.power": row.power} | (row.sends or {}) | row.learns)
-            found[name].append(measured := measure(row, run, fits[row.power]))
+            run = parse_run_config(own | {"features.power": row.power} | (row.sends or {}) | row.learns)
+            results[name].append(measured := measure(row, run, fits[row.power]))
             print(f"{name}: {measured.accuracy:.2f} % with {measured.bytes / 1e6:.3f} MB", flush=True)
-    return found
+    return results
 
 
 def seconds(base: Settings, sites: int) -> list[tuple[str, str, float, float, float]]:
     """Processor seconds of learning in closed form and on samples, from the same surrogates, in turn."""
-    found = []
+    rows = []
     own = base | {"features.power": 0.5, "seed": 0}
-    data = load(parse_run(own), sites)
+    data = load_seed(own, sites, 0)
     for rank in (16, 64):
         settings = own | {"fedpft.covariance": "lowrank", "fedpft.rank": rank}
         sampled = parse_run(settings | SAMPLED)
@@ -136,31 +134,31 @@ def seconds(base: Settings, sites: int) -> list[tuple[str, str, float, float, fl
                 lambda received=received, run=sampled: learn(received, run, "cpu"),
                 clock=process_time,
             )
-            found.append((f"lowrank r={rank}", str(shrinkage), round(fast, 3), round(slow, 3), round(times, 1)))
-    return found
+            rows.append((f"lowrank r={rank}", str(shrinkage), round(fast, 3), round(slow, 3), round(times, 1)))
+    return rows
 
 
 def exact(base: Settings, seeds: int) -> dict[str, list[float]]:
     """Accuracy of `gram` for two partitions, without limits on weights: one head, whatever the partition."""
-    found: dict[str, list[float]] = defaultdict(list)
+    accuracy: dict[str, list[float]] = defaultdict(list)
     for sites, alpha in ((10, 0.1), (100, 0.01)):
         for seed in range(seeds):
             own = base | {"seed": seed, "alpha": alpha, "features.power": 0.5, "fedpft.covariance": "gram"}
-            fits = Fits(load(parse_run(own), sites))
+            fits = Fits(load_seed(own, sites, seed))
             for text, limits in (("no limits on weights", EXACT), ("default limits", Settings())):
-                accuracy = fits.measured(parse_run(own | limits)).accuracy
-                found[f"{sites} sites, Dirichlet {alpha:g}, {text}"].append(round(accuracy, 2))
-    return dict(found)
+                right = fits.measured(parse_run_config(own | limits)).accuracy
+                accuracy[f"{sites} sites, Dirichlet {alpha:g}, {text}"].append(round(right, 2))
+    return dict(accuracy)
 
 
 def basis(base: Settings, sites: int, seeds: int) -> tuple[list[Line], list[tuple[Any, ...]]]:
     """Accuracy and bytes with a basis that all sites share; and the bytes of low rank r=64 after entropy coding."""
-    found: dict[str, list[Measured]] = defaultdict(list)
+    results: dict[str, list[Measured]] = defaultdict(list)
     coded: list[tuple[Any, ...]] = []
     for seed in range(seeds):
         own = base | {"features.power": 0.5, "seed": seed}
-        run = parse_run(own | {"fedpft.covariance": "gram"})
-        fits = Fits(load(run, sites))
+        run = parse_run_config(own | {"fedpft.covariance": "gram"})
+        fits = Fits(load_seed(own, sites, seed))
         whole = fits.of(run)
 
         def low(rank: int, fits: Fits = fits, own: Settings = own) -> list[AnySurrogate]:
@@ -168,38 +166,24 @@ def basis(base: Settings, sites: int, seeds: int) -> tuple[list[Line], list[tupl
 
         weights = shared("weights/mobilenet_v2-imagenet.safetensors")
         for name, accuracy, sent in measured_points(whole, low, run, fits.data.classes, fits.data.judge, weights):
-            found[name].append(Measured(accuracy, sent))
+            results[name].append(Measured(accuracy, sent))
             print(f"seed {seed}, {name}: {accuracy:.2f} % with {sent / 1e6:.3f} MB", flush=True)
         if seed == 0:
             coded = [
                 (f"lowrank r=64, {bits} bits", *(round(n / 1e6, 3) for n in entropy_coded(low(64), bits))) for bits in BITS
             ]
-    known = json.loads((RESULTS / "statistics-frontier.json").read_text())["rows"]
-    oracle = next(row[1] for row in known if row[0] == RAW)
-    rows = [
-        (
-            name,
-            round(statistics.mean(m.accuracy for m in measured), 2),
-            round(statistics.pstdev(m.accuracy for m in measured), 2),
-            round(statistics.mean(m.accuracy for m in measured) - oracle, 2),
-            round(statistics.mean(m.bytes for m in measured) / 1e6, 3),
-        )
-        for name, measured in found.items()
-    ]
+    oracle = next(row[1] for row in stored("statistics-frontier")["rows"] if row[0] == RAW)
+    rows = [frontier_row(name, accuracies(each), oracle, [m.bytes for m in each]) for name, each in results.items()]
     return rows, coded
 
 
-def table(found: dict[str, list[Measured]]) -> list[Line]:
-    means = {name: statistics.mean(m.accuracy for m in measured) for name, measured in found.items()}
-    oracles = {ROWS[name].power: mean for name, mean in means.items() if ROWS[name].sends is None}
+def table(results: dict[str, list[Measured]]) -> list[Line]:
+    """The rows of accuracy against bytes; each against the head on real features of the same power."""
+    oracles = {
+        ROWS[name].power: statistics.mean(accuracies(each)) for name, each in results.items() if ROWS[name].sends is None
+    }
     return [
-        (
-            name,
-            round(means[name], 2),
-            round(statistics.pstdev(m.accuracy for m in found[name]), 2),
-            round(means[name] - oracles[row.power], 2),
-            round(statistics.mean(m.bytes for m in found[name]) / 1e6, 3),
-        )
+        frontier_row(name, accuracies(results[name]), oracles[row.power], [m.bytes for m in results[name]])
         for name, row in ROWS.items()
     ]
 
@@ -209,19 +193,17 @@ def main() -> None:
     parser.add_argument("--name", default="statistics-frontier", help="of the files in benchmarks/results")
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--only", default="", choices=("cifar10", "gram", "pacs", "seconds", "basis"), help="one of the tables"
-    )
+    tables = ("cifar10", "gram", "pacs", "seconds", "basis")
+    parser.add_argument("--only", default="", choices=tables, help="one of the tables")
     options = parser.parse_args()
-    folder: Settings = {"data": "safetensors", "data-dir": str(shared("features/cifar10-train.safetensors").parent)}
-    cifar = {"dataset": "cifar10", "alpha": 0.1}
+    cifar, folder = {"dataset": "cifar10", "alpha": 0.1}, feature_settings("")
     if options.only in ("", "cifar10"):
-        found = measure_all(folder | cifar, options.sites, options.seeds)
-        rows = table(found)
+        results = measure_all(folder | cifar, options.sites, options.seeds)
+        rows = table(results)
         small = max((row for row in rows if row[4] <= 1.0), key=lambda row: row[1])
         print(f"best at 1 MB or less: {small[0]}, {small[1]} % with {small[4]} MB; the goal is {GOAL} %")
         title = f"Statistics: CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds"
-        facts = {"settings": cifar, "accuracy": _each(found)}
+        facts = {"settings": cifar, "accuracy": _each(results)}
         report(options.name, title, COLUMNS, rows, **facts)
         plot(rows, title, options.name)
     if options.only in ("", "seconds"):
@@ -234,31 +216,27 @@ def main() -> None:
         rows_of_gram = [(name, round(statistics.mean(values), 2), values) for name, values in same.items()]
         report(f"{options.name}-gram", title, ("sites", "accuracy %", "each seed"), rows_of_gram)
     if options.only in ("", "basis"):
-        title = (
-            f"A shared basis, experiments: CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds"
-        )
-        found_rows, coded = basis(folder | cifar, options.sites, options.seeds)
+        where = f"CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds"
+        title = f"A shared basis, experiments: {where}"
+        rows_of_basis, coded = basis(folder | cifar, options.sites, options.seeds)
         sizes = {"columns": ["released", "MB", "MB, zlib", "MB, lzma"], "rows": coded}
-        report(f"{options.name}-basis", title, COLUMNS, found_rows, entropy_coding=sizes)
-        last = json.loads((RESULTS / f"{options.name}.json").read_text())
-        plot([*map(tuple, last["rows"]), *found_rows], last["title"], options.name)
+        report(f"{options.name}-basis", title, COLUMNS, rows_of_basis, entropy_coding=sizes)
+        last = stored(options.name)
+        plot([*map(tuple, last["rows"]), *rows_of_basis], last["title"], options.name)
     if options.only in ("", "pacs"):
         pacs = {"dataset": "pacs-photo,pacs-sketch", "head.min-steps": 1000}
-        found = measure_all(folder | pacs, 2, options.seeds)
+        results = measure_all(folder | pacs, 2, options.seeds)
         title = f"Statistics: PACS photo and sketch, 2 sites, {options.seeds} seeds"
-        facts = {"settings": pacs, "accuracy": _each(found)}
-        report(f"{options.name}-pacs", title, COLUMNS, table(found), **facts)
+        facts = {"settings": pacs, "accuracy": _each(results)}
+        report(f"{options.name}-pacs", title, COLUMNS, table(results), **facts)
 
 
-def _each(found: dict[str, list[Measured]]) -> dict[str, list[float]]:
-    return {name: [round(m.accuracy, 2) for m in measured] for name, measured in found.items()}
+def _each(results: dict[str, list[Measured]]) -> dict[str, list[float]]:
+    return {name: [round(accuracy, 2) for accuracy in accuracies(each)] for name, each in results.items()}
 
 
 def plot(rows: list[Line], title: str, name: str) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
+    axes = axes_of(9, 5)
     lines: dict[str, list[Line]] = defaultdict(list)
     for row in rows:
         lines[ROWS[row[0]].line if row[0] in ROWS else f"experiment: {row[0].split(',')[0]}"].append(row)

@@ -6,16 +6,16 @@ starts from image files, PACS photos at one site and sketches at another, next t
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-from _report import ROOT, described, report, shared
-
+from benchmarks.harness.commands import json_of, text_of
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import feature_settings, shared
 from server_app.relearn import relearn
 
 # The options of each sweep, beyond those of the data: what varies, and what is fixed.
@@ -37,8 +37,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="", choices=("sweep", "relearn", "pacs"), help="one of the tables")
     options = parser.parse_args()
-    folder = shared("features/cifar10-train.safetensors").parent
-    data = {"data": "safetensors", "data-dir": str(folder), "dataset": "cifar10", "alpha": 0.1}
+    data = feature_settings("cifar10", alpha=0.1)
     with tempfile.TemporaryDirectory() as output:
         fixed = data | {"output-dir": output}
         if options.only in ("", "sweep"):
@@ -59,19 +58,13 @@ def main() -> None:
             report("statistics-runs-pacs", title, columns, sweep(2, options.seeds, *PACS, images))
 
 
-def text(settings: Mapping[str, Any]) -> str:
-    """Settings as in `-c`."""
-    return " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-
-
 def sweep(sites: int, seeds: int, varied: str, own: str, fixed: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """A row of the table for every value that the sweep varies."""
-    command = [sys.executable, "-m", "server_app.cli.main", "sweep", "--json", "--seeds", str(seeds), "--sites", str(sites)]
-    command += ["-g", varied, "-c", f"{text(fixed)} {own}"]
-    found = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+    words = ("--seeds", str(seeds), "--sites", str(sites), "-g", varied, "-c", f"{text_of(fixed)} {own}")
+    runs = json_of("coordinator", "sweep", *words)
     key, rows = varied.split("=")[0], []
-    for value in dict.fromkeys(each[key] for each in found):
-        same = [each for each in found if each[key] == value]
+    for value in dict.fromkeys(each[key] for each in runs):
+        same = [each for each in runs if each[key] == value]
         accuracy = [100 * each["accuracy"] for each in same]
         spread, sent = statistics.pstdev(accuracy), statistics.mean(each["bytes"] for each in same) / 1e6
         name = f"{key}={value} {own}".strip()
@@ -86,9 +79,9 @@ def leave(sites: int, fixed: Mapping[str, Any]) -> list[tuple[str, float, float]
     """Seconds to learn the head again without a site: files, checks and arithmetic, in a process that has learned before."""
     rows = []
     for name, own in LEFT:
-        command = [sys.executable, "-m", "server_app.cli.main", "simulate", "--json", "--engine", "local"]
-        command += ["--sites", str(sites), "-c", text({**fixed, "features.power": 0.5, **own})]
-        run = Path(json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)["folder"])
+        settings = text_of({**fixed, "features.power": 0.5, **own})
+        words = ("--engine", "local", "--sites", str(sites), "-c", settings)
+        run = Path(json_of("coordinator", "simulate", *words)["folder"])
         relearn(run)
         began, used = perf_counter(), process_time()
         relearn(run, without=["3"])

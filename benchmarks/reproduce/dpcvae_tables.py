@@ -14,22 +14,19 @@ keeps its learning rate; a generator of DP-CGAN keeps its weights between rounds
 """
 
 import statistics
-import sys
 import tempfile
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from _harness import arguments, federate, load, mean_and_deviation, settings_of
-from _report import report, shared
-from rich.progress import track
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from dpcvae_downstream import CLASSES, scores
-from dpcvae_pneumonia import NAMES, write_images
-
-from common.run import parse_run
-from common.settings.flat import Scalar
+from benchmarks.dpcvae_downstream import CLASSES, measured_scores
+from benchmarks.dpcvae_pneumonia import NAMES, write_images
+from benchmarks.harness.federation import Federation, load_seed
+from benchmarks.harness.options import arguments, settings_of
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import shared
+from benchmarks.harness.seeds import mean_and_deviation, over_seeds
+from common.config.flat_settings import Scalar
+from common.config.run_config import parse_run_config
 
 # Settings of each run; the rows it gives, with the part of its scores.
 RUNS: dict[str, dict[str, Any]] = {
@@ -70,29 +67,23 @@ PAPER: dict[str, dict[str, tuple[str, str]]] = {
         "DP-CVAE": ("94.49 ± 1.28", ""),
     },
 }
-Found = dict[str, list[dict[str, float]]]
 
 
-def column(settings: dict[str, Scalar], sites: int, seeds: int, runs: list[str]) -> Found:
+def column(settings: dict[str, Scalar], sites: int, seeds: int, runs: list[str]) -> dict[str, list[dict[str, float]]]:
     """Scores of every run at every seed, in percent; with the same sites for all runs of a seed."""
-    found: Found = defaultdict(list)
-    for seed in range(seeds):
-        data = load(parse_run(settings | {"seed": seed}), sites)
-        for name in track(runs, description=f"seed {seed}"):
-            run = parse_run(settings | {"seed": seed} | RUNS[name])
-            measured = federate(run, data)
-            assert measured.model is not None
-            found[name].append(scores(measured.model, data, run) | {"MB": measured.bytes / 1e6})
-    return found
+
+    def one(seed: int, data: Federation, own: dict[str, Any]) -> dict[str, float]:
+        return measured_scores(parse_run_config(settings | {"seed": seed} | own), data)
+
+    rows = {name: RUNS[name] for name in runs}
+    return over_seeds(seeds, lambda seed: load_seed(settings, sites, seed), rows, one)
 
 
 def main() -> None:
     parser = arguments(__doc__, "reproduce-dpcvae-table1")
     parser.add_argument("--column", choices=list(PAPER), help="of the paper, next to which own data are printed")
     parser.add_argument("--sites", type=int, default=10, help="of own data")
-    parser.add_argument(
-        "--rounds", type=int, default=0, help="of FedAvg and the generators (the paper: 50); 0: the defaults"
-    )
+    parser.add_argument("--rounds", type=int, default=0, help="of FedAvg and generators (paper: 50); 0: the defaults")
     parser.add_argument("--only", default=",".join(RUNS), help=f"runs, of {', '.join(RUNS)}")
     options = parser.parse_args()
     rounds: dict[str, Scalar] = {}
@@ -119,23 +110,16 @@ def main() -> None:
             columns["Camelyon17"] = xrays, 5, "chest X-rays"
         rows: list[tuple[Any, ...]] = []
         for name, (chosen, sites, data) in columns.items():
-            found = column(chosen | rounds, sites, options.seeds, options.only.split(","))
+            scores = column(chosen | rounds, sites, options.seeds, options.only.split(","))
             for row, (run, kind) in ROWS.items():
-                if run not in found:
+                if run not in scores:
                     continue
-                ours = [mean_and_deviation([each[f"{n}-{kind}"] for each in found[run]]) for n in ("accuracy", "balanced")]
-                sent = 0.0 if row == "local" else statistics.mean(each["MB"] for each in found[run])
+                each = scores[run]
+                ours = [mean_and_deviation([one[f"{n}-{kind}"] for one in each]) for n in ("accuracy", "balanced")]
+                sent = 0.0 if row == "local" else statistics.mean(one["bytes"] for one in each)
                 rows.append((name, data, row, *ours, *PAPER[name].get(row, ("", "")), sent))
-    heads = (
-        "paper's column",
-        "our data",
-        "row",
-        "accuracy, %",
-        "balanced, %",
-        "paper: accuracy",
-        "paper: balanced",
-        "MB sent",
-    )
+    heads = ("paper's column", "our data", "row", "accuracy, %", "balanced, %")
+    heads += ("paper: accuracy", "paper: balanced", "MB sent")
     title = f"DP-CVAE table 1, {options.seeds} seeds (ours: mean and deviation over seeds; paper: over sites)"
     report(options.name, title, heads, rows, message=message, rounds=options.rounds or "defaults")
 

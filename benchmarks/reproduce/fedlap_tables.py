@@ -1,4 +1,4 @@
-"""FedLAP, tables 1 to 3: five sites with two classes each; the paper's figures beside ours.
+"""FedLAP, tables 1 to 3: five sites with two classes each; the paper's figures next to ours.
 
     python benchmarks/reproduce/fedlap_tables.py                                  the digits, for two cores
     python benchmarks/reproduce/fedlap_tables.py --data mnist --folder /data/mnist               idx archives or parquet
@@ -11,16 +11,19 @@ paper's pairs of classes. The paper's table 1 is not whole in the copy that we h
 and the names above four figures of CIFAR-10, are missing, so these cells are empty.
 """
 
+import argparse
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import Federation, federate, load, mean_and_deviation, site
-from _idx import PARTS, read_images
-from _report import ROOT, described, report
-from rich.progress import track
 
+from benchmarks.harness.federation import Federation, accuracies, load, run_rows, site, with_rows
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import ROOT
+from benchmarks.harness.seeds import mean_and_deviation
+from benchmarks.reproduce._idx import PARTS, read_images
 from client_app.features.site_features import LabelledFeatures
 from common.run import parse_run
 
@@ -62,8 +65,8 @@ def rows_of(table: str, rounds: int, full: dict[str, Any], records: int) -> Rows
     if table == "3":
         return {rule: lap | {"fedlap.rule": rule} for rule in ("min", "max", "median", "fixed")}
     private = {key: value for key, value in average.items() if key != "fedavg.momentum"} | {"fedavg.sample-rate": 1.0}
-    private |= {"fedavg.batch-size": records, "fedavg.learning-rate": 0.5}
-    dp = {"fedlap.images-per-class": 10 if full else 3}
+    private |= {"fedavg.batch-size": records, "fedavg.learning-rate": 0.5, "delta": 1e-5}
+    dp = {"fedlap.images-per-class": 10 if full else 3, "delta": 1e-5}
     rows: Rows = {"PSG": one | {"method": "psg", "fedlap.trajectories": 5, "epsilon": 32.0} | dp}
     for epsilon, times in ((LOW, 1), (HIGH, rounds)):
         for name, method in (("DP-FedAvg", "dp-fedavg"), ("DP-FedProx", "dp-fedprox")):
@@ -72,28 +75,28 @@ def rows_of(table: str, rounds: int, full: dict[str, Any], records: int) -> Rows
     return rows
 
 
-def read(data: str, folder: str, full: bool) -> tuple[dict[str, Any], LabelledFeatures, Federation]:
-    """Settings of the data, all training records, and a federation of one site with all test records."""
+def read(data: str, folder: str, full: bool) -> tuple[dict[str, Any], Federation]:
+    """Settings of the data, and a federation of one site with all training and test records."""
     side = 32 if full and data == "cifar10" else SIDES[data]
     base: dict[str, Any] = {"image-size": side, "backbone": "pixels:rgb" if data == "cifar10" else "pixels"}
     if any(Path(folder).glob(f"{PARTS['train'][0][:12]}*")) and folder:
         train, test = (LabelledFeatures(*read_images(Path(folder), part)) for part in PARTS)
         names = tuple(str(label) for label in range(10))
-        return base, train, Federation([site(train.features, train.labels, test, names, "pixels")], test)
+        return base, Federation([site(train.features, train.labels, test, names, "pixels")], test)
     if data != "digits":
         base |= {"data": "parquet", "data-dir": folder}
-    whole = load(parse_run(base), 1)
-    return base, whole.sites[0].train, whole
+    return base, load(parse_run_config(base), 1)
 
 
-def pairs(train: LabelledFeatures, whole: Federation, fraction: float, seed: int) -> Federation:
+def pairs(whole: Federation, fraction: float, seed: int) -> Federation:
     """Five sites with the paper's pairs of classes; each has a random `fraction` of its records."""
     sites, (only,) = [], whole.sites
-    order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(seed))
+    labels = only.train.labels
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     for pair in PAIRS:
-        rows = order[torch.isin(train.labels[order], torch.tensor(pair))]
+        rows = order[torch.isin(labels[order], torch.tensor(pair))]
         rows = rows[: max(1, round(fraction * len(rows)))]
-        sites.append(site(train.features[rows], train.labels[rows], whole.test, only.classes, only.fingerprint))
+        sites.append(with_rows(only, rows, whole.test))
     return Federation(sites, whole.test)
 
 
@@ -121,26 +124,30 @@ def main() -> None:
     if options.full and options.data == "digits":
         parser.error("--full needs the paper's data: --data mnist, fashion-mnist or cifar10")
     fraction = options.fraction or (0.2 if options.data == "cifar10" and not options.full else 1.0)
-    base, train, whole = read(options.data, options.folder, options.full)
+    base, whole = read(options.data, options.folder, options.full)
     for table in options.table:
-        rounds = options.rounds or ((15 if table == "2" else 200) if options.full else 5)
-        found: dict[str, list[float]] = {}
-        for seed in range(options.seeds):
-            data = pairs(train, whole, fraction, seed)
-            full = paper_settings(options.data, table == "2") if options.full else {}
-            rows = rows_of(table, rounds, full, min(len(each.train.labels) for each in data.sites))
-            for row, own in track(rows.items(), description=f"table {table}, seed {seed}"):
-                private = {"delta": 1e-5, "classes": ",".join(data.classes)} if "epsilon" in own else {}
-                measured = federate(parse_run(base | private | own | {"seed": seed}), data)
-                found.setdefault(row, []).append(measured.accuracy)
-        paper = PAPER[table].get(options.data, {})
-        size = "the paper's size" if options.full else f"width 32, {base['image-size']} x {base['image-size']} pixels"
-        records = sum(len(each.train.labels) for each in data.sites)
-        size += f", {rounds} rounds, {options.seeds} seeds"
-        title = f"FedLAP table {table}, {options.data}, {records} records ({fraction:g} of all), {size}"
-        cells = [(row, mean_and_deviation(accuracies), paper.get(row, "")) for row, accuracies in found.items()]
-        name = f"reproduce-fedlap-table{table}-{options.data}" + ("-full" if options.full else "")
-        report(name, title, ("row", "accuracy, %", "paper, %"), cells, accuracy=found)
+        measure_table(table, options, base, whole, fraction)
+
+
+def measure_table(table: str, options: argparse.Namespace, base: dict[str, Any], whole: Federation, fraction: float) -> None:
+    """Measure and report one table. fraction: of the records that take part."""
+    full = paper_settings(options.data, table == "2") if options.full else {}
+    rounds = options.rounds or ((15 if table == "2" else 200) if options.full else 5)
+    results = run_rows(
+        base,
+        lambda data: rows_of(table, rounds, full, min(data.sizes)),
+        options.seeds,
+        lambda seed: pairs(whole, fraction, seed),
+    )
+    accuracy = {row: accuracies(each) for row, each in results.items()}
+    paper = PAPER[table].get(options.data, {})
+    side, records = base["image-size"], sum(pairs(whole, fraction, 0).sizes)
+    size = "the paper's size" if options.full else f"width 32, {side} x {side} pixels"
+    size += f", {rounds} rounds, {options.seeds} seeds"
+    title = f"FedLAP table {table}, {options.data}, {records} records ({fraction:g} of all), {size}"
+    rows = [(row, mean_and_deviation(each), paper.get(row, "")) for row, each in accuracy.items()]
+    name = f"reproduce-fedlap-table{table}-{options.data}" + ("-full" if options.full else "")
+    report(name, title, ("row", "accuracy, %", "paper, %"), rows, accuracy=accuracy)
 
 
 if __name__ == "__main__":

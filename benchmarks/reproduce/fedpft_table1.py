@@ -11,7 +11,7 @@ with its settings; `data-dir` and `weights-path` are files of yours:
 Without a pair: features of MobileNetV2 of CIFAR-10 and PACS, on the sample features next to the checkout.
 """
 
-from collections import defaultdict
+from functools import lru_cache
 from typing import Any
 
 from _harness import Measured, arguments, centralised, federate, load, mean_and_deviation, settings_of
@@ -20,6 +20,11 @@ from rich.progress import track
 
 from common.run import parse_run
 from common.settings.flat import Scalar, parse_overrides
+from benchmarks.harness.federation import accuracies, load_seed, run_rows
+from benchmarks.harness.options import arguments, settings_of
+from benchmarks.harness.results import report
+from benchmarks.harness.seeds import mean_and_deviation
+from common.config.flat_settings import Scalar, parse_overrides
 
 # Training images, classes, foundation model.
 PAPER: dict[str, tuple[int, int, str]] = {
@@ -54,31 +59,22 @@ def main() -> None:
     pairs: dict[str, dict[str, Scalar]] = {name: DIVIDED | parse_overrides([text]) for name, text in options.pair}
     if not pairs:
         pairs = {name: DIVIDED | settings_of(options, {"dataset": file})[0] for name, file in STAND_INS.items()}
-    found: dict[tuple[str, str], list[Measured]] = defaultdict(list)
-    sizes: dict[str, tuple[int, int, int]] = {}
+    measured: dict[str, list[Any]] = {}
+    megabytes: dict[str, float] = {}
     for name, settings in pairs.items():
-        for seed in range(options.seeds):
-            base = settings | {"seed": seed}
-            run = parse_run(base)
-            data = load(run, options.sites)
-            records = sum(len(site.train.labels) for site in data.sites)
-            sizes[name] = records, len(data.classes), data.test.features.shape[1]
-            for row, own in track(ROWS.items(), description=f"{name}, seed {seed}"):
-                measured = centralised(run, data) if own is None else federate(parse_run(base | own), data)
-                found[name, row].append(measured)
-    rows: list[tuple[Any, ...]] = []
-    for name in (*PAPER, *(each for each in pairs if each not in PAPER)):
-        paper = PAPER.get(name, ("", "", ""))
-        if name not in pairs:
-            rows.append((name, *paper, *[""] * (4 + len(ROWS))))
-            continue
-        each = {row: found[name, row] for row in ROWS}
-        backbone = pairs[name].get("backbone", "MobileNetV2")
-        accuracies = [mean_and_deviation([m.accuracy for m in measured]) for measured in each.values()]
-        rows.append((name, *paper, str(backbone), *sizes[name], *accuracies))
+        load = lru_cache(1)(lambda seed, own=settings: load_seed(own, options.sites, seed))
+        results = run_rows(settings, ROWS, options.seeds, load)
+        data = load(options.seeds - 1)
+        cells = [mean_and_deviation(accuracies(each)) for each in results.values()]
+        sizes = sum(data.sizes), len(data.classes), data.test.features.shape[1]
+        measured[name] = [str(settings.get("backbone", "MobileNetV2")), *sizes, *cells]
+        megabytes |= {f"{name}, {row}": each[0].bytes / 1e6 for row, each in results.items()}
+    rows = [
+        (name, *PAPER.get(name, ("", "", "")), *measured.get(name, [""] * (4 + len(ROWS))))
+        for name in dict.fromkeys([*PAPER, *pairs])
+    ]
     columns = ["data", *(f"paper: {what}" for what in ("images", "classes", "model"))]
     columns += ["ours: model", "images", "classes", "dimensions", *ROWS]
-    megabytes = {f"{name}, {row}": measured[0].bytes / 1e6 for (name, row), measured in found.items()}
     alphas = " and ".join(sorted({str(each["alpha"]) for each in pairs.values()}))
     title = f"FedPFT table 1, {options.sites} sites, Dirichlet {alphas}, {options.seeds} seeds, accuracy in %"
     report(options.name, title, columns, rows, megabytes=megabytes)

@@ -7,24 +7,12 @@ paper's backbone and data (two data sets are the two sites; one data set is spli
         -c 'data="parquet" data-dir="/data/pacs" dataset="photo,sketch" backbone="timm:vit_base_patch16_224"'
 """
 
-import argparse
-from collections import defaultdict
 from typing import Any
 
-from _harness import (
-    Federation,
-    Measured,
-    arguments,
-    centralised,
-    federate,
-    load,
-    mean_and_deviation,
-    settings_of,
-    site,
-)
-from _report import report
-from rich.progress import track
-
+from benchmarks.harness.federation import Federation, accuracies, load, run_rows, with_rows
+from benchmarks.harness.options import arguments, settings_of
+from benchmarks.harness.results import report
+from benchmarks.harness.seeds import mean_and_deviation
 from client_app.features.site_features import LabelledFeatures
 from common.run import Run, parse_run
 from common.settings.flat import Scalar
@@ -52,48 +40,37 @@ PAPER = {
 def halves(run: Run) -> Federation:
     """Two sites: the source has the first half of the classes, the destination the second half."""
     whole = load(run, 1)
-    (only,), middle = whole.sites, len(whole.classes) // 2
-    parts = []
+    (only,), middle, parts = whole.sites, len(whole.classes) // 2, []
     for low in (True, False):
         train, test = ((part.labels < middle) == low for part in (only.train, whole.test))
         held = LabelledFeatures(whole.test.features[test], whole.test.labels[test])
-        parts.append(site(only.train.features[train], only.train.labels[train], held, whole.classes, only.fingerprint))
+        parts.append(with_rows(only, train, held))
     return Federation(parts, whole.test)
 
 
 def table(name: str, message: str, settings: dict[str, Scalar], paper: dict[str, float], seeds: int) -> None:
-    found: dict[str, list[Measured]] = defaultdict(list)
-    for seed in range(seeds):
-        # The sites are small, so the head needs more steps to converge; the same number for all rows.
-        base = {"head.min-steps": 1000} | settings | {"seed": seed}
-        run = parse_run(base)
-        data = load(run, 2) if len(run.settings.dataset) == 2 else halves(run)
-        for row, own in track(ROWS.items(), description=f"{name}, seed {seed}"):
-            found[row].append(centralised(run, data) if own is None else federate(parse_run(base | own), data))
-    rows = [
-        (
-            row,
-            mean_and_deviation([m.accuracy for m in measured]),
-            round(sum(m.accuracy - c.accuracy for m, c in zip(measured, found["centralised"], strict=True)) / seeds, 2),
-            measured[0].bytes / 1e6,
-            paper.get(row, ""),
-        )
-        for row, measured in found.items()
-    ]
+    # The sites are small, so the head needs more steps to converge; the same number for all rows.
+    base = {"head.min-steps": 1000} | settings
+
+    def two(seed: int) -> Federation:
+        run = parse_run_config(base | {"seed": seed})
+        return load(run, 2) if len(run.dataset) == 2 else halves(run)
+
+    accuracy, rows = {}, []
+    for row, each in run_rows(base, ROWS, seeds, two).items():
+        accuracy[row] = accuracies(each)
+        behind = [own - best for own, best in zip(accuracy[row], accuracy["centralised"], strict=True)]
+        cells = mean_and_deviation(accuracy[row]), round(sum(behind) / seeds, 2), each[0].bytes / 1e6
+        rows.append((row, *cells, paper.get(row, "")))
     columns = ("row", "accuracy, %", "against centralised", "MB sent", "paper")
-    report(
-        name,
-        f"FedPFT table 2, {seeds} seeds. {message}",
-        columns,
-        rows,
-        accuracy={k: [m.accuracy for m in v] for k, v in found.items()},
-    )
+    report(name, f"FedPFT table 2, {seeds} seeds. {message}", columns, rows, accuracy=accuracy)
 
 
 def main() -> None:
-    options: argparse.Namespace = arguments(__doc__, "reproduce-fedpft-table2").parse_args()
+    options = arguments(__doc__, "reproduce-fedpft-table2").parse_args()
     if options.run_config:
-        table(options.name, *reversed(settings_of(options, {})), {}, options.seeds)  # type: ignore[misc]
+        settings, message = settings_of(options, {})
+        table(options.name, message, settings, {}, options.seeds)
         return
     for stand_in, paper in (("pacs-photo,pacs-sketch", "pacs"), ("cifar10", "cifar10")):
         settings, message = settings_of(options, {"dataset": stand_in})

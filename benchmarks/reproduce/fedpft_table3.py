@@ -14,14 +14,16 @@ import math
 import time
 from typing import Any
 
-import _harness  # noqa: F401, puts the folder of `_report` on the path
 import torch
-from _report import RESULTS, described, report
-from attacks import Images, backbone, read, unit_norm
 from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as f
 
+from benchmarks.attacks import Images, backbone, read, unit_norm
+from benchmarks.harness.federation import released
+from benchmarks.harness.options import described
+from benchmarks.harness.plots import draw_images
+from benchmarks.harness.results import report
 from client_app.audit.similarity import C1, C2, SIGMA, WINDOW, psnr
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
 from client_app.governance.release import method_of
@@ -29,8 +31,9 @@ from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.run import parse_run
 from common.settings.flat import Scalar
+from common.config.flat_settings import Scalar
+from common.config.run_config import parse_run_config
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
-from common.wire.records import unpack_surrogate
 from strategies.fedpft.learn import learn
 
 # PSNR and SSIM, ResNet-50: mean over all images, and over the best 1 % by SSIM.
@@ -73,10 +76,10 @@ class Denoiser(nn.Module):
         self.up = nn.ModuleList([Block(4 * width, width, condition), Block(2 * width, width, condition)])
 
     def forward(self, x: Tensor, times: Tensor, features: Tensor, given: Tensor) -> Tensor:
-        """given (n,): where False, the network is not told the feature."""
+        """given (n,): where False, the network does not get the feature."""
         waves = times[:, None] * torch.exp(torch.linspace(0, math.log(1000), 32))
-        told = torch.where(given[:, None], self.feature(math.sqrt(features.shape[1]) * features), self.none)
-        condition = f.silu(self.time(torch.cat([waves.sin(), waves.cos()], 1)) + told)
+        known = torch.where(given[:, None], self.feature(math.sqrt(features.shape[1]) * features), self.none)
+        condition = f.silu(self.time(torch.cat([waves.sin(), waves.cos()], 1)) + known)
         wide = self.down[0](self.enter(f.pixel_unshuffle(x, 2)), condition)
         narrow = self.down[1](f.avg_pool2d(wide, 2), condition)
         hidden = narrow
@@ -126,8 +129,8 @@ def reconstruct(model: Denoiser, features: Tensor, generator: torch.Generator) -
         yes = torch.ones(len(part), dtype=torch.bool)
         for step in range(STEPS, 0, -1):
             now, after = (torch.full((len(part),), each / STEPS) for each in (step, step - 1))
-            told, blind = model(x.repeat(2, 1, 1, 1), now.repeat(2), part.repeat(2, 1), torch.cat([yes, ~yes])).chunk(2)
-            velocity = blind + GUIDANCE * (told - blind)
+            aware, blind = model(x.repeat(2, 1, 1, 1), now.repeat(2), part.repeat(2, 1), torch.cat([yes, ~yes])).chunk(2)
+            velocity = blind + GUIDANCE * (aware - blind)
             a, b = signal_and_noise(now)
             image, noise = (a * x - b * velocity).clamp(-1, 1), b * x + a * velocity
             a, b = signal_and_noise(after)
@@ -155,13 +158,11 @@ def every_ssim(first: Tensor, second: Tensor) -> Tensor:
     return total / places
 
 
-def released(groups: Images, settings: dict[str, Scalar], count: int) -> Tensor:
+def sampled(groups: Images, settings: dict[str, Scalar], count: int) -> Tensor:
     """Features (count, d) of norm one, sampled from what a site with these images releases."""
     names = tuple(map(str, range(10)))
-    records = LabelledFeatures(groups.features, groups.labels)
-    found = SiteFeatures(records, records, names, "a" * 16, 0.0, True)
-    run = parse_run(settings | {"classes": ",".join(names), "features.power": 1.0})
-    sent = unpack_surrogate(method_of(run)(Task(run, NodeConfig(), "site", found)).payload)
+    run = parse_run_config(settings | {"classes": ",".join(names), "features.power": 1.0})
+    sent = released(run, groups.features, groups.labels, names)
     assert isinstance(sent, Surrogate | SumsSurrogate)
     return unit_norm(learn([sent], run, "cpu", names).sample(0, count)[0])
 
@@ -189,9 +190,9 @@ def main() -> None:
     mixtures: dict[str, Scalar] = {"fedpft.covariance": "diag", "fedpft.components": 10}
     features = {
         "raw features": unit_norm(hospital.features),
-        "FedPFT": released(hospital, mixtures, count),
-        "FedPFT, epsilon 10": released(hospital, {"epsilon": 10.0, "delta": 1e-5}, count),
-        "FedPFT, epsilon 1": released(hospital, {"epsilon": 1.0, "delta": 1e-5}, count),
+        "FedPFT": sampled(hospital, mixtures, count),
+        "FedPFT, epsilon 10": sampled(hospital, {"epsilon": 10.0, "delta": 1e-5}, count),
+        "FedPFT, epsilon 1": sampled(hospital, {"epsilon": 1.0, "delta": 1e-5}, count),
     }
     images = {name: reconstruct(denoiser, each[:count], generator) for name, each in features.items()}
     images["train set"] = own.pixels[torch.randperm(len(own.pixels), generator=generator)[:count]]
@@ -201,8 +202,8 @@ def main() -> None:
         similar = every_ssim(made, real)
         # Of raw features the attacker knows which reconstruction belongs to which image.
         paired = name == "raw features"
-        found = figures(made, real, similar.diag().diag() - 2 * (1 - torch.eye(count)) if paired else similar)
-        rows.append((name, *found, *PAPER[name]))
+        own = similar.diag().diag() - 2 * (1 - torch.eye(count)) if paired else similar
+        rows.append((name, *figures(made, real, own), *PAPER[name]))
         pictures.append((name, made if paired else made[similar.argmax(0)]))
     columns = ["reconstruction from"]
     columns += [f"{who}{what}" for who in ("", "paper: ") for what in ("PSNR", "SSIM", "PSNR, best 1 %", "SSIM, best 1 %")]
@@ -212,22 +213,7 @@ def main() -> None:
     seconds = round(time.process_time() - began)
     title = "FedPFT, tables 3, 6 and 7: images reconstructed by a diffusion model"
     report("reproduce-fedpft-table3", title, columns, rows, differs=differs, processor_seconds=seconds)
-    draw(pictures)
-
-
-def draw(pictures: list[tuple[str, Tensor]]) -> None:
-    """A row of images for each source: the first of the site, and what is most similar to each."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(len(pictures), 1, figsize=(10, 1.05 * len(pictures)), layout="constrained")
-    for place, (name, images) in zip(axes, pictures, strict=True):
-        place.imshow(torch.cat(list(images[:16]), 2).permute(1, 2, 0).numpy())
-        place.set_title(name, fontsize=8, loc="left")
-        place.axis("off")
-    figure.savefig(RESULTS / "reproduce-fedpft-table3.png", dpi=120)
+    draw_images("reproduce-fedpft-table3", pictures)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ Default: the sample CIFAR-10 features next to the checkout. Example with the pap
         -c 'data="parquet" data-dir="/data" dataset="cifar100" backbone="torchvision:resnet50" alpha=0.1'
 """
 
-import json
 import re
-from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from _harness import Measured, arguments, centralised, federate, load, mean_and_deviation, settings_of
@@ -17,6 +16,11 @@ from _report import RESULTS, report
 from rich.progress import track
 
 from common.run import parse_run
+from benchmarks.harness.federation import Federation, Measured, accuracies, load_seed, measure
+from benchmarks.harness.options import arguments, settings_of
+from benchmarks.harness.plots import axes_of, draw
+from benchmarks.harness.results import report, stored
+from benchmarks.harness.seeds import mean_and_deviation, over_seeds
 
 Pair = tuple[float, float]
 # The paper allows one component per record of a class; our default is ten records per component.
@@ -77,46 +81,49 @@ def main() -> None:
     parser = arguments(__doc__, "reproduce-fedpft-table5")
     parser.add_argument("--sites", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument(
-        "--only", default="", help="measure rows whose name matches this; take the others from the last result"
-    )
+    only = "measure rows whose name matches this; take the others from the last result"
+    parser.add_argument("--only", default="", help=only)
     options = parser.parse_args()
     settings, message = settings_of(options, {"dataset": "cifar10", "alpha": 0.1})
-    chosen = {row: own for row, own in (ROWS | ROUNDS).items() if re.search(options.only, row)}
-    last = json.loads((RESULTS / f"{options.name}.json").read_text()) if options.only else {"rows": [], "curves": {}}
-    found: dict[str, list[Measured]] = defaultdict(list)
-    for seed in range(options.seeds):
-        base = settings | {"seed": seed, "fedavg.rounds": options.rounds}
-        loaded = {power: load(parse_run(base | power_of(power)), options.sites) for power in (None, 0.5)}
-        for row, own in track(chosen.items(), description=f"seed {seed}"):
-            data = loaded[(own or {}).get("features.power")]
-            budget = {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(data.classes)} if "epsilon" in row else {}
-            run = parse_run(base | budget | (own or {}))
-            found[row].append(centralised(run, data) if own is None else federate(run, data))
-            print(f"seed {seed}, {row}: {found[row][-1].accuracy:.2f} %", flush=True)
-    new = {
-        row: (
-            row,
-            mean_and_deviation([m.accuracy for m in measured]),
-            mean_and_deviation([m.own for m in measured]) if own is not None else "",
-            sum(m.bytes for m in measured) / len(measured) / 1e6,
-            options.rounds if row in ROUNDS else 1,
-            PAPER.get(row, ""),
-        )
-        for (row, measured), own in zip(found.items(), chosen.values(), strict=True)
-    }
-    known = {row[0]: row for row in last["rows"]} | new
+    settings = settings | {"fedavg.rounds": options.rounds}
+    chosen = {row: (row, own) for row, own in (ROWS | ROUNDS).items() if re.search(options.only, row)}
+    last = {"rows": [], "curves": {}} | (stored(options.name) if options.only else {})
+    load = partial(load_powers, settings, options.sites)
+    results = over_seeds(options.seeds, load, chosen, partial(measure_row, settings))
+    known = {row[0]: row for row in last["rows"]}
+    for row, each in results.items():
+        own = mean_and_deviation([one.own for one in each]) if row != "centralised" else ""
+        sent = sum(one.bytes for one in each) / len(each) / 1e6
+        rounds = options.rounds if row in ROUNDS else 1
+        known[row] = (row, mean_and_deviation(accuracies(each)), own, sent, rounds, PAPER.get(row, ""))
     rows = [known[row] for row in ROWS | ROUNDS if row in known]
     columns = ("row", "accuracy, %", "at sites, on their own test data", "MB sent, all sites", "rounds", "paper")
     title = f"FedPFT table 5, {options.sites} sites, {options.seeds} seeds. {message}"
     # The global model of FedLambda and kNN-Per is FedAvg's.
-    several = [row for row in list(ROUNDS)[:5] if row in found]
+    several = [row for row in list(ROUNDS)[:5] if row in results]
     curves = last["curves"] | {
-        row: [_mean(step) for step in zip(*(m.curve for m in found[row]), strict=True)] for row in several
+        row: [_mean(step) for step in zip(*(one.curve for one in results[row]), strict=True)] for row in several
     }
     single = {row[0]: (row[3] * 1e6, float(row[1].split()[0])) for row in rows if row[0] in ROWS}
     report(options.name, title, columns, rows, curves=curves)
     plot(single, curves, title, options.name)
+
+
+def load_powers(settings: dict[str, Any], sites: int, seed: int) -> dict[float | None, Federation]:
+    """The data of a seed with features as they are, and raised to the power 0.5."""
+    return {power: load_seed(settings | power_of(power), sites, seed) for power in (None, 0.5)}
+
+
+def measure_row(
+    settings: dict[str, Any], seed: int, loaded: dict[float | None, Federation], row: tuple[str, Any]
+) -> Measured:
+    """The result of a row, which is its name and its settings."""
+    name, own = row
+    data = loaded[(own or {}).get("features.power")]
+    budget = data.named({"epsilon": 1.0, "delta": 1e-5}) if "epsilon" in name else {}
+    measured = measure(settings | {"seed": seed} | budget, own, data)
+    print(f"seed {seed}, {name}: {measured.accuracy:.2f} %", flush=True)
+    return measured
 
 
 def power_of(power: float | None) -> dict[str, Any]:
@@ -125,12 +132,10 @@ def power_of(power: float | None) -> dict[str, Any]:
 
 
 def plot(single: dict[str, Pair], curves: dict[str, list[Pair]], title: str, name: str) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 5.4), layout="constrained")
-    axes = figure.subplots()
+    axes = axes_of(10, 5.4)
     for index, (row, curve) in enumerate(curves.items()):
-        axes.plot([sent / 1e6 for sent, _ in curve], [a for _, a in curve], color=f"C{index}", label=f"{row}, every round")
+        megabytes, heights = [sent / 1e6 for sent, _ in curve], [accuracy for _, accuracy in curve]
+        axes.plot(megabytes, heights, color=f"C{index}", label=f"{row}, every round")
     for index, (row, (sent, accuracy)) in enumerate((row, pair) for row, pair in single.items() if pair[0]):
         marker = "*" if "ours" in row else "s" if "FedPFT" in row else "o"
         colour, size = f"C{(index + len(curves)) % 10}", 13 if marker == "*" else 7
@@ -138,9 +143,7 @@ def plot(single: dict[str, Pair], curves: dict[str, list[Pair]], title: str, nam
     axes.set_xscale("log")
     axes.set(xlabel="MB sent by all sites, 16-bit", ylabel="accuracy on all test data, %")
     axes.set_title(title.replace(". ", ".\n"), fontsize=10)
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize=8)
-    figure.savefig(RESULTS / f"{name}.png", dpi=130)
+    draw(axes, name)
 
 
 def _mean(pairs: Sequence[Pair]) -> Pair:

@@ -30,6 +30,7 @@ from deploy import environment
 ROOT = Path(__file__).resolve().parents[2]
 # Tests that see the machine: files and their modes, processes, signals, commands, text, packages.
 SENSITIVE = (
+    "tests/benchmarks/test_scripts.py",
     "tests/client_app/cli",
     "tests/client_app/datasets",
     "tests/client_app/diagnostics",
@@ -45,7 +46,6 @@ SENSITIVE = (
     "tests/server_app/deployment",
     "tests/server_app/lifecycle",
     "tests/server_app/runs",
-    "tests/test_benchmark_harness.py",
     "tests/test_dependencies.py",
     "tests/test_help.py",
     "tests/test_version.py",

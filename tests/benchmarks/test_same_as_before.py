@@ -1,16 +1,11 @@
 """The comparison of two revisions notices what differs, and what cannot be compared."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import same_as_before
 from common.methods import METHODS
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
-import same_as_before
 
 
 def found(**changed: str) -> dict[str, dict[str, Any]]:

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks" / "reproduce"))
-
-import _harness
-
-from common.run import parse_run
+from benchmarks.harness import federation
+from common.config.run_config import parse_run_config
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
 from tests.registry import SPECS, settings_of
 
@@ -20,9 +17,9 @@ SPLIT = {"partition": "iid"}
 
 @pytest.mark.parametrize("name", SPECS)
 def test_every_method_learns_in_the_harness(name: str) -> None:
-    run = parse_run(settings_of(SPECS[name]) | SPLIT)
-    data = _harness.load(run, 3)
-    measured = _harness.federate(run, data)
+    run = parse_run_config(settings_of(SPECS[name]) | SPLIT)
+    data = federation.load(run, 3)
+    measured = federation.federate(run, data)
     assert measured.accuracy > 20, "a guess is right one time in ten"
     assert measured.own > 20
     assert measured.bytes > 0 or run.plan.kind == "alone"
@@ -31,8 +28,8 @@ def test_every_method_learns_in_the_harness(name: str) -> None:
 @pytest.mark.parametrize("name", ["fedpft", "fedavg", "scaffold", "fedrep", "fedlap", "dpcvae", "afl"])
 def test_the_harness_learns_what_messages_do(tmp_path: Path, name: str) -> None:
     settings = settings_of(SPECS[name]) | SPLIT
-    run = parse_run(settings)
-    measured = _harness.federate(run, _harness.load(run, 3))
+    run = parse_run_config(settings)
+    measured = federation.federate(run, federation.load(run, 3))
     metrics = metrics_of(run_federation(tmp_path, InProcessGrid(sites(3)), **settings))
     assert measured.accuracy == pytest.approx(100 * metrics["accuracy"]["model"], abs=0.3), "one of 359 records at most"
 
@@ -45,7 +42,6 @@ def test_a_benchmark_describes_itself_instead_of_starting(
     monkeypatch.setattr(sys, "path", [str(script.parent), *sys.path])
     # A help needs no sample data. Without this line, a folder of them next to the checkout would hide that a script does.
     monkeypatch.setenv("FEDSURROGATE_SAMPLES", str(tmp_path / "nothing"))
-    monkeypatch.delitem(sys.modules, "_report", raising=False)
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(script), run_name="__main__")
     assert ended.value.code == 0

@@ -1,18 +1,13 @@
 """The audit of all mechanisms: its faults can be planted, and its white-box attacker finds one at a real site."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
-import audit
-from _audit_attacks import of_sums
-from _audit_faults import planted
-
+from benchmarks import audit
+from benchmarks._audit_attacks import of_sums
+from benchmarks._audit_faults import planted
 from common.methods import METHODS
 from common.run import parse_run
 from common.settings.flat import Scalar

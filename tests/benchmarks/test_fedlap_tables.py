@@ -2,18 +2,13 @@
 
 import gzip
 import struct
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks" / "reproduce"))
-
-import _idx
-import fedlap_tables
-
-from common.run import parse_run
+from benchmarks.reproduce import _idx, fedlap_tables
+from common.config.run_config import parse_run_config
 
 PIXELS = (torch.arange(60 * 28 * 28) % 251).to(torch.uint8).reshape(60, 28, 28)
 LABELS = (torch.arange(60) % 10).to(torch.uint8)
@@ -57,9 +52,9 @@ def test_an_archive_that_is_cut_short_or_of_another_type_is_refused(tmp_path: Pa
 
 
 def test_sites_have_the_papers_pairs_of_classes_and_the_fraction_of_their_records(tmp_path: Path) -> None:
-    base, train, whole = fedlap_tables.read("mnist", str(archive(tmp_path)), full=False)
+    base, whole = fedlap_tables.read("mnist", str(archive(tmp_path)), full=False)
     assert base["image-size"] == 28
-    data = fedlap_tables.pairs(train, whole, 0.5, seed=1)
+    data = fedlap_tables.pairs(whole, 0.5, seed=1)
     assert [tuple(torch.unique(each.train.labels).tolist()) for each in data.sites] == [
         (5, 6),
         (1, 2),

@@ -1,0 +1,1 @@
+"""What the benchmarks share: sample data, options, runs over seeds, timing, tables and plots."""
