@@ -15,11 +15,11 @@ from torch.func import functional_call, grad, vmap
 
 from benchmarks._audit_site import Canaries, Seen
 from client_app.methods.local_training import network
-from common.methods.generators import first_round_shares
 from common.models.generators import COUNTS, SUMS
 from common.models.loss_landscape import LandscapeRecords
 from common.models.networks import split_input
 from common.models.parameters import Tensors
+from common.privacy.mechanism import first_round_shares
 from common.secure_sum.of_run import numbers_of
 from common.surrogates.class_sums import unfold
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
@@ -160,8 +160,10 @@ def by_decoder(canaries: Canaries, seen: Seen) -> Tensor:
 
 def _of_opening(canaries: Canaries, seen: Seen) -> Tensor:
     """The likelihood ratio of the class sums that a generator's run releases first."""
-    sums, mechanism = unpack_parameters(seen.rounds[0][1]).tensors[SUMS], seen.run.mechanism
-    noise = mechanism.event(1).noise_multiplier if mechanism else math.inf
+    sums, noise = (
+        unpack_parameters(seen.rounds[0][1]).tensors[SUMS],
+        seen.run.mechanism.event(1).noise_multiplier or math.inf,
+    )
     along = (sums[canaries.y] * torch.nn.functional.normalize(canaries.x)).sum(1)
     return (along - 0.5) * first_round_shares(seen.run.settings.dpcvae)["sums"] / noise**2
 

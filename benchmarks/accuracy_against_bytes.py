@@ -22,10 +22,8 @@ from benchmarks.harness.seeds import frontier_row
 from client_app.methods.fedpft.surrogate import make_surrogate
 from client_app.methods.pooled_baselines import compare
 from client_app.node_config import NodeConfig
-from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
 from common.run import Run, parse_run
-from common.settings.flat import parse_overrides
 from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import pack_surrogate, unpack_surrogate
 from strategies.fedpft.learn import learn
@@ -43,7 +41,7 @@ ROWS: dict[str, dict[str, Any]] = {
 BASELINES = ("oracle", "ensemble", "average")
 
 
-def payloads_of(run: RunConfig, data: Federation, centre: Tensor | None = None) -> list[bytes]:
+def payloads_of(run: Run, data: Federation, centre: Tensor | None = None) -> list[bytes]:
     """What each site sends. centre: the public mean of features, of norm at most one (d,)."""
     return [pack_surrogate(make_surrogate(own, run, centre=centre).surrogate) for own in data.given]
 
@@ -53,7 +51,7 @@ def received(head: Head) -> Head:
     return unpack_classifier(pack_classifier(head))
 
 
-def federate(run: RunConfig, data: Federation) -> tuple[Head, int]:
+def federate(run: Run, data: Federation) -> tuple[Head, int]:
     """The head that the coordinator learns, and the bytes of all sites."""
     payloads = payloads_of(run, data)
     head = learn([unpack_surrogate(payload) for payload in payloads], run, "cpu").head
@@ -79,7 +77,7 @@ def main() -> None:
         data = load_seed(settings, options.sites, seed)
         for name, row in track(ROWS.items(), description=f"seed {seed}"):
             first = name == next(iter(ROWS))
-            run = parse_run_config(settings | {"seed": seed} | row | {"compare": first})
+            run = parse_run(settings | {"seed": seed} | row | {"compare": first})
             head, count = federate(run, data)
             judged = judge(head, run, options.sites)
             accuracy[name].append(judged["accuracy.model"])

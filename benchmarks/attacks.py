@@ -25,14 +25,8 @@ from benchmarks.harness.plots import draw_images
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import shared, stored_images
 from client_app.audit.similarity import best_match
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.governance.release import method_of
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
 from common.run import parse_run
 from common.settings.flat import Scalar
-from common.config.flat_settings import Scalar
-from common.config.run_config import parse_run_config
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
 
 SIDE, ENLARGED, CLASSES = 32, 64, 20
@@ -102,7 +96,7 @@ def released_means(groups: Images, size: int, family: str, epsilon: float) -> Te
     if epsilon:
         settings |= {"epsilon": epsilon, "delta": 1e-5, "classes": ",".join(names)}
     labels = torch.arange(CLASSES).repeat_interleave(size)
-    sent = released(parse_run_config(settings), groups.features, labels, names)
+    sent = released(parse_run(settings), groups.features, labels, names)
     if isinstance(sent, SumsSurrogate):
         return sent.sums.sums / sent.sums.counts.clamp_min(1)[:, None]
     assert isinstance(sent, Surrogate)

@@ -36,16 +36,10 @@ from benchmarks._audit_attacks import (
     by_synthetic,
     by_total,
 )
-from _audit_faults import planted
-from _audit_site import Canaries, Maker, alone, long, one_a_class, orthogonal, patients, seen_of
-from _report import described, report
-from torch import Tensor
-
 from benchmarks._audit_faults import planted
 from benchmarks._audit_site import Canaries, Maker, alone, long, one_a_class, orthogonal, patients, seen_of
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
-from common.config.flat_settings import Scalar
 from common.privacy.accounting import gaussian_noise_multiplier
 from common.privacy.one_run import Guesses, best_count, epsilon_bound, gaussian_bound, guess
 from common.settings.flat import Scalar

@@ -11,20 +11,15 @@ from typing import Any, overload
 
 import torch
 
-from common.run import parse_run
 from benchmarks.harness.options import described
 from benchmarks.harness.plots import draw_growth
 from benchmarks.harness.results import report
 from benchmarks.harness.timing import peak
-from common.config.run_config import parse_run_config, run_digest
+from common.run import parse_run
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates.shared_covariances import Gram
 from common.surrogates.surrogates import Header, Surrogate
 from common.wire.records import pack_surrogate
-from server_app.runs.writer import RunWriter
-from strategies.closed_form.received import pooled
-from strategies.closed_form.solvers import lda
-from strategies.closed_form.statistics import Statistics
 from strategies.fedpft.strategy import FedPFT
 
 CLASSES, DIMENSION, RECORDS = 10, 512, 40
@@ -87,7 +82,7 @@ def many_sites(sites: int, defence: str, dimension: int) -> tuple[Any, ...]:
     basis = torch.randn(dimension, dimension, generator=generator) / dimension**0.5
     with tempfile.TemporaryDirectory() as folder:
         config = parse_run({"fedpft.covariance": "gram", "output-dir": folder, "defence": defence})
-        strategy = FedPFT(config, RunWriter(config, 0), "cpu")
+        strategy = FedPFT(config, RunFolder(config, 0), "cpu")
         payloads = Payloads(sites, config.digest, centres, basis)
         sample = payloads[0]
         payloads.seconds, payloads.cpu, began, used_cpu = 0.0, 0.0, time.perf_counter(), time.process_time()

@@ -50,7 +50,7 @@ def scores(model: Classifier, data: Federation, run: Run) -> dict[str, float]:
     return {key: statistics.mean(values) for key, values in each.items()}
 
 
-def measured_scores(run: RunConfig, data: Federation) -> dict[str, float]:
+def measured_scores(run: Run, data: Federation) -> dict[str, float]:
     """The scores of a run's shared head, its accuracy on all test records, and the MB that the sites send."""
     measured = federate(run, data)
     assert measured.model is not None
@@ -72,7 +72,7 @@ def main() -> None:
             if epsilon and own.get("method") == "fedavg":
                 own["method"] = "dp-fedavg"
             budget = {"epsilon": epsilon, "delta": DELTA} if epsilon else {}
-            run = parse_run_config(settings | {"seed": seed} | own | budget)
+            run = parse_run(settings | {"seed": seed} | own | budget)
             every[name, epsilon].append(measured_scores(run, data))
         # Write after every seed, because the GANs take most of an hour.
         title = f"{options.sites} sites, Dirichlet 0.3, delta {DELTA:g}, {seed + 1} seeds. {message}"

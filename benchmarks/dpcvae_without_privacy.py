@@ -73,11 +73,7 @@ def spread(x: Tensor, labels: Tensor) -> float:
 def judged(data: Federation, x: Tensor, labels: Tensor, run: Run) -> float:
     header = Header("", "", "", data.sites[0].fingerprint, data.classes)
     return data.judge(
-        Head(
-            header,
-            *train_on_features(x / x.shape[1] ** 0.5, labels, len(data.classes), run.settings.head, run.settings.seed),
-            clip=0.0,
-        )
+        Head(header, *train_on_features(x / x.shape[1] ** 0.5, labels, len(data.classes), run.settings.head, run.settings.seed), clip=0.0)
     )
 
 
@@ -92,7 +88,7 @@ class Case:
 
 
 def load_case(settings: dict[str, Any]) -> Case:
-    run = parse_run_config(settings)
+    run = parse_run(settings)
     data = load(run, 1)
     x, labels = scaled(data.sites[0].train.features), data.sites[0].train.labels
     return Case(data, x, labels, judged(data, x, labels, run))
@@ -100,9 +96,9 @@ def load_case(settings: dict[str, Any]) -> Case:
 
 def measure(settings: dict[str, Any], case: Case) -> Sequence[float]:
     """The cells of a row at one seed."""
-    run, x, labels, classes = parse_run_config(settings), case.x, case.labels, len(case.data.classes)
+    run, x, labels, classes = parse_run(settings), case.x, case.labels, len(case.data.classes)
     decoder, encoder = train(run, x, labels, classes)
-    random, drawn = torch.Generator().manual_seed(run.seed), labels_evenly(classes, len(x) // classes)
+    random, drawn = torch.Generator().manual_seed(run.settings.seed), labels_evenly(classes, len(x) // classes)
     with torch.no_grad():
         made = decoder.draw(one_hot(drawn, classes).float(), random)
         fitted = encoded(decoder, encoder, x, labels, drawn, random)

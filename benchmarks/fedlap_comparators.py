@@ -15,7 +15,6 @@ from typing import Any
 
 from rich.progress import track
 
-from common.run import parse_run
 from benchmarks._fedlap_before import SETTINGS, before
 from benchmarks.fedlap_against_fedavg import CASES, SITES, base_of, fewer
 from benchmarks.harness.federation import load_seed, measure

@@ -44,7 +44,7 @@ PARTS = ("real-gradients", "image-steps", "radius-search")
 
 def work(settings: dict[str, Any], data: Federation, records: int) -> tuple[MethodOutput, float, Training]:
     """The first site's output in the first round, its seconds of processor time, and the model that it received."""
-    run, site = parse_run_config(settings), with_rows(data.sites[0], slice(records))
+    run, site = parse_run(settings), with_rows(data.sites[0], slice(records))
     training = Training.begin(run, site.classes, site.fingerprint, site.train.features.shape[1])
     with tempfile.TemporaryDirectory() as folder:
         task = Task(run, NodeConfig(state_dir=folder), "0", site, question=training.question())
@@ -81,7 +81,7 @@ def measure(name: str) -> None:
     base, own, fewer, batch, epochs, records = CASES[name]
     if base is CIFAR:
         base = CIFAR | cifar_images()
-    data = load(parse_run_config(base), 5)
+    data = load(parse_run(base), 5)
     average = {"method": "fedavg", "fedavg.model": "convnet", "fedavg.width": own.get("fedlap.width", 32)}
     average |= {"fedavg.batch-size": batch, "fedavg.local-epochs": epochs}
     work(base | average, data, records)  # the first call of a process includes lazy loading

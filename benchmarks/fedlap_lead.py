@@ -24,13 +24,11 @@ from benchmarks.harness.results import report, stored
 from benchmarks.harness.seeds import mean_and_deviation
 from client_app.methods.fedlap import approximation, statistics
 from client_app.methods.task import Task
-from common.config.sections import FedLAPConfig
 from common.models import loss_landscape
 from common.models.augmentation import Change
 from common.models.loss_landscape import LandscapeRecords, distance, gradient
 from common.models.parameters import Tensors
-from common.run import parse_run
-from common.settings import FedLAPSettings
+from common.settings import FedLAPConfig
 from strategies.fedlap import landscapes
 
 NAME = "fedlap-lead-cifar10"
@@ -126,12 +124,12 @@ def relative_error() -> AbstractContextManager[Any]:
 
 def falling(power: float) -> AbstractContextManager[Any]:
     """The model's learning rate is divided by this power of the round; `fedlap.cosine` stays as it is."""
-    usual = FedLAPSettings.rate
+    usual = FedLAPConfig.rate
 
-    def rate(settings: FedLAPSettings, round: int) -> float:
+    def rate(settings: FedLAPConfig, round: int) -> float:
         return usual(settings, round) if settings.cosine else settings.learning_rate / round**power
 
-    return patch.object(FedLAPSettings, "rate", rate)
+    return patch.object(FedLAPConfig, "rate", rate)
 
 
 MEMORY: dict[str, Any] = {"fedlap.memory": 0.33}

@@ -27,10 +27,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
 from flwr.supercore.retry import make_simple_grpc_retry_invoker
 
-from common.run import parse_run
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
-from common.config.run_config import parse_run_config, run_digest
+from common.run import parse_run
 from common.surrogates.covariances import Diagonal
 from common.surrogates.mixtures import Mixtures
 from common.surrogates.surrogates import Header, Surrogate

@@ -20,7 +20,6 @@ from benchmarks.harness.results import report
 from benchmarks.harness.samples import stored_features
 from benchmarks.harness.timing import paired
 from client_app.datasets.partition import partition
-from common.run import parse_run
 from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 
 warnings.filterwarnings("ignore", category=Warning, module="sklearn")
@@ -44,7 +43,7 @@ def busy(processes: int) -> Iterator[None]:
 def main() -> None:
     described(__doc__).parse_args()
     features, labels = stored_features("cifar10")
-    parts = partition(labels, None, RunConfig(alpha=0.1), 10)
+    parts = partition(labels, None, Settings(alpha=0.1), 10)
     sites = [(features[part], labels[part]) for part in parts]
     rows = []
     for family, components in (("spherical", 1), ("diag", 1), ("diag", 10), ("spherical", 10)):

@@ -19,17 +19,14 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from benchmarks.accuracy_against_bytes import judge, payloads_of, received
 from benchmarks.harness.federation import Federation, load_seed
 from benchmarks.harness.options import arguments, settings_of, without_paths
 from benchmarks.harness.plots import axes_of, draw
 from benchmarks.harness.results import report, stored
 from benchmarks.harness.samples import shared
-from common.config.run_config import RunConfig, parse_run_config
 from common.models.classifiers import Head
 from common.run import Run, parse_run
-from common.settings.flat import parse_overrides
 from common.surrogates.class_sums import PRESENT, as_mixtures
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 from common.wire.records import unpack_surrogate
@@ -60,7 +57,7 @@ OPEN = {"spherical": 1, "diag": 1, "lowrank": 64}
 Accuracies = dict[tuple[str, str], list[float]]
 
 
-def federate(run: RunConfig, data: Federation, row: str, centre: torch.Tensor | None = None) -> tuple[Head, int]:
+def federate(run: Run, data: Federation, row: str, centre: torch.Tensor | None = None) -> tuple[Head, int]:
     """The head of a row, and the bytes of all sites. centre: the public mean of features (d,)."""
     payloads = payloads_of(run, data, centre)
     surrogates = [unpack_surrogate(payload) for payload in payloads]
@@ -68,7 +65,7 @@ def federate(run: RunConfig, data: Federation, row: str, centre: torch.Tensor | 
         mixtures = [_mixture(surrogate) for surrogate in surrogates]
         claim = mixtures[0].claim
         assert claim is not None
-        head = replace(sampling.learn(mixtures, run.head, run.seed, data.classes), clip=claim.clip)
+        head = replace(sampling.learn(mixtures, run.settings.head, run.settings.seed, data.classes), clip=claim.clip)
     else:
         surrogates = [_equal(surrogates)] if row == EQUAL else surrogates
         learned = learn(surrogates, run, "cpu", data.classes, centre).head
@@ -115,7 +112,7 @@ def main() -> None:
     settings, _ = settings_of(options, stand_in)
     if not options.run_config:
         options.public = options.public or str(shared("features/pacs-photo-train.safetensors"))
-    public = read_centre(options.public, parse_run_config(settings).power)
+    public = read_centre(options.public, parse_run(settings).power)
     accuracy, size = earlier(options.name, options.from_seed)
     for seed in range(options.from_seed, options.seeds):
         base = settings | {"seed": seed}
@@ -127,7 +124,7 @@ def main() -> None:
         rows = [name for name in ROWS if name != CENTRED or public is not None]
         work = [(name, epsilon) for name in rows for epsilon in EPSILONS]
         for name, epsilon in track(work, description=f"seed {seed}"):
-            run = parse_run_config(base | ROWS[name] | {"epsilon": epsilon, "delta": DELTA})
+            run = parse_run(base | ROWS[name] | {"epsilon": epsilon, "delta": DELTA})
             head, count = federate(run, data, name, public if name == CENTRED else None)
             right = 100 * judge(head, run, options.sites)["accuracy.model"]
             accuracy[name, f"{epsilon:g}"].append(right)

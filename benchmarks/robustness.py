@@ -21,7 +21,7 @@ from rich.progress import track
 from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
 from benchmarks.harness.samples import sample_folder, stored_features
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 from common.surrogates.surrogates import AnySurrogate
 from strategies.fedpft.learn import LearnedHead, learn
 from strategies.pooling.robust_centres import POOLED

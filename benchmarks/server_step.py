@@ -58,7 +58,7 @@ def main() -> None:
     rows = []
     for family, components in (("spherical", 1), ("diag", 10)):
         run = parse_run({"alpha": 0.1, "fedpft.covariance": family, "fedpft.components": components})
-        parts = partition(labels, None, parse_run({"alpha": 0.1}), 10)
+        parts = partition(labels, None, Settings(alpha=0.1), 10)
         made = [
             make_surrogate(SiteData(features[part], labels[part], names, "x", str(site)), run)
             for site, part in enumerate(parts)

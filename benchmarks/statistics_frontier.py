@@ -18,8 +18,6 @@ from typing import Any
 
 from rich.progress import track
 
-from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common.run import Run, parse_run
 from benchmarks._shared_basis import entropy_coded, measured_points
 from benchmarks.harness.federation import Federation, Measured, accuracies, centralised, federate, load_seed
 from benchmarks.harness.options import described
@@ -29,7 +27,7 @@ from benchmarks.harness.samples import feature_settings, shared
 from benchmarks.harness.seeds import frontier_row
 from benchmarks.harness.timing import paired
 from client_app.methods.fedpft.surrogate import make_surrogate
-from common.config.run_config import RunConfig, parse_run_config
+from common.run import Run, parse_run
 from common.surrogates.surrogates import AnySurrogate
 from common.wire.records import pack_surrogate, unpack_surrogate
 from strategies.fedpft.learn import learn
@@ -96,7 +94,7 @@ class Fits:
         return Measured(self.data.judge(head), sum(map(len, payloads)))
 
 
-def measure(row: Row, run: RunConfig, fits: Fits) -> Measured:
+def measure(row: Row, run: Run, fits: Fits) -> Measured:
     if row.sends is None:
         return centralised(run, fits.data)
     return federate(run, fits.data) if "method" in row.sends else fits.measured(run)
@@ -111,7 +109,7 @@ def measure_all(base: Settings, sites: int, seeds: int) -> dict[str, list[Measur
         # Rows that share a fit follow each other.
         order = sorted(ROWS.items(), key=lambda pair: repr({**(pair[1].sends or {}), "fedpft.bits": 0}))
         for name, row in track(order, description=f"{base['dataset']}, seed {seed}"):
-            run = parse_run_config(own | {"features.power": row.power} | (row.sends or {}) | row.learns)
+            run = parse_run(own | {"features.power": row.power} | (row.sends or {}) | row.learns)
             results[name].append(measured := measure(row, run, fits[row.power]))
             print(f"{name}: {measured.accuracy:.2f} % with {measured.bytes / 1e6:.3f} MB", flush=True)
     return results
@@ -146,7 +144,7 @@ def exact(base: Settings, seeds: int) -> dict[str, list[float]]:
             own = base | {"seed": seed, "alpha": alpha, "features.power": 0.5, "fedpft.covariance": "gram"}
             fits = Fits(load_seed(own, sites, seed))
             for text, limits in (("no limits on weights", EXACT), ("default limits", Settings())):
-                right = fits.measured(parse_run_config(own | limits)).accuracy
+                right = fits.measured(parse_run(own | limits)).accuracy
                 accuracy[f"{sites} sites, Dirichlet {alpha:g}, {text}"].append(round(right, 2))
     return dict(accuracy)
 
@@ -157,7 +155,7 @@ def basis(base: Settings, sites: int, seeds: int) -> tuple[list[Line], list[tupl
     coded: list[tuple[Any, ...]] = []
     for seed in range(seeds):
         own = base | {"features.power": 0.5, "seed": seed}
-        run = parse_run_config(own | {"fedpft.covariance": "gram"})
+        run = parse_run(own | {"fedpft.covariance": "gram"})
         fits = Fits(load_seed(own, sites, seed))
         whole = fits.of(run)
 

@@ -31,15 +31,15 @@ from client_app.methods.fedpft.surrogate import SiteData
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.backbones.feature_power import with_power
-from common.config.run_config import RunConfig, parse_run_config
 from common.files import replace_file
 from common.methods import METHODS
+from common.methods.method import load as imported
 from common.models.classifiers import Classifier, Head
 from common.models.devices import pick_device
 from common.models.generators import Generator
 from common.models.head_training import train_on_features
 from common.models.networks import body_of
-from common.rules.spec import load as imported
+from common.run import Run, parse_run
 from common.surrogates.surrogates import AnySurrogate, Header
 from common.wire.model_proto import (
     pack_classifier,
@@ -117,7 +117,7 @@ class Federation:
         return {**settings, **public}
 
 
-def load(run: RunConfig, sites: int) -> Federation:
+def load(run: Run, sites: int) -> Federation:
     """The run's data, split among its sites, and all test records.
 
     Args:
@@ -134,7 +134,7 @@ def load(run: RunConfig, sites: int) -> Federation:
         train, test = (usable(dataset, features, rows, run.power) for rows in (own.train, own.test))
         fingerprint = with_power(features.fingerprint, run.power)
         parts.append(site(train.features, train.labels, test, dataset.classes, fingerprint))
-        if index == 0 or len(run.dataset) > 1:
+        if index == 0 or len(run.settings.dataset) > 1:
             rows = (~dataset.is_train).nonzero().squeeze(1)
             tests.append(usable(dataset, features, rows, run.power))
     return Federation(parts, joined(tests))
@@ -142,7 +142,7 @@ def load(run: RunConfig, sites: int) -> Federation:
 
 def load_seed(settings: Settings, sites: int, seed: int) -> Federation:
     """`load` for settings and a seed."""
-    return load(parse_run_config({**settings, "seed": seed}), sites)
+    return load(parse_run({**settings, "seed": seed}), sites)
 
 
 def joined(parts: Sequence[LabelledFeatures]) -> LabelledFeatures:
@@ -187,7 +187,7 @@ def with_rows(
     return site(features, labels, test or whole.test, whole.classes, whole.fingerprint)
 
 
-def released(run: RunConfig, features: Tensor, labels: Tensor, classes: Classes) -> AnySurrogate:
+def released(run: Run, features: Tensor, labels: Tensor, classes: Classes) -> AnySurrogate:
     """The surrogate that a site with these records sends, by the site's own code.
 
     Args:
@@ -201,7 +201,7 @@ def released(run: RunConfig, features: Tensor, labels: Tensor, classes: Classes)
     return unpack_surrogate(method_of(run)(Task(run, NodeConfig(), "site", own)).payload)
 
 
-def centralised(run: RunConfig, data: Federation) -> Measured:
+def centralised(run: Run, data: Federation) -> Measured:
     """One head on the real features of all sites: the upper reference for federated methods."""
     records = joined([each.train for each in data.sites])
     return Measured(data.judge(_own_head(run, data, records)), 2 * records.features.numel())
@@ -216,8 +216,8 @@ def measure(settings: Settings, own: Settings | None, data: Federation) -> Measu
         data: the federation.
     """
     if own is None:
-        return centralised(parse_run_config(settings), data)
-    return federate(parse_run_config({**settings, **own}), data)
+        return centralised(parse_run(settings), data)
+    return federate(parse_run({**settings, **own}), data)
 
 
 def run_rows(
@@ -250,16 +250,16 @@ def accuracies(results: Sequence[Measured]) -> list[float]:
     return [each.accuracy for each in results]
 
 
-def federate(run: RunConfig, data: Federation) -> Measured:
+def federate(run: Run, data: Federation) -> Measured:
     """One run of any method."""
     with tempfile.TemporaryDirectory() as folder:
         node = NodeConfig(state_dir=str(Path(folder) / "state"))
         tasks = [Task(run, node, str(index), own) for index, own in enumerate(data.sites)]
-        if run.spec.kind == "rounds":
+        if run.plan.kind == "rounds":
             return _in_rounds(run, data, tasks)
-        if run.spec.kind == "chain":
+        if run.plan.kind == "chain":
             return _along(run, data, tasks)
-        if run.spec.kind == "alone":
+        if run.plan.kind == "alone":
             models: list[Classifier] = [_own_head(run, data, each.train) for each in data.sites]
             return Measured(statistics.mean(map(data.judge, models)), 0, _own(models, data))
         payloads = [method_of(run)(task).payload for task in tasks]
@@ -270,21 +270,21 @@ def federate(run: RunConfig, data: Federation) -> Measured:
         return Measured(data.judge(model), sum(map(len, payloads)), own, model=model)
 
 
-def _own_head(run: RunConfig, data: Federation, train: LabelledFeatures) -> Head:
+def _own_head(run: Run, data: Federation, train: LabelledFeatures) -> Head:
     """A head trained on these records alone."""
     count = len(data.classes)
-    trained = train_on_features(train.features, train.labels, count, run.head, run.seed)
+    trained = train_on_features(train.features, train.labels, count, run.settings.head, run.settings.seed)
     return Head(Header("", "", "", data.sites[0].fingerprint, data.classes), *trained)
 
 
-def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
+def _in_rounds(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
     first = data.sites[0]
     dimension = first.train.features.shape[1]
     training = with_memory(Training.begin(run, data.classes, first.fingerprint, dimension))
-    if run.spec.personal:
+    if run.plan.combination.personal:
         training.model = body_of(training.model)
     sent, curve, seconds = 0, [], 0.0
-    generates = run.spec.first_round is not None
+    generates = run.plan.messages.first is not None
     while training.round < run.trained.rounds:
         reported: Info = {"round": training.round + 1, "lineage": training.lineage}
         reported["confirmed"] = training.round
@@ -295,9 +295,9 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
         for each in made:
             _keep(each.keep)
         payloads = [each.payload for each in made]
-        if run.trained is run.fedlap:
+        if run.trained is run.settings.fedlap:
             synthetic = [unpack_synthetic(payload) for payload in payloads]
-            learn(training, synthetic, pick_device(run.device))
+            learn(training, synthetic, pick_device(run.settings.device))
         elif generates:
             take_in(training, [unpack_parameters(payload) for payload in payloads])
         else:
@@ -305,13 +305,13 @@ def _in_rounds(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measu
         sent += sum(map(len, payloads))
         if not generates or training.round == run.trained.rounds:
             model = head_of(_generator(training), run) if generates else _shared(training)
-            models = _personal(model, tasks) if run.spec.personal else [model]
+            models = _personal(model, tasks) if run.plan.combination.personal else [model]
             curve.append((sent, statistics.mean(map(data.judge, models))))
-    if run.spec.evaluate == METHODS["fedlambda"].evaluate:
+    if run.plan.combination.evaluate == METHODS["fedlambda"].evaluate:
         pairs = [personal_accuracy(task, model) for task in tasks]
         own = statistics.mean(100 * right / tested for right, tested in pairs if tested)
     else:
-        own = _own(models if run.spec.personal else models * len(tasks), data)
+        own = _own(models if run.plan.combination.personal else models * len(tasks), data)
     seconds = seconds / run.trained.rounds / len(tasks)
     return Measured(curve[-1][1], sent, own, curve, seconds, model)
 
@@ -332,14 +332,14 @@ def _shared(training: Training) -> Classifier:
 def _personal(model: Classifier, tasks: Sequence[Task]) -> list[Classifier]:
     """The model that each site makes for itself of the one of all sites."""
     question = pack_classifier(model)
-    return [imported(task.run.spec.personal)(replace(task, question=question)) for task in tasks]
+    return [imported(task.run.plan.combination.personal)(replace(task, question=question)) for task in tasks]
 
 
 def _generator(training: Training) -> Generator:
     return Generator(training.header(), training.config, training.model)
 
 
-def _along(run: RunConfig, data: Federation, tasks: Sequence[Task]) -> Measured:
+def _along(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
     sent, curve, relay = 0, [], None
     heads = []
     for number, task in enumerate(tasks, start=1):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.config.flat_settings import Scalar
+from common.settings.flat import Scalar
 
 ROOT = Path(__file__).resolve().parents[2]
 

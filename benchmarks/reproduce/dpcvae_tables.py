@@ -25,8 +25,8 @@ from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import shared
 from benchmarks.harness.seeds import mean_and_deviation, over_seeds
-from common.config.flat_settings import Scalar
-from common.config.run_config import parse_run_config
+from common.run import parse_run
+from common.settings.flat import Scalar
 
 # Settings of each run; the rows it gives, with the part of its scores.
 RUNS: dict[str, dict[str, Any]] = {
@@ -73,7 +73,7 @@ def column(settings: dict[str, Scalar], sites: int, seeds: int, runs: list[str])
     """Scores of every run at every seed, in percent; with the same sites for all runs of a seed."""
 
     def one(seed: int, data: Federation, own: dict[str, Any]) -> dict[str, float]:
-        return measured_scores(parse_run_config(settings | {"seed": seed} | own), data)
+        return measured_scores(parse_run(settings | {"seed": seed} | own), data)
 
     rows = {name: RUNS[name] for name in runs}
     return over_seeds(seeds, lambda seed: load_seed(settings, sites, seed), rows, one)

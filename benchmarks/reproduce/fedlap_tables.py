@@ -85,7 +85,7 @@ def read(data: str, folder: str, full: bool) -> tuple[dict[str, Any], Federation
         return base, Federation([site(train.features, train.labels, test, names, "pixels")], test)
     if data != "digits":
         base |= {"data": "parquet", "data-dir": folder}
-    return base, load(parse_run_config(base), 1)
+    return base, load(parse_run(base), 1)
 
 
 def pairs(whole: Federation, fraction: float, seed: int) -> Federation:

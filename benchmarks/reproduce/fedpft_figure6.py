@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 import torch
 
-from common.run import parse_run
 from benchmarks.harness.federation import Federation, load_seed, measure, with_rows
 from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.plots import axes_of, draw

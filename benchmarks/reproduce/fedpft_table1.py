@@ -14,17 +14,11 @@ Without a pair: features of MobileNetV2 of CIFAR-10 and PACS, on the sample feat
 from functools import lru_cache
 from typing import Any
 
-from _harness import Measured, arguments, centralised, federate, load, mean_and_deviation, settings_of
-from _report import report
-from rich.progress import track
-
-from common.run import parse_run
-from common.settings.flat import Scalar, parse_overrides
 from benchmarks.harness.federation import accuracies, load_seed, run_rows
 from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.results import report
 from benchmarks.harness.seeds import mean_and_deviation
-from common.config.flat_settings import Scalar, parse_overrides
+from common.settings.flat import Scalar, parse_overrides
 
 # Training images, classes, foundation model.
 PAPER: dict[str, tuple[int, int, str]] = {

@@ -53,8 +53,8 @@ def table(name: str, message: str, settings: dict[str, Scalar], paper: dict[str,
     base = {"head.min-steps": 1000} | settings
 
     def two(seed: int) -> Federation:
-        run = parse_run_config(base | {"seed": seed})
-        return load(run, 2) if len(run.dataset) == 2 else halves(run)
+        run = parse_run(base | {"seed": seed})
+        return load(run, 2) if len(run.settings.dataset) == 2 else halves(run)
 
     accuracy, rows = {}, []
     for row, each in run_rows(base, ROWS, seeds, two).items():

@@ -25,14 +25,8 @@ from benchmarks.harness.options import described
 from benchmarks.harness.plots import draw_images
 from benchmarks.harness.results import report
 from client_app.audit.similarity import C1, C2, SIGMA, WINDOW, psnr
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.governance.release import method_of
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
 from common.run import parse_run
 from common.settings.flat import Scalar
-from common.config.flat_settings import Scalar
-from common.config.run_config import parse_run_config
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
 from strategies.fedpft.learn import learn
 
@@ -161,7 +155,7 @@ def every_ssim(first: Tensor, second: Tensor) -> Tensor:
 def sampled(groups: Images, settings: dict[str, Scalar], count: int) -> Tensor:
     """Features (count, d) of norm one, sampled from what a site with these images releases."""
     names = tuple(map(str, range(10)))
-    run = parse_run_config(settings | {"classes": ",".join(names), "features.power": 1.0})
+    run = parse_run(settings | {"classes": ",".join(names), "features.power": 1.0})
     sent = released(run, groups.features, groups.labels, names)
     assert isinstance(sent, Surrogate | SumsSurrogate)
     return unit_norm(learn([sent], run, "cpu", names).sample(0, count)[0])

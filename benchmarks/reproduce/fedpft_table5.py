@@ -11,11 +11,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from _harness import Measured, arguments, centralised, federate, load, mean_and_deviation, settings_of
-from _report import RESULTS, report
-from rich.progress import track
-
-from common.run import parse_run
 from benchmarks.harness.federation import Federation, Measured, accuracies, load_seed, measure
 from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.plots import axes_of, draw

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import harness
 from benchmarks.harness import commands, federation, options, plots, results, samples, seeds, timing
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 
 MODULES = [f"benchmarks.harness.{each.name}" for each in pkgutil.iter_modules(harness.__path__)]
 SMALL = {"partition": "iid", "head.min-steps": 10, "head.epochs": 1}
@@ -145,7 +145,7 @@ def test_a_row_is_a_run_with_its_own_settings_and_none_is_the_head_on_all_record
     assert {name: len(each) for name, each in measured.items()} == dict.fromkeys(rows, 2)
     for seed in range(2):
         data = federation.load_seed(SMALL, 2, seed)
-        run = parse_run_config({**SMALL, "seed": seed, "fedpft.covariance": "diag"})
+        run = parse_run({**SMALL, "seed": seed, "fedpft.covariance": "diag"})
         alone = federation.federate(run, data)
         assert (measured["diag"][seed].accuracy, measured["diag"][seed].bytes) == (alone.accuracy, alone.bytes)
         assert measured["all"][seed].bytes == 2 * data.sites[0].train.features.shape[1] * sum(data.sizes)
@@ -171,7 +171,7 @@ def test_a_site_with_some_rows_has_these_records_and_all_else_of_the_whole(rows:
 def test_what_a_site_releases_has_its_class_means() -> None:
     labels = torch.arange(40) % 2
     features = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)) + 5 * labels[:, None]
-    sent: Any = federation.released(parse_run_config({"fedpft.covariance": "diag"}), features, labels, ("a", "b"))
+    sent: Any = federation.released(parse_run({"fedpft.covariance": "diag"}), features, labels, ("a", "b"))
     means = torch.stack([features[labels == label].mean(0) for label in range(2)])
     order = sent.mixtures.labels.argsort()
     torch.testing.assert_close(sent.mixtures.means[order].float(), means, rtol=2e-3, atol=2e-3)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import federation
-from common.config.run_config import parse_run_config
+from common.run import parse_run
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
 from tests.registry import SPECS, settings_of
 
@@ -17,7 +17,7 @@ SPLIT = {"partition": "iid"}
 
 @pytest.mark.parametrize("name", SPECS)
 def test_every_method_learns_in_the_harness(name: str) -> None:
-    run = parse_run_config(settings_of(SPECS[name]) | SPLIT)
+    run = parse_run(settings_of(SPECS[name]) | SPLIT)
     data = federation.load(run, 3)
     measured = federation.federate(run, data)
     assert measured.accuracy > 20, "a guess is right one time in ten"
@@ -28,7 +28,7 @@ def test_every_method_learns_in_the_harness(name: str) -> None:
 @pytest.mark.parametrize("name", ["fedpft", "fedavg", "scaffold", "fedrep", "fedlap", "dpcvae", "afl"])
 def test_the_harness_learns_what_messages_do(tmp_path: Path, name: str) -> None:
     settings = settings_of(SPECS[name]) | SPLIT
-    run = parse_run_config(settings)
+    run = parse_run(settings)
     measured = federation.federate(run, federation.load(run, 3))
     metrics = metrics_of(run_federation(tmp_path, InProcessGrid(sites(3)), **settings))
     assert measured.accuracy == pytest.approx(100 * metrics["accuracy"]["model"], abs=0.3), "one of 359 records at most"
