@@ -8,6 +8,8 @@ sites, so its second moment is around zero.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from client_app.features.on_disk import clipped_features, forget
 from client_app.methods.task import MethodOutput, Task
 from common.models.classifiers import class_indices
 from common.models.parameters import Parameters
-from common.privacy.gaussian_mechanism import unit_weights
+from common.privacy.gaussian_mechanism import unit_weights, with_noise
 from common.privacy.mechanism import Mechanism
 from common.surrogates.class_sums import fold, statistics
 from common.surrogates.public_map import PublicMap
@@ -27,39 +29,45 @@ from common.wire.surrogate_proto import centre_digest
 ROWS = 8192
 
 
-def normal_equations(task: Task) -> MethodOutput:
-    """Counts (C,), sums (C, d) and squares around the class means, folded, at 16 bits.
+def released_sums(task: Task) -> MethodOutput:
+    """This site's sums, those that its plan names, at 16 bits: exact ones, or with noise.
 
-    Source: AFL (He et al. 2025, equations 7 to 9); Fed3R (Fanì et al. 2024, equation 3). FedCGS
-    (Guan et al. 2025) takes the same sums. Differs from AFL, whose sites send their own solution as
-    well: the coordinator finds it from the sums.
+    Exact are counts (C,), sums (C, d), squares around the class means, folded, and variances of each
+    dimension within each class (C, d), for the site's own classes. With a budget: noisy counts, sums
+    and squares around zero of features of norm at most one, for all classes that the data can have.
+
+    Source: AFL (He et al. 2025, equations 7 to 9); Fed3R (Fanì et al. 2024, equation 3). FedCGS (Guan
+    et al. 2025) takes the same sums, GH-OFL (Turazza et al. 2026) also sums of squares of each class.
+    Differs from AFL, whose sites send their own solution as well: the coordinator finds it from the
+    sums.
     """
-    return _message(task, variances=False)
-
-
-def gaussians(task: Task) -> MethodOutput:
-    """As `normal_equations`, and the variance of each dimension within each class (C, d).
-
-    Source: GH-OFL (Turazza et al. 2026), whose sites send sums, sums of squares of each class, and
-    one second moment. Differs: moments around the class means.
-    """
-    return _message(task, variances=True)
+    names = {field.name for field in task.run.plan.messages.sends}
+    if task.run.mechanism is None:
+        return _exact(task, names)
+    bounded, claim = _bounded(task, PublicMap(), task.found.classes, names)
+    noisy = with_noise(bounded, claim)
+    tensors = {each.name: each.value for each in noisy}
+    facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
+    sent = Parameters(task.header(task.found.classes), 1, tensors, 0, claim)
+    return MethodOutput(pack_parameters(sent), claim, facts)
 
 
 def class_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
-    """The sums for a secure sum, of all classes of the run, float64: counts (C,), sums (C, d) and
-    squares (d (d + 1) / 2,) around zero, folded; and the claim.
+    """The sums for a secure sum, of all classes of the run, float64: of counts (C,), sums (C, d) and
+    squares (d (d + 1) / 2,) around zero, folded, those that the run adds up; and the claim.
 
     The request has a public map, applied to the features first; it may change their dimension d.
     Under privacy a unit adds a vector of norm at most one to each.
     """
-    public = unpack_map(task.question or b"")
-    if task.run.settings.epsilon:
-        return _bounded_moments(task, public)
-    features, labels = task.training_data(task.run.settings.classes)
+    public, classes = unpack_map(task.question or b""), task.run.settings.classes
+    names = {each.name for each in task.run.plan.combination.sums}
+    if task.run.mechanism is not None:
+        return _bounded(task, public, classes, names)
+    features, labels = task.training_data(classes)
     features = public.apply(features)
-    counts, sums = class_sums(features, labels, len(task.run.settings.classes))
-    return {"counts": counts, "sums": sums, "squares": fold(second_moment(features))}, None
+    counts, sums = class_sums(features, labels, len(classes))
+    moments = {"counts": counts, "sums": sums}
+    return moments | ({"squares": fold(second_moment(features))} if "squares" in names else {}), None
 
 
 def class_sums(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -83,16 +91,17 @@ def second_moment(features: Tensor, means: Tensor | None = None, labels: Tensor 
     return squares
 
 
-def _message(task: Task, variances: bool) -> MethodOutput:
+def _exact(task: Task, names: Collection[str]) -> MethodOutput:
     """The exact sums of the site's own classes, around their means."""
     classes = task.classes
     features, labels = task.training_data(classes)
     counts, sums = class_sums(features, labels, len(classes))
     divisors = counts.clamp_min(1)[:, None]
     means = sums / divisors
-    squares = fold(second_moment(features, means, labels))
-    tensors = {"counts": counts, "sums": sums, "squares": squares}
-    if variances:
+    tensors = {"counts": counts, "sums": sums}
+    if "squares" in names:
+        tensors["squares"] = fold(second_moment(features, means, labels))
+    if "variances" in names:
         spreads = torch.zeros_like(sums)
         for rows, own in zip(torch.split(features, ROWS), torch.split(labels, ROWS), strict=True):
             spreads.index_add_(0, own, (rows.double() - means[own]).square())
@@ -101,16 +110,17 @@ def _message(task: Task, variances: bool) -> MethodOutput:
     return MethodOutput(pack_parameters(sent))
 
 
-def _bounded_moments(task: Task, public: PublicMap) -> tuple[dict[str, Tensor], Mechanism | None]:
+def _bounded(
+    task: Task, public: PublicMap, classes: tuple[str, ...], names: Collection[str]
+) -> tuple[dict[str, Tensor], Mechanism]:
     """Sums of features that are clipped as for noisy class sums, without the noise; and the claim."""
-    run, train = task.run, task.found.train
-    claim = run.mechanism_for("record" if train.units is None else "patient", centre_digest(public.centre))
+    train = task.found.train
+    claim = task.run.mechanism_for("record" if train.units is None else "patient", centre_digest(public.centre))
     assert claim is not None
-    labels = class_indices(run.settings.classes, task.found.classes)[train.labels]
+    labels = class_indices(classes, task.found.classes)[train.labels]
     features, _ = clipped_features(train.features, claim.clip, train.folder, public.apply)
     weights = unit_weights(train.units, len(labels)) * (labels >= 0)
     done = [forget] if train.folder is not None else []
-    bounded = statistics(
-        features, labels.clamp_min(0), weights, len(run.settings.classes), "joint", claim.noise_multiplier, *done
-    )
+    family = "joint" if "squares" in names else "spherical"
+    bounded = statistics(features, labels.clamp_min(0), weights, len(classes), family, claim.noise_multiplier, *done)
     return {each.name: each.value for each in bounded}, claim

@@ -8,6 +8,7 @@ from functools import partial
 
 from common.limits import LARGEST_COUNT, LARGEST_NUMBER
 from common.methods import heads
+from common.methods.class_sums import MOMENTS
 from common.methods.method import (
     Combination,
     Defences,
@@ -19,7 +20,6 @@ from common.methods.method import (
     Summed,
     Work,
 )
-from common.methods.secure_sum import MOMENTS
 from common.privacy.mechanism import EM, JOINT_SUMS, SUMS, THEOREM, MechanismRecipe, NoisySums, TheoremNoise
 from common.privacy.shares import EM_STEPS, budget_shares
 from common.settings import Covariance, FedPFTSettings, HeadSettings, Settings

@@ -143,6 +143,8 @@ class Combination:
         evaluate: "module:function" at the site, which evaluates the final model.
         personal: "module:function" at the site, which makes the classifier of its own that is evaluated; empty where
             all sites have the received model.
+        learn: "module:function" at the coordinator, which learns from the statistics of all sites; empty where the strategy
+            itself learns.
         tested: what each site evaluates on its own test records, in words.
         stored: whether replies are stored, so that a model can be learned again without the sites.
         samples: whether the coordinator can draw features from what it learned.
@@ -161,6 +163,7 @@ class Combination:
     strategy: str
     evaluate: str = "client_app.methods.evaluation:received_model"
     personal: str = ""
+    learn: str = ""
     tested: str = "the model of the run"
     stored: bool = False
     samples: bool = False

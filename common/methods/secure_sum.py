@@ -16,8 +16,6 @@ MEMBER_BYTES = (175, 430)
 MOST_TESTED = 0.5
 # Records of a site, and its change of all parameters times them.
 UPDATES = (Summed("records", "1", 0), Summed("update", "P", 1))
-# Class counts, class sums of features, and the second moment of all features, folded; T = d (d + 1) / 2.
-MOMENTS = (Summed("counts", "C", 0), Summed("sums", "C d", 1), Summed("squares", "T", 2))
 
 
 def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
@@ -71,7 +69,7 @@ def _refusal(name: str, sums: tuple[Summed, ...], settings: Settings) -> str:
             "method = 'fedpft' with fedpft.covariance = 'gram', fedpft.components = 1 and a head in closed form, 'afl' or "
             "'fedavg'"
         )
-    if settings.features.projection and sums is not MOMENTS:
+    if settings.features.projection and "sums" not in {each.name for each in sums}:
         return f"features.projection = {settings.features.projection!r} is for sums of class statistics; remove it"
     if settings.resume:
         return f"resume = {settings.resume!r}: a secure sum keeps nothing to continue from; remove resume, and start again"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.privacy.exact_sums import FINE, toward_zero
+from common.privacy.mechanism import Mechanism
 
 # Released values are rounded to this share of the noise's standard deviation. Otherwise the last bits of a float would
 # disclose information about the data (Mironov 2012). Rounding adds 1e-11 of the variance.
@@ -64,6 +65,29 @@ def release(statistics: Sequence[BoundedSum], noise_multiplier: float) -> list[N
         noisy = statistic.value.double().cpu() + sigma * system_normals(statistic.value.shape)
         released.append(Noisy(statistic.name, (noisy / grid).round() * grid, sigma, statistic.bound))
     return released
+
+
+def with_noise(sums: Mapping[str, Tensor], mechanism: Mechanism) -> list[Noisy]:
+    """Add the noise of a run's mechanism to its sums; together they cost one of its events.
+
+    Args:
+        sums: by name; those that the mechanism names, of units that add at most its sensitivity.
+        mechanism: of the run.
+
+    Returns:
+        The released statistics, in the order of the mechanism.
+
+    Raises:
+        ConfigError: for sums of other names than the mechanism's.
+    """
+    if sums.keys() != mechanism.noise.keys():
+        raise ConfigError(f"sums {', '.join(sums)}; the mechanism has noise for {', '.join(mechanism.noise)}")
+    multiplier = mechanism.noise_multiplier
+    bounded = [
+        BoundedSum(name, sums[name], bound, (multiplier * bound / sigma) ** 2)
+        for name, (sigma, bound) in mechanism.noise.items()
+    ]
+    return release(bounded, multiplier)
 
 
 def system_normals(shape: Sequence[int]) -> Tensor:

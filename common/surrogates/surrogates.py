@@ -96,6 +96,10 @@ class Reply(HasHeader, Protocol):
     def tables(self) -> Mapping[str, Tensor]:
         """Its tensors by the names in the method's schema."""
 
+    @property
+    def claim(self) -> Mechanism | None:
+        """What it states of its differential privacy; None without privacy."""
+
 
 def class_order(sent: Iterable[HasHeader]) -> tuple[str, ...]:
     """All classes of all sites, sorted; numerically if all are numbers."""

@@ -62,7 +62,7 @@ def privacy_card(
     claims: dict[str, tuple[AnySurrogate | None, Mechanism]] = {
         s.header.site: (s, s.claim) for s in surrogates if s.claim is not None
     }
-    claims |= {site: (None, claim) for site, claim in (trained or {}).items()}
+    claims |= {site: (None, claim) for site, claim in (trained or {}).items() if site not in claims}
     if not claims:
         return None
     units = {claim.unit for _, claim in claims.values()}
@@ -152,7 +152,7 @@ def _dropped(
         return []
     learned = set(model.header.classes)
     if mechanism == "sums":
-        classes = classes or surrogates[0].header.classes
+        classes = classes or (surrogates[0] if surrogates else model).header.classes
     elif mechanism != "secure-sums":
         # Without classes in the settings, the head has exactly the classes that some site has released.
         learned = {name for surrogate in surrogates for name in surrogate.header.classes}

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from common.errors import SurrogateError
 from common.models.classifiers import Classifier
+from common.privacy.mechanism import check_stated
 from common.surrogates.surrogates import Reply
 from common.wire.records import Info, pack_question, to_record
+from common.wire.surrogate_proto import centre_digest
 from common.wire.validation import Expectation, check_reply
 from strategies.base.collection import Collection, Recorder, check_quorum
 from strategies.base.defended import Defended
@@ -70,10 +72,14 @@ class OneShot(Federation, Generic[S]):
         """What the method requires beyond the run's header and its schema. Raises SurrogateError."""
 
     def unpack(self, payload: bytes) -> S:
-        """Parse and check a site's surrogate: header, schema, and what else the method requires. Raises SurrogateError."""
+        """Parse and check a site's surrogate: header, schema, what else the method requires, and the privacy claim.
+
+        Raises SurrogateError.
+        """
         sent = self.parse(payload)
         check_reply(sent, self.config.plan.messages, self.expectation())
         self.check(sent)
+        check_stated(sent.claim, self.config.mechanism_for("record", centre_digest(self._centre)))
         return sent
 
     @abstractmethod
@@ -268,7 +274,7 @@ class OneShot(Federation, Generic[S]):
             self.recorder.event("late", site=name, before=late, reason=site.reason, **facts)
             return
         self.recorder.event("replied", site=name, **facts)
-        site.fate, site.reason, site.simulated = "used", "", info.get("simulated") is True
+        site.fate, site.reason, site.simulated, site.claim = "used", "", info.get("simulated") is True, sent.claim
         self._received[node] = self.kept(sent, stored)
         for key in ("extract", "fit"):
             if (spent := seconds_in(info, key)) is not None:

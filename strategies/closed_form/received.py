@@ -4,7 +4,7 @@ site, or a secure sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -71,7 +71,9 @@ def of_sums(sent: Parameters, classes: Sequence[str]) -> Statistics:
     rows = class_indices(classes, sent.header.classes)
     counts, sums = sent.tensors["counts"].double(), sent.tensors["sums"].double()
     means = sums / counts.clamp_min(1e-30)[:, None]
-    covariance = unfold(sent.tensors["squares"].double(), sums.shape[1]).div_(counts.sum())
+    covariance: Tensor | Factored = _no_covariance(sums.shape[1])
+    if "squares" in sent.tensors:
+        covariance = unfold(sent.tensors["squares"].double(), sums.shape[1]).div_(counts.sum())
     variances = sent.tensors.get("variances")
     return Statistics(
         _placed(counts, rows, len(classes)),
@@ -81,19 +83,48 @@ def of_sums(sent: Parameters, classes: Sequence[str]) -> Statistics:
     )
 
 
+def of_noisy_sums(tensors: Mapping[str, Tensor]) -> Statistics:
+    """The statistics of records behind noisy sums. Means are used as they are, and a class that the
+    noise hides counts as one record.
+
+    Args:
+        tensors: counts (C,), sums (C, d) and perhaps squares around zero, folded, float64, of
+            features of norm at most one.
+    """
+    counts, sums = tensors["counts"].clamp_min(0), tensors["sums"]
+    means = sums / counts.clamp_min(1)[:, None]
+    if "squares" not in tensors:
+        return Statistics(counts, means, _no_covariance(sums.shape[1]))
+    covariance = unfold(tensors["squares"], sums.shape[1]) / counts.sum().clamp_min(1) - _around(counts, means)
+    return Statistics(counts, means, covariance)
+
+
+def _around(counts: Tensor, means: Tensor) -> Tensor:
+    return (means * (counts / counts.sum().clamp_min(1))[:, None]).T @ means
+
+
+def _no_covariance(dimension: int) -> Factored:
+    """Stands where sites send no second moment."""
+    return Factored(torch.zeros(dimension, 0, dtype=torch.float64), torch.zeros(dimension, dtype=torch.float64))
+
+
 def of_total(total: Total) -> tuple[Statistics, Header]:
-    """The statistics of all records from a secure sum without noise, for the classes that have any;
-    and their header.
+    """The statistics of all records from a secure sum, and their header: without noise, of the
+    classes that have any; with noise, of all classes of the run.
 
     Raises RunError when no class has a record, or when no records have these sums.
     """
     check_moments(total)
+    if total.claim is not None:
+        return of_noisy_sums(total.tensors), total.header
     counts, sums = total.tensors["counts"].round(), total.tensors["sums"]
     kept = counts > 0
     if not kept.any():
         raise RunError("the secure sum has no record of any class of the run")
     names = tuple(name for name, there in zip(total.header.classes, kept.tolist(), strict=True) if there)
     means = sums / counts.clamp_min(1)[:, None]
+    if "squares" not in total.tensors:
+        return Statistics(counts, means, _no_covariance(sums.shape[1])).within(kept), replace(total.header, classes=names)
     scatter = unfold(total.tensors["squares"], sums.shape[1]) - (means[kept] * counts[kept][:, None]).T @ means[kept]
     covariance = (scatter + scatter.T) / (2 * counts.sum())
     return Statistics(counts, means, covariance).within(kept), replace(total.header, classes=names)

@@ -15,7 +15,7 @@ from common.models.parameters import Parameters
 from common.surrogates.surrogates import class_order
 from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned
-from strategies.heads.analytic import cap_spreads, check_counts, of_classes
+from strategies.closed_form.strategy import cap_spreads, check_counts, of_classes
 from strategies.heads.strategy import Heads
 from strategies.pooling.site_weights import shares_kept
 

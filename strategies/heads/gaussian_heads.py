@@ -7,20 +7,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.errors import SurrogateError
 from common.models.classifiers import Head
 from common.models.head_training import shuffled_batches
-from common.models.parameters import Parameters
 from common.randomness import stream
-from common.run import Run
+from common.settings import Settings
 from common.surrogates.surrogates import Header
-from strategies.base.one_shot import Learned
-from strategies.closed_form.received import of_total
 from strategies.closed_form.solvers import LEAST_PRIOR, QuadraticSolution
 from strategies.closed_form.solving import factor_of, repair_facts
 from strategies.closed_form.statistics import Statistics
-from strategies.heads.analytic import EIGENVALUE_ROUNDING, Analytic, Made, diagonal, in_projection
-from strategies.pooling.total import Total
+from strategies.closed_form.strategy import FromStatistics, Made
 
 # The published settings: shrinkage of the covariance that defines the subspace, share of the
 # separation that it keeps, most dimensions; scale of the samples' deviation, samples of a class;
@@ -34,27 +29,15 @@ LEAST = 1e-6
 ABSENT = -1e4
 
 
-class GaussianHeads(Analytic):
+class GaussianHeads(FromStatistics):
     """A head of the GH-OFL family (Turazza et al. 2026)."""
 
-    def check(self, sent: Parameters) -> None:
-        """Check that some records can have these statistics. Raises SurrogateError."""
-        super().check(sent)
-        counts, variances = (sent.tensors[name].double() for name in ("counts", "variances"))
-        own = diagonal(sent)
-        if ((counts @ variances - own).abs() > 0.01 * own + EIGENVALUE_ROUNDING * own.sum() / len(own) + 1e-30).any():
-            raise SurrogateError("variances of the classes that do not sum to the second moments")
 
-    def model_of(self, statistics: Statistics, header: Header) -> Made:
-        """The head that the settings name."""
-        if self.config.settings.ghofl.head == "nb-diag":
-            return nb_diag(statistics).head(header), {}
-        return fisher_mix(statistics, header, self.config.settings.seed, self.config.settings.head.max_samples)
-
-
-def gh_ofl_head_from_sum(total: Total, config: Run) -> Learned:
-    """FisherMix from the sum over all sites. Raises RunError when no class has a record."""
-    return in_projection(*fisher_mix(*of_total(total), config.settings.seed, config.settings.head.max_samples), total)
+def gh_ofl_model(statistics: Statistics, header: Header, settings: Settings) -> Made:
+    """The head that the settings name."""
+    if settings.ghofl.head == "nb-diag":
+        return nb_diag(statistics).head(header), {}
+    return fisher_mix(statistics, header, settings.seed, settings.head.max_samples)
 
 
 def nb_diag(statistics: Statistics) -> QuadraticSolution:

@@ -30,13 +30,17 @@ def check_moments(total: Total) -> None:
     A record has norm one under joint noise. Without noise, the squared length of a class sum over its count is at most that
     class's part of the second moment's trace. Also raises RunError where rounding hides whether it is.
     """
-    counts, sums, squares = (total.tensors[name] for name in ("counts", "sums", "squares"))
+    counts, sums, squares = total.tensors["counts"], total.tensors["sums"], total.tensors.get("squares")
     if total.sigmas:
         _check_lengths(Sums(counts, sums, squares, total.sigmas), {})
         return
     counts = counts.round()
     if float(counts.min()) < 0:
         raise false_numbers(f"a class of {float(counts.min()):g} records")
+    if squares is None:
+        if sums[counts <= 0].norm() > total.rounding.get("sums", 0.0) * math.sqrt(sums.numel()):
+            raise false_numbers("features of a class without records")
+        return
     d = sums.shape[1]
     trace, longest = float(unfold(squares, d).trace()), _squared(sums.norm(dim=1), counts)
     if longest <= trace + TRACE_TOLERANCE * abs(trace):

@@ -8,7 +8,7 @@ from common import surrogate_pb2
 from tests.pins import messages, pinned
 
 # Parts of other messages.
-PARTS = {"Halves", "Header", "Levels", "Sums", "Table", "Noise", "Mechanism", "Mixtures", "Tensor", "SumBytes"}
+PARTS = {"Halves", "Header", "Levels", "Sums", "Table", "Noise", "Claim", "Mixtures", "Tensor", "SumBytes"}
 # By the name of a message: the beginning of a pin's name.
 PINNED = {
     **{"Surrogate": "surrogate", "Counts": "counts", "Centre": "public centre", "Parameters": "parameters"},

@@ -1,0 +1,83 @@
+"""Methods whose sites send sums over their records by class, from which the coordinator learns: one plan for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from common.limits import LARGEST_COUNT
+from common.methods.heads import HEAD
+from common.methods.method import Combination, Defences, Field, Messages, Plan, Sizes, Summed, Work
+from common.privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
+from common.settings import Settings
+
+# What a secure sum adds up: class counts, class sums of features, and the second moment of all features, folded; with
+# T = d (d + 1) / 2.
+MOMENTS = (Summed("counts", "C", 0), Summed("sums", "C d", 1), Summed("squares", "T", 2))
+
+
+def _triangle(classes: int, dimension: int, records: int) -> Sizes:
+    """T numbers of a symmetric matrix."""
+    return {"T": dimension * (dimension + 1) // 2}
+
+
+def class_sums_plan(
+    settings: Settings,
+    learn: str,
+    squares: bool = False,
+    variances: bool = False,
+    shares: Mapping[str, float] | None = None,
+) -> Plan:
+    """The plan of a method whose sites send their class counts and sums of features once.
+
+    The site's part, secure sums, the schema, planned bytes, relearning and the ledger follow from it.
+
+    Args:
+        settings: of the run.
+        learn: "module:function" at the coordinator: from statistics of all records, a header for the
+            model, and the settings, to the model and facts about it; see
+            `strategies.closed_form.strategy`.
+        squares: whether sites also send the second moment of all records around their class means.
+        variances: whether they also send the variance of each dimension in each class; never private.
+        shares: part of the privacy budget of each of "counts", "sums" and "squares", which add up to
+            one; None for a method without privacy.
+
+    Returns:
+        The plan. Private sites send the sums of features of norm at most one, with noise.
+
+    Example:
+        >>> plan = class_sums_plan(Settings(), "strategies.heads.analytic:afl_model", squares=True)
+        >>> [field.name for field in plan.messages.sends]
+        ['counts', 'sums', 'squares']
+    """
+    private = bool(settings.epsilon) and shares is not None
+    sends = [Field("counts", "C", -LARGEST_COUNT if private else 0, LARGEST_COUNT), Field("sums", "C d")]
+    sends += [Field("squares", "T")] if squares else []
+    sends += [Field("variances", "C d", 0)] if variances else []
+    privacy = None
+    if settings.epsilon and shares is not None:
+        name = JOINT_SUMS if settings.secure_sum else SUMS
+        privacy = NoisySums(name, settings.epsilon, settings.delta, shares)
+
+    def work(classes: int, dimension: int) -> Work:
+        columns = (dimension if squares else 1) + (2 if variances else 1) * classes
+        return Work(passes=1, numbers=dimension * columns)
+
+    what = "second moments" if squares else "class sums"
+    return Plan(
+        kind="one-shot",
+        messages=Messages(
+            tuple(sends), (), HEAD, symbols=_triangle, introduces=False, all_classes=private and not settings.secure_sum
+        ),
+        combination=Combination(
+            site="client_app.methods.sums:released_sums",
+            strategy="strategies.closed_form.strategy:FromStatistics",
+            learn=learn,
+            stored=True,
+            sums=MOMENTS if squares else MOMENTS[:2],
+            site_sums="client_app.methods.sums:class_moments",
+            from_sums="strategies.closed_form.strategy:learn_from_sum",
+        ),
+        work=work,
+        privacy=privacy,
+        defences=Defences(reason=f", whose {what} nothing here screens; max-share limits a site"),
+    )

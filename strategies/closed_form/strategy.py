@@ -1,0 +1,242 @@
+"""Methods that learn from the sums of all sites: the strategy that checks, limits and adds what each site sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from common.errors import RunError, SurrogateError
+from common.methods.method import load
+from common.models.classifiers import Classifier, Head
+from common.models.parameters import Parameters, check_update
+from common.run import Run
+from common.settings import Settings
+from common.surrogates.class_sums import Sums, lengths, unfold
+from common.surrogates.surrogates import Header, class_order
+from strategies.base.defended import Defended
+from strategies.base.one_shot import Learned
+from strategies.closed_form.received import of_noisy_sums, of_sums, of_total
+from strategies.closed_form.statistics import Statistics, sum_of
+from strategies.heads.strategy import Heads
+from strategies.pooling.site_weights import FEWEST_SITES
+from strategies.pooling.total import Total
+from strategies.robustness.defence import cap_sums
+
+# A matrix of this size and its inverse take some gibibytes. A message can claim more than the other
+# sites' dimension.
+MOST_DIMENSIONS = 8192
+# Half precision moves eigenvalues by about this share of the sum of all of them.
+EIGENVALUE_ROUNDING = 1e-3
+# A model, and what a run's result states about how it was made.
+Made = tuple[Classifier, Mapping[str, float]]
+
+
+class Learn(Protocol):
+    """What `Combination.learn` names: the model of a method from the statistics of all records."""
+
+    def __call__(self, statistics: Statistics, header: Header, settings: Settings) -> Made:
+        """Learn a model. Raises RunError.
+
+        Args:
+            statistics: of all sites' records. Noisy ones under privacy; without a second moment in
+                the messages, its covariance is zero.
+            header: for the model, with the classes of the statistics.
+            settings: of the run.
+
+        Returns:
+            The model, and numbers for the run's result.
+        """
+
+
+class FromStatistics(Heads):
+    """A run of one round whose sites send sums over their records, whatever their partition."""
+
+    # Most second moments of images with a black border are zero.
+    most_with_zeros = MOST_DIMENSIONS**2
+
+    def check(self, sent: Parameters) -> None:
+        """Check that some records can have these sums. Raises SurrogateError."""
+        private = self.config.mechanism is not None
+        check_update(sent, {name: tuple(tensor.shape) for name, tensor in sent.tensors.items()}, 1, private)
+        if private:
+            _check_noisy(sent)
+            return
+        d = self.dimension(sent)
+        check_counts(sent, d, "classes")
+        if sent.tensors["sums"][sent.tensors["counts"] == 0].any():
+            raise SurrogateError("the sum of a class without records is not zero")
+        if "squares" not in sent.tensors:
+            return
+        squares = unfold(sent.tensors["squares"].double(), d)
+        trace = squares.trace()
+        squares.diagonal().add_(EIGENVALUE_ROUNDING * trace + 1e-30)
+        if trace < 0 or torch.linalg.cholesky_ex(squares)[1]:
+            raise SurrogateError("second moments that no records have: the matrix has a negative eigenvalue")
+        if "variances" in sent.tensors:
+            _check_variances(sent)
+
+    def dimension(self, sent: Parameters) -> int:
+        """Columns of the sums."""
+        return sent.tensors["sums"].shape[1]
+
+    def records(self, sent: Parameters) -> int:
+        """Number of records, noisy under privacy."""
+        return sent.records or max(0, round(float(sent.tensors["counts"].sum())))
+
+    def shared_classes(self, sent: Parameters) -> tuple[str, ...]:
+        """The classes of noisy sums, which must be the same at all sites."""
+        return () if sent.claim is None else sent.header.classes
+
+    def learn(self, sent: Sequence[Parameters], classes: Sequence[str]) -> Learned:
+        """Add the statistics of all sites and learn from them. Raises RunError."""
+        known = tuple(classes) or class_order(sent)
+        if self.config.mechanism is not None:
+            known = sent[0].header.classes
+        defended = self.defend(sent, known)
+        header = replace(sent[0].header, site="coordinator", classes=known)
+        model, facts = learned_by(self.config)(pooled_sums(sent, defended.capped, known), header, self.config.settings)
+        return Learned(model, defended, facts=facts)
+
+    def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
+        """Cap weights: by records, and by the spread of all records. One record of large numbers
+        would outweigh the rest. Noisy sums are of features of norm at most one.
+        """
+        private, most = self.config.mechanism is not None, self.config.settings.max_share
+        shares = cap_sums(sent, most, private).capped
+        if most and len(sent) >= FEWEST_SITES and not private:
+            means = torch.stack(
+                [each.tensors["sums"].double().sum(0) / each.tensors["counts"].double().sum() for each in sent]
+            )
+            spreads = torch.stack([_spread(each, means.median(0).values) for each in sent])
+            cap_spreads(sent, spreads, most, shares)
+        return Defended(list(sent), shares)
+
+    def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
+        """The sums of these classes, and their part, by records, of the second moment around the
+        class means.
+        """
+        own = of_classes(sent, classes, [name for name in sent.tensors if name != "squares"])
+        if own is None or "squares" not in sent.tensors:
+            return own
+        share = float(own.tensors["counts"].sum()) / float(sent.tensors["counts"].sum())
+        return replace(own, tensors={**own.tensors, "squares": sent.tensors["squares"] * share})
+
+
+def learned_by(run: Run) -> Learn:
+    """The function that a run's plan names."""
+    learn: Learn = load(run.plan.combination.learn)
+    return learn
+
+
+def learn_from_sum(total: Total, run: Run) -> Learned:
+    """The model from the sum over all sites. Raises RunError when no class has a record."""
+    statistics, header = of_total(total)
+    model, facts = learned_by(run)(statistics, header, run.settings)
+    if not isinstance(model, Head):
+        raise RunError("a model that is no linear head cannot be used after the public map of a secure sum")
+    # Of features to which the sites applied a public map before the sum.
+    mapped = replace(model, projection=total.public.projection, centre=total.public.centre)
+    return Learned(mapped, Defended([]), facts=facts)
+
+
+def pooled_sums(sent: Sequence[Parameters], capped: Mapping[str, float], classes: tuple[str, ...]) -> Statistics:
+    """The statistics of all sites' records, from the sums of each. capped: the share of their
+    weight that sites keep.
+    """
+    shares = [capped.get(each.header.site, 1.0) for each in sent]
+    if sent[0].claim is None:
+        return sum_of(of_sums(each, classes).scaled(share) for each, share in zip(sent, shares, strict=True))
+    tables = (
+        {name: share * each.tensors[name].double() for name in each.tensors}
+        for each, share in zip(sent, shares, strict=True)
+    )
+    total = next(tables)
+    for more in tables:
+        total = {name: total[name] + more[name] for name in total}
+    return of_noisy_sums(total)
+
+
+def _check_noisy(sent: Parameters) -> None:
+    """Raise SurrogateError for sums that no records of norm at most one, and honest noise, have."""
+    if sent.claim is None:
+        raise SurrogateError("sums without a privacy claim")
+    sigmas = {name: sigma for name, (sigma, _) in sent.claim.noise.items()}
+    if sigmas.keys() != sent.tensors.keys():
+        raise SurrogateError(f"noise for {', '.join(sigmas)[:200]}, but sums {', '.join(sent.tensors)[:200]}")
+    tensors = sent.tensors
+    for name, length, most in lengths(Sums(tensors["counts"], tensors["sums"], tensors.get("squares"), sigmas)):
+        if bool((length > most).any()):
+            worst = int(torch.argmax(length - most))
+            raise SurrogateError(
+                f"{name} is {float(length[worst]):.4g}; records and noise give {float(most[worst]):.4g} at most"
+            )
+
+
+def _check_variances(sent: Parameters) -> None:
+    counts, variances = (sent.tensors[name].double() for name in ("counts", "variances"))
+    own = diagonal(sent)
+    room = 0.01 * own + EIGENVALUE_ROUNDING * own.sum() / len(own) + 1e-30
+    if ((counts @ variances - own).abs() > room).any():
+        raise SurrogateError("variances of the classes that do not sum to the second moments")
+
+
+def check_counts(sent: Parameters, dimension: int, what: str) -> None:
+    """Raise SurrogateError if the counts do not sum to the site's records, or features have too
+    many dimensions.
+    """
+    total = float(sent.tensors["counts"].sum())
+    if abs(total - sent.records) > 0.01 * sent.records:
+        raise SurrogateError(f"{what} of {total:g} records together, but {sent.records} records")
+    if dimension > MOST_DIMENSIONS:
+        raise SurrogateError(f"features of dimension {dimension}; least squares here takes at most {MOST_DIMENSIONS}")
+
+
+def of_classes(sent: Parameters, classes: Sequence[str], names: Sequence[str]) -> Parameters | None:
+    """The rows of these classes in the tensors `names`, and their records; None without such
+    records.
+    """
+    rows = torch.tensor([name in classes for name in sent.header.classes])
+    if not (left := float(sent.tensors["counts"][rows].sum())):
+        return None
+    header = replace(sent.header, classes=tuple(name for name in sent.header.classes if name in classes))
+    own = {name: sent.tensors[name][rows] for name in names}
+    return replace(sent, header=header, tensors=own, records=max(1, round(left)))
+
+
+def cap_spreads(sent: Sequence[Parameters], spreads: Tensor, most: float, shares: dict[str, float]) -> None:
+    """Lower the share of each site whose spread (S,) is more than `most` times the median one above
+    zero; 0 for no limit.
+    """
+    known = spreads[spreads > 0]
+    if not most or len(known) < FEWEST_SITES:
+        return
+    for each, share in zip(sent, (most * known.median() / spreads.clamp_min(1e-300)).tolist(), strict=True):
+        if share < shares.get(each.header.site, 1.0):
+            shares[each.header.site] = share
+
+
+def _spread(sent: Parameters, centre: Tensor) -> Tensor:
+    """Sum of the squared distances (a scalar) of all records from a centre (d,)."""
+    within = diagonal(sent).sum() if "squares" in sent.tensors else 0.0
+    return weighted_deviations(sent, centre).square().sum() + within
+
+
+def weighted_deviations(sent: Parameters, centre: Tensor) -> Tensor:
+    """Class means (C, d) minus a centre (d,), times the root of the records; zero without
+    records.
+    """
+    counts = sent.tensors["counts"].double()[:, None]
+    return (sent.tensors["sums"].double() / counts.clamp_min(1e-30) - centre) * counts.sqrt()
+
+
+def diagonal(sent: Parameters) -> Tensor:
+    """The diagonal (d,) of a site's second moment."""
+    d = sent.tensors["sums"].shape[1]
+    # In the upper triangle, row i begins with its diagonal entry, after rows of d, d - 1, ...
+    # entries.
+    rows = torch.arange(d)
+    return sent.tensors["squares"].double()[rows * d - rows * (rows - 1) // 2]
