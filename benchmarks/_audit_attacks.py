@@ -6,7 +6,6 @@ gradients, the score is its product with the gradient of the canary, clipped as 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -15,11 +14,11 @@ from torch.func import functional_call, grad, vmap
 
 from benchmarks._audit_site import Canaries, Seen
 from client_app.methods.local_training import network
+from common.methods.generators import first_round_shares
 from common.models.generators import COUNTS, SUMS
 from common.models.loss_landscape import LandscapeRecords
 from common.models.networks import split_input
 from common.models.parameters import Tensors
-from common.privacy.mechanism import first_round_shares
 from common.secure_sum.of_run import numbers_of
 from common.surrogates.class_sums import unfold
 from common.surrogates.surrogates import SumsSurrogate, Surrogate
@@ -160,10 +159,9 @@ def by_decoder(canaries: Canaries, seen: Seen) -> Tensor:
 
 def _of_opening(canaries: Canaries, seen: Seen) -> Tensor:
     """The likelihood ratio of the class sums that a generator's run releases first."""
-    sums, noise = (
-        unpack_parameters(seen.rounds[0][1]).tensors[SUMS],
-        seen.run.mechanism.event(1).noise_multiplier or math.inf,
-    )
+    claim = seen.run.mechanism
+    assert claim is not None
+    sums, noise = unpack_parameters(seen.rounds[0][1]).tensors[SUMS], claim.event(1).noise_multiplier
     along = (sums[canaries.y] * torch.nn.functional.normalize(canaries.x)).sum(1)
     return (along - 0.5) * first_round_shares(seen.run.settings.dpcvae)["sums"] / noise**2
 

@@ -30,6 +30,8 @@ from common.models.loss_landscape import LandscapeRecords, gradient
 from common.models.networks import convnet, parameters_of, split_input
 from common.surrogates.mixtures import MixtureSettings, fit
 from common.surrogates.shared_covariances import gram
+from strategies.closed_form.solvers import lda, ridge
+from strategies.closed_form.statistics import Statistics
 
 ROOT = Path(__file__).resolve().parents[1]
 # Files whose tests need a GPU and nothing but torch, scikit-learn and hypothesis, and those that need Flower as well.

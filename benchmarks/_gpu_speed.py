@@ -31,6 +31,7 @@ from common.models.augmentation import draws
 from common.models.devices import gpus_of
 from common.models.loss_landscape import gradient
 from common.surrogates.mixtures import MixtureSettings, fit
+from strategies.closed_form.solvers import lda
 
 # Seconds that a round of FedLAP may take a site; images a second as a share of the bare forward pass, and on all GPUs as a
 # share of those on one, times their number; times faster.

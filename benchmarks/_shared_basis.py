@@ -22,6 +22,7 @@ from common.run import Run
 from common.surrogates.shared_covariances import Gram
 from common.surrogates.surrogates import AnySurrogate, Surrogate
 from common.wire.records import pack_surrogate, unpack_surrogate
+from strategies.closed_form.received import pooled
 from strategies.fedpft.learn import learn
 
 Point = tuple[str, float, int]

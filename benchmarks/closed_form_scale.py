@@ -20,6 +20,9 @@ from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from common.surrogates.shared_covariances import Gram
 from common.surrogates.surrogates import Header, Surrogate
 from common.wire.records import pack_surrogate
+from server_app.runs.writer import RunWriter
+from strategies.closed_form.received import pooled
+from strategies.closed_form.solvers import lda
 from strategies.fedpft.strategy import FedPFT
 
 CLASSES, DIMENSION, RECORDS = 10, 512, 40
@@ -82,7 +85,7 @@ def many_sites(sites: int, defence: str, dimension: int) -> tuple[Any, ...]:
     basis = torch.randn(dimension, dimension, generator=generator) / dimension**0.5
     with tempfile.TemporaryDirectory() as folder:
         config = parse_run({"fedpft.covariance": "gram", "output-dir": folder, "defence": defence})
-        strategy = FedPFT(config, RunFolder(config, 0), "cpu")
+        strategy = FedPFT(config, RunWriter(config, 0), "cpu")
         payloads = Payloads(sites, config.digest, centres, basis)
         sample = payloads[0]
         payloads.seconds, payloads.cpu, began, used_cpu = 0.0, 0.0, time.perf_counter(), time.process_time()
@@ -120,7 +123,7 @@ def large(classes: int, dimension: int) -> Iterator[tuple[Any, ...]]:
     pooling = time.perf_counter() - began
     for shrinkage in (None, 0.1):
         began = time.perf_counter()
-        solution = lda(Statistics(**vars(statistics)), shrinkage)
+        solution = lda(statistics, shrinkage)
         how = f"shrinkage chosen: {solution.shrinkage:.3g}" if shrinkage is None else f"shrinkage {shrinkage:g} given"
         yield f"{classes} classes, d = {dimension}, {how}", pooling, time.perf_counter() - began, peak()
 

@@ -72,13 +72,9 @@ def spread(x: Tensor, labels: Tensor) -> float:
 
 def judged(data: Federation, x: Tensor, labels: Tensor, run: Run) -> float:
     header = Header("", "", "", data.sites[0].fingerprint, data.classes)
-    return data.judge(
-        Head(
-            header,
-            *train_on_features(x / x.shape[1] ** 0.5, labels, len(data.classes), run.settings.head, run.settings.seed),
-            clip=0.0,
-        )
-    )
+    own = run.settings
+    trained = train_on_features(x / x.shape[1] ** 0.5, labels, len(data.classes), own.head, own.seed)
+    return data.judge(Head(header, *trained, clip=0.0))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from benchmarks.harness.federation import Federation, load, with_rows
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import cifar_images
-from client_app.governance.release import method_of
+from client_app.governance.release import site_function
 from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig
 from common.models.loss_landscape import LandscapeRecords, gradient
@@ -50,7 +50,7 @@ def work(settings: dict[str, Any], data: Federation, records: int) -> tuple[Meth
         task = Task(run, NodeConfig(state_dir=folder), "0", site, question=training.question())
         task = replace(task, info={"round": 1, "lineage": "cost"})
         started = time.process_time()
-        made = method_of(run)(task)
+        made = site_function(run.plan.combination)(task)
         return made, time.process_time() - started, training
 
 

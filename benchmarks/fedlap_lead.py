@@ -28,7 +28,7 @@ from common.models import loss_landscape
 from common.models.augmentation import Change
 from common.models.loss_landscape import LandscapeRecords, distance, gradient
 from common.models.parameters import Tensors
-from common.settings import FedLAPConfig
+from common.settings import FedLAPSettings
 from strategies.fedlap import landscapes
 
 NAME = "fedlap-lead-cifar10"
@@ -124,12 +124,12 @@ def relative_error() -> AbstractContextManager[Any]:
 
 def falling(power: float) -> AbstractContextManager[Any]:
     """The model's learning rate is divided by this power of the round; `fedlap.cosine` stays as it is."""
-    usual = FedLAPConfig.rate
+    usual = FedLAPSettings.rate
 
-    def rate(settings: FedLAPConfig, round: int) -> float:
+    def rate(settings: FedLAPSettings, round: int) -> float:
         return usual(settings, round) if settings.cosine else settings.learning_rate / round**power
 
-    return patch.object(FedLAPConfig, "rate", rate)
+    return patch.object(FedLAPSettings, "rate", rate)
 
 
 MEMORY: dict[str, Any] = {"fedlap.memory": 0.33}

@@ -65,7 +65,8 @@ def work(name: str, data: Path, cache: Path) -> dict[str, Any]:
 
     threading.Thread(target=watch, daemon=True).start()
     from client_app.features.site_features import load_site
-    from client_app.governance.release import method_of
+    from client_app.governance.policy import policy_of
+    from client_app.governance.release import site_function
     from client_app.methods.task import Task
     from client_app.node_config import parse_node_config
     from common.run import parse_run
@@ -75,10 +76,10 @@ def work(name: str, data: Path, cache: Path) -> dict[str, Any]:
     run = parse_run(RUNS[name])
     idle = memory("VmRSS")
     started, cpu = time.perf_counter(), time.process_time()
-    own = load_site(run, node)
+    own = load_site(run, node, policy_of(node).cache_mib)
     loaded = time.process_time() - cpu
     print("loaded", flush=True)
-    payload = method_of(run)(Task(run, node, "hospital", own)).payload
+    payload = site_function(run.plan.combination)(Task(run, node, "hospital", own)).payload
     return {
         "sha256": hashlib.sha256(payload).hexdigest(),
         "rows": len(own.train.labels),

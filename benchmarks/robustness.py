@@ -75,7 +75,7 @@ class Bench:
     def cell(self, sent: list[AnySurrogate], **chosen: Any) -> Cell:
         """Accuracy and success of the backdoor's trigger, in %, and the names of suspected sites."""
         run = parse_run(self.settings | chosen)
-        defended = defend_surrogates(sent, run, self.classes)
+        defended = defend_surrogates(sent, run.defence, run.settings.max_share, self.classes)
         suspects = {suspect.site for suspect in defended.suspects}
         rule = run.defence if run.defence in POOLED else ""
         used = [(id(each), defended.capped.get(each.header.site, 1.0)) for each in sent if each.header.site not in suspects]

@@ -30,6 +30,7 @@ from common.secure_sum.words import pack_words
 from common.security.sealing import new_key, public_key
 from common.wire.sum_proto import pack_dealt, pack_member, pack_members, pack_revealed
 from server_app.deployment.local_engine import simulate_here
+from server_app.runs.reader import read_run
 
 CLASSES = ",".join(map(str, range(10)))
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
@@ -195,7 +196,7 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
         for name, settings in (("epsilon 4", private), ("without privacy", SECURE)):
             config = parse_run(settings | {"classes": CLASSES})
             dimension = dimensions_of(config) if "features.projection" in settings else 1280
-            shapes = shapes_of(config, CLASSES.split(","), dimension)
+            shapes = shapes_of(config.plan, len(CLASSES.split(",")), dimension)
             largest = numbers_of(config, sites)["sums"].largest
             for liars, how in ((0, "-"), (1, "end"), (2, "end"), (1, "flipped"), (2, "flipped")):
                 if (name, liars, how) in [row[:3] for row in rows]:

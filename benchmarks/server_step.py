@@ -18,6 +18,7 @@ from client_app.datasets.partition import partition
 from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from common.models.classifiers import Head
 from common.run import Run, parse_run
+from common.settings import Settings
 from common.surrogates.covariances import Diagonal, Spherical
 from common.surrogates.surrogates import Surrogate
 from common.wire.records import pack_surrogate, unpack_surrogate

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from common.methods import FEDPFT_CHAIN, METHODS
-from common.methods.method import Method, Plan
-from common.run import parse_run
+from common.methods.method import Method, Plan, count
+from common.run import Run, parse_run
 from common.settings.flat import Scalar
 
 CLASSES = ",".join(map(str, range(10)))
@@ -34,6 +34,12 @@ def settings_of(spec: Method, small: dict[str, Scalar] = SMALL) -> dict[str, Sca
     if spec.needs_budget:
         found |= {"epsilon": 8.0, "delta": 1e-5, "classes": CLASSES, "fedavg.sample-rate": 1.0, "dpcvae.sample-rate": 1.0}
     return found
+
+
+def sent_numbers(run: Run, dimension: int, classes: int, records: int) -> int:
+    """How many numbers one site sends in a round, by the schema of the method."""
+    messages = run.plan.messages
+    return count(messages.sends, messages.sizes(classes, dimension, records))
 
 
 # What they do under these settings.

@@ -24,7 +24,8 @@ from client_app.features.site_features import (
     dataset_features,
     usable,
 )
-from client_app.governance.release import method_of
+from client_app.governance.policy import policy_of
+from client_app.governance.release import site_function
 from client_app.methods.chain_step import kept_head
 from client_app.methods.fedavg.personalization import personal_accuracy
 from client_app.methods.fedpft.surrogate import SiteData
@@ -129,7 +130,7 @@ def load(run: Run, sites: int) -> Federation:
     for index in range(sites):
         node = NodeConfig(partition_id=index, num_partitions=sites)
         own = share(run, node, in_simulation=True)
-        features = dataset_features(own.dataset, run, node)
+        features = dataset_features(own.dataset, run, node, policy_of(node).cache_mib)
         dataset = own.dataset
         train, test = (usable(dataset, features, rows, run.power) for rows in (own.train, own.test))
         fingerprint = with_power(features.fingerprint, run.power)
@@ -198,7 +199,7 @@ def released(run: Run, features: Tensor, labels: Tensor, classes: Classes) -> An
     """
     records = LabelledFeatures(features, labels)
     own = SiteFeatures(records, records, classes, "a" * 16, 0.0, True)
-    return unpack_surrogate(method_of(run)(Task(run, NodeConfig(), "site", own)).payload)
+    return unpack_surrogate(site_function(run.plan.combination)(Task(run, NodeConfig(), "site", own)).payload)
 
 
 def centralised(run: Run, data: Federation) -> Measured:
@@ -262,7 +263,7 @@ def federate(run: Run, data: Federation) -> Measured:
         if run.plan.kind == "alone":
             models: list[Classifier] = [_own_head(run, data, each.train) for each in data.sites]
             return Measured(statistics.mean(map(data.judge, models)), 0, _own(models, data))
-        payloads = [method_of(run)(task).payload for task in tasks]
+        payloads = [site_function(run.plan.combination)(task).payload for task in tasks]
         strategy = stored_strategy(run)(run, Unrecorded())
         received = [strategy.unpack(payload) for payload in payloads]
         model = strategy.learn(received, data.classes).model
@@ -290,7 +291,7 @@ def _in_rounds(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
         reported["confirmed"] = training.round
         question = training.question()
         started = time.perf_counter()
-        made = [method_of(run)(replace(task, question=question, info=reported)) for task in tasks]
+        made = [site_function(run.plan.combination)(replace(task, question=question, info=reported)) for task in tasks]
         seconds += time.perf_counter() - started
         for each in made:
             _keep(each.keep)
@@ -307,7 +308,7 @@ def _in_rounds(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
             model = head_of(_generator(training), run) if generates else _shared(training)
             models = _personal(model, tasks) if run.plan.combination.personal else [model]
             curve.append((sent, statistics.mean(map(data.judge, models))))
-    if run.plan.combination.evaluate == METHODS["fedlambda"].evaluate:
+    if run.plan.combination.evaluate == METHODS["fedlambda"].usual.combination.evaluate:
         pairs = [personal_accuracy(task, model) for task in tasks]
         own = statistics.mean(100 * right / tested for right, tested in pairs if tested)
     else:
@@ -345,7 +346,7 @@ def _along(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
     for number, task in enumerate(tasks, start=1):
         reported: Info = {"hop": number, "lineage": "harness", "classes": json.dumps(data.classes)}
         asked = replace(task, question=relay, info=reported)
-        made = method_of(run)(asked)
+        made = site_function(run.plan.combination)(asked)
         _keep(made.keep)
         relay = made.payload
         sent += len(relay)

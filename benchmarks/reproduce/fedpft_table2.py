@@ -56,11 +56,12 @@ def table(name: str, message: str, settings: dict[str, Scalar], paper: dict[str,
         run = parse_run(base | {"seed": seed})
         return load(run, 2) if len(run.settings.dataset) == 2 else halves(run)
 
-    accuracy, rows = {}, []
-    for row, each in run_rows(base, ROWS, seeds, two).items():
-        accuracy[row] = accuracies(each)
-        behind = [own - best for own, best in zip(accuracy[row], accuracy["centralised"], strict=True)]
-        cells = mean_and_deviation(accuracy[row]), round(sum(behind) / seeds, 2), each[0].bytes / 1e6
+    results, rows = run_rows(base, ROWS, seeds, two), []
+    accuracy = {row: accuracies(each) for row, each in results.items()}
+    for row, each in results.items():
+        pairs = zip(accuracy[row], accuracy["centralised"], strict=True)
+        behind = round(sum(own - best for own, best in pairs) / seeds, 2)
+        cells = mean_and_deviation(accuracy[row]), behind, each[0].bytes / 1e6
         rows.append((row, *cells, paper.get(row, "")))
     columns = ("row", "accuracy, %", "against centralised", "MB sent", "paper")
     report(name, f"FedPFT table 2, {seeds} seeds. {message}", columns, rows, accuracy=accuracy)

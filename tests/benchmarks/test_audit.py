@@ -1,6 +1,7 @@
 """The audit of all mechanisms: its faults can be planted, and its white-box attacker finds one at a real site."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from benchmarks import audit
 from benchmarks._audit_attacks import of_sums
 from benchmarks._audit_faults import planted
 from common.methods import METHODS
+from common.settings import FedPFTSettings, Settings
 from common.surrogates.class_sums import fold
 
 FAULTS = {each.fault for each in (*audit.MECHANISMS.values(), *audit.FURTHER.values())}
@@ -21,7 +23,12 @@ def test_every_fault_can_be_planted(fault: str) -> None:
 
 
 def test_every_private_mechanism_is_audited() -> None:
-    private = {each for name in METHODS for each in METHODS[name].mechanisms} - {"counts"}
+    private = set()
+    for method, privacy, components in product(METHODS.values(), ("auto", "theorem-4.1"), (1, 2)):
+        own = FedPFTSettings(covariance="spherical", privacy=privacy, components=components)  # type: ignore[arg-type]
+        settings = Settings(method=method.name, epsilon=1.0, delta=1e-5, fedpft=own)
+        private.add(method.plan(method.fill(settings)).mechanism_name)
+    private -= {"none", "counts"}
     assert private == {"sums", "dp-em", "theorem-4.1", "dp-sgd"}
     trained = {str(each.settings.get("method", "fedpft")) for each in audit.MECHANISMS.values()}
     assert {"fedpft", "dp-fedavg", "dp-fedprox", "fedlap", "dpcvae", "dpcgan"} <= trained

@@ -1,4 +1,4 @@
-"""What the benchmarks share: results are continued, seeds share data, works are timed in turn, samples may be missing."""
+"""What benchmarks share: results go on, seeds share data, works take turns, samples may be missing."""
 
 import doctest
 import importlib

@@ -246,7 +246,7 @@ def test_fedlap_takes_the_network_that_the_features_allow(images: dict[str, Scal
     flat = {"method": "fedlap"} | images
     chosen, named = parse_run(flat), parse_run(flat | {"fedlap.model": network})
     assert chosen == named
-    assert chosen.trained.kind == network
+    assert chosen.settings.fedlap.kind == network
     assert chosen.digest == named.digest
     for other in {"linear", "mlp", "convnet"} - {network}:
         assert parse_run(flat | {"fedlap.model": other}).settings.fedlap.kind == other

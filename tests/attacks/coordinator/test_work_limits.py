@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from client_app.governance.entries import Release
 from client_app.governance.gate import Gate, open_ledger
-from client_app.governance.policy import DEFAULT, PUBLIC_DATA
+from client_app.governance.policy import DEFAULT, PUBLIC_DATA, policy_of
 from client_app.governance.work_limits import COUNTS, check_size, check_work
 from client_app.methods.fedpft.private_surrogate import Clipped, dp_em
 from client_app.node_config import NodeConfig
@@ -81,8 +81,8 @@ def test_invented_class_names_neither_compute_nor_store_features_again(hospital:
 def test_features_of_some_classes_are_those_of_the_same_records(hospital: NodeConfig) -> None:
     from client_app.features.site_features import load_site
 
-    every = load_site(parse_run(PRIVATE | {"classes": "a,b,c"}), hospital)
-    some = load_site(parse_run(PRIVATE | {"classes": "c,a"}), hospital)
+    every = load_site(parse_run(PRIVATE | {"classes": "a,b,c"}), hospital, policy_of(hospital).cache_mib)
+    some = load_site(parse_run(PRIVATE | {"classes": "c,a"}), hospital, policy_of(hospital).cache_mib)
     for position, name in enumerate(("c", "a")):
         wanted = every.train.features[every.train.labels == "abc".index(name)]
         found = some.train.features[some.train.labels == position]
@@ -153,17 +153,18 @@ def test_work_without_end_is_refused_before_the_data_are_looked_at(
 def test_ordinary_runs_are_within_the_default_limits(settings: dict[str, Any]) -> None:
     run = parse_run(PRIVATE | settings)
     check_work(run, DEFAULT)
-    check_size(run, DEFAULT, 1280, len(run.settings.classes))
+    classes = len(run.settings.classes)
+    check_size(run.plan.work(classes, 1280), DEFAULT, 1280, classes)
 
 
 def test_statistics_of_every_pair_of_features_are_bounded_by_what_they_take(tmp_path: Path) -> None:
     run = parse_run(PRIVATE | {"fedpft.covariance": "full", "classes": ",".join(map(str, range(1000)))})
     with pytest.raises(PolicyError, match="most-numbers"):
-        check_size(run, DEFAULT, 2048, 1000)
+        check_size(run.plan.work(1000, 2048), DEFAULT, 2048, 1000)
     with pytest.raises(PolicyError, match="largest-dimension = 8192"):
-        check_size(run, DEFAULT, 8193, 2)
+        check_size(run.plan.work(2, 8193), DEFAULT, 8193, 2)
     with pytest.raises(PolicyError, match="most-classes"):
-        check_size(run, DEFAULT, 64, 1001)
+        check_size(run.plan.work(1001, 64), DEFAULT, 64, 1001)
 
 
 def test_requests_are_counted_on_the_disk_for_a_run_and_for_an_hour(hospital: NodeConfig) -> None:
@@ -328,7 +329,7 @@ def test_components_of_all_classes_are_bounded_by_what_dp_em_takes() -> None:
     classes = ",".join(map(str, range(1000)))
     run = parse_run(PRIVATE | {"fedpft.components": 100, "fedpft.covariance": "spherical", "classes": classes})
     with pytest.raises(PolicyError, match="most-numbers"):
-        check_size(run, DEFAULT, 4096, 1000)
+        check_size(run.plan.work(1000, 4096), DEFAULT, 4096, 1000)
 
 
 def test_public_data_have_no_limits_without_a_policy(tmp_path: Path) -> None:

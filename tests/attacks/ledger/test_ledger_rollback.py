@@ -19,7 +19,6 @@ from client_app.node_config import parse_node_config
 from client_app.offline.bundle_writer import release_to
 from client_app.offline.keys import private_key
 from common.errors import PUBLIC_SENTENCES, ConfigError, LedgerError, RunError
-from common.run import parse_run
 from common.security.receipts import MOST_RECEIPTS
 from common.security.sealing import new_key, public_key
 from server_app.offline import learn_from_files, make_request
@@ -292,7 +291,7 @@ def test_a_hostile_site_can_neither_fill_the_coordinators_disk_nor_speak_for_ano
     assert kept_of_west == forged[:1]
     assert south.receipts.read_bytes() == kept
     assert {file.name for file in hospital.receipts.parent.iterdir()} == {"north.json", "south.json", "west.json"}
-    receipts = Receipts(parse_run({"output-dir": str(tmp_path / "many")}), Silent())
+    receipts = Receipts(str(tmp_path / "many"), "", Silent())
     for text in forged:
         receipts.take("west", 5, text)
     assert receipts.of("west") == ",".join(forged[MOST_RECEIPTS:])

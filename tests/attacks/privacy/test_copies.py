@@ -23,6 +23,7 @@ from client_app.datasets.duplicates import once
 from client_app.datasets.records import Records
 from client_app.diagnostics.site_checks import check_site
 from client_app.features.site_features import load_site
+from client_app.governance.policy import policy_of
 from client_app.node_config import parse_node_config
 from common.errors import DataError
 from common.run import parse_run
@@ -44,7 +45,7 @@ def _logs() -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_image_that_is_there_three_times_is_one_record_under_privacy(tmp_path: Path, kind: str, unit: str) -> None:
     node = parse_node_config(Hospital(tmp_path / "h", kind, COPIES, unit=unit).node)
-    found = load_site(RUN, node)
+    found = load_site(RUN, node, policy_of(node).cache_mib)
     assert sorted(found.train.labels.tolist()) == [0, 0, 1]
     data = next(each for each in check_site(RUN, node) if each.what == "data")
     assert (data.state, "2 records are copies of others" in data.found) == ("WARN", True)
@@ -54,7 +55,8 @@ def test_an_image_that_is_there_three_times_is_one_record_under_privacy(tmp_path
 def test_an_image_with_two_labels_is_no_record_under_privacy(tmp_path: Path, kind: str) -> None:
     """Either label would do, but then a new copy could change the label of an old record: two changes for one."""
     records = (Record("a"), Record("b"), Record("b", grey=3))
-    found = load_site(RUN, parse_node_config(Hospital(tmp_path / "h", kind, records, unit="record").node))
+    node = parse_node_config(Hospital(tmp_path / "h", kind, records, unit="record").node)
+    found = load_site(RUN, node, policy_of(node).cache_mib)
     assert found.train.labels.tolist() == [1]
 
 

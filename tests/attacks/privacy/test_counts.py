@@ -58,9 +58,9 @@ def test_one_more_patient_changes_every_table_by_at_most_its_bound(
     scores = torch.stack([value * torch.randn(classes, generator=generator).double() for *_, value in records])
     labels = torch.tensor([label % classes for label, *_ in records])
     weights = unit_weights(units, len(records))
-    whole = count_decisions(scores, labels, weights, run)
+    whole = count_decisions(scores, labels, weights, classes, run.settings.counting.bins)
     gone = torch.tensor([units[k] == units[0] if units else k == 0 for k in range(len(records))])
-    rest = count_decisions(scores[~gone], labels[~gone], weights[~gone], run)
+    rest = count_decisions(scores[~gone], labels[~gone], weights[~gone], classes, run.settings.counting.bins)
     for table in tables_of(run.settings.counting, classes):
         assert float((whole[table.name] - rest[table.name]).norm()) <= table.bound
 

@@ -142,29 +142,29 @@ def _a_code(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_key_of_a_release(patch: pytest.MonkeyPatch) -> None:
-    honest = release.method_of
+    honest = release.site_function
 
-    def leaking(run: Any) -> Any:
+    def leaking(combination: Any) -> Any:
         def make(task: Any) -> Any:
-            made = honest(run)(task)
+            made = honest(combination)(task)
             return replace(made, answer={"rare": True} if len(task.found.train.labels) > 1 else {})
 
         return make
 
-    patch.setattr(release, "method_of", leaking)
+    patch.setattr(release, "site_function", leaking)
 
 
 def _longer(patch: pytest.MonkeyPatch) -> None:
-    honest = release.method_of
+    honest = release.site_function
 
-    def leaking(run: Any) -> Any:
+    def leaking(combination: Any) -> Any:
         def make(task: Any) -> Any:
-            made = honest(run)(task)
+            made = honest(combination)(task)
             return replace(made, payload=made.payload + bytes(len(task.found.train.labels)))
 
         return make
 
-    patch.setattr(release, "method_of", leaking)
+    patch.setattr(release, "site_function", leaking)
 
 
 LEAKS: dict[str, Leak] = {
@@ -174,9 +174,11 @@ LEAKS: dict[str, Leak] = {
     "a code": _a_code,
     "a key of a release": _a_key_of_a_release,
     "a longer release": _longer,
-    "records looked at to say hello": lambda patch: patch.setattr(answers, "without_records", load_site),
+    "records looked at to say hello": lambda patch: patch.setattr(
+        answers, "without_records", lambda run, node: load_site(run, node, 1024.0)
+    ),
     "a failure that shows": lambda patch: patch.setattr(
-        release, "with_records", lambda run, node, work: (work(found := load_site(run, node), node), found, "")
+        release, "with_records", lambda run, node, work: (work(found := load_site(run, node, 1024.0), node), found, "")
     ),
 }
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.sums import normal_equations
+from client_app.methods.sums import released_sums
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.errors import RunError, SurrogateError
@@ -18,7 +18,7 @@ from common.models.parameters import Parameters
 from common.run import parse_run
 from common.surrogates.class_sums import fold
 from common.wire.model_proto import pack_parameters
-from strategies.heads import analytic
+from strategies.closed_form import strategy as closed_form
 from strategies.heads.analytic import Analytic
 
 CLASSES, D, SITES = ("a", "b", "c"), 6, 9
@@ -35,7 +35,7 @@ def payload(features: Tensor, labels: Tensor, site: str) -> bytes:
     """What a site's own code sends."""
     data = LabelledFeatures(features, labels)
     found = SiteFeatures(data, data, CLASSES, "f", 0.0, simulated=False)
-    return normal_equations(Task(parse_run(RUN), NodeConfig(), site, found)).payload
+    return released_sums(Task(parse_run(RUN), NodeConfig(), site, found)).payload
 
 
 def honest(offset: float = 0.0, run: dict[str, object] | None = None) -> tuple[Analytic, list[Parameters]]:
@@ -92,8 +92,8 @@ def test_a_sum_of_a_class_without_records_is_refused() -> None:
 
 def test_a_dimension_that_would_fill_the_memory_is_refused_before_any_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator, sent = honest()
-    monkeypatch.setattr(analytic, "MOST_DIMENSIONS", D - 1)
-    monkeypatch.setattr(analytic, "unfold", lambda *_: pytest.fail("a matrix was made"))
+    monkeypatch.setattr(closed_form, "MOST_DIMENSIONS", D - 1)
+    monkeypatch.setattr(closed_form, "unfold", lambda *_: pytest.fail("a matrix was made"))
     with pytest.raises(SurrogateError, match=r"dimension 6; .* at most 5"):
         coordinator.unpack(pack_parameters(sent[0]))
 

@@ -149,7 +149,8 @@ def claiming_next(times: float) -> Lie:
 def test_no_site_weighs_more_than_the_cap_in_what_is_used(defence: str) -> None:
     run = settings("spherical", 4.0, defence=defence)
     good, _ = honest(run)
-    kept = defend_surrogates([lied(good[0], claiming_next(100.0)), *good[1:]], run, CLASSES).kept
+    sent = [lied(good[0], claiming_next(100.0)), *good[1:]]
+    kept = defend_surrogates(sent, run.defence, run.settings.max_share, CLASSES).kept
     weights = [float(torch.tensor(each.counts).square().amax()) for each in kept]
     assert max(weights) <= run.settings.max_share * sorted(weights)[(len(weights) - 1) // 2] * 1.2
 

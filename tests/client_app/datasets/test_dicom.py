@@ -17,6 +17,7 @@ from client_app.datasets.dataset import DataSource, load
 from client_app.diagnostics.site_checks import check_site
 from client_app.features.extraction import extract
 from client_app.features.site_features import load_site
+from client_app.governance.policy import policy_of
 from client_app.node_config import NodeConfig, parse_node_config
 from common.backbones.backbones import load_backbone
 from common.errors import DataError
@@ -300,7 +301,8 @@ def test_two_studies_of_a_patient_are_one_unit_and_the_patient_is_named_nowhere(
     assert metrics_of(folder)["sites"] == {"invited": 2, "used": 2, "rejected": 0, "dropped": 0}
     ledgers = [path.read_text().splitlines() for path in (work / "site-state" / "ledgers").glob("*.jsonl")]
     assert [json.loads(lines[-1])["unit"] for lines in ledgers] == ["patient", "patient"]
-    found = load_site(parse_run(settings), parse_node_config(nodes[0] | {"cache-dir": str(work / "site-cache")}))
+    first = parse_node_config(nodes[0] | {"cache-dir": str(work / "site-cache")})
+    found = load_site(parse_run(settings), first, policy_of(first).cache_mib)
     assert found.train.units is not None
     assert (len(found.train.units), len(set(found.train.units))) == (59, 30)
     assert float(unit_weights(found.train.units, 59).sum()) == pytest.approx(30)

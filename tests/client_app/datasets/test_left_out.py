@@ -12,6 +12,7 @@ from client_app.datasets.dataset import DataSource, load
 from client_app.diagnostics.site_checks import check_site
 from client_app.features.site_features import LabelledFeatures, SiteFeatures, load_site
 from client_app.governance import uncharged
+from client_app.governance.policy import policy_of
 from client_app.governance.uncharged import FALLBACK, with_records, without_records
 from client_app.node_config import NodeConfig, parse_node_config
 from client_app.offline.bundle_writer import release_to
@@ -43,7 +44,7 @@ def hospital(folder: Path, kind: str, records: Data, **node: Any) -> NodeConfig:
 def test_a_record_that_cannot_be_used_is_left_out_alone(tmp_path: Path, kind: str, fault: str) -> None:
     records = (Record(), Record("b", "2", grey=2), Record("a", "3", grey=3, fault=fault), Record("b", "4", grey=4))
     node = hospital(tmp_path / "h", kind, records)
-    found = load_site(RUN, node)
+    found = load_site(RUN, node, policy_of(node).cache_mib)
     assert sorted(found.train.labels.tolist()) == [0, 1, 1]
     assert found.train.units is None or len(set(found.train.units)) == 3
 
@@ -53,7 +54,7 @@ def test_without_privacy_the_same_record_is_an_error_that_a_person_sees(tmp_path
     fault = "nan" if kind == "features" else "no patient"
     node = hospital(tmp_path / "h", kind, (Record(), Record("b", fault=fault)))
     with pytest.raises(DataError):
-        load_site(parse_run({"image-size": 4, "device": "cpu"}), node)
+        load_site(parse_run({"image-size": 4, "device": "cpu"}), node, policy_of(node).cache_mib)
 
 
 def test_what_is_left_out_changes_the_key_of_cached_features(tmp_path: Path) -> None:
@@ -190,4 +191,4 @@ def test_data_that_are_public_anyway_may_fail_as_they_do(tmp_path: Path) -> None
     run = Run.resolve(Settings(epsilon=1.0, delta=1e-5, classes=("none",), device="cpu"))
     node = NodeConfig(data="digits", state_dir=str(tmp_path), cache_dir=str(tmp_path))
     with pytest.raises(DataError, match="no record of the classes"):
-        load_site(run, node)
+        load_site(run, node, policy_of(node).cache_mib)

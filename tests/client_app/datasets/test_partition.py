@@ -20,8 +20,12 @@ def run(**settings: object) -> Run:
     return Run.resolve(Settings(**settings))  # type: ignore[arg-type]
 
 
-def of_kind(kind: str, **settings: object) -> Run:
-    return run(partition=kind, site_column="hospital" if kind == "column" else "", **settings)
+def resolved(**settings: object) -> Settings:
+    return run(**settings).settings
+
+
+def of_kind(kind: str, **settings: object) -> Settings:
+    return resolved(partition=kind, site_column="hospital" if kind == "column" else "", **settings)
 
 
 @pytest.mark.parametrize(("kind", "sites"), [("iid", 7), ("dirichlet", 7), ("classes", 5), ("column", 2)])
@@ -47,7 +51,7 @@ def test_dirichlet_gives_the_parts_of_flowers_partitioner(alpha: float, seed: in
     order = torch.randperm(400, generator=torch.Generator().manual_seed(seed))
     theirs = partitioner.DirichletPartitioner(5, "key", alpha, 10, self_balancing=False, seed=seed)
     theirs.dataset = datasets.Dataset.from_dict({"key": LABELS[order].tolist(), "index": order.tolist()})
-    found = partition(LABELS, None, run(partition="dirichlet", alpha=alpha, seed=seed), 5)
+    found = partition(LABELS, None, resolved(partition="dirichlet", alpha=alpha, seed=seed), 5)
     assert [part.tolist() for part in found] == [sorted(theirs.load_partition(site)["index"][:]) for site in range(5)]
 
 
@@ -55,11 +59,12 @@ def test_dirichlet_gives_the_parts_of_flowers_partitioner(alpha: float, seed: in
 def test_parts_are_the_same_in_every_process() -> None:
     program = (
         "import torch; from client_app.datasets.partition import partition; from common.run import parse_run\n"
-        "print([p.tolist() for p in partition(torch.arange(10).repeat_interleave(40), None, parse_run({'seed': 5}), 3)])"
+        "labels, settings = torch.arange(10).repeat_interleave(40), parse_run({'seed': 5}).settings\n"
+        "print([p.tolist() for p in partition(labels, None, settings, 3)])"
     )
     folder = Path(__file__).parents[3]
     outcome = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
-    assert outcome.stdout.strip() == str([p.tolist() for p in partition(LABELS, None, run(seed=5), 3)])
+    assert outcome.stdout.strip() == str([p.tolist() for p in partition(LABELS, None, resolved(seed=5), 3)])
 
 
 def test_iid_sites_are_of_one_size_and_mix_all_classes() -> None:
@@ -69,12 +74,12 @@ def test_iid_sites_are_of_one_size_and_mix_all_classes() -> None:
 
 
 def test_dirichlet_sites_have_ten_records_where_that_can_be() -> None:
-    assert min(len(part) for part in partition(LABELS, None, run(alpha=0.5), 8)) >= 10
+    assert min(len(part) for part in partition(LABELS, None, resolved(alpha=0.5), 8)) >= 10
 
 
 @pytest.mark.parametrize(("alpha", "sites"), [(0.01, 50), (0.001, 20), (0.1, 400)])
 def test_dirichlet_never_fails_or_leaves_a_site_empty(alpha: float, sites: int) -> None:
-    parts = partition(LABELS, None, run(alpha=alpha), sites)
+    parts = partition(LABELS, None, resolved(alpha=alpha), sites)
     assert min(len(part) for part in parts) >= 1
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(400))
 
@@ -94,7 +99,7 @@ def test_a_site_of_a_column_holds_one_value() -> None:
 
 def test_what_cannot_be_partitioned_says_both_numbers() -> None:
     with pytest.raises(DataError, match="401 sites cannot share 400 training records"):
-        partition(LABELS, None, run(), 401)
+        partition(LABELS, None, resolved(), 401)
     with pytest.raises(ConfigError, match=r"classes-per-site = 11.*10 classes"):
         partition(LABELS, None, of_kind("classes", classes_per_site=11), 3)
     with pytest.raises(DataError, match=r"has 40 training records for 50 sites"):

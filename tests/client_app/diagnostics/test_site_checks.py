@@ -43,7 +43,7 @@ def test_every_gpu_that_is_used_is_shown(monkeypatch: pytest.MonkeyPatch, device
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 2**31))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: f"GPU {torch.device(name).index}")
-    found = list(site_checks._machine(parse_run({}), parse_node_config({"device": device})))
+    found = list(site_checks._machine(parse_run({}).settings.device, parse_node_config({"device": device})))
     assert [each.found for each in found if each.what == "GPU"] == [f"{name}, 1.0 of 2.0 GiB free" for name in expected]
 
 

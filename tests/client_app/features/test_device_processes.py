@@ -21,6 +21,7 @@ from client_app.features.device_processes import Devices, in_processes
 from client_app.features.extraction import Features, extract
 from client_app.features.parts import Part, in_parts
 from client_app.features.site_features import load_site
+from client_app.governance.policy import policy_of
 from client_app.node_config import parse_node_config
 from common.backbones.backbones import Backbone, load_backbone
 from common.errors import BackboneError, FedSurrogateError
@@ -198,7 +199,8 @@ def test_a_site_starts_processes_for_its_own_images(
     for number in (2, 1):
         processes(number)
         settings = {"data": "imagefolder", "data-dir": str(tmp_path / "data"), "cache-dir": str(tmp_path / f"{number}")}
-        found.append(load_site(run, parse_node_config(settings)))
+        node = parse_node_config(settings)
+        found.append(load_site(run, node, policy_of(node).cache_mib))
     assert torch.equal(found[0].train.features, found[1].train.features)
     assert found[0].train.features.abs().sum() > 0
 

@@ -22,8 +22,9 @@ from client_app.features.on_disk import written
 from client_app.features.parts import Part
 from client_app.features.shards import SHARD, ShardWriter
 from client_app.features.site_features import load_site
+from client_app.governance.policy import policy_of
 from client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
-from client_app.methods.sums import class_moments, gaussians
+from client_app.methods.sums import class_moments, released_sums
 from client_app.methods.task import Task
 from client_app.node_config import parse_node_config
 from common.run import Run, parse_run
@@ -46,7 +47,7 @@ from common.run import parse_run
 data, cache, result = sys.argv[1:]
 node = parse_node_config({"data": "parquet", "data-dir": data, "cache-dir": cache, "features-in-memory-mib": 1})
 run = parse_run({"fedpft.components": 3, "fedpft.covariance": "diag"})
-found = load_site(run, node)
+found = load_site(run, node, policy_of(node).cache_mib)
 assert found.train.folder, found.train.x.shape
 Path(result).write_bytes(fedpft_surrogate(Task(run, node, "a", found)).payload)
 """
@@ -237,7 +238,7 @@ def tasks(folder: Path, run: Run) -> tuple[Task, Task]:
     for mib in (256, 1):
         settings = {"data": "safetensors", "data-dir": str(folder / "data"), "cache-dir": str(folder / "cache")}
         node = parse_node_config({**settings, "features-in-memory-mib": mib})
-        found.append(Task(run, node, "a", load_site(run, node)))
+        found.append(Task(run, node, "a", load_site(run, node, policy_of(node).cache_mib)))
     assert [task.found.train.folder is None for task in found] == [True, False]
     return found[0], found[1]
 
@@ -256,7 +257,7 @@ def test_features_in_a_file_are_those_in_memory(data: Path) -> None:
 
 def test_statistics_of_features_in_a_file_are_those_in_memory_bit_for_bit(data: Path) -> None:
     memory, file = tasks(data, parse_run({"method": "gh-ofl"}))
-    assert gaussians(file).payload == gaussians(memory).payload
+    assert released_sums(file).payload == released_sums(memory).payload
     memory, file = tasks(data, parse_run({"method": "afl", "secure-sum": True, "classes": "0,1,2"}))
     for ours, theirs in zip(class_moments(file)[0].values(), class_moments(memory)[0].values(), strict=True):
         assert torch.equal(ours, theirs)

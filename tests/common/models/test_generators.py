@@ -10,7 +10,6 @@ import torch
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import one_hot
 
-from common.costs import numbers
 from common.errors import DataError, SurrogateError
 from common.models.generators import (
     COUNTS,
@@ -29,6 +28,7 @@ from common.models.generators import (
 from common.run import parse_run
 from common.surrogates.surrogates import Header
 from common.wire.generator_files import pack_generator, read_generator, read_synthetic_set, write_synthetic_set
+from tests.registry import sent_numbers
 
 HEADER = Header("dpcvae", "run", "coordinator", "print", ("a", "b", "c"))
 
@@ -70,12 +70,12 @@ def test_what_is_shared_has_as_many_parameters_as_the_formula_says(
     latent: int, hidden: int, classes: int, dimension: int
 ) -> None:
     run = run_of(latent=latent, hidden=hidden)
-    assert count(fresh_generator(run, classes, dimension)) == numbers(run, dimension, classes, 0)
+    assert count(fresh_generator(run, classes, dimension)) == sent_numbers(run, dimension, classes, 0)
 
 
 def test_the_gan_has_the_papers_size() -> None:
     run = parse_run({"method": "dpcgan", "dpcvae.latent": 100})
-    assert count(fresh_generator(run, 11, 768)) == numbers(run, 768, 11, 0) == 1_369_856
+    assert count(fresh_generator(run, 11, 768)) == sent_numbers(run, 768, 11, 0) == 1_369_856
     assert count(critic(11, 768)) == 1_324_033
     assert isinstance(fresh_companion(run, 11, 768), torch.nn.Sequential)
 

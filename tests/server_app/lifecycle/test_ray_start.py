@@ -25,7 +25,8 @@ log = logging.getLogger("flwr")
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Ray, which starts when `ready` is set; nothing of Ray is patched."""
-    played = SimpleNamespace(ready=False, is_initialized=lambda: played.ready)
+    played = SimpleNamespace(ready=False)
+    played.is_initialized = lambda: played.ready
     monkeypatch.setitem(sys.modules, "ray", played)
     monkeypatch.setattr(flower(), "prepare_ray", lambda seconds: None)
     monkeypatch.setattr(exit_handler, "registered_exit_handlers", [])

@@ -8,13 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from common.costs import Cost, numbers
+from common.costs import Cost
 from common.errors import ConfigError
 from common.privacy.accounting import gaussian_noise_multiplier
 from common.run import Run, parse_run
 from common.settings import Settings
 from server_app.runs.plan import KNOWN_DIMENSIONS, find_dimension, plan
 from tests.grid import FAST, InProcessGrid, run_federation, sites
+from tests.registry import sent_numbers
 
 
 def config(family: str = "lowrank", components: int = 1, rank: int = 16) -> Run:
@@ -74,7 +75,7 @@ def test_noisy_sums_are_of_all_classes_whatever_the_records() -> None:
     settings = {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(map(str, range(30)))}
     for family, squares in (("spherical", 0), ("diag", 64), ("full", 64 * 65 // 2), ("lowrank", 64 * 65 // 2)):
         private = parse_run(settings | {"fedpft.covariance": family})
-        assert numbers(private, 64, 30, 5) == numbers(private, 64, 30, 5000) == 30 * 65 + squares
+        assert sent_numbers(private, 64, 30, 5) == sent_numbers(private, 64, 30, 5000) == 30 * 65 + squares
         few, many = (plan(private, 64, 2, records, 20)[0] for records in (50, 5000))
         assert few.up == many.up > 2 * (30 * 65 + squares)
 
@@ -103,16 +104,16 @@ def test_a_plan_is_hardly_lower_than_a_run_whose_components_dissolve(tmp_path: P
 
 def test_numbers_are_those_of_the_paper() -> None:
     """FedPFT, equations 9 to 11 with d = 512, C = 10, K = 10."""
-    assert numbers(config("full", 10), 512, 10, 10_000) == (2 * 512 + (512**2 - 512) // 2 + 1) * 100
-    assert numbers(config("diag", 10), 512, 10, 10_000) == (2 * 512 + 1) * 100
-    assert numbers(config("spherical", 10), 512, 10, 10_000) == (512 + 2) * 100
-    assert numbers(config("lowrank", 10, 16), 512, 10, 10_000) == 512 * 17 + 513 * 100
+    assert sent_numbers(config("full", 10), 512, 10, 10_000) == (2 * 512 + (512**2 - 512) // 2 + 1) * 100
+    assert sent_numbers(config("diag", 10), 512, 10, 10_000) == (2 * 512 + 1) * 100
+    assert sent_numbers(config("spherical", 10), 512, 10, 10_000) == (512 + 2) * 100
+    assert sent_numbers(config("lowrank", 10, 16), 512, 10, 10_000) == 512 * 17 + 513 * 100
 
 
 def test_few_records_hold_few_components() -> None:
-    assert numbers(config("diag", 10), 64, 10, 200) == numbers(config("diag", 2), 64, 10, 200)
-    assert numbers(config("diag", 10), 64, 10, 3) == numbers(config("diag", 1), 64, 10, 3)
-    assert numbers(config("lowrank", 1, 64), 512, 10, 50) == numbers(config("lowrank", 1, 5), 512, 10, 50)
+    assert sent_numbers(config("diag", 10), 64, 10, 200) == sent_numbers(config("diag", 2), 64, 10, 200)
+    assert sent_numbers(config("diag", 10), 64, 10, 3) == sent_numbers(config("diag", 1), 64, 10, 3)
+    assert sent_numbers(config("lowrank", 1, 64), 512, 10, 50) == sent_numbers(config("lowrank", 1, 5), 512, 10, 50)
 
 
 def test_the_alternatives_stand_beside_the_run() -> None:

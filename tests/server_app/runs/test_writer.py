@@ -9,6 +9,7 @@ from safetensors import safe_open
 from common.errors import RunError
 from common.models.classifiers import Head
 from common.run import Run, parse_run
+from common.settings import Settings
 from common.settings.flat import flatten
 from common.surrogates.surrogates import Header
 from common.wire.model_files import save_model
@@ -24,7 +25,7 @@ HEAD = Head(HEADER, torch.arange(6.0).reshape(2, 3), torch.tensor([0.5, -0.5]))
 
 
 def run_folder(tmp_path: Path, **settings: object) -> RunWriter:
-    return RunWriter(Run(output_dir=str(tmp_path / "runs"), **settings), 42)  # type: ignore[arg-type]
+    return RunWriter(Run.resolve(Settings(output_dir=str(tmp_path / "runs"), **settings)), 42)  # type: ignore[arg-type]
 
 
 def test_a_run_just_started_can_be_read(tmp_path: Path) -> None:

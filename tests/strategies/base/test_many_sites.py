@@ -83,7 +83,7 @@ def test_passes_over_all_sites_do_not_grow_with_their_number(how: str, tmp_path:
 
 
 def test_a_node_is_shown_the_receipts_of_its_name_and_of_the_site_it_was_before(tmp_path: Path) -> None:
-    receipts = Receipts(parse_run({"output-dir": str(tmp_path)}), FedPFT().recorder)
+    receipts = Receipts(str(tmp_path), "", FedPFT().recorder)
     north, south, later = (f"{digit * 32}:1:{digit}:{'0' * 64}" for digit in "123")
     receipts.take("north", 1, north)
     receipts.take("south", 2, south)

@@ -79,7 +79,7 @@ def test_columns_that_span_few_directions_are_projected_as_well() -> None:
 @pytest.mark.parametrize("d", [3, 8, 9, 60])
 def test_shifted_systems_are_those_of_the_matrix(d: int) -> None:
     found = statistics(500, d, 4)
-    matrix, columns = found.covariance, found.means.T
+    matrix, columns = found.matrix, found.means.T
     reduced = Tridiagonal.of(matrix, columns)
     mean = float(matrix.diagonal().mean())
     torch.testing.assert_close(reduced.values, torch.linalg.eigvalsh(matrix), rtol=1e-4, atol=1e-5 * mean)

@@ -96,7 +96,9 @@ def runs(
     found, areas, accuracies = [], [], []
     for _ in range(RUNS):
         parts = [draw(generator, count, apart) for _ in range(sites)]
-        exact = [count_decisions(*part, torch.ones(count, dtype=torch.float64), run) for part in parts]
+        exact = [
+            count_decisions(*part, torch.ones(count, dtype=torch.float64), 2, run.settings.counting.bins) for part in parts
+        ]
         pooled = (with_joint_noise if joint else with_own_noise)(exact, epsilon)
         scores, labels = (torch.cat(column) for column in zip(*parts, strict=True))
         areas.append(exact_area(scores[:, 1] - scores[:, 0], labels))
@@ -143,7 +145,9 @@ def test_without_the_noise_in_the_interval_it_would_hold_the_truth_too_rarely() 
     kept = 0
     counted = tables_of(run.settings.counting, 2)
     for _ in range(RUNS):
-        exact = count_decisions(*(drawn := draw(generator, 50, 1.0)), torch.ones(50, dtype=torch.float64), run)
+        exact = count_decisions(
+            *(drawn := draw(generator, 50, 1.0)), torch.ones(50, dtype=torch.float64), 2, run.settings.counting.bins
+        )
         sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in counted]
         table = next(each.value for each in release(sums, multiplier) if each.name == "decisions")
         truth = float((drawn[0].argmax(1) == drawn[1]).double().mean())
@@ -154,7 +158,7 @@ def test_without_the_noise_in_the_interval_it_would_hold_the_truth_too_rarely() 
 
 def test_without_noise_the_auroc_is_scikit_learns_of_the_binned_scores() -> None:
     run, (scores, labels) = settings(2, 64), draw(torch.Generator().manual_seed(1), 500, 1.5)
-    exact = count_decisions(scores, labels, torch.ones(500, dtype=torch.float64), run)
+    exact = count_decisions(scores, labels, torch.ones(500, dtype=torch.float64), 2, run.settings.counting.bins)
     found = auroc(exact["scores"][0], 0.0)
     true = exact_area(scores[:, 1] - scores[:, 0], labels)
     assert true == pytest.approx(roc_auc_score(labels.numpy(), (scores[:, 1] - scores[:, 0]).numpy()))

@@ -84,13 +84,13 @@ def test_means_lost_in_noise_are_drawn_to_the_mean_of_all() -> None:
     counts = torch.tensor([4000.0, 150.0, 0.0])
     sums = counts[:, None] * true + sigma * torch.randn(3, d, generator=random)
     replies = [reported("one", counts.tolist(), sums, config)]
-    means = class_means(replies, config) / d**0.5
+    means = class_means(replies, config.mechanism, config.settings.dpcvae) / d**0.5
     raw = sums / counts.clamp_min(1)[:, None]
     assert float((means[0] - true[0]).norm()) < 0.05
     assert float((means[1] - true[1]).norm()) < float((raw[1] - true[1]).norm())
     assert float((means[2] - means[:1].mean(0)).norm()) < 0.2
     with pytest.raises(RunError, match="no class stands out"):
-        class_means([reported("one", [0, 0, 0], sums, config)], config)
+        class_means([reported("one", [0, 0, 0], sums, config)], config.mechanism, config.settings.dpcvae)
 
 
 def test_a_checkpoint_keeps_the_sizes_and_the_means() -> None:

@@ -14,7 +14,6 @@ import torch
 from flwr.app import ConfigRecord
 from safetensors.torch import load_file
 
-from common.costs import numbers
 from common.errors import PUBLIC_SENTENCES, RunError
 from common.models.generators import COUNTS
 from common.models.parameters import Parameters
@@ -25,6 +24,7 @@ from common.wire.records import INFO, PAYLOAD
 from server_app.report.build import write_report
 from server_app.runs.plan import plan
 from tests.grid import FIRST_NODE, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+from tests.registry import sent_numbers
 
 SMALL: dict[str, Any] = {
     "method": "dpcvae",
@@ -97,7 +97,7 @@ def test_bytes_follow_the_formula_and_no_encoder_is_in_any_message(tmp_path: Pat
     assert config["dpcvae.hidden"] == 16
     from common.run import parse_run
 
-    size = numbers(parse_run(settings), 64, 10, 0)
+    size = sent_numbers(parse_run(settings), 64, 10, 0)
     # Each tensor is sent with a name, a scale and a shape.
     for replies in (grid.replies(0), grid.replies(1)):
         lengths = [len(m.content.array_records[PAYLOAD][PAYLOAD].data) for m in replies]

@@ -13,7 +13,7 @@ from sklearn.naive_bayes import GaussianNB
 from torch import Tensor
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.sums import gaussians
+from client_app.methods.sums import released_sums
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.errors import SurrogateError
@@ -21,7 +21,7 @@ from common.models.classifiers import Classifier, Head, Quadratic
 from common.models.parameters import Parameters
 from common.run import parse_run
 from common.wire.model_proto import pack_parameters
-from strategies.heads.analytic import pooled_sums
+from strategies.closed_form.strategy import pooled_sums
 from strategies.heads.gaussian_heads import GaussianHeads, fisher_mix, fisher_subspace
 
 CLASSES, D = ("a", "b", "c"), 5
@@ -40,7 +40,7 @@ def received(features: Tensor, labels: Tensor, site: str = "s", head: str = "fis
     run = parse_run({"method": "gh-ofl", "sites": 1, "ghofl.head": head})
     data = LabelledFeatures(features, labels)
     made = Task(run, NodeConfig(), site, SiteFeatures(data, data, CLASSES, "f", 0.0, simulated=False))
-    return GaussianHeads(run).unpack(gaussians(made).payload)
+    return GaussianHeads(run).unpack(released_sums(made).payload)
 
 
 def of_sites(features: Tensor, labels: Tensor) -> list[Parameters]:

@@ -8,7 +8,8 @@ import pytest
 from common.models.classifiers import Head
 from common.models.parameters import Parameters
 from strategies.closed_form.solvers import gaussian
-from strategies.heads.analytic import GlobalStatistics, pooled_sums
+from strategies.closed_form.strategy import pooled_sums
+from strategies.heads.analytic import GlobalStatistics
 from tests.examples import CLASSES, Hospital, records, three_hospitals
 
 

@@ -73,6 +73,6 @@ def test_honest_sites_with_ten_gaussians_of_real_features_stay(seed: int, sample
     features, labels = train["x"].float(), train["y"]
     spherical = {"fedpft.covariance": "spherical", "fedpft.components": 10, "fedpft.samples-per-component": 1}
     run = parse_run({"alpha": 0.1, "seed": seed} | spherical)
-    parts = partition(labels, None, run, 10)
+    parts = partition(labels, None, run.settings, 10)
     sent = [surrogate_of((features[part], labels[part]), classes, "f", str(i), run) for i, part in enumerate(parts)]
     assert screen(class_points(sent, classes)) == []

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from client_app.cli.main import app
+from client_app.governance.policy import policy_of
 from client_app.methods.dpcvae.downstream import (
     LabelledEmbeddings,
     fidelity,
@@ -142,7 +143,7 @@ def generator_file(tmp_path: Path) -> Path:
 
     run, node = parse_run({"method": "dpcvae", "dpcvae.hidden": 0}), NodeConfig(cache_dir=str(tmp_path / "cache"))
     dataset = share(run, node).dataset
-    found = dataset_features(dataset, run, node)
+    found = dataset_features(dataset, run, node, policy_of(node).cache_mib)
     x, labels = scaled(torch.as_tensor(found.x).float()), dataset.labels
     tensors = tensors_of(fresh_generator(run, 10, 64))
     tensors[MEANS] = torch.stack([x[labels == k].mean(0) for k in range(10)])

@@ -10,7 +10,7 @@ from opacus import GradSampleModule
 from torch import Tensor
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.governance.release import entry, method_of
+from client_app.governance.release import entry, site_function
 from client_app.methods.dp import dp_sgd as private_training
 from client_app.methods.dp.dp_sgd import train_privately
 from client_app.methods.fedavg import scaffold
@@ -55,7 +55,7 @@ def run(method: str, **settings: Any) -> Run:
 def moved(folder: Path, config: Run) -> dict[str, Tensor]:
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
     asked = task(folder, config, training)
-    return dict(unpack_parameters(method_of(config)(asked).payload).tensors)
+    return dict(unpack_parameters(site_function(config.plan.combination)(asked).payload).tensors)
 
 
 @pytest.mark.parametrize("kind", ["linear", "convnet"])
@@ -83,7 +83,7 @@ def test_over_the_wire_one_site_stays_within_half_precision_of_plain_training(tm
     for _ in range(3):
         asked = task(tmp_path, config, training)
         train(plain, *data(), config.settings.fedavg, rate, stream(config.settings.seed, asked.site, asked.round))
-        absorb(training, [unpack_parameters(method_of(config)(asked).payload)], 1)
+        absorb(training, [unpack_parameters(site_function(config.plan.combination)(asked).payload)], 1)
     for name, parameter in plain.named_parameters():
         assert torch.allclose(training.model[name], parameter, atol=5e-3 * float(parameter.abs().max()))
 
@@ -126,7 +126,7 @@ def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_d
     config = run("scaffold", **{"fedavg.local-epochs": 1, "fedavg.batch-size": 200})
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
     first = task(tmp_path, config, training)
-    answer = unpack_parameters(method_of(config)(first).payload)
+    answer = unpack_parameters(site_function(config.plan.combination)(first).payload)
     module = linear(16, 3)
     torch.nn.functional.cross_entropy(module(data()[0]), data()[1]).backward()  # type: ignore[no-untyped-call]
     _, control = split_control(answer.tensors)
@@ -136,7 +136,7 @@ def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_d
     assert torch.allclose(kept["weight"], module.weight.grad, atol=1e-5)
     absorb(training, [answer], 1)
     # With one site, c equals c_i: the correction is zero, and the second round equals FedAvg's.
-    second = unpack_parameters(method_of(config)(task(tmp_path, config, training)).payload)
+    second = unpack_parameters(site_function(config.plan.combination)(task(tmp_path, config, training)).payload)
     own, _ = split_control(second.tensors)
     moving = network("linear", 16, 3, training.model)
     rate = step_length("linear", config.settings.fedavg, data()[0])
@@ -148,7 +148,9 @@ def test_scaffold_steps_along_the_gradient_plus_the_common_variate_less_its_own(
     """Karimireddy et al. 2020, algorithm 1: y - x = -rate (g + c - c_i), and c_i+ = c_i - c + (x - y) / rate = g."""
     config = run("scaffold", **{"fedavg.local-epochs": 1, "fedavg.batch-size": 200})
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
-    absorb(training, [unpack_parameters(method_of(config)(task(tmp_path, config, training)).payload)], 1)
+    absorb(
+        training, [unpack_parameters(site_function(config.plan.combination)(task(tmp_path, config, training)).payload)], 1
+    )
     generator, shape = torch.Generator().manual_seed(7), training.model["weight"].shape
     own, common = (
         {"weight": torch.randn(shape, generator=generator), "bias": torch.randn(3, generator=generator)} for _ in range(2)
@@ -157,7 +159,9 @@ def test_scaffold_steps_along_the_gradient_plus_the_common_variate_less_its_own(
     scaffold.write_control(asked.state, 1, own)
     model = unpack_parameters(training.question())
     tensors = {**training.model, **{CONTROL + name: tensor for name, tensor in common.items()}}
-    answer = method_of(config)(replace(asked, question=pack_parameters(replace(model, tensors=tensors))))
+    answer = site_function(config.plan.combination)(
+        replace(asked, question=pack_parameters(replace(model, tensors=tensors)))
+    )
     moved, control = split_control(unpack_parameters(answer.payload).tensors)
     module = network("linear", 16, 3, training.model)
     torch.nn.functional.cross_entropy(module(data()[0]), data()[1]).backward()  # type: ignore[no-untyped-call]
@@ -181,9 +185,9 @@ def test_a_model_of_another_run_or_backbone_is_refused(tmp_path: Path) -> None:
     other = unpack_parameters(training.question())
     for changed in (replace(other.header, run="x"), replace(other.header, fingerprint="g")):
         with pytest.raises(SurrogateError, match="a model of run"):
-            method_of(config)(replace(asked, question=pack_parameters(replace(other, header=changed))))
+            site_function(config.plan.combination)(replace(asked, question=pack_parameters(replace(other, header=changed))))
     with pytest.raises(SurrogateError, match="a round without a model"):
-        method_of(config)(replace(asked, question=None))
+        site_function(config.plan.combination)(replace(asked, question=None))
 
 
 def private(**settings: Any) -> tuple[Run, Mechanism]:
@@ -310,7 +314,7 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
 def test_the_budget_is_that_of_all_rounds_together(tmp_path: Path) -> None:
     config, claim = private()
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
-    made = method_of(config)(task(tmp_path, config, training))
+    made = site_function(config.plan.combination)(task(tmp_path, config, training))
     assert made.claim == claim
     everything = [event for number in range(config.rounds) for event in entry(config, "1", made, number + 1).events]
     assert epsilon_spent(everything, 1e-5) == pytest.approx(2.0, rel=2e-3)
@@ -330,7 +334,7 @@ def test_patients_are_not_promised_what_protects_records(tmp_path: Path) -> None
     asked = task(tmp_path, config, with_memory(Training.begin(config, CLASSES, "f", 16)))
     records = replace(asked.found.train, units=tuple(map(str, range(120))))
     with pytest.raises(ConfigError, match="protects single records"):
-        method_of(config)(replace(asked, found=replace(asked.found, train=records)))
+        site_function(config.plan.combination)(replace(asked, found=replace(asked.found, train=records)))
 
 
 def test_a_gradient_that_is_not_finite_does_not_poison_the_sum() -> None:

@@ -15,6 +15,7 @@ from client_app.datasets.dataset import DataSource, load, stratified_split
 from client_app.datasets.partition import share
 from client_app.features.extraction import Features
 from client_app.features.site_features import load_site, usable
+from client_app.governance.policy import policy_of
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.errors import ConfigError, DataError
@@ -202,8 +203,10 @@ def test_what_protects_single_records_asks_a_site_of_patients_whether_that_is_en
         data="safetensors", data_dir=folder, patient_column="patient", cache_dir=str(tmp_path), state_dir=str(tmp_path)
     )
     with pytest.raises(ConfigError, match=r'this site protects patients; set unit = "record" in the node-config'):
-        Task(run, node, "a", load_site(run, node)).records_alone(method)
+        Task(run, node, "a", load_site(run, node, policy_of(node).cache_mib)).records_alone(method)
     alone = node.model_copy(update={"unit": "record"})
-    Task(run, alone, "a", load_site(run, alone)).records_alone(method)
+    Task(run, alone, "a", load_site(run, alone, policy_of(alone).cache_mib)).records_alone(method)
     # Still no patient is on both sides of a split.
-    assert load_site(run, node).train.features.equal(load_site(run, alone).train.features)
+    assert load_site(run, node, policy_of(node).cache_mib).train.features.equal(
+        load_site(run, alone, policy_of(alone).cache_mib).train.features
+    )
