@@ -28,10 +28,15 @@ class Updates(Rounds[Parameters]):
 
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
         """Add the mean update to the model."""
-        defended = defend_updates(replies, self.config.defence, self.config.settings.max_share)
-        self._heed(defended, training.round + 1)
-        absorb(training, defended.kept, len([site for site in self.outcome.sites.values() if not site.barred]))
+        kept = self.defended(training, replies)
+        absorb(training, kept, len([site for site in self.outcome.sites.values() if not site.barred]))
         return {}
+
+    def defended(self, training: Training, replies: Sequence[Parameters]) -> list[Parameters]:
+        """The updates of a round that the defence keeps, with capped weights. The run's events name the others."""
+        defence = defend_updates(replies, self.config.defence, self.config.settings.max_share)
+        self._heed(defence, training.round + 1)
+        return defence.kept
 
 
 def with_memory(training: Training) -> Training:

@@ -1,0 +1,177 @@
+"""The methods of the tutorial *Add a method*, as they stand on the page: each runs in every way that the page promises."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from sklearn.neighbors import NearestCentroid
+
+from common.costs import costs
+from common.errors import SurrogateError
+from common.methods import METHODS
+from common.models.classifiers import Head
+from common.run import parse_run
+from common.surrogates.surrogates import Header
+from common.wire.model_files import load_model
+from server_app.relearn import relearn
+from strategies import strategy_of
+from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
+
+PAGE = ROOT / "docs" / "tutorials" / "add-a-method.md"
+BLOCK = re.compile(r"```python\n# (\S+)\n(.*?)```", re.S)
+MOST_LINES = 80
+CLASSES = ",".join(map(str, range(10)))
+PRIVATE = {"epsilon": 2.0, "delta": 1e-5}
+SUMMED = {"secure-sum": True, "classes": CLASSES}
+"""Settings of the four ways to run the first method, and the least accuracy on the digits."""
+WAYS: dict[str, tuple[dict[str, Any], float]] = {
+    "exact": ({}, 0.85),
+    "private": (PRIVATE, 0.5),
+    "secure sum": (SUMMED, 0.85),
+    "private secure sum": (SUMMED | PRIVATE, 0.7),
+}
+
+
+def model_of(folder: Path) -> Head:
+    model = load_model(folder / "model.safetensors")
+    assert isinstance(model, Head)
+    return model
+
+
+def blocks() -> dict[str, str]:
+    """The files of the page, by path."""
+    return dict(BLOCK.findall(PAGE.read_text()))
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+    """The page's modules, imported, and its methods in the registry."""
+    made: dict[str, ModuleType] = {}
+    for path, text in blocks().items():
+        name = path.removesuffix(".py").replace("/", ".")
+        made[name] = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, made[name])
+        exec(compile(text, path, "exec"), made[name].__dict__)
+    for name, variable in (("nearest_mean", "NEAREST_MEAN"), ("fedavgm", "FEDAVGM")):
+        method = getattr(made[f"common.methods.{name}"], variable)
+        monkeypatch.setitem(METHODS, method.name, method)
+    return made
+
+
+def test_each_method_is_two_files_of_less_than_eighty_lines() -> None:
+    files = blocks()
+    assert len(files) == 4
+    for name in ("nearest_mean", "fedavgm"):
+        own = [text for path, text in files.items() if name in path]
+        assert len(own) == 2
+        assert sum(len(text.splitlines()) for text in own) < MOST_LINES
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.usefixtures("added")
+def test_the_nearest_mean_runs_in_every_way_and_costs_what_the_plan_says(tmp_path: Path, way: str) -> None:
+    own, least = WAYS[way]
+    settings = {"method": "nearest-mean"} | own
+    grid = InProcessGrid(sites(3))
+    metrics = metrics_of(run_federation(tmp_path, grid, partition="iid", **settings))
+    assert metrics["status"] == "ok"
+    assert metrics["accuracy"]["model"] > least
+    assert (metrics["privacy"] is None) == ("epsilon" not in own)
+    if "epsilon" in own:
+        assert metrics["privacy"]["epsilon"] == pytest.approx(2.0)
+        assert set(metrics["privacy"]["per_site"]) == {"0", "1", "2"}
+    planned = costs(parse_run({"sites": 3} | settings), 64, 10, 479, 20)[0]
+    kinds = {message.metadata.message_type for message in grid.sent} - {"query.compare", "query.name"}
+    sent = sum(grid.counted(node, tuple(kinds))[0] for node in range(3)) / 3
+    assert 0.85 * planned.up < sent < 1.1 * planned.up
+
+
+@pytest.mark.usefixtures("added")
+def test_the_head_is_scikit_learns_nearest_centroid() -> None:
+    learn = sys.modules["strategies.nearest_mean"].learn
+    from strategies.closed_form.received import of_noisy_sums
+
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(300, 7, generator=generator, dtype=torch.float64)
+    labels = torch.arange(300) % 4
+    features += labels[:, None]
+    sums = torch.zeros(4, 7, dtype=torch.float64).index_add_(0, labels, features)
+    statistics = of_noisy_sums({"counts": torch.bincount(labels).double(), "sums": sums})
+    head, facts = learn(statistics, Header("nearest-mean", "r", "coordinator", "f", ("a", "b", "c", "d")), None)
+    assert isinstance(head, Head)
+    assert not facts
+    known = NearestCentroid().fit(features.numpy(), labels.numpy())
+    assert torch.equal(head.predict(features.float()), torch.tensor(known.predict(features.float().numpy())))
+
+
+@pytest.mark.usefixtures("added")
+def test_a_secure_sum_gives_the_model_of_the_single_sums(tmp_path: Path) -> None:
+    alone = run_federation(tmp_path / "alone", sites(3), method="nearest-mean", **{"max-share": 0.0, "classes": CLASSES})
+    summed = run_federation(tmp_path / "summed", sites(3), method="nearest-mean", **SUMMED)
+    one, other = model_of(alone), model_of(summed)
+    torch.testing.assert_close(one.weight, other.weight, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.usefixtures("added")
+def test_it_is_learned_again_without_a_site_also_from_noisy_sums(tmp_path: Path) -> None:
+    folder = run_federation(tmp_path, sites(3), method="nearest-mean", **PRIVATE, classes=CLASSES)
+    without, _ = relearn(folder, without=["1"])
+    assert json.loads((without / "manifest.json").read_text())["sites"] == ["0", "2"]
+
+
+@pytest.mark.usefixtures("added")
+def test_sums_that_no_records_and_no_honest_noise_have_are_refused(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from common.wire.model_proto import pack_parameters
+    from server_app.runs.reader import read_payloads
+
+    settings = {"method": "nearest-mean", "classes": CLASSES} | PRIVATE
+    folder = run_federation(tmp_path, sites(2), **settings)
+    strategy = strategy_of(parse_run(settings))(settings)
+    for payload in read_payloads(folder):
+        sent = strategy.unpack(payload)
+        for name, factor in (("sums", 1000.0), ("counts", -1000.0)):
+            lied = replace(sent, tensors={**sent.tensors, name: sent.tensors[name] * factor})
+            with pytest.raises(SurrogateError):
+                strategy.unpack(pack_parameters(lied))
+        with pytest.raises(SurrogateError, match="without a privacy claim"):
+            strategy.unpack(pack_parameters(replace(sent, claim=None)))
+
+
+def test_noise_on_the_sums_is_that_of_the_claim(added: dict[str, ModuleType], tmp_path: Path) -> None:
+    """The same site sends the same sums many times; what differs is the noise."""
+    from common.wire.model_proto import unpack_parameters
+    from server_app.runs.reader import read_payloads
+
+    assert added
+    settings = {"method": "nearest-mean", "classes": CLASSES} | PRIVATE
+    found = [
+        unpack_parameters(read_payloads(run_federation(tmp_path / str(number), sites(1), **settings))[0])
+        for number in range(6)
+    ]
+    claim = found[0].claim
+    assert claim is not None
+    for name in ("counts", "sums"):
+        values = torch.stack([each.tensors[name].double().flatten() for each in found])
+        deviation = float((values - values.mean(0)).square().sum().div(values.numel() * 5 / 6).sqrt())
+        sigma = claim.noise[name][0]
+        # A chi-square of 5 times the number of cells.
+        room = 5 / (2 * values.shape[1] * 5) ** 0.5
+        assert abs(deviation / sigma - 1) < room, name
+
+
+@pytest.mark.usefixtures("added")
+def test_momentum_at_the_coordinator_trains_and_differs_from_fedavg(tmp_path: Path) -> None:
+    settings = {"fedavg.rounds": 4, "alpha": 1.0}
+    own = run_federation(tmp_path / "own", sites(3), method="fedavgm", **settings)
+    usual = run_federation(tmp_path / "usual", sites(3), method="fedavg", **settings)
+    assert metrics_of(own)["accuracy"]["model"] > 0.75
+    assert not torch.equal(model_of(own).weight, model_of(usual).weight)
