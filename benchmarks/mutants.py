@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 RESULTS, EQUIVALENT = HERE / "results" / "mutants.json", HERE / "mutants_equivalent.toml"
 COVERED = ROOT / ".mutants-coverage.json"
-PRIVACY = ("accounting", "claims", "exact_sums", "gaussian_mechanism", "privacy_filter")
+PRIVACY = ("accounting", "exact_sums", "gaussian_mechanism", "mechanism", "privacy_filter")
 # Files; for some, only the functions or classes on which the guarantees depend.
 FILES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(f"common/privacy/{name}.py" for name in PRIVACY),
@@ -50,7 +50,7 @@ FILES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 TESTS = (
     *(f"tests/common/{name}.py" for name in (
-        "privacy/test_accounting", "privacy/test_claims", "privacy/test_exact_sums", "privacy/test_gaussian_mechanism",
+        "privacy/test_accounting", "privacy/test_exact_sums", "privacy/test_gaussian_mechanism", "privacy/test_mechanism",
         "privacy/test_privacy_filter", "wire/test_bundles", "wire/test_float16", "wire/test_records", "wire/test_validation",
         "test_safe_parsing", "security/test_sealing", "surrogates/test_class_sums", "secure_sum/test_protocol",
     )),

@@ -110,8 +110,8 @@ class ImageModel(Model):
             wanted = self.manifest.fingerprint
             if (found := with_power(loaded.fingerprint_at(self.manifest.dimension), power_in(wanted))) != wanted:
                 raise BackboneError(
-                    f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.settings.backbone!r} here has {found[:16]}"
-                    "; give the file of its weights as weights_path"
+                    f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.settings.backbone!r} here has "
+                    f"{found[:16]}; give the file of its weights as weights_path"
                 )
             self._backbone = loaded
         # At 16 bits, as a site computes features.

@@ -50,9 +50,10 @@ class Surrogate:
         return file
 
     def __repr__(self) -> str:
-        budget = f"epsilon {self.config.settings.epsilon:g}" if self.config.settings.epsilon else "no privacy"
+        own = self.config.settings
+        budget = f"epsilon {own.epsilon:g}" if own.epsilon else "no privacy"
         return (
-            f"Surrogate(site {self.site!r}, {self.config.settings.method}, {len(self.classes)} classes, dimension {self.dimension}, "
+            f"Surrogate(site {self.site!r}, {own.method}, {len(self.classes)} classes, dimension {self.dimension}, "
             f"{len(self.payload)} bytes, {budget})"
         )
 

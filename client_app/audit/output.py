@@ -97,7 +97,8 @@ def check_attacks(run: Run, node: NodeConfig, policy: Policy) -> None:
     """
     if run.settings.epsilon or run.plan.counts or not policy.limits_attacks:
         return
-    unknown = f"method = {run.settings.method!r}: the policy limits attacks on releases without privacy, and what this method sends "
+    method = f"method = {run.settings.method!r}"
+    unknown = f"{method}: the policy limits attacks on releases without privacy, and what this method sends "
     if not run.plan.releases_once:
         raise PolicyError(f"{unknown}cannot be attacked before it leaves")
     try:

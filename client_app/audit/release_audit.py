@@ -106,8 +106,8 @@ def audit_release(
     """
     if not (run.plan.releases_once or run.plan.training.section == "dpcvae"):
         raise ConfigError(
-            f"method = {run.settings.method!r}: an audit attacks releases of one-shot methods and generators; this one replies to "
-            "received models"
+            f"method = {run.settings.method!r}: an audit attacks releases of one-shot methods and generators; this one "
+            "replies to received models"
         )
     started, drawn = time.monotonic(), np.random.default_rng(seed)
     found = load_site(run, node, policy_of(node).cache_mib)

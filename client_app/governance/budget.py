@@ -3,12 +3,12 @@
 **All runs together** are (epsilon-total, delta-total)-differentially private, even if the coordinator chooses each run after
 seeing earlier results: `common/privacy/privacy_filter.py` has the theorem.
 
-**Each run alone** is (epsilon-per-run, delta)-differentially private. The first charged release of a run fixes its plan, and
-every later one must follow it. The digest of a run fixes noise, sample rate and steps of every round
-(`common/privacy/claims.py` derives them from the settings in the digest). All rounds cost the same, except the first round
-of a generative method, which can only come first. So the releases of a run are a prefix of one sequence, fixed before the
-first result. Composition by privacy loss distributions is exact for it; stopping early is post-processing. A resumed run has
-its own id, so its guarantee for one run begins anew; the total counts both runs.
+**Each run alone** is (epsilon-per-run, delta)-differentially private. The first charged release of a run fixes its plan,
+and every later one must follow it. The digest of a run fixes noise, sample rate and steps of every round
+(`common/privacy/mechanism.py` derives them from the settings in the digest). All rounds cost the same, except the first
+round of a generative method, which can only come first. So the releases of a run are a prefix of one sequence, fixed before
+the first result. Composition by privacy loss distributions is exact for it; stopping early is post-processing. A resumed
+run has its own id, so its guarantee for one run begins anew; the total counts both runs.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def dry_run(run: Run, node: NodeConfig) -> DryRun:
     """
     if not run.plan.releases_once:
         raise ConfigError(
-            f"method = {run.settings.method!r}: a dry run shows the release of a one-shot method; this method replies to received "
-            "models, or releases nothing; `coordinator plan` shows its bytes"
+            f"method = {run.settings.method!r}: a dry run shows the release of a one-shot method; this method replies to "
+            "received models, or releases nothing; `coordinator plan` shows its bytes"
         )
     gate = open_gate(node, run.settings.data, DRY)
     request = SurrogateRequest(run, node, site_name(node, 0), DRY, info={"lineage": "dryrun"})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Models whose last layer before the classifier is a ReLU. tests/common/models/test_feature_power.py checks the list.
+# Models whose last layer before the classifier is a ReLU. tests/common/backbones/test_feature_power.py checks the list.
 NON_NEGATIVE = re.compile(
     r"torchvision:(alexnet|densenet|googlenet|inception_v3|mnasnet|mobilenet_v2|regnet|resnet|resnext|shufflenet|vgg|wide_resnet)"
     r"|timm:(resnet(18|34|50|101|152)|densenet(121|161|169|201)|mobilenetv2_\d+|wide_resnet\d+_2|vgg\d+(_bn)?)(\.|$)"

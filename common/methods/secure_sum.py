@@ -77,8 +77,8 @@ def _refusal(name: str, sums: tuple[Summed, ...], settings: Settings) -> str:
         return "secure-sum = true needs classes: which classes a site has must not be visible"
     if settings.test_fraction > MOST_TESTED:
         return (
-            f"test-fraction = {settings.test_fraction:g}: in a secure sum at most {MOST_TESTED:g}; with few training records, "
-            "only one site may have enough of a class, and the sum of that class would be its own"
+            f"test-fraction = {settings.test_fraction:g}: in a secure sum at most {MOST_TESTED:g}; with few training "
+            "records, only one site may have enough of a class, and the sum of that class would be its own"
         )
     if settings.max_share and settings.max_share != Settings.model_fields["max_share"].default:
         return f"max-share = {settings.max_share:g}: a secure sum shows no site's weight; remove max-share, or set 0"

@@ -1,4 +1,4 @@
-"""MechanismRecipe accounting: the exact cost of one Gaussian release, and of all releases together.
+"""Privacy accounting: the exact cost of one Gaussian release, and of all releases together.
 
 Neighbouring data sets differ by adding or removing one UNIT: a record, or a patient with all records of that patient.
 """

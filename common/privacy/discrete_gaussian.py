@@ -1,6 +1,6 @@
 """Exact samples of the discrete Gaussian distribution, the noise of a secure sum, and its cost in privacy.
 
-Source: Canonne, Kamath & Steinke 2020, "The Discrete Gaussian for Differential MechanismRecipe", algorithms 1 to 3, for many
+Source: Canonne, Kamath & Steinke 2020, "The Discrete Gaussian for Differential Privacy", algorithms 1 to 3, for many
 samples at once. A coin of probability exp(-x) is decided in floating point where that is
 certain, and otherwise with 80 digits.
 """

@@ -1,11 +1,11 @@
 """Lower bounds on epsilon from one run: canaries are records that are each in the data by a coin toss.
 
-Source: Steinke, Nasr & Jagielski 2023, "MechanismRecipe Auditing with One (1) Training Run", arXiv 2305.08846, theorem 5.2. An
+Source: Steinke, Nasr & Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv 2305.08846, theorem 5.2. An
 attacker says for some canaries whether they were in the data. Under (epsilon, delta) differential privacy for adding or
 removing one record, too many right answers are unlikely, however the attacker works.
 
 `gaussian_bound` takes the whole trade-off of false alarms and misses of Gaussian noise instead of one (epsilon, delta):
-Mahloujifar, Melis & Chaudhuri 2024, "Auditing f-Differential MechanismRecipe in One Run", arXiv 2410.22235. Its bound is for claims
+Mahloujifar, Melis & Chaudhuri 2024, "Auditing f-Differential Privacy in One Run", arXiv 2410.22235. Its bound is for claims
 that come from Gaussian noise, and higher.
 """
 
@@ -89,7 +89,7 @@ def _impossible(found: Guesses, mu: float, tail: float) -> bool:
 
     p_j is the probability of j right answers of c, for m canaries. Let right = sum of j / m p_j and wrong = sum of
     (c - j) / m p_j over j >= i: the probabilities that a random canary gets a right or a wrong answer and that at least i
-    answers are right. MechanismRecipe gives right(i + 1) <= F(wrong(i)), with F the largest rate of true alarms for a rate of false
+    answers are right. Privacy gives right(i + 1) <= F(wrong(i)), with F the largest rate of true alarms for a rate of false
     ones. From an assumed tail at the observed number, both grow as i falls to 0. If their sum exceeds c / m, the tail is
     smaller than assumed.
     """

@@ -11,12 +11,12 @@ fully adaptive composition. It accepts a history if one of two rules accepts it:
 1. *exact*, at (epsilon, delta). It has two forms. The very first release decides which one, before any result is seen:
    - the first run has only Gaussian releases: a history of Gaussian releases is accepted while the sum of
      1 / noise_multiplier^2 is at most mu^2, where one release of noise 1 / mu is exactly (epsilon, delta)-private. Valid
-     under full adaptivity by Smith & Thakurta 2022, "Fully Adaptive Composition for Gaussian Differential MechanismRecipe" (also
-     Koskela, Tobaben & Honkela 2023, "Individual MechanismRecipe Accounting with Gaussian Differential MechanismRecipe");
+     under full adaptivity by Smith & Thakurta 2022, "Fully Adaptive Composition for Gaussian Differential Privacy" (also
+     Koskela, Tobaben & Honkela 2023, "Individual Privacy Accounting with Gaussian Differential Privacy");
    - the first run samples: only a history that follows the plan of this one run is accepted. Its noise, rates and their
      order are fixed, so composition by privacy loss distributions holds, and stopping early is post-processing.
 2. *Renyi*, at (epsilon, delta_total - delta): a history is accepted while the sum of its Renyi divergences of one order is
-   at most the budget of that order (Feldman & Zrnic 2021, "Individual MechanismRecipe Accounting via a Renyi Filter"). The policy
+   at most the budget of that order (Feldman & Zrnic 2021, "Individual Privacy Accounting via a Renyi Filter"). The policy
    alone fixes the order. The conversion is that of Canonne, Kamath & Steinke 2020, proposition 12.
 
 Each rule alone is a valid filter. Both together cost the sum of their deltas. Proof: for neighbouring data D, D' let P, Q
@@ -125,7 +125,7 @@ def renyi_divergence(event: GaussianEvent, order: int) -> float:
 def renyi_budget(epsilon: float, delta: float, order: float) -> float:
     """The largest Renyi divergence of this order that implies (epsilon, delta); negative if there is none.
 
-    Canonne, Kamath & Steinke 2020, "The Discrete Gaussian for Differential MechanismRecipe", proposition 12, solved for the
+    Canonne, Kamath & Steinke 2020, "The Discrete Gaussian for Differential Privacy", proposition 12, solved for the
     divergence.
     """
     return epsilon + (math.log(delta) + math.log(order)) / (order - 1) - math.log1p(-1 / order)

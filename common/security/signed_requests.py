@@ -82,8 +82,9 @@ class Request:
             )
         if not config.plan.answers_files:
             raise ConfigError(
-                f"method = {config.settings.method!r}, fedpft.topology = {config.settings.fedpft.topology!r}: a request needs a run in which "
-                "every site replies once and alone; use `coordinator exchange`, which carries every message as a file"
+                f"method = {config.settings.method!r}, fedpft.topology = {config.settings.fedpft.topology!r}: a request "
+                "needs a run in which every site replies once and alone; use `coordinator exchange`, which carries every "
+                "message as a file"
             )
         return config
 

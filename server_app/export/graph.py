@@ -89,8 +89,8 @@ def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
     loaded = load_backbone(run.settings.backbone, weights_path, run.settings.image_size, "cpu")
     if (found := with_power(loaded.fingerprint_at(model.manifest.dimension), power)) != wanted:
         raise BackboneError(
-            f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.settings.backbone!r} here has {found[:16]}; "
-            "give the file of the run's weights with --weights-path"
+            f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.settings.backbone!r} here has "
+            f"{found[:16]}; give the file of the run's weights with --weights-path"
         )
     if run.settings.backbone.startswith("pixels"):
         if not run.settings.image_size:

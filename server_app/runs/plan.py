@@ -100,7 +100,8 @@ def who_sees_what(config: Run) -> list[str]:
     if not config.settings.secure_sum:
         return []
     sees = "secure sum: the coordinator sees the sum over all sites, and no site's part"
-    trust = f"{sees}, if at most {config.settings.colluding:.0%} of the sites collude with it and sites know each other's keys (peers)"
+    few = f"at most {config.settings.colluding:.0%} of the sites"
+    trust = f"{sees}, if {few} collude with it and sites know each other's keys (peers)"
     if config.plan.mechanism_name == JOINT_SUMS:
         rounds = [f"each of {config.rounds} rounds is one step: {STEP}"] if config.plan.kind == "rounds" else []
         return [

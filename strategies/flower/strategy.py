@@ -117,7 +117,8 @@ class FlowerStrategy(Strategy):
         self.initial = ArrayRecord() if initial_arrays is None else initial_arrays
         if self.initial and self.config.settings.resume:
             raise ConfigError(
-                f"initial_arrays and resume = {self.config.settings.resume!r}, whose checkpoint has a model; use only one of them"
+                f"initial_arrays and resume = {self.config.settings.resume!r}, whose checkpoint has a model; use only one "
+                "of them"
             )
         self.last_round = self._checked_rounds(num_rounds)
         self._judge_model = evaluate_fn
