@@ -64,7 +64,7 @@ def test_fedyogi_takes_the_steps_computed_by_hand() -> None:
 
 def test_scaffolds_control_moves_by_the_sum_over_all_sites() -> None:
     config, model = run("scaffold"), {"w": torch.zeros(2)}
-    memory = fresh_memory(config, model)
+    memory = fresh_memory(config.plan.messages.sends, model)
     updates = [
         update(1, w=torch.zeros(2), control_w=torch.tensor([1.0, 0.0])),
         update(9, w=torch.zeros(2), control_w=torch.tensor([0.0, 3.0])),
