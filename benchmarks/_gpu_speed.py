@@ -22,7 +22,7 @@ from client_app.features.parts import in_parts
 from client_app.methods.dp.linear_clipping import clipped_sums
 from client_app.methods.dp.record_gradients import PrivateGradient, clipped_sum
 from client_app.methods.dpcvae.training_steps import exact_gradient, private_gradient
-from client_app.methods.fedlap.image_synthesis import Matching, Story, synthesise
+from client_app.methods.fedlap.image_synthesis import Matching, Synthesis, synthesise
 from client_app.methods.fedlap.statistics import Batches
 from client_app.methods.fedlap.trust_region import IMAGE_STEP, MODEL_STEP, Search, ServerWalk, effective_radius
 from common.backbones.backbones import Backbone, frozen_forward
@@ -201,7 +201,7 @@ def fedlap_round(device: str, sizes: Sizes) -> Row:
     begin = images(2 * sizes.per_class, sizes.pixels, device)
     settings: Any = fedlap_settings(loops=5, batches=sizes.real_batches, image_learning_rate=100.0)
 
-    def work() -> Story:
+    def work() -> Synthesis:
         looks = Batches(body, real, BATCH, generator())
         made, story = synthesise(body, model, begin, looks, Matching(settings, 0.1, 0.1), draws((), generator()))
         cost = story.looks * (settings.image_steps * IMAGE_STEP * len(made.labels) + MODEL_STEP * BATCH)

@@ -47,7 +47,7 @@ def work(settings: dict[str, Any], data: Federation, records: int) -> tuple[Meth
     run, site = parse_run(settings), with_rows(data.sites[0], slice(records))
     training = Training.begin(run, site.classes, site.fingerprint, site.train.features.shape[1])
     with tempfile.TemporaryDirectory() as folder:
-        task = Task(run, NodeConfig(state_dir=folder), "0", site, question=training.question())
+        task = Task(run, NodeConfig(state_dir=folder), "0", site, payload=training.payload())
         task = replace(task, info={"round": 1, "lineage": "cost"})
         started = time.process_time()
         made = site_function(run.plan.combination)(task)

@@ -48,7 +48,7 @@ def main() -> None:
         if options.only in ("", "relearn"):
             columns = ("released", "s", "processor s")
             title = f"coordinator relearn RUN --without 3, CIFAR-10 features, {options.sites} sites"
-            report("statistics-relearn", title, columns, leave(options.sites, fixed))
+            report("statistics-relearn", title, columns, charge_and_release(options.sites, fixed))
         if options.only in ("", "pacs"):
             weights = str(shared("weights/mobilenet_v2-imagenet.safetensors"))
             images = {"data": "parquet", "data-dir": str(shared("data/pacs")), "dataset": "photo,sketch"}
@@ -75,7 +75,7 @@ def sweep(sites: int, seeds: int, varied: str, own: str, fixed: Mapping[str, Any
     return rows
 
 
-def leave(sites: int, fixed: Mapping[str, Any]) -> list[tuple[str, float, float]]:
+def charge_and_release(sites: int, fixed: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     """Seconds to learn the head again without a site: files, checks and arithmetic, in a process that has learned before."""
     rows = []
     for name, own in LEFT:

@@ -77,9 +77,9 @@ def _answer(message: Message, context: Context, work: str) -> Message:
     """Do the work; on a failure report only a code to the coordinator, and write the details to this site's own log."""
     reported: dict[str, ConfigRecordValues] = {"status": "internal"}
     try:
-        from client_app.requests import answer, introduce
+        from client_app.requests import answer, identify_site
 
-        node, site = introduce(context.node_config, context.node_id)
+        node, site = identify_site(context.node_config, context.node_id)
         reported["site"] = site
         return Message(answer(work, message.content, context.run_config, str(context.run_id), node, site), reply_to=message)
     except FedSurrogateError as error:

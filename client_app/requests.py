@@ -17,7 +17,7 @@ from client_app.audit.output import check_attacks
 from client_app.features.site_features import SiteFeatures, check_addressee, load_site, site_name
 from client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
 from client_app.governance.policy import policy_of
-from client_app.governance.release import SurrogateRequest, entry, leave, prepare
+from client_app.governance.release import SurrogateRequest, charge_and_release, entry, prepare
 from client_app.governance.sealed_only import check_counting, check_work, in_clear
 from client_app.governance.site_limits import SiteLimits
 from client_app.governance.uncharged import without_records
@@ -54,7 +54,7 @@ log = logging.getLogger("fedsurrogate.site")
 
 
 @dataclass(frozen=True)
-class Asked:
+class SiteRequest:
     """A request: a message, and the site that received it."""
 
     content: Record
@@ -64,7 +64,7 @@ class Asked:
     flower_run: str
 
 
-def introduce(node_config: Mapping[str, Scalar], node_id: int) -> tuple[NodeConfig, str]:
+def identify_site(node_config: Mapping[str, Scalar], node_id: int) -> tuple[NodeConfig, str]:
     """This site's own settings, and its name. Raises ConfigError."""
     node = parse_node_config(node_config)
     return node, site_name(node, node_id)
@@ -81,15 +81,15 @@ def answer(
     check_work(policy, run.settings.fedpft.seal, node.peers, work)
     check_counting(run, work)
     # Check form and size before reading the content, and count the request before work that takes time.
-    _, asked = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
+    _, request = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
     admit(run, node, policy, flower_run)
-    before = check_receipts(node, asked.get("receipts", ""))
+    before = check_receipts(node, request.get("receipts", ""))
     if work != "name":
         # Before any work, and before records are looked at: settings and installed software alone decide this.
         check_packages(packages_of(run, node))
     with _one_by_one(node, site) if run.settings.secure_sum else nullcontext():
         try:
-            payload, reported = WORK[work](Asked(content, run, node, site, flower_run))
+            payload, reported = WORK[work](SiteRequest(content, run, node, site, flower_run))
         except DisputeError as error:
             # Places in the coordinator's own key list say whom this site does not accept; no text leaves.
             log.error("%s: %s", error.code, error)
@@ -105,19 +105,19 @@ def _one_by_one(node: NodeConfig, site: str) -> AbstractContextManager[object]:
     return FileLock(node.state / "sums" / f"{site}.lock")
 
 
-def _surrogate(asked: Asked) -> Answer:
-    run, node, site = asked.run, asked.node, asked.site
-    question, info = from_record(asked.content, LARGEST_MODEL)
+def _surrogate(request: SiteRequest) -> Answer:
+    run, node, site = request.run, request.node, request.site
+    payload, info = from_record(request.content, LARGEST_MODEL)
     if info.get("run") != run.digest:
         raise SurrogateError(f"a request for run {info.get('run')!r}, but these settings are run {run.digest!r}")
-    gate = open_gate(node, run.settings.data, asked.flower_run)
-    prepared = prepare(SurrogateRequest(run, node, site, asked.flower_run, question, info), gate)
+    gate = open_gate(node, run.settings.data, request.flower_run)
+    prepared = prepare(SurrogateRequest(run, node, site, request.flower_run, payload, info), gate)
     check_attacks(run, node, gate.policy)
     reported: Info = {"simulated": prepared.found.simulated, **prepared.answer}
     if not (run.settings.epsilon or run.settings.secure_sum) or prepared.found.simulated:
         # The duration of the work reveals the number of records, and in a private run no exact number may leave.
         reported |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
-    leave(gate, prepared.release, _staged(prepared.keep, prepared.must_keep), prepared.guard)
+    charge_and_release(gate, prepared.release, _staged(prepared.keep, prepared.must_keep), prepared.guard)
     return prepared.payload, reported
 
 
@@ -139,9 +139,9 @@ def _staged(keep: Mapping[Path, bytes], must_keep: bool) -> dict[Path, Path]:
     return staged
 
 
-def _introduction(asked: Asked) -> Answer:
-    run, node, site = asked.run, asked.node, asked.site
-    gate = open_gate(node, run.settings.data, asked.flower_run)
+def _introduction(request: SiteRequest) -> Answer:
+    run, node, site = request.run, request.node, request.site
+    gate = open_gate(node, run.settings.data, request.flower_run)
     gate.check_request(run)
     found = without_records(run, node) if is_protected(run.private, node) else load_site(run, node, gate.policy.cache_mib)
     dimension = found.train.features.shape[1]
@@ -152,19 +152,19 @@ def _introduction(asked: Asked) -> Answer:
         limits = SiteLimits(smallest_class=gate.smallest_class(run.plan.mechanism_name))
         reported["classes"] = json.dumps(Task(run, node, site, found, limits).classes)
         if not found.simulated:
-            gate.let_out(entry(run, asked.flower_run, MethodOutput(str(reported["classes"]).encode())))
+            gate.let_out(entry(run, request.flower_run, MethodOutput(str(reported["classes"]).encode())))
     if run.settings.fedpft.seal:
         reported["key"] = public_key(private_key(node, site)).hex()
     if run.settings.secure_sum:
-        _, info = from_record(asked.content, 0)
-        reported["key"] = sum_keys(Step(run, node, site, asked.flower_run, None, info))
+        _, info = from_record(request.content, 0)
+        reported["key"] = sum_keys(Step(run, node, site, request.flower_run, None, info))
     return None, reported
 
 
-def _head(asked: Asked) -> Answer:
-    run, node, site = asked.run, asked.node, asked.site
-    _, info = from_record(asked.content, 0)
-    gate = open_gate(node, run.settings.data, asked.flower_run)
+def _head(request: SiteRequest) -> Answer:
+    run, node, site = request.run, request.node, request.site
+    _, info = from_record(request.content, 0)
+    gate = open_gate(node, run.settings.data, request.flower_run)
     gate.check_request(run)
     if run.settings.epsilon or run.settings.fedpft.seal or run.settings.secure_sum:
         raise PolicyError(
@@ -178,30 +178,30 @@ def _head(asked: Asked) -> Answer:
     made = MethodOutput(
         pack_classifier(kept_head(Task(run, node, site, load_site(run, node, gate.policy.cache_mib), info=info)))
     )
-    gate.let_out(entry(run, asked.flower_run, made))
+    gate.let_out(entry(run, request.flower_run, made))
     return made.payload, {}
 
 
-def _step(asked: Asked, work: Callable[[Step], Answer]) -> Answer:
+def _step(request: SiteRequest, work: Callable[[Step], Answer]) -> Answer:
     """One step of a secure sum that depends on no record."""
-    payload, info = from_record(asked.content, LARGEST_MODEL)
-    return work(Step(asked.run, asked.node, asked.site, asked.flower_run, payload, info))
+    payload, info = from_record(request.content, LARGEST_MODEL)
+    return work(Step(request.run, request.node, request.site, request.flower_run, payload, info))
 
 
-def _evaluation(asked: Asked) -> Answer:
-    run, node = asked.run, asked.node
-    gate = open_gate(node, run.settings.data, asked.flower_run)
+def _evaluation(request: SiteRequest) -> Answer:
+    run, node = request.run, request.node
+    gate = open_gate(node, run.settings.data, request.flower_run)
     gate.check_request(run)
-    _keep(asked, gate)
+    _keep(request, gate)
     if node.data and (gate.policy.limits_attacks or not gate.exact_numbers_may_leave(run.hides_sites)):
         # No result may leave, so none is computed. In a private run the model is checked; a generator is kept in any.
         if run.settings.epsilon or run.plan.combination.keeps_result:
             unread = is_protected(run.private, node) or not run.settings.epsilon
             found = without_records(run, node) if unread else load_site(run, node, gate.policy.cache_mib)
-            _judge(asked, found, gate)
+            _evaluate_model(request, found, gate)
         return None, {}
     found = load_site(run, node, gate.policy.cache_mib)
-    reported = _judge(asked, found, gate)
+    reported = _evaluate_model(request, found, gate)
     log.info(
         "the model of run %s classifies %s of %s test records of this site correctly",
         run.digest,
@@ -209,31 +209,31 @@ def _evaluation(asked: Asked) -> Answer:
         reported["tested"],
     )
     if not found.simulated:
-        gate.let_out(entry(run, asked.flower_run, MethodOutput(json.dumps(reported).encode())))
+        gate.let_out(entry(run, request.flower_run, MethodOutput(json.dumps(reported).encode())))
     return None, reported | {"simulated": found.simulated}
 
 
-def _keep(asked: Asked, gate: Gate) -> None:
+def _keep(request: SiteRequest, gate: Gate) -> None:
     """Keep the signed model that came with this request, at a site with its own data. It depends on no record."""
-    payload, info = from_record(asked.content, LARGEST_MODEL)
-    if asked.node.data and (model := received_model(payload, info)) is not None:
-        if (model.manifest.run, model.manifest.flower_run) != (asked.run.digest, asked.flower_run):
-            raise SurrogateError(f"a signed model of run {model.manifest.run!r}, in a request of {asked.run.digest!r}")
-        keep_received(asked.node, model, any(e.get("flower_run") == asked.flower_run for e in gate.ledger.entries()))
+    payload, info = from_record(request.content, LARGEST_MODEL)
+    if request.node.data and (model := received_model(payload, info)) is not None:
+        if (model.manifest.run, model.manifest.flower_run) != (request.run.digest, request.flower_run):
+            raise SurrogateError(f"a signed model of run {model.manifest.run!r}, in a request of {request.run.digest!r}")
+        keep_received(request.node, model, any(e.get("flower_run") == request.flower_run for e in gate.ledger.entries()))
 
 
-def _judge(asked: Asked, found: SiteFeatures, gate: Gate) -> Info:
+def _evaluate_model(request: SiteRequest, found: SiteFeatures, gate: Gate) -> Info:
     """Evaluate the received model on this site's own test records."""
-    payload, _ = from_record(asked.content, LARGEST_MODEL)
-    return evaluate(Task(asked.run, asked.node, asked.site, found, question=payload), gate, asked.flower_run)
+    payload, _ = from_record(request.content, LARGEST_MODEL)
+    return evaluate(Task(request.run, request.node, request.site, found, payload=payload), gate, request.flower_run)
 
 
-def _comparison(asked: Asked) -> Answer:
-    run, node, site = asked.run, asked.node, asked.site
+def _comparison(request: SiteRequest) -> Answer:
+    run, node, site = request.run, request.node, request.site
     check_comparable(node)
-    payload, info = from_record(asked.content, LARGEST_MODEL)
+    payload, info = from_record(request.content, LARGEST_MODEL)
     if run.plan.combination.personal:
-        model = own_classifier(Task(run, node, site, load_site(run, node, policy_of(node).cache_mib), question=payload))
+        model = own_classifier(Task(run, node, site, load_site(run, node, policy_of(node).cache_mib), payload=payload))
     else:
         model = received_classifier(payload, "" if run.plan.counts else run.digest)
     return None, compare(model, run, node, baselines=info.get("brief") is not True)
@@ -254,14 +254,14 @@ def _open_log(node: NodeConfig) -> None:
     log.setLevel(logging.INFO)
 
 
-WORK: dict[str, Callable[[Asked], Answer]] = {
+WORK: dict[str, Callable[[SiteRequest], Answer]] = {
     # The name only, which every reply contains.
-    "name": lambda asked: (None, {}),
+    "name": lambda request: (None, {}),
     "surrogate": _surrogate,
     "introduction": _introduction,
-    "sum-shares": lambda asked: _step(asked, sum_shares),
-    "sum-list": lambda asked: _step(asked, sum_list),
-    "sum-open": lambda asked: _step(asked, sum_open),
+    "sum-shares": lambda request: _step(request, sum_shares),
+    "sum-list": lambda request: _step(request, sum_list),
+    "sum-open": lambda request: _step(request, sum_open),
     "head": _head,
     "evaluation": _evaluation,
     "comparison": _comparison,

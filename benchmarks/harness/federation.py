@@ -289,9 +289,9 @@ def _in_rounds(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
     while training.round < run.trained.rounds:
         reported: Info = {"round": training.round + 1, "lineage": training.lineage}
         reported["confirmed"] = training.round
-        question = training.question()
+        question = training.payload()
         started = time.perf_counter()
-        made = [site_function(run.plan.combination)(replace(task, question=question, info=reported)) for task in tasks]
+        made = [site_function(run.plan.combination)(replace(task, payload=question, info=reported)) for task in tasks]
         seconds += time.perf_counter() - started
         for each in made:
             _keep(each.keep)
@@ -333,7 +333,7 @@ def _shared(training: Training) -> Classifier:
 def _personal(model: Classifier, tasks: Sequence[Task]) -> list[Classifier]:
     """The model that each site makes for itself of the one of all sites."""
     question = pack_classifier(model)
-    return [imported(task.run.plan.combination.personal)(replace(task, question=question)) for task in tasks]
+    return [imported(task.run.plan.combination.personal)(replace(task, payload=question)) for task in tasks]
 
 
 def _generator(training: Training) -> Generator:
@@ -345,7 +345,7 @@ def _along(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
     heads = []
     for number, task in enumerate(tasks, start=1):
         reported: Info = {"hop": number, "lineage": "harness", "classes": json.dumps(data.classes)}
-        asked = replace(task, question=relay, info=reported)
+        asked = replace(task, payload=relay, info=reported)
         made = site_function(run.plan.combination)(asked)
         _keep(made.keep)
         relay = made.payload

@@ -64,7 +64,7 @@ class Denoiser(nn.Module):
         self.time = nn.Sequential(nn.Linear(64, condition), nn.SiLU(), nn.Linear(condition, condition))
         self.feature = nn.Linear(dimension, condition)
         self.none = nn.Parameter(torch.zeros(condition))
-        self.enter, self.leave = nn.Conv2d(12, width, 3, padding=1), nn.Conv2d(width, 12, 3, padding=1)
+        self.enter, self.charge_and_release = nn.Conv2d(12, width, 3, padding=1), nn.Conv2d(width, 12, 3, padding=1)
         self.down = nn.ModuleList([Block(width, width, condition), Block(width, 2 * width, condition)])
         self.middle = nn.ModuleList([Block(2 * width, 2 * width, condition) for _ in range(2)])
         self.up = nn.ModuleList([Block(4 * width, width, condition), Block(2 * width, width, condition)])
@@ -81,7 +81,7 @@ class Denoiser(nn.Module):
             hidden = block(hidden, condition)
         hidden = self.up[0](torch.cat([hidden, narrow], 1), condition)
         hidden = self.up[1](torch.cat([f.interpolate(hidden, scale_factor=2.0), wide], 1), condition)
-        return f.pixel_shuffle(self.leave(hidden), 2)
+        return f.pixel_shuffle(self.charge_and_release(hidden), 2)
 
 
 def signal_and_noise(times: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,9 +51,9 @@ def generator_of(run: Run, node: NodeConfig, found: SiteFeatures) -> AnyGenerato
     with tempfile.TemporaryDirectory(prefix="audit-") as name:
         here = node.model_copy(update={"state_dir": name})
         for number in range(1, run.rounds + 1):
-            question = pack_parameters(Parameters(header, number, tensors))
+            payload = pack_parameters(Parameters(header, number, tensors))
             info = {"round": number, "confirmed": number - 1, "lineage": "audit"}
-            made = site_function(run.plan.combination)(Task(run, here, "audit", found, question=question, info=info))
+            made = site_function(run.plan.combination)(Task(run, here, "audit", found, payload=payload, info=info))
             for file, content in made.keep.items():
                 replace_file(file, content)
             reply = unpack_parameters(made.payload).tensors

@@ -80,13 +80,13 @@ def site_name(node: NodeConfig, node_id: int) -> str:
     return str(node.partition_id) if node.num_partitions > 1 else f"node-{node_id}"
 
 
-def check_addressee(question: Record, site: str) -> None:
+def check_addressee(request: Record, site: str) -> None:
     """Raise ConfigError if the coordinator registered this site's key under another name: it would refuse the reply.
 
     So nothing is charged for a refused reply. The check depends on the request and the site's settings only. A coordinator
     without a table of registered sites sends no names.
     """
-    info = question.config_records.get(INFO)
+    info = request.config_records.get(INFO)
     registered = site if info is None else info.get("site", site)
     if registered != site:
         raise ConfigError(

@@ -24,7 +24,7 @@ from common.privacy.accounting import GaussianEvent
 from common.privacy.privacy_filter import PrivacyFilter, composed
 
 # Noise calibrated to a budget may give an epsilon that is larger in the last digit.
-ROUNDING = 1 + 1e-9
+EPSILON_TOLERANCE = 1 + 1e-9
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ def runs_left(entries: Sequence[Entry], plan: Sequence[GaussianEvent], budget: B
     shares = [(rule.renyi_share(earlier), rule.renyi_share(plan))]
     if _exact(entries) and all(event.sample_rate == 1 for event in [*earlier, *plan]):
         shares.append((rule.gaussian_share(earlier), rule.gaussian_share(plan)))
-    most = max(math.floor((ROUNDING - used) / each) if each < math.inf else 0 for used, each in shares)
+    most = max(math.floor((EPSILON_TOLERANCE - used) / each) if each < math.inf else 0 for used, each in shares)
     if most < 1 and not earlier:
-        return int(composed(tuple(plan), rule.delta) <= rule.epsilon * ROUNDING)
+        return int(composed(tuple(plan), rule.delta) <= rule.epsilon * EPSILON_TOLERANCE)
     return max(0, most)
 
 
@@ -82,7 +82,7 @@ def check_budget(entries: list[Entry], release: Release, budget: Budget) -> floa
     this: Entry = {"kind": "release", **asdict(release)}
     _check_plan(entries, this)
     total = spent([*entries, this], budget)
-    if total > budget.epsilon_total * ROUNDING:
+    if total > budget.epsilon_total * EPSILON_TOLERANCE:
         raise BudgetError(
             f"epsilon-total = {budget.epsilon_total:g} at delta {budget.delta:g}: {spent(entries, budget):.4g} is spent, "
             f"with this release it would be {total:.4g}"
@@ -90,7 +90,7 @@ def check_budget(entries: list[Entry], release: Release, budget: Budget) -> floa
     run = (*events_of(entries, release.flower_run), *release.events)
     # The Renyi bound is fast; the exact number accepts every run that this bound accepts.
     loosely = PrivacyFilter(budget.epsilon_per_run, release.delta / 2, release.delta).renyi_share(run) <= 1
-    if not loosely and (in_run := composed(run, release.delta)) > budget.epsilon_per_run * ROUNDING:
+    if not loosely and (in_run := composed(run, release.delta)) > budget.epsilon_per_run * EPSILON_TOLERANCE:
         raise BudgetError(f"epsilon-per-run = {budget.epsilon_per_run:g}: this run's releases would spend {in_run:.4g}")
     return total
 
@@ -105,9 +105,9 @@ def _check_plan(entries: Sequence[Entry], this: Entry) -> None:
             f"run {this['flower_run']} began with the settings {before[0]['run']}, this release has {this['run']}: the "
             "noise of a run is fixed when it begins; start another run"
         )
-    if _opens(this):
+    if _is_opening_round(this):
         raise BudgetError(f"run {this['flower_run']} has begun, and its first round can be released only once")
-    steps = [entry for entry in before if not _opens(entry)]
+    steps = [entry for entry in before if not _is_opening_round(entry)]
     if steps and list(this["events"]) != list(steps[0]["events"]):
         raise BudgetError(f"round {this['round']} of run {this['flower_run']} has other noise than the rounds before it")
 
@@ -120,17 +120,17 @@ def _exact(entries: Sequence[Entry]) -> bool:
     first, *later = private
     if first["kind"] == "decision" or _plan_is_gaussian(first):
         return all(event["sample_rate"] == 1 for entry in private for event in entry["events"])
-    return all(entry.get("run") == first["run"] and not _opens(entry) for entry in later)
+    return all(entry.get("run") == first["run"] and not _is_opening_round(entry) for entry in later)
 
 
 def _plan_is_gaussian(first: Entry) -> bool:
     """Whether no round of the run that begins with this release samples records. Older entries lack `sample_rate`."""
-    return float(first.get("sample_rate", 0.0 if _opens(first) else 1.0)) == 1 and all(
+    return float(first.get("sample_rate", 0.0 if _is_opening_round(first) else 1.0)) == 1 and all(
         event["sample_rate"] == 1 for event in first["events"]
     )
 
 
-def _opens(entry: Entry) -> bool:
+def _is_opening_round(entry: Entry) -> bool:
     """Whether a release is the first round of a generative method, the only round with another cost."""
     return entry["kind"] == "release" and _has_opening(entry["method"]) and entry["round"] == 1
 

@@ -24,7 +24,7 @@ from common.settings import DataKind
 from common.wire.records import Info
 
 # A third is written with any number of digits.
-ROUNDING = 1e-3
+SHARE_TOLERANCE = 1e-3
 
 
 class Gate:
@@ -73,7 +73,7 @@ class Gate:
         check_sealed_run(policy, run.settings.fedpft.seal, self._peers)
         if policy.require_secure_sum and not run.settings.secure_sum:
             raise PolicyError("require-secure-sum = true: the run would show this site's part alone (secure-sum = false)")
-        if run.settings.secure_sum and run.settings.colluding < policy.smallest_colluding - ROUNDING:
+        if run.settings.secure_sum and run.settings.colluding < policy.smallest_colluding - SHARE_TOLERANCE:
             raise PolicyError(
                 f"smallest-colluding = {policy.smallest_colluding:.4g}: the run is safe only against colluding = "
                 f"{run.settings.colluding:.4g} of the sites; it needs at least that share"

@@ -34,7 +34,7 @@ class SurrogateRequest:
     node: NodeConfig
     site: str
     flower_run: str
-    question: bytes | None = None
+    payload: bytes | None = None
     info: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -74,7 +74,7 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
         named = max(len(found.classes), len(run.settings.classes))
         gate.check_size(run.plan.work, found.train.features.shape[1], named)
         started = time.perf_counter()
-        task = Task(run, node, request.site, found, limits, request.question, request.info)
+        task = Task(run, node, request.site, found, limits, request.payload, request.info)
         return site_function(run.plan.combination)(task), task.round, time.perf_counter() - started
 
     if is_protected(run.private, node):
@@ -135,7 +135,7 @@ def site_function(combination: Combination) -> Callable[[Task], MethodOutput]:
     return function
 
 
-def leave(
+def charge_and_release(
     gate: Gate,
     release: Release,
     staged: Mapping[Path, Path],

@@ -19,7 +19,7 @@ IN_CLEAR: dict[str, tuple[str, ...]] = {
     "surrogate": ("simulated",),
 }
 # Requests of a run that counts, and the further ones if it is a secure sum.
-COUNTS, SUMS_COUNTS = ("name", "surrogate"), ("introduction", "sum-shares", "sum-list", "sum-open")
+COUNTING_REQUESTS, SUMMED_COUNTING_REQUESTS = ("name", "surrogate"), ("introduction", "sum-shares", "sum-list", "sum-open")
 
 
 def check_sealed_run(policy: Policy, sealed: bool, peers: str) -> None:
@@ -47,7 +47,7 @@ def check_work(policy: Policy, sealed: bool, peers: str, work: str) -> None:
 
 def check_counting(run: Run, work: str) -> None:
     """Raise PolicyError for a request that a run which only counts does not need."""
-    if run.plan.counts and work not in (*COUNTS, *(SUMS_COUNTS if run.settings.secure_sum else ())):
+    if run.plan.counts and work not in (*COUNTING_REQUESTS, *(SUMMED_COUNTING_REQUESTS if run.settings.secure_sum else ())):
         raise PolicyError(f"counting.kind = {run.settings.counting.kind!r}: such a run makes no request for {work!r}")
 
 

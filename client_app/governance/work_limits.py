@@ -25,7 +25,7 @@ UNLIMITED = 10**12
 HOUR, DAY = 3600.0, 86_400.0
 # Number of runs whose first request is stored; the oldest are deleted first.
 RUNS_KEPT = 10_000
-COUNTS = "requests.json"
+REQUESTS_FILE = "requests.json"
 
 
 class WorkLimits(Section):
@@ -63,12 +63,16 @@ NO_WORK_LIMITS: dict[str, Any] = {
 def check_work(run: Run, limits: WorkLimits) -> None:
     """Raise PolicyError for settings that need more work or memory than the limits allow."""
     work = run.plan.work(len(run.settings.classes), 0)
-    _hold(limits, most_classes=len(run.settings.classes), longest_class_name=max(map(len, run.settings.classes), default=0))
-    _hold(limits, largest_image_size=run.settings.image_size, most_rounds=work.rounds)
+    _check_limits(
+        limits, most_classes=len(run.settings.classes), longest_class_name=max(map(len, run.settings.classes), default=0)
+    )
+    _check_limits(limits, largest_image_size=run.settings.image_size, most_rounds=work.rounds)
     if run.settings.backbone in ("pixels", "pixels:rgb"):
-        _hold(limits, largest_dimension=(3 if run.settings.backbone == "pixels:rgb" else 1) * run.settings.image_size**2)
-    _hold(limits, most_steps=work.steps, most_passes=work.passes, largest_width=work.width)
-    _hold(limits, most_components=work.components, largest_rank=work.rank, most_synthetic=work.synthetic)
+        _check_limits(
+            limits, largest_dimension=(3 if run.settings.backbone == "pixels:rgb" else 1) * run.settings.image_size**2
+        )
+    _check_limits(limits, most_steps=work.steps, most_passes=work.passes, largest_width=work.width)
+    _check_limits(limits, most_components=work.components, largest_rank=work.rank, most_synthetic=work.synthetic)
 
 
 def check_size(work: Work, limits: WorkLimits, dimension: int, classes: int) -> None:
@@ -76,8 +80,8 @@ def check_size(work: Work, limits: WorkLimits, dimension: int, classes: int) -> 
 
     Called as soon as the dimension is known; the backbone decides it, not the data.
     """
-    _hold(limits, largest_dimension=dimension, most_classes=classes)
-    _hold(limits, most_synthetic=work.synthetic, most_numbers=work.numbers)
+    _check_limits(limits, largest_dimension=dimension, most_classes=classes)
+    _check_limits(limits, most_synthetic=work.synthetic, most_numbers=work.numbers)
 
 
 def admit(run: Run, node: NodeConfig, limits: WorkLimits, flower_run: str) -> None:
@@ -90,7 +94,7 @@ def admit(run: Run, node: NodeConfig, limits: WorkLimits, flower_run: str) -> No
         return
     from filelock import FileLock
 
-    file, now = node.state / COUNTS, time.time()
+    file, now = node.state / REQUESTS_FILE, time.time()
     features = hashlib.sha256(repr((run.settings.backbone, run.settings.image_size)).encode()).hexdigest()[:16]
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -105,8 +109,8 @@ def _counted(counts: dict[str, Any], features: str, limits: WorkLimits, flower_r
     first, number = counts["runs"].get(flower_run, (now, 0))
     recent = [at for at in counts["requests"] if now - HOUR < at <= now]
     extractions = {key: at for key, at in counts["extractions"].items() if now - DAY < at <= now or key == features}
-    _hold(limits, most_seconds=max(0.0, now - first), requests_per_run=number + 1, requests_per_hour=len(recent) + 1)
-    _hold(limits, extractions_per_day=len(extractions | {features: now}))
+    _check_limits(limits, most_seconds=max(0.0, now - first), requests_per_run=number + 1, requests_per_hour=len(recent) + 1)
+    _check_limits(limits, extractions_per_day=len(extractions | {features: now}))
     runs = counts["runs"] | {flower_run: (first, number + 1)}
     kept = sorted(runs.items(), key=lambda item: item[1][0])[-RUNS_KEPT:]
     return {"runs": dict(kept), "requests": [*recent, now], "extractions": extractions | {features: now}}
@@ -123,7 +127,7 @@ def _read_counts(file: Any) -> dict[str, Any]:
         return empty
 
 
-def _hold(limits: WorkLimits, **asked: float) -> None:
+def _check_limits(limits: WorkLimits, **asked: float) -> None:
     """Raise PolicyError for the first value above the limit of the same name."""
     for name, value in asked.items():
         if value > (allowed := getattr(limits, name)):

@@ -24,8 +24,8 @@ def pass_on(task: Task, step: Step) -> MethodOutput:
     Raises SealError for a relay that was changed, or was not sealed for this site; and as `step`.
     """
     sealed = task.run.settings.fedpft.seal
-    question = _opened(task) if sealed and task.question is not None else task.question
-    made, head = step(replace(task, question=question))
+    payload = _opened(task) if sealed and task.payload is not None else task.payload
+    made, head = step(replace(task, payload=payload))
     if sealed:
         named = str(task.info.get("readers", "")).split(",")
         readers = {name: key for name, key in _keys(task).items() if name in named}
@@ -46,9 +46,9 @@ def _opened(task: Task) -> bytes:
     sender, keys = str(task.info.get("sender", "")), _keys(task)
     if sender not in keys:
         raise SealError(f"a sealed relay from {sender[:64]!r}, whose key was not received")
-    assert task.question is not None
+    assert task.payload is not None
     context = _context(task, sender, task.info.get("sent-hop"))
-    return open_sealed(task.question, task.site, private_key(task.node, task.site), keys[sender], context)
+    return open_sealed(task.payload, task.site, private_key(task.node, task.site), keys[sender], context)
 
 
 def _keys(task: Task) -> dict[str, bytes]:

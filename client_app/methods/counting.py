@@ -141,7 +141,7 @@ def _log_odds(scores: Tensor, index: int) -> Tensor:
 
 def _received(task: Task) -> Classifier:
     """The model of the request. Raises SurrogateError unless it is the one that the settings name; depends on no record."""
-    if hashlib.sha256(task.question or b"").hexdigest() != task.run.settings.counting.digest:
+    if hashlib.sha256(task.payload or b"").hexdigest() != task.run.settings.counting.digest:
         raise SurrogateError("the model is not the one that counting.digest names")
     model = checked_classifier(task)
     if model.header.classes != task.run.settings.classes:

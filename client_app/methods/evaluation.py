@@ -50,7 +50,7 @@ def received_classifier(payload: bytes | None, run: str) -> Classifier:
 def checked_classifier(task: Task) -> Classifier:
     """The received model. Raises SurrogateError unless it is for this run and this site's backbone."""
     # The digest in the settings of an evaluation names the model, which is that of another run.
-    model = received_classifier(task.question, "" if task.run.plan.counts else task.run.digest)
+    model = received_classifier(task.payload, "" if task.run.plan.counts else task.run.digest)
     if task.found.fingerprint != model.header.fingerprint:
         raise SurrogateError(f"a model for backbone {model.header.fingerprint!r}, this site has {task.found.fingerprint!r}")
     if model.dimension != (own := task.found.test.features.shape[1]):

@@ -59,7 +59,7 @@ def class_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     The request has a public map, applied to the features first; it may change their dimension d.
     Under privacy a unit adds a vector of norm at most one to each.
     """
-    public, classes = unpack_map(task.question or b""), task.run.settings.classes
+    public, classes = unpack_map(task.payload or b""), task.run.settings.classes
     names = {each.name for each in task.run.plan.combination.sums}
     if task.run.mechanism is not None:
         return _bounded(task, public, classes, names)

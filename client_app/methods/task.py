@@ -35,7 +35,7 @@ class Task:
     site: str
     found: SiteFeatures
     limits: SiteLimits = NO_LIMITS
-    question: bytes | None = None
+    payload: bytes | None = None
     info: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -84,9 +84,9 @@ class Task:
         """The model received for this round. Raises SurrogateError when there is none or it is of another run, and
         PolicyError for too many classes.
         """
-        if self.question is None:
+        if self.payload is None:
             raise SurrogateError("a round without a model")
-        model = unpack_parameters(self.question)
+        model = unpack_parameters(self.payload)
         if model.header.run != self.run.digest or model.header.fingerprint != self.found.fingerprint:
             raise SurrogateError(
                 f"a model of run {model.header.run!r} for backbone {model.header.fingerprint[:16]!r}; here it is run "

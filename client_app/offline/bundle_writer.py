@@ -12,7 +12,7 @@ from client_app.features.site_features import site_name
 from client_app.governance.entries import Release
 from client_app.governance.gate import check_receipts, new_receipt, open_gate
 from client_app.governance.ledger import Ledger
-from client_app.governance.release import SurrogateRequest, leave, prepare
+from client_app.governance.release import SurrogateRequest, charge_and_release, prepare
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import coordinator_key, private_key
 from common.errors import ConfigError, DataError, LedgerError, PolicyError
@@ -48,7 +48,7 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
         staged = stage_file(file, pack_bundle(request, site, prepared.payload, facts, key))
     except OSError as error:
         raise LedgerError(f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged") from None
-    leave(gate, prepared.release, {file: staged}, prepared.guard)
+    charge_and_release(gate, prepared.release, {file: staged}, prepared.guard)
     if receipt := new_receipt(node, before):
         # The receipt exists only after the charge. If it cannot be written, the bundle is valid without it.
         with suppress(OSError):

@@ -37,10 +37,10 @@ def masked_sum(task: Task) -> MethodOutput:
     state = store.read(run, task.node, name, task.site)
     sites = len(state.members)
     rules = rules_of(run.settings, sites)
-    delivered, packed = unpack_delivery(task.question)
+    delivered, packed = unpack_delivery(task.payload)
     if map_digest(packed) != state.public:
         raise SealError("the model, projection or centre of this secure sum is not what all sites have agreed on")
-    values, claim, kept = SiteSums(*load(combination.site_sums)(replace(task, question=packed)))
+    values, claim, kept = SiteSums(*load(combination.site_sums)(replace(task, payload=packed)))
     numbers = numbers_of(run, max(1, sites), task.round)
     whole = {each: numbers[each].encode(value) for each, value in values.items()}
     facts: dict[str, float] = {"members": sites, "colluding": rules.colluding, "fewest-in-the-sum": rules.least}

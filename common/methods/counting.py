@@ -19,8 +19,7 @@ from common.methods.method import (
     Summed,
     Work,
 )
-from common.privacy.mechanism import COUNTS as COUNTS_MECHANISM
-from common.privacy.mechanism import JOINT_SUMS, NoisySums
+from common.privacy.mechanism import JOINT_SUMS, NOISY_COUNTS, NoisySums
 from common.settings import CountingSettings, Settings
 
 DIGITS = 32
@@ -103,7 +102,7 @@ def _plan(tables: dict[str, str], work: Callable[[int, int], Work], judges: bool
     if settings.epsilon:
         counted = tables_of(own, len(settings.classes))
         privacy = NoisySums(
-            JOINT_SUMS if settings.secure_sum else COUNTS_MECHANISM,
+            JOINT_SUMS if settings.secure_sum else NOISY_COUNTS,
             settings.epsilon,
             settings.delta,
             {each.name: each.share for each in counted},

@@ -16,7 +16,7 @@ from common.models.parameters import Tensors
 # Number of records whose gradients are computed at a time.
 TOGETHER = 1024
 # A row of a gradient below this share of the whole gradient's norm is rounding error of 32-bit arithmetic.
-ROUNDING = 1e-6
+GRADIENT_ROUNDING = 1e-6
 
 
 def _unchanged(values: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def mismatch(synthetic: Sequence[Tensor], real: Sequence[Tensor], mse_weight: fl
     # A small constant under the root, because the derivative of a norm at zero is undefined.
     unlike = 1 - sums(a * b) / ((own + 1e-16) * (their + 1e-16)).sqrt()
     for squares in (own.detach(), their):
-        unlike = unlike * (squares > ROUNDING**2 * squares.sum())
+        unlike = unlike * (squares > GRADIENT_ROUNDING**2 * squares.sum())
     if noise:
         unlike = unlike * (1 - entries * noise**2 / their.clamp_min(1e-30)).clamp_min(0)
     total = (share * unlike).sum()

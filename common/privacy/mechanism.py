@@ -23,11 +23,11 @@ from common.privacy.accounting import (
 )
 
 # Names of mechanisms, as they stand in messages, ledgers and policies.
-SUMS, EM, THEOREM, SGD, COUNTS, JOINT_SUMS = "sums", "dp-em", "theorem-4.1", "dp-sgd", "counts", "secure-sums"
+SUMS, EM, THEOREM, SGD, NOISY_COUNTS, JOINT_SUMS = "sums", "dp-em", "theorem-4.1", "dp-sgd", "counts", "secure-sums"
 # In an entry of the ledger: exact counts, which the policy allows and which no guarantee covers.
 EXACT_COUNTS = "exact-counts"
 # Those whose noise hides which classes a site has.
-HIDE_CLASSES = frozenset({SUMS, EM, SGD, COUNTS, JOINT_SUMS})
+HIDE_CLASSES = frozenset({SUMS, EM, SGD, NOISY_COUNTS, JOINT_SUMS})
 # Those whose message has a size that depends on the noisy result: components above the noise, entries that are not zero.
 VARY_IN_SIZE = frozenset({EM, SGD})
 

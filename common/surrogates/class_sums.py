@@ -23,7 +23,7 @@ from common.surrogates.mixtures import Mixtures
 # A noisy count within this many standard deviations of zero may belong to a class that the site does not have.
 PRESENT = 2.0
 # Probability of refusing honest noise; relative tolerance for rounding of tables.
-FALSE_ALARM, ROUNDING = 1e-7, 1e-2
+FALSE_ALARM, TABLE_TOLERANCE = 1e-7, 1e-2
 # Records whose contributions are in memory at a time. Sums are exact, so that this number changes no bit of them.
 ROWS = 16 * 511
 
@@ -115,7 +115,7 @@ def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
     # The errors of a count and of a length are independent; `both` bounds the standard deviation of their sum.
     both, room = math.hypot(count_noise, sums.sigmas["sums"]), sums.sigmas["sums"] * math.sqrt(d)
     # Tables are sent in half precision.
-    excess = (sums.sums.double().norm(dim=1) - counts.clamp_min(0) * (1 + ROUNDING) - room).clamp_min(0)
+    excess = (sums.sums.double().norm(dim=1) - counts.clamp_min(0) * (1 + TABLE_TOLERANCE) - room).clamp_min(0)
     # A tighter bound for all classes together: the sum of the squared excesses is at most a chi-square.
     together = torch.full_like(counts[:1], both * (math.sqrt(classes) + tail))
     found = [
@@ -127,7 +127,7 @@ def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
         total = counts.sum().clamp_min(0) + tail * count_noise * math.sqrt(classes)
         longest = total + sums.sigmas["squares"] * (math.sqrt(len(sums.squares)) + tail)
         found.append(("second moments", sums.squares.double().norm()[None], longest[None]))
-    return [(name, length, most * (1 + ROUNDING) + ROUNDING) for name, length, most in found]
+    return [(name, length, most * (1 + TABLE_TOLERANCE) + TABLE_TOLERANCE) for name, length, most in found]
 
 
 def as_mixtures(sums: Sums) -> tuple[Mixtures, list[int]] | None:

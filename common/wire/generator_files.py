@@ -86,13 +86,13 @@ def write_synthetic_set(file: Path, generator: Generator, labels: Tensor, seed: 
 
     features = generator.draw(labels, torch.Generator().manual_seed(seed))
     counts = torch.bincount(labels, minlength=len(generator.header.classes)).tolist()
-    story = manifest | {
+    described = manifest | {
         "format": FORMAT,
         "kind": "synthetic embeddings",
         "seed": seed,
         "records": dict(zip(generator.header.classes, counts, strict=True)),
     }
-    metadata = {"manifest": json.dumps(story), "fingerprint": generator.header.fingerprint}
+    metadata = {"manifest": json.dumps(described), "fingerprint": generator.header.fingerprint}
     metadata["classes"] = ",".join(generator.header.classes)
     save_file({"x": features.half().contiguous(), "y": labels.contiguous()}, file, metadata)
     return features

@@ -264,12 +264,12 @@ class Chain(Federation):
         site.fate, site.reason, site.simulated = "used", "", info.get("simulated") is True
         walk.done.append(name)
         walk.sender, walk.sender_key, walk.sent_hop = name, group.keys[name], hop
-        story: dict[str, str | float] = {"site": name, "bytes": len(payload), "seconds": round(seconds, 3)}
+        step: dict[str, str | float] = {"site": name, "bytes": len(payload), "seconds": round(seconds, 3)}
         if (accuracy := share_in(info, "accuracy.model")) is not None:
-            story["accuracy"] = accuracy
-        walk.hops.append(story)
+            step["accuracy"] = accuracy
+        walk.hops.append(step)
         facts = {"bytes": site.bytes_up, "payload": len(payload), "seconds": seconds_in(info, "fit")}
-        self.recorder.event("replied", site=name, hop=hop, accuracy=story.get("accuracy"), **facts)
+        self.recorder.event("replied", site=name, hop=hop, accuracy=step.get("accuracy"), **facts)
 
     def _skip(self, walk: Walk, name: str, reason: str) -> None:
         walk.skipped.append(name)

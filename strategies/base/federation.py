@@ -229,7 +229,7 @@ class Federation(FlowerStrategy):
         site.fate, site.reason = "rejected", reason
         self.recorder.event("rejected", site=site.name, reason=reason, bytes=site.bytes_up, round=number)
 
-    def _heed(self, defended: Defended[Any], number: int | None = None) -> None:
+    def _apply_defence(self, defended: Defended[Any], number: int | None = None) -> None:
         """Record the sites with a capped weight and the excluded suspects. A suspect's surrogate stays stored."""
         nodes = {site.name: node for node, site in self.outcome.sites.items()}
         for name, share in defended.capped.items():

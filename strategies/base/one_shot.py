@@ -160,8 +160,8 @@ class OneShot(Federation, Generic[S]):
         """
         self.summary()
         self.recorder.event("invited", sites=len(found))
-        if (question := pack_question(self._centre)) is not None:
-            self.recorder.keep(CENTRE_FILE, question)
+        if (payload := pack_question(self._centre)) is not None:
+            self.recorder.keep(CENTRE_FILE, payload)
         taken = set[str]()
         for number, (source, content) in enumerate(found, 1):
             site = self.outcome.sites[number] = Site(name=source)
@@ -193,11 +193,11 @@ class OneShot(Federation, Generic[S]):
     def _questions(self, grid: Grid) -> Iterable[Message]:
         """The requests for surrogates, one for every connected site."""
         nodes = self._named(grid, self.invite(grid, self.deadline))
-        question, values = pack_question(self._centre), Info(run=self.config.digest)
-        if question is not None:
-            self.recorder.keep(CENTRE_FILE, question)
-            values["bytes"] = len(question)
-        return [self._message(MessageType.TRAIN, node, to_record(question, values)) for node in nodes]
+        payload, values = pack_question(self._centre), Info(run=self.config.digest)
+        if payload is not None:
+            self.recorder.keep(CENTRE_FILE, payload)
+            values["bytes"] = len(payload)
+        return [self._message(MessageType.TRAIN, node, to_record(payload, values)) for node in nodes]
 
     def _named(self, grid: Grid, nodes: list[int]) -> list[int]:
         """The nodes whose site can get the request. If receipts are kept, an unknown node without a registered name must
@@ -229,7 +229,7 @@ class OneShot(Federation, Generic[S]):
         )
         started = time.perf_counter()
         learned = self.learn(in_order(self._received.values()), config.settings.classes)
-        self._heed(learned.defended)
+        self._apply_defence(learned.defended)
         check_quorum(
             outcome.count("used"), len(outcome.sites), config.settings.sites, config.settings.quorum, reasons=outcome.reasons
         )

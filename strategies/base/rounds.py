@@ -189,27 +189,27 @@ class Rounds(Federation, Generic[R]):
             raise RunError(f"round {number}: {error}; continue from its checkpoint with resume") from None
         # The order of arrival must not matter: floating-point sums depend on the order.
         replies.sort(key=lambda reply: (len(reply.header.site), reply.header.site))
-        walked = self.absorb(training, replies)
+        step = self.absorb(training, replies)
         self.outcome.model = self.classifier(training)
         accuracy = None if self._grid is None else self._accuracy(self._grid)
-        story: dict[str, object] = {
+        facts: dict[str, object] = {
             "round": number,
             "accuracy": accuracy,
             "bytes_up": self._bytes_before + sum(site.bytes_up for site in sites.values()),
             "used": len(replies),
-            **walked,
+            **step,
         }
         if self.config.mechanism is not None:
-            story["epsilon"] = self.config.mechanism.epsilon_after(training.asked)
-        return story
+            facts["epsilon"] = self.config.mechanism.epsilon_after(training.asked)
+        return facts
 
     def _questions(self, training: Training, asked: Sequence[int]) -> list[Message]:
         """The requests of a round: the model, and for each site its last confirmed round."""
-        number, question = training.round + 1, training.question()
-        values: Info = {"run": self.config.digest, "round": number, "lineage": training.lineage, "bytes": len(question)}
+        number, payload = training.round + 1, training.payload()
+        values: Info = {"run": self.config.digest, "round": number, "lineage": training.lineage, "bytes": len(payload)}
 
         confirmed = {node: training.confirmed.get(self.outcome.sites[node].name, 0) for node in asked}
-        records = {node: to_record(question, values | {"confirmed": last}) for node, last in confirmed.items()}
+        records = {node: to_record(payload, values | {"confirmed": last}) for node, last in confirmed.items()}
         return [self._message(MessageType.TRAIN, node, record) for node, record in records.items()]
 
     def _replies(self, training: Training, asked: Sequence[int], answers: Iterable[Message]) -> tuple[list[R], set[int]]:

@@ -60,7 +60,7 @@ class Training:
             model = parameters_of(fresh(settings.kind, inputs, len(classes), settings.width, config.settings.seed))
         return cls(config, classes, fingerprint, inputs, model, {})
 
-    def question(self) -> bytes:
+    def payload(self) -> bytes:
         """Payload for the sites in the next round: the model and SCAFFOLD's control variate, if any."""
         control = {name: tensor for name, tensor in self.memory.items() if name.startswith(CONTROL)}
         return pack_parameters(Parameters(self.header(), self.round + 1, {**self.model, **control}))
@@ -131,8 +131,8 @@ class Training:
             kind, _, rest = key.partition(".")
             parts[kind][rest] = tensor.to(torch.float32)
         place = (tuple(state["classes"]), state["fingerprint"], state["inputs"])
-        story = (state["round"], state["asked"], state["lineage"], state["history"], state["confirmed"])
-        return cls(config, *place, parts["model"], parts["memory"], *story)
+        facts = (state["round"], state["asked"], state["lineage"], state["history"], state["confirmed"])
+        return cls(config, *place, parts["model"], parts["memory"], *facts)
 
 
 def read_kept(folder: str, name: str) -> bytes:

@@ -22,7 +22,7 @@ class SecureCounting(SecureSum):
         """There is no model to send to the sites."""
         return None
 
-    def _told_to_all(self, group: Group) -> tuple[bytes, int]:
+    def _agreed_payload(self, group: Group) -> tuple[bytes, int]:
         """The model that is evaluated, the same for all sites: a sum with zeros of all others would show one site's."""
         return evaluated_payload(self.config.settings.counting, self.recorder) or b"", group.dimension
 

@@ -60,6 +60,6 @@ class DPCVAE(SharedGenerator, Rounds[Parameters]):
             defended = cap_sums(replies, own.max_share, self.config.private)
         else:
             defended = defend_updates(replies, self.config.defence, own.max_share)
-        self._heed(defended, training.round + 1)
+        self._apply_defence(defended, training.round + 1)
         take_in(training, defended.kept)
         return {}

@@ -35,7 +35,7 @@ class Updates(Rounds[Parameters]):
     def defended(self, training: Training, replies: Sequence[Parameters]) -> list[Parameters]:
         """The updates of a round that the defence keeps, with capped weights. The run's events name the others."""
         defence = defend_updates(replies, self.config.defence, self.config.settings.max_share)
-        self._heed(defence, training.round + 1)
+        self._apply_defence(defence, training.round + 1)
         return defence.kept
 
 

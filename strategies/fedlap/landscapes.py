@@ -36,7 +36,7 @@ class Walked:
     at_edge: int
 
 
-def heeded(radii: Mapping[str, float]) -> dict[str, float]:
+def limited_radii(radii: Mapping[str, float]) -> dict[str, float]:
     """Radii by site. Radii far below the median are raised to a tenth of it."""
     floor = statistics.median(radii.values()) / FAR_BELOW
     return {site: max(radius, floor) for site, radius in radii.items()}
@@ -71,7 +71,7 @@ def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") ->
     )
     records, memory = _remembered(records, training.memory, settings.remembered(bool(training.config.settings.epsilon)))
     number = sets[0].round
-    radii = heeded({each.header.site: each.radius for each in sets})
+    radii = limited_radii({each.header.site: each.radius for each in sets})
     radius = common_radius(settings.rule, list(radii.values()), settings.trust_radius)
     changes = draws(settings.augment, stream(training.config.settings.seed, "fedlap", "coordinator", number))
     current, steps, edge = start, 0, 0

@@ -10,7 +10,7 @@ from common.surrogates.synthetic import Synthetic, check_synthetic
 from common.wire.model_proto import unpack_synthetic
 from strategies.base.rounds import Rounds
 from strategies.base.training import Training
-from strategies.fedlap.landscapes import has_finite_gradient, heeded, learn
+from strategies.fedlap.landscapes import has_finite_gradient, learn, limited_radii
 from strategies.robustness.defence import cap_records
 
 SHEETS = ("first", "middle", "last")
@@ -40,15 +40,15 @@ class FedLAP(Rounds[Synthetic]):
     def absorb(self, training: Training, replies: Sequence[Synthetic]) -> dict[str, object]:
         """Train the model on the sites' synthetic records, inside the common radius."""
         config, radii = self.config, {each.header.site: each.radius for each in replies}
-        raised = [site for site, radius in heeded(radii).items() if radius > radii[site]]
+        raised = [site for site, radius in limited_radii(radii).items() if radius > radii[site]]
         if raised:
             self.recorder.event("radius-raised", sites=raised, round=training.round + 1)
         defended = cap_records(replies, config.settings.max_share)
-        self._heed(defended, training.round + 1)
+        self._apply_defence(defended, training.round + 1)
         self._keep_sheets(training, replies)
-        walked = learn(training, defended.kept, self.device)
-        story = {"radius": walked.radius, "moved": walked.moved, "steps": walked.steps, "at_edge": walked.at_edge}
-        return {**story, "radii": radii}
+        step = learn(training, defended.kept, self.device)
+        facts = {"radius": step.radius, "moved": step.moved, "steps": step.steps, "at_edge": step.at_edge}
+        return {**facts, "radii": radii}
 
     def _keep_sheets(self, training: Training, replies: Sequence[Synthetic]) -> None:
         """Store the synthetic records of the first, middle and last round for inspection."""

@@ -49,7 +49,7 @@ class FedPFTChain(Chain):
             self.recorder.surrogate(surrogate.header.site, payload)
         self.outcome.surrogates = surrogates
         learned = learn(surrogates, config, self.device, config.settings.classes)
-        self._heed(learned.defended)
+        self._apply_defence(learned.defended)
         self.outcome.learned, self.outcome.model = learned, learned.head
         if config.settings.epsilon:
             return

@@ -91,7 +91,7 @@ class SecureRounds(SecureSum):
     def _key_list(self, keys: Mapping[str, str]) -> dict[str, Member]:
         return super()._key_list({name: key for name, key in keys.items() if name in (self._first or keys)})
 
-    def _told_to_all(self, group: Group) -> tuple[bytes, int]:
+    def _agreed_payload(self, group: Group) -> tuple[bytes, int]:
         """The round's model. With another one for a single site, the mean update would show that site's."""
         if self._training is None:
             self._training = Training.begin(self.config, group.classes, group.fingerprint, group.dimension)
@@ -100,7 +100,7 @@ class SecureRounds(SecureSum):
         if (training.fingerprint, training.inputs) != (group.fingerprint, group.dimension):
             raise RunError(f"the sites have another backbone ({group.fingerprint[:16]}) than in the first round")
         training.asked = self._number
-        return training.question(), group.dimension
+        return training.payload(), group.dimension
 
     def _learn(self, summed: list[str], numbers: Words) -> None:
         training = self._training

@@ -101,7 +101,7 @@ class SecureSum(Steps):
         group = self.introduce(self._grid, self.deadline)
         self._nodes, classes = dict(group.nodes), group.classes
         self._header = Header(self.config.settings.method, self.config.digest, "coordinator", group.fingerprint, classes)
-        self._public, dimension = self._told_to_all(group)
+        self._public, dimension = self._agreed_payload(group)
         self._shapes = shapes_of(self.config.plan, len(classes), dimension, self._number)
         self._members = self._key_list(group.keys)
         self._digest = list_digest(list(self._members.values()), self._context + sum_proto.map_digest(self._public))
@@ -179,7 +179,7 @@ class SecureSum(Steps):
         self._delivered = delivered
         return sorted(again)
 
-    def _told_to_all(self, group: Group) -> tuple[bytes, int]:
+    def _agreed_payload(self, group: Group) -> tuple[bytes, int]:
         """What all sites must receive alike before they compute their vectors, and the dimension of the features then."""
         self._map = read_map(self.config)
         try:

@@ -41,7 +41,7 @@ CREATE TRIGGER copy AFTER UPDATE OF content ON objects BEGIN INSERT INTO copies 
 
 
 @dataclass
-class Story:
+class Synthesis:
     """One run in which a site is lost after its keys, one after its masked vector, and one is restarted between two steps.
 
     Then one with all sites, and one that loses two of five sites after their keys. phase: the step of the restarted site.
@@ -89,7 +89,7 @@ def submit_and_lose(scene: Scene, *lost: str, held: str = "") -> str:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Synthesis]:
     home = tmp_path_factory.mktemp("sums")
     with patch("tests.e2e.hospitals.POLICY", POLICY), opened(home, *NAMES, keys=True) as scene:
         for name in NAMES:
@@ -118,7 +118,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             scene.restart(name)
         again = scene.result(submit(scene))
         few = scene.result(submit_and_lose(scene, "early", "vector"))
-        yield Story(result, folder, home, stopped_at, dropped, again, few)
+        yield Synthesis(result, folder, home, stopped_at, dropped, again, few)
 
 
 def activations(home: Path) -> int:
@@ -149,7 +149,7 @@ def vectors(home: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def test_the_sum_is_exactly_that_of_the_sites_that_count(story: Story) -> None:
+def test_the_sum_is_exactly_that_of_the_sites_that_count(story: Synthesis) -> None:
     _, names, numbers, _ = unpack_total((story.folder / "sum.pb").read_bytes())
     assert names == ("slow", "south", "vector", "west")
     assert (numbers == words(sum(vectors(story.home)[name] for name in names))).all()
@@ -157,19 +157,19 @@ def test_the_sum_is_exactly_that_of_the_sites_that_count(story: Story) -> None:
     assert story.result["sites"]["used"] == 4
 
 
-def test_lost_sites_are_named_with_the_step(story: Story) -> None:
+def test_lost_sites_are_named_with_the_step(story: Synthesis) -> None:
     assert story.dropped.keys() == {"early", "vector"}
     assert story.dropped["early"].startswith("lost after its keys")
     assert story.dropped["vector"].startswith("lost after its masked vector, which is in the sum")
 
 
-def test_a_site_that_restarts_between_two_steps_goes_on(story: Story) -> None:
+def test_a_site_that_restarts_between_two_steps_goes_on(story: Synthesis) -> None:
     assert story.phase == "shares"
     assert "south" not in story.dropped
     assert story.result["card"]["names"] == "registered"
 
 
-def test_no_message_file_or_log_of_the_coordinator_holds_one_sites_part(story: Story) -> None:
+def test_no_message_file_or_log_of_the_coordinator_holds_one_sites_part(story: Synthesis) -> None:
     with closing(sqlite3.connect(story.home / "flower" / "state.db")) as database:
         messages = [content for (content,) in database.execute("SELECT content FROM copies")]
     files = [f.read_bytes() for part in ("out", "flower") for f in (story.home / part).rglob("*") if f.is_file()]
@@ -187,14 +187,14 @@ def pieces(numbers: np.ndarray) -> list[bytes]:
     return [numbers[at : at + 4].astype("<u4").tobytes() for at in range(2, len(numbers) - 3, 4)]
 
 
-def test_a_second_sum_that_would_show_one_site_is_refused(story: Story) -> None:
+def test_a_second_sum_that_would_show_one_site_is_refused(story: Synthesis) -> None:
     """The first sum is of four sites. That of all five, less the first, would be the fifth site's own vector."""
     assert story.again["status"] == "failed"
     assert "have sent their masked vectors" in story.again["failure"]
     assert "policy does not allow" in story.again["failure"]
 
 
-def test_below_the_threshold_nothing_is_revealed_and_the_lost_sites_are_named(story: Story) -> None:
+def test_below_the_threshold_nothing_is_revealed_and_the_lost_sites_are_named(story: Synthesis) -> None:
     assert story.few["status"] == "failed"
     failure = story.few["failure"]
     assert "3 of 5 sites have shared their secrets, 4 are needed" in failure

@@ -86,7 +86,7 @@ class GanTrainer:
         generator: torch.Generator,
     ) -> None:
         self.modules = nn.ModuleList([judge])
-        self._maker, self._judge, self._generator, self._size = maker, judge, generator, settings.batch_size
+        self._maker, self._discriminator, self._generator, self._size = maker, judge, generator, settings.batch_size
         self._shares = shares.double().clamp_min(0) + 1e-9
         self._critic = torch.optim.Adam(judge.parameters(), lr=rate, betas=GAN_BETAS)
         self._made = torch.optim.Adam(maker.parameters(), lr=rate, betas=GAN_BETAS)
@@ -98,20 +98,20 @@ class GanTrainer:
     def losses(self, embeddings: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
         """The critic's loss (n,) on each real record."""
         kinds = one_hot(labels, len(self._maker.means)).to(embeddings)
-        return _unreal(self._judge, embeddings, kinds, 1.0)
+        return _unreal(self._discriminator, embeddings, kinds, 1.0)
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
         """Update the critic, then the generator."""
         made, kinds = self._make()
         self._critic.zero_grad()
-        _unreal(self._judge, made.detach(), kinds, 0.0).mean().backward()  # type: ignore[no-untyped-call]
+        _unreal(self._discriminator, made.detach(), kinds, 0.0).mean().backward()  # type: ignore[no-untyped-call]
         for name, parameter in self.modules.named_parameters():
             assert parameter.grad is not None
             parameter.grad += gradients[name]
         self._critic.step()
         made, kinds = self._make()
         self._made.zero_grad()
-        _unreal(self._judge, made, kinds, 1.0).mean().backward()  # type: ignore[no-untyped-call]
+        _unreal(self._discriminator, made, kinds, 1.0).mean().backward()  # type: ignore[no-untyped-call]
         self._made.step()
 
     def _make(self) -> tuple[Tensor, Tensor]:

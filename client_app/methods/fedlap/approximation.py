@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from client_app.features.site_features import site_device
 from client_app.methods.dp.record_gradients import PrivateGradient
-from client_app.methods.fedlap.image_synthesis import Matching, RealStatistic, Story, synthesise
+from client_app.methods.fedlap.image_synthesis import Matching, RealStatistic, Synthesis, synthesise
 from client_app.methods.fedlap.statistics import GRADIENT, Batches, Statistic
 from client_app.methods.fedlap.trust_region import IMAGE_STEP, MODEL_STEP, Search, ServerWalk, effective_radius
 from client_app.methods.local_training import network
@@ -64,22 +64,22 @@ def approximate(task: Task, recipe: Recipe = Recipe()) -> MethodOutput:
         looks = PrivateGradient(body, real, claim.clip, claim.noise_multiplier, settings.sample_rate, expected)
     rate = settings.rate(task.round)
     matching = Matching(settings, rate, settings.mse(private), recipe.statistic, recipe.starts(task))
-    made, story = synthesise(body, model, begin, looks, matching, changes)
+    made, synthesis = synthesise(body, model, begin, looks, matching, changes)
     began = time.perf_counter()
     searches = recipe.searches and not private
-    radius = _radius(task, body, model, made, real, story) if searches else settings.trust_radius
-    story.seconds["radius-search"] = time.perf_counter() - began
+    radius = _radius(task, body, model, made, real, synthesis) if searches else settings.trust_radius
+    synthesis.seconds["radius-search"] = time.perf_counter() - began
     values = made.values.flatten(1).cpu().clamp(-LARGEST_VALUE, LARGEST_VALUE)
     own = torch.arange(len(named)).repeat_interleave(settings.images_per_class)
     records = 0 if private else len(labels)
     answer = Synthetic(task.header(named), task.round, values, own, radius, records, claim)
     payload = pack_synthetic(answer)
     kept = {task.state / f"synthetic-{task.round}.safetensors": save({"values": values}, {"classes": "\n".join(named)})}
-    facts = {f"seconds-{name}": round(seconds, 3) for name, seconds in story.seconds.items()}
-    facts |= {"mismatch-first": story.first, "mismatch-last": story.last}
+    facts = {f"seconds-{name}": round(seconds, 3) for name, seconds in synthesis.seconds.items()}
+    facts |= {"mismatch-first": synthesis.first, "mismatch-last": synthesis.last}
     if isinstance(looks, PrivateGradient):
         facts |= looks.facts()
-    timings = {} if private else {f"{name}-seconds": float(seconds) for name, seconds in story.seconds.items()}
+    timings = {} if private else {f"{name}-seconds": float(seconds) for name, seconds in synthesis.seconds.items()}
     return MethodOutput(payload, claim, facts, {**timings}, kept)
 
 
@@ -126,10 +126,12 @@ def _last(file: Path, named: tuple[str, ...]) -> Tensor | None:
 
 
 def _radius(
-    task: Task, body: nn.Module, model: Tensors, made: LandscapeRecords, real: LandscapeRecords, story: Story
+    task: Task, body: nn.Module, model: Tensors, made: LandscapeRecords, real: LandscapeRecords, synthesis: Synthesis
 ) -> float:
     settings, batch = task.run.settings.fedlap, task.run.settings.fedlap.batch_size or len(real.labels)
-    work = story.looks * (settings.image_steps * IMAGE_STEP * len(made.labels) + MODEL_STEP * min(batch, len(real.labels)))
+    work = synthesis.looks * (
+        settings.image_steps * IMAGE_STEP * len(made.labels) + MODEL_STEP * min(batch, len(real.labels))
+    )
     search = Search.within(work, len(made.labels), len(real.labels), settings.server_steps)
     generator = stream(task.run.settings.seed, "fedlap", task.site, task.round, "radius")
     changes = draws(settings.augment, generator)

@@ -46,7 +46,7 @@ class Matching:
 
 
 @dataclass
-class Story:
+class Synthesis:
     """Record of a synthesis: first and last mismatch, evaluations of the real statistic (`looks`), seconds for each part."""
 
     first: float = float("nan")
@@ -62,14 +62,14 @@ def synthesise(
     real: RealStatistic,
     matching: Matching,
     changes: Iterator[Change],
-) -> tuple[LandscapeRecords, Story]:
+) -> tuple[LandscapeRecords, Synthesis]:
     """Optimise the values of `begin` so that their statistic, such as the gradient, matches the real one, along trajectories
     that start at `model`.
 
     Labels do not change. Source: FedLAP-DP, algorithm 1 (algorithm 3 with a private `real`). Differs from the paper: the
     number of batches in a loop is a setting; the paper's algorithm omits them, but its accounting counts them.
     """
-    story, settings = Story(), matching.settings
+    synthesis, settings = Synthesis(), matching.settings
     values = begin.values.clone().requires_grad_()
     optimiser = torch.optim.SGD([values], lr=settings.image_learning_rate, momentum=settings.image_momentum)
     for _ in range(settings.trajectories):
@@ -82,22 +82,22 @@ def synthesise(
                 change = next(changes)
                 began = time.perf_counter()
                 target = list(real(here, change).values())
-                story.looks += 1
-                story.seconds["real-gradients"] += time.perf_counter() - began
+                synthesis.looks += 1
+                synthesis.seconds["real-gradients"] += time.perf_counter() - began
                 began = time.perf_counter()
                 for _ in range(settings.image_steps):
                     now = LandscapeRecords(values, begin.labels, begin.weights)
-                    story.last, values.grad = matching.statistic.slope(
+                    synthesis.last, values.grad = matching.statistic.slope(
                         body, here, now, change, target, matching.mse_weight, real.noise
                     )
                     # A step that is not finite would destroy the result of all earlier steps.
                     if values.grad.isfinite().all():
                         optimiser.step()
-                    story.first = story.last if story.first != story.first else story.first
-                story.seconds["image-steps"] += time.perf_counter() - began
+                    synthesis.first = synthesis.last if synthesis.first != synthesis.first else synthesis.first
+                synthesis.seconds["image-steps"] += time.perf_counter() - began
             if loop < settings.loops - 1:
                 now = LandscapeRecords(values.detach(), begin.labels, begin.weights)
                 for _ in range(settings.model_steps):
                     slope = gradient(body, here, now, next(changes))
                     here = {name: here[name] - matching.rate * slope[name] for name in here}
-    return LandscapeRecords(values.detach(), begin.labels, begin.weights), story
+    return LandscapeRecords(values.detach(), begin.labels, begin.weights), synthesis

@@ -71,9 +71,9 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
 
 def _received(task: Task) -> list[AnySurrogate]:
     """The received surrogates, after the same checks as at the coordinator."""
-    if task.question is None:
+    if task.payload is None:
         return []
-    payloads = unpack_relay(task.question)
+    payloads = unpack_relay(task.payload)
     run, found = task.run, task.found
     if not 1 <= len(payloads) <= (LARGEST_CHAIN if run.settings.epsilon else 1):
         raise SurrogateError(f"a relay of {len(payloads)} surrogates")

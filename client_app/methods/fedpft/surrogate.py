@@ -166,7 +166,7 @@ def _fit(features: Tensor, labels: Tensor, classes: int, settings: MixtureSettin
 
 def fedpft_surrogate(task: Task) -> MethodOutput:
     """FedPFT's mixtures or noisy sums of this site's features."""
-    data, centre = SiteData.of(task), unpack_question(task.question)
+    data, centre = SiteData.of(task), unpack_question(task.payload)
     if data.folder is None:
         data = replace(data, features=data.features.to(site_device(task.run.settings.device, task.node)))
     made = make_surrogate(data, task.run, task.limits, centre)

@@ -30,10 +30,10 @@ def distil(task: Task) -> tuple[MethodOutput, Head]:
     classes = _classes(task)
     features, labels = task.training_data(classes)
     run = task.run
-    if task.question is None:
+    if task.payload is None:
         weight, bias = train_on_features(features, labels, len(classes), run.settings.head, run.settings.seed)
     else:
-        teacher = unpack_parameters(task.question)
+        teacher = unpack_parameters(task.payload)
         header = teacher.header
         if (header.classes, header.run, header.fingerprint) != (classes, run.digest, task.found.fingerprint):
             raise SurrogateError("a head of another run, of other classes, or for another backbone")

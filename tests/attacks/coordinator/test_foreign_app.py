@@ -146,7 +146,7 @@ class Deployment:
             shell, cwd=cwd or self.home, env=self.environment, capture_output=True, text=True, timeout=seconds, check=False
         )
 
-    def leave(self) -> None:
+    def charge_and_release(self) -> None:
         """Press Ctrl-C at the hospitals: they end, and so do all processes that they started."""
         below = [child for each in self.hospitals for child in psutil.Process(each.pid).children(recursive=True)]
         assert len(below) >= 2 * len(self.hospitals)
@@ -265,7 +265,7 @@ def test_on_localhost_no_foreign_code_is_started_and_the_run_finishes(tmp_path: 
             done = running.shell(line, 400)
             assert done.returncode == 0, done.stdout + done.stderr
         assert newest(home / "runs")[1]["sites"]["used"] == sites
-        running.leave()
+        running.charge_and_release()
         assert_a_bare_supernode_starts_it(running, Theft.prepare(tmp_path / "bare", home))
 
 
@@ -309,4 +309,4 @@ def test_over_tls_no_foreign_code_is_started_and_the_sites_own_code_finishes_the
         assert not theft.trace.exists(), f"foreign code was started: {list(theft.trace.iterdir())}"
         metrics = newest(home / "runs")[1]
         assert (metrics["status"], metrics["sites"]["used"]) == ("ok", 1), running.logs()
-        running.leave()
+        running.charge_and_release()

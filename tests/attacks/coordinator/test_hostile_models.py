@@ -38,7 +38,7 @@ def test_discriminants_that_are_not_finite_are_refused(table, bad):
 def test_a_model_for_another_dimension_is_refused_with_a_reason(model: Classifier):
     own = LabelledFeatures(torch.ones(4, 5), torch.zeros(4, dtype=torch.int64))
     found = SiteFeatures(own, own, ("a", "b"), "backbone", 0.0, simulated=False)
-    task = cast(Any, SimpleNamespace(run=RUN, found=found, question=pack_classifier(model)))
+    task = cast(Any, SimpleNamespace(run=RUN, found=found, payload=pack_classifier(model)))
     with pytest.raises(SurrogateError, match="dimension 3, this site has 5"):
         checked_classifier(task)
 

@@ -23,7 +23,7 @@ def hospitals(tmp_path: Path) -> Hospitals:
 def first_round(hospitals: Hospitals, classes: tuple[str, ...]) -> str:
     """The status of one site's release in a sum of updates of a model of these classes, the same for all sites."""
     training = Training.begin(parse_run(hospitals.settings), classes, "f" * 16, 6)
-    model = training.question()
+    model = training.payload()
     listed = sum_proto.pack_members(hospitals.keys().values(), sum_proto.map_digest(model))
     delivered = []
     for name in NAMES:

@@ -115,14 +115,14 @@ def ask(
     kind: str,
     settings: dict[str, Any],
     reported: dict[str, Any] | None = None,
-    question: bytes | None = None,
+    payload: bytes | None = None,
 ) -> tuple[bytes | None, dict[str, Any]]:
     """One site's reply to one message of a coordinator with these settings: payload and numbers, including the status."""
     grid = InProcessGrid([node])
     grid.run_config = default_run_config() | {"device": "cpu"} | settings
     record = {"run": parse_run(grid.run_config).digest, "lineage": LINEAGE} | (reported or {})
-    record |= {} if question is None else {"bytes": len(question)}
-    names = list(grid.push_messages([Message(to_record(question, record), FIRST_NODE, kind)]))
+    record |= {} if payload is None else {"bytes": len(payload)}
+    names = list(grid.push_messages([Message(to_record(payload, record), FIRST_NODE, kind)]))
     (reply,) = grid.pull_messages(names)
     assert reply.has_content()
     return from_record(reply.content, 2**30)
@@ -156,7 +156,7 @@ def test_no_message_of_an_unsealed_run_is_answered_with_more_than_a_code(hospita
 @pytest.mark.parametrize("kind", ["evaluate", "query.head", "query.compare"])
 def test_what_a_sealed_run_cannot_seal_is_refused_before_any_work(hospitals: Hospitals, kind: str) -> None:
     for settings in (SEALED, SEALED | METHODS["private"]):
-        payload, info = ask(hospitals.node("north"), kind, settings, question=a_head())
+        payload, info = ask(hospitals.node("north"), kind, settings, payload=a_head())
         assert (payload, info) == (None, {"status": "policy", "site": "north"})
     assert hospitals.untouched()
 
@@ -300,7 +300,7 @@ def test_a_simulated_site_that_demands_sealing_tells_no_accuracy_either(tmp_path
     assert payload is not None
     assert info.keys() - {"simulated"} == CLEAR
     for kind in ("evaluate", "query.head", "query.compare"):
-        assert ask(node, kind, SEALED, question=a_head())[1]["status"] == "policy"
+        assert ask(node, kind, SEALED, payload=a_head())[1]["status"] == "policy"
 
 
 @pytest.mark.parametrize(

@@ -437,7 +437,7 @@ def test_private_training_in_a_secure_sum_is_charged_as_without_one(hospitals: H
     for name in NAMES:
         (hospitals.folder / name / "policy.toml").write_text("require-secure-sum = true\nsmallest-colluding = 0.0\n")
     run = parse_run(hospitals.settings)
-    model = Training.begin(run, tuple(CLASSES.split(",")), "f" * 16, 6).question()
+    model = Training.begin(run, tuple(CLASSES.split(",")), "f" * 16, 6).payload()
     for sites, allowed in ((NAMES, True), (NAMES[:4], False)):
         members = hospitals.keys(sites)
         listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
@@ -461,7 +461,7 @@ JOINT_ROUNDS = PRIVATE | {"method": "dp-fedavg", "fedavg.rounds": 3, "dropouts":
 
 def next_round(hospitals: Hospitals, sites: Iterable[str] = NAMES, site: str = "north") -> str:
     """The status of one site's release in a new sum of gradients; each of these sums is a round."""
-    model = Training.begin(parse_run(hospitals.settings), tuple(CLASSES.split(",")), "f" * 16, 6).question()
+    model = Training.begin(parse_run(hospitals.settings), tuple(CLASSES.split(",")), "f" * 16, 6).payload()
     members = hospitals.keys(sites)
     listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
     delivered = []

@@ -241,7 +241,7 @@ def test_a_release_that_is_too_large_fixes_no_set_of_sites(seven: Hospitals) -> 
         small = "largest-payload-mib = 1e-5\n" if site == "4" else ""
         (seven.folder / site / "policy.toml").write_text(f"require-secure-sum = true\nsmallest-colluding = 0.0\n{small}")
     seven.settings |= {"method": "dp-fedavg", "fedavg.rounds": 2, "fedavg.noise": "site", "epsilon": 1.0, "delta": 1e-5}
-    model = Training.begin(parse_run(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6).question()
+    model = Training.begin(parse_run(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6).payload()
     members = seven.keys("1234")
     listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
     replies = [seven.ask(site, "query.sum_shares", listed)[0] for site in "1234"]
@@ -254,7 +254,7 @@ def test_a_release_that_is_too_large_fixes_no_set_of_sites(seven: Hospitals) -> 
 
 def test_rounds_of_training_are_over_the_same_sites(seven: Hospitals) -> None:
     seven.settings |= {"method": "fedavg", "fedavg.rounds": 2}
-    model = Training.begin(parse_run(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6).question()
+    model = Training.begin(parse_run(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6).payload()
     for sites, expected in (("12345", "ok"), ("1234", "policy"), ("123456", "policy")):
         members = seven.keys(sites)
         listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from client_app.governance.entries import Release
 from client_app.governance.gate import Gate, open_ledger
 from client_app.governance.policy import DEFAULT, PUBLIC_DATA, policy_of
-from client_app.governance.work_limits import COUNTS, check_size, check_work
+from client_app.governance.work_limits import REQUESTS_FILE, check_size, check_work
 from client_app.methods.fedpft.private_surrogate import Clipped, dp_em
 from client_app.node_config import NodeConfig
 from client_app.requests import answer
@@ -182,7 +182,7 @@ def test_requests_are_counted_on_the_disk_for_a_run_and_for_an_hour(hospital: No
 def test_a_run_ends_so_long_after_its_first_request_however_long_its_work_took(hospital: NodeConfig) -> None:
     node = with_policy(hospital, "most-seconds = 3600")
     hello(node)
-    file = node.state / COUNTS
+    file = node.state / REQUESTS_FILE
     counts = json.loads(file.read_text())
     counts["runs"]["1"][0] -= 3601
     file.write_text(json.dumps(counts))
@@ -203,9 +203,9 @@ def test_backbones_and_image_sizes_of_a_day_are_counted(hospital: NodeConfig) ->
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"runs": 1}', '{"runs": {}, "requests": {}, "extractions": {}}'])
 def test_damaged_counts_begin_anew(hospital: NodeConfig, content: str) -> None:
     hospital.state.mkdir(parents=True, exist_ok=True)
-    (hospital.state / COUNTS).write_text(content)
+    (hospital.state / REQUESTS_FILE).write_text(content)
     hello(hospital)
-    assert json.loads((hospital.state / COUNTS).read_text())["runs"]["1"][1] == 1
+    assert json.loads((hospital.state / REQUESTS_FILE).read_text())["runs"]["1"][1] == 1
 
 
 def test_the_least_recently_used_features_go_when_the_cache_is_full(hospital: NodeConfig) -> None:
@@ -289,7 +289,7 @@ def test_a_large_message_is_refused_before_anything_else_is_done(hospital: NodeC
     content = to_record(bytes(10_000), {"bytes": 10_000})
     with pytest.raises(SurrogateError, match="10000 bytes; at most 0"):
         answer(work, content, PRIVATE, "1", hospital, "s")
-    assert not (hospital.state / COUNTS).exists()
+    assert not (hospital.state / REQUESTS_FILE).exists()
 
 
 def test_a_request_is_counted_before_its_receipts_are_read(hospital: NodeConfig) -> None:
@@ -337,7 +337,7 @@ def test_public_data_have_no_limits_without_a_policy(tmp_path: Path) -> None:
     many: dict[str, Any] = {"method": "local", "head.epochs": 10_000, "head.min-steps": 10**9, "image-size": 4096}
     check_work(parse_run(many), PUBLIC_DATA)
     answer("introduction", to_record(None, {}), {"data": "digits"}, "1", node, "0")
-    assert not (tmp_path / COUNTS).exists()
+    assert not (tmp_path / REQUESTS_FILE).exists()
 
 
 def test_a_received_model_may_not_name_more_classes_than_the_policy_allows(tmp_path: Path) -> None:

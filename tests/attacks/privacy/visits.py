@@ -126,7 +126,7 @@ class Hospital:
         for number in range(1, last + 1):
             self._train(visit, run, config, training, number)
         if training is not None:
-            asked = training.question()
+            asked = training.payload()
             visit.uncharged["evaluate after"] = _bytes(self.ask("evaluate", run, to_record(asked, {"bytes": len(asked)})))
         spent = {"epsilon": 5.0} | {key: value for key, value in run.items() if key != "epsilon"}
         question = _question(parse_run(spent), _training(parse_run(spent), *self.place), 1, self.judged)
@@ -175,7 +175,7 @@ def _training(config: Run, fingerprint: str, dimension: int) -> Training | None:
 
 
 def _question(config: Run, training: Training | None, number: int, judged: bytes | None) -> RecordDict:
-    question = judged if training is None else training.question()
+    question = judged if training is None else training.payload()
     reported: Info = {"run": config.digest, "round": number, "lineage": "abc", "hop": 1, "confirmed": number - 1}
     reported |= {"keys": "{}", "readers": ""} | ({} if question is None else {"bytes": len(question)})
     return to_record(question, reported)

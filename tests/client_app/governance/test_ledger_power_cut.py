@@ -12,7 +12,7 @@ import pytest
 from client_app.governance.entries import Release
 from client_app.governance.gate import Gate
 from client_app.governance.ledger import Ledger
-from client_app.governance.release import leave
+from client_app.governance.release import charge_and_release
 from common.files import stage_file
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
@@ -100,5 +100,5 @@ def test_the_state_kept_with_a_release_survives_a_power_cut(
 
     (state / "sum.pb").write_bytes(b"shares")
     disk = Disk(state, monkeypatch)
-    leave(cast(Gate, Open()), release(4.0), {state / "sum.pb": stage_file(state / "sum.pb", b"masked")})
+    charge_and_release(cast(Gate, Open()), release(4.0), {state / "sum.pb": stage_file(state / "sum.pb", b"masked")})
     assert (disk.after_a_power_cut(tmp_path / "after") / "sum.pb").read_bytes() == b"masked"

@@ -93,4 +93,4 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_been(method: str) -> None:
     more(copy)
     for name, tensor in training.model.items():
         assert torch.equal(tensor, copy.model[name])
-    assert training.question() == copy.question()
+    assert training.payload() == copy.payload()

@@ -21,7 +21,7 @@ from common.surrogates.surrogates import Header
 from common.surrogates.synthetic import Synthetic, check_synthetic
 from common.wire.model_proto import pack_synthetic, unpack_synthetic
 from strategies.base.training import Training
-from strategies.fedlap.landscapes import common_radius, has_finite_gradient, heeded, learn
+from strategies.fedlap.landscapes import common_radius, has_finite_gradient, learn, limited_radii
 
 CLASSES = ("a", "b", "c")
 SETTINGS = FedLAPSettings(width=4, images_per_class=2, server_steps=10, trust_radius=5.0, rule="min", memory=0.5)
@@ -71,8 +71,8 @@ def test_the_learning_rate_falls_with_the_root_of_the_round_or_as_a_cosine() -> 
 
 
 def test_a_radius_far_below_the_median_does_not_stop_the_others() -> None:
-    assert heeded({"a": 2.0, "b": 1e-9, "c": 3.0}) == {"a": 2.0, "b": 0.2, "c": 3.0}
-    assert heeded({"a": 2.0, "b": 0.3, "c": 3.0}) == {"a": 2.0, "b": 0.3, "c": 3.0}
+    assert limited_radii({"a": 2.0, "b": 1e-9, "c": 3.0}) == {"a": 2.0, "b": 0.2, "c": 3.0}
+    assert limited_radii({"a": 2.0, "b": 0.3, "c": 3.0}) == {"a": 2.0, "b": 0.3, "c": 3.0}
     assert walked(synthetic("a"), synthetic("b", radius=1e-9), synthetic("c")).moved > 0.1
 
 

@@ -55,7 +55,7 @@ class Site:
 
     def task(self) -> Task:
         reported = {"round": self.training.round + 1, "lineage": "abc", "confirmed": self.confirmed}
-        return Task(self.config, self.node, "s", self.found, question=self.training.question(), info=reported)
+        return Task(self.config, self.node, "s", self.found, payload=self.training.payload(), info=reported)
 
     def round(self) -> MethodOutput:
         """Run one round; the site stores its state, and the coordinator uses the reply."""

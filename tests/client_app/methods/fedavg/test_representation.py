@@ -37,7 +37,7 @@ def task(config: Run, question: bytes | None = None) -> Task:
     values[:, 0] += 3 * LABELS
     records = LabelledFeatures(values, LABELS, None)
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
-    return Task(config, NodeConfig(), "s", found, question=question, info={"round": 1, "lineage": "abc"})
+    return Task(config, NodeConfig(), "s", found, payload=question, info={"round": 1, "lineage": "abc"})
 
 
 def header(config: Run) -> Header:

@@ -45,7 +45,7 @@ def task(folder: Path, run: Run, training: Training) -> Task:
     node = NodeConfig(state_dir=str(folder))
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
     reported = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
-    return Task(run, node, "s", found, question=training.question(), info=reported)
+    return Task(run, node, "s", found, payload=training.payload(), info=reported)
 
 
 def run(method: str, **settings: Any) -> Run:
@@ -157,11 +157,9 @@ def test_scaffold_steps_along_the_gradient_plus_the_common_variate_less_its_own(
     )
     asked = task(tmp_path, config, training)
     scaffold.write_control(asked.state, 1, own)
-    model = unpack_parameters(training.question())
+    model = unpack_parameters(training.payload())
     tensors = {**training.model, **{CONTROL + name: tensor for name, tensor in common.items()}}
-    answer = site_function(config.plan.combination)(
-        replace(asked, question=pack_parameters(replace(model, tensors=tensors)))
-    )
+    answer = site_function(config.plan.combination)(replace(asked, payload=pack_parameters(replace(model, tensors=tensors))))
     moved, control = split_control(unpack_parameters(answer.payload).tensors)
     module = network("linear", 16, 3, training.model)
     torch.nn.functional.cross_entropy(module(data()[0]), data()[1]).backward()  # type: ignore[no-untyped-call]
@@ -182,12 +180,12 @@ def test_a_model_of_another_run_or_backbone_is_refused(tmp_path: Path) -> None:
     config = run("fedavg")
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
     asked = task(tmp_path, config, training)
-    other = unpack_parameters(training.question())
+    other = unpack_parameters(training.payload())
     for changed in (replace(other.header, run="x"), replace(other.header, fingerprint="g")):
         with pytest.raises(SurrogateError, match="a model of run"):
-            site_function(config.plan.combination)(replace(asked, question=pack_parameters(replace(other, header=changed))))
+            site_function(config.plan.combination)(replace(asked, payload=pack_parameters(replace(other, header=changed))))
     with pytest.raises(SurrogateError, match="a round without a model"):
-        site_function(config.plan.combination)(replace(asked, question=None))
+        site_function(config.plan.combination)(replace(asked, payload=None))
 
 
 def private(**settings: Any) -> tuple[Run, Mechanism]:
@@ -230,7 +228,7 @@ def summed(folder: Path, kind: str, features: Tensor, labels: Tensor) -> dict[st
     found, claim = weighted_update(replace(asked, found=replace(asked.found, train=records)))
     assert claim == config.mechanism
     # As received, in half precision.
-    module = network(config.settings.fedavg.kind, 16, 3, unpack_parameters(training.question()).tensors)
+    module = network(config.settings.fedavg.kind, 16, 3, unpack_parameters(training.payload()).tensors)
     if kind == "linear":
         features = torch.nn.functional.normalize(features)
     sums = {name: torch.zeros_like(parameter) for name, parameter in module.named_parameters()}

@@ -74,7 +74,7 @@ def task(folder: Path, config: Run, *, round: int = 1, confirmed: int = 0, units
     training = Training.begin(config, CLASSES, "f", 64)
     training.round = round - 1
     reported = {"round": round, "lineage": "abc", "confirmed": confirmed}
-    return Task(config, NodeConfig(state_dir=str(folder)), "s", found, question=training.question(), info=reported)
+    return Task(config, NodeConfig(state_dir=str(folder)), "s", found, payload=training.payload(), info=reported)
 
 
 def sent(made: MethodOutput) -> Synthetic:
@@ -371,4 +371,4 @@ def test_a_site_without_records_of_a_class_answers_like_one_that_has_some(tmp_pa
     # Requests for one class at a time are refused too.
     single = Training.begin(config, ("c",), "f", 64)
     with pytest.raises(SurrogateError, match="not this run's"):
-        approximate(replace(asked, question=single.question()))
+        approximate(replace(asked, payload=single.payload()))

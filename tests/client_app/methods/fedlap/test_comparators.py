@@ -49,9 +49,9 @@ def features() -> Tensor:
 def task(folder: Path, config: Run) -> Task:
     records = LabelledFeatures(features(), LABELS, None)
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
-    question = Training.begin(config, CLASSES, "f", 64).question()
+    question = Training.begin(config, CLASSES, "f", 64).payload()
     info = {"round": 1, "lineage": "abc", "confirmed": 0}
-    return Task(config, NodeConfig(state_dir=str(folder)), "s", found, question=question, info=info)
+    return Task(config, NodeConfig(state_dir=str(folder)), "s", found, payload=question, info=info)
 
 
 def sent(made: MethodOutput) -> Synthetic:

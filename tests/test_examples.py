@@ -1,0 +1,46 @@
+"""The examples in docstrings run, and give what they show."""
+
+from __future__ import annotations
+
+import doctest
+from importlib import import_module
+
+import pytest
+import torch
+
+from tests.imports import modules
+
+WITH_EXAMPLES = sorted(name for name, path in modules().items() if ">>> " in path.read_text())
+# Public types and functions that a reader meets first: each has an example.
+FIRST_MET = {
+    "common.methods.class_sums.class_sums_plan",
+    "common.privacy.accounting.epsilon_spent",
+    "common.privacy.gaussian_mechanism.clip",
+    "common.privacy.mechanism.Mechanism",
+    "common.run.Run",
+    "common.settings.settings.Settings",
+    "strategies.closed_form.statistics.Statistics",
+    "fedsurrogate._surrogate.fit",
+    "fedsurrogate._surrogate.learn",
+}
+
+
+def examples(module: str) -> list[doctest.DocTest]:
+    """The docstrings of a module that have examples."""
+    return [each for each in doctest.DocTestFinder().find(import_module(module)) if each.examples]
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
+def test_examples_give_what_they_show(module: str) -> None:
+    # Each begins anew, and none changes what another test draws.
+    with torch.random.fork_rng():
+        for each in examples(module):
+            printed: list[str] = []
+            outcome = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(each, out=printed.append)
+            assert not outcome.failed, "".join(printed)
+
+
+@pytest.mark.parametrize("name", sorted(FIRST_MET))
+def test_what_a_reader_meets_first_has_an_example(name: str) -> None:
+    module = name.rpartition(".")[0]
+    assert name in {each.name for each in examples(module)}
