@@ -14,9 +14,10 @@ from common.errors import ConfigError
 from common.methods import FEDPFT_CHAIN, METHODS, method_named
 from common.methods.counting import KINDS_OF_COUNTS
 from common.methods.method import Method, Plan
+from common.run import Run
 from common.settings import SECURE_SUM_KEYS, FedPFTSettings, Section, Settings, kebab
 from common.settings.base import Only, Range, Unit
-from common.settings.flat import Scalar
+from common.settings.flat import Scalar, flatten
 
 T = TypeVar("T")
 KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text", tuple: "names separated by commas"}
@@ -65,6 +66,23 @@ def descriptions(key: str = "", method: str = "") -> tuple[Description, ...]:
     if method:
         method_named(method)
     return tuple(row for row in _chosen(rows, key, "coordinator settings") if not method or method in row.methods)
+
+
+def without_effect(run: Run) -> list[str]:
+    """Settings of sections that were given although the run does not use them, a sentence each.
+
+    Example:
+        >>> without_effect(parse_run({"method": "afl", "fedcof.groups": 5}))
+        ["fedcof.groups = 5 has no effect: method = 'afl' does not use it, but fedcof does"]
+    """
+    given = flatten(run.settings.model_dump(by_alias=True, mode="json"))
+    used = {run.settings.method, run.method.name}
+    return [
+        f"{row.key} = {given[row.key]!r} has no effect: method = {run.settings.method!r} does not use it, "
+        f"but {' and '.join(row.methods[:3])} {'do' if len(row.methods) > 1 else 'does'}"
+        for row in descriptions()
+        if row.section and given[row.key] != row.default and not used & set(row.methods)
+    ]
 
 
 def model_descriptions(model: type[Section], key: str, command: str) -> tuple[Description, ...]:

@@ -89,10 +89,12 @@ def run(
 
     Ctrl-C stops the run. If the terminal is lost, the run continues, and `coordinator attach` watches it again.
     """
+    from common.help import without_effect
     from common.run import parse_run
     from common.settings.flat import parse_overrides
     from server_app.deployment.control import check_connection
     from server_app.deployment.control import run as start
+    from server_app.deployment.submit import remark
     from server_app.lifecycle.before_start import check_submission
     from server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
     from server_app.monitoring.progress import Progress
@@ -108,6 +110,7 @@ def run(
     def show(event: dict[str, Any]) -> None:
         output_console.print(progress.line(event), soft_wrap=True)
 
+    remark(without_effect(config), show)
     settings = overrides | {"output-dir": str(output)}
     try:
         with interruptible():

@@ -151,6 +151,7 @@ def plan(
 
     from rich.table import Column, Table
 
+    from common.help import without_effect
     from common.number_format import human_bytes
     from common.run import parse_run
     from common.settings.flat import parse_overrides
@@ -171,7 +172,7 @@ def plan(
         cells = (row.name, human_bytes(row.up), human_bytes(row.down), str(row.rounds), str(row.messages))
         table.add_row(*cells, *(budget * private))
     console.print(table)
-    for line in in_words(config, rows[0], found, classes, records):
+    for line in [*without_effect(config), *in_words(config, rows[0], found, classes, records)]:
         console.print(line)
 
 

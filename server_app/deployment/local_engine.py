@@ -15,6 +15,7 @@ import torch
 from flwr.app import Context, Message
 
 from common.errors import RunError
+from common.help import without_effect
 from common.run import Run, parse_run
 from common.settings.flat import Scalar
 from server_app.deployment.local_grid import ClientApp, LocalGrid
@@ -65,7 +66,7 @@ def run_here(
     # A site with data of its own has a ledger, which must not be lost.
     folders: AbstractContextManager[list[str]] = nullcontext([]) if own_data else site_folders()
     with folders as remarks:
-        remark([*remarks, *([] if own_data else check_records(settings, len(nodes)))], on_event)
+        remark([*without_effect(config), *remarks, *([] if own_data else check_records(settings, len(nodes)))], on_event)
         grid = LocalGrid(_one_thread(_client_app()), nodes, run_id)
         grid.run_config = settings
         try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from common.errors import RunError
 from common.flower import flower
 from common.flower.environment import prepared_ray
+from common.help import without_effect
 from common.machine.ray_folder import ray_folder
 from common.machine.user_folders import STATE, user_folder
 from common.settings.flat import Scalar
@@ -81,10 +82,11 @@ def simulate(sites: int, overrides: Mapping[str, Scalar], machine: Machine, on_e
     tried again. This happens at times, for reasons unrelated to the run. Raises Interrupted, after the run folder records
     this.
     """
-    _, settings = check_simulation(overrides)
+    config, settings = check_simulation(overrides)
     fit, few = fitting_sites(machine.at_once(sites))
     with site_folders() as remarks:
-        remark([*([few] if few else []), *remarks, *check_records(settings, sites)], on_event)
+        unused = without_effect(config)
+        remark([*([few] if few else []), *unused, *remarks, *check_records(settings, sites)], on_event)
         check_addresses()
         machine = replace(machine, parallel=fit)
         for _ in range(ATTEMPTS - 1):

@@ -40,7 +40,8 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
             f"such sites it is {noise_share(config.plan.mechanism_name, config.settings.colluding)} of that"
         )
     elif own.epsilon is not None:
-        lines.append("epsilon and delta are those of all rounds together, for one record")
+        what = "counts" if config.plan.counts else "rounds"
+        lines.append(f"epsilon and delta are those of all {what} together, for one record")
     else:
         lines.append("privacy none")
     return [*lines, *who_sees_what(config)]
@@ -67,7 +68,7 @@ def noise_on_mean(config: Run, dimension: int, classes: int, records: int) -> fl
 
     None without privacy, and for training in rounds.
     """
-    if config.plan.kind == "rounds":
+    if config.plan.kind == "rounds" or config.plan.counts:
         return None
     claim = config.mechanism
     components = config.settings.fedpft.components if config.plan.mechanism_name == "dp-em" else 1

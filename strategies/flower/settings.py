@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from common.errors import ConfigError
-from common.methods import METHODS
+from common.methods import METHODS, method_named
 from common.methods.method import load
 from common.run import Run, parse_run
 from common.settings.flat import Scalar
@@ -25,6 +25,8 @@ def settings_of(strategy: type, given: Settings) -> Run:
         own = [name for name, method in METHODS.items() if issubclass(strategy, load(method.usual.combination.strategy))]
         config = parse_run({**({"method": own[0]} if own else {}), **(given or {})})
     runs: type = load(config.plan.combination.strategy)
-    if not issubclass(strategy, runs):
+    # A chain's surrogates are learned from again as those of a star.
+    again: type = load(method_named(config.settings.method).usual.combination.strategy)
+    if not issubclass(strategy, (runs, again) if config.plan.kind == "chain" else runs):
         raise ConfigError(f"method = {config.settings.method!r} is run by {runs.__name__}, not by {strategy.__name__}")
     return config

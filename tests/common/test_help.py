@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError
-from common.help import Description, descriptions
+from common.help import Description, descriptions, without_effect
 from common.methods import METHODS
 from common.methods.counting import KINDS_OF_COUNTS
 from common.run import parse_run
+from common.settings.flat import flatten
+from server_app.deployment.local_engine import simulate_here
 
 ROWS = descriptions()
 NUMBER = r"[\d.e+-]+"
@@ -123,3 +126,19 @@ def test_an_unknown_method_is_refused_as_everywhere() -> None:
 def test_a_description_can_be_written_as_json() -> None:
     assert all(type(row.default) in (str, int, float, bool) for row in ROWS)
     assert set(asdict(ROWS[0])) == {"key", "text", "kind", "default", "range", "unit", "methods"}
+
+
+def test_a_setting_of_another_method_is_named_before_the_start(tmp_path: Path) -> None:
+    """Also where the settings come whole, as from a run folder: their defaults are no remark."""
+    run = parse_run({"method": "afl", "fedcof.groups": 5, "fedlap.model": "mlp", "afl.ridge": 0.2})
+    first, second = without_effect(run)
+    assert first.startswith("fedlap.model = 'mlp' has no effect: method = 'afl' does not use it, but fedlap and ")
+    assert second == "fedcof.groups = 5 has no effect: method = 'afl' does not use it, but fedcof does"
+    for name in METHODS:
+        private = {"epsilon": 1.0, "delta": 1e-5} if METHODS[name].needs_budget else {}
+        whole = flatten(parse_run({"method": name} | private).settings.model_dump(by_alias=True, mode="json"))
+        assert not without_effect(parse_run(whole)), name
+    events: list[dict[str, object]] = []
+    settings = {"method": "afl", "fedcof.groups": 5, "output-dir": str(tmp_path)}
+    simulate_here(2, settings, events.append, report=False)
+    assert [event["reason"] for event in events if event["event"] == "remark"] == [second]
