@@ -29,6 +29,8 @@ class ClassMeans(Heads):
     def check(self, sent: Parameters) -> None:
         """Check the records of the groups, and that groups without records have no mean. Raises SurrogateError."""
         super().check(sent)
+        if (groups := sent.tensors["counts"].shape[1]) != (own := self.config.settings.fedcof.groups):
+            raise SurrogateError(f"{groups} groups of a class; this run has {own}")
         check_counts(sent, self.dimension(sent), "groups")
         if sent.tensors["means"][sent.tensors["counts"] == 0].any():
             raise SurrogateError("the mean of a group without records is not zero")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +14,15 @@ from client_app.features.site_features import LabelledFeatures, SiteFeatures
 from client_app.methods.heads.class_means import class_means
 from client_app.methods.task import SiteLimits, Task
 from client_app.node_config import NodeConfig
+from common.costs import costs
 from common.errors import SurrogateError
 from common.models.classifiers import Head
 from common.models.parameters import Parameters
 from common.run import parse_run
+from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_parameters
 from strategies.heads.class_means import ClassMeans, Groups, fedcof_weight
+from tests.grid import InProcessGrid, run_federation, sites
 
 CLASSES, D = ("a", "b", "c"), 5
 
@@ -180,3 +184,25 @@ def test_one_site_of_ten_with_huge_means_costs_at_most_three_points(claimed: int
     header, counts = replace(sent[0].header, site="hostile"), torch.full((3, 1), float(claimed))
     hostile = replace(sent[0], header=header, tensors={"counts": counts, "means": far}, records=3 * claimed)
     assert accuracy([*sent, strategy.unpack(pack_parameters(hostile))]) > accuracy(sent) - 0.03
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5, 8])
+def test_the_plan_has_the_bytes_of_the_groups_that_have_records(tmp_path: Path, groups: int) -> None:
+    settings = {"method": "fedcof", "fedcof.groups": groups, "sites": 3}
+    grid = InProcessGrid(sites(3))
+    run_federation(tmp_path, grid, partition="iid", **settings)
+    planned = costs(parse_run(settings), 64, 10, 479, 20)[0]
+    sent, _ = grid.counted(1, ("train", "evaluate", "query.hello"))
+    # Pixels that are always dark are zero in every mean, and zeros are left out.
+    assert 0.8 * planned.up < sent < 1.1 * planned.up
+
+
+def test_another_number_of_groups_than_the_runs_is_refused() -> None:
+    sent = Parameters(
+        Header("fedcof", parse_run({"method": "fedcof", "fedcof.groups": 3}).digest, "s", "f", ("a",)),
+        1,
+        {"counts": torch.tensor([[2.0, 0.0]]), "means": torch.zeros(1, 2, 3)},
+        2,
+    )
+    with pytest.raises(SurrogateError, match="2 groups of a class; this run has 3"):
+        ClassMeans({"method": "fedcof", "fedcof.groups": 3}).unpack(pack_parameters(sent))
