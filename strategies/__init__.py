@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from common.errors import RunError
-from common.methods import METHODS, method_named
-from common.methods.method import load
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -15,7 +13,8 @@ if TYPE_CHECKING:
     from strategies.base.federation import Federation
     from strategies.base.one_shot import OneShot
 
-# Imported on first use: the mathematics of the methods also runs on a machine without Flower.
+# Imported on first use, as the registry of methods is: the mathematics of the methods also runs on a machine without Flower
+# and without pydantic, which the settings need.
 LAZY = {
     "Grid": "flwr.serverapp:Grid",
     "Federation": "strategies.base.federation:Federation",
@@ -25,12 +24,17 @@ LAZY = {
 
 def strategy_of(config: Run) -> type[Federation]:
     """The strategy class for a run's method, from the registry."""
+    from common.methods.method import load
+
     strategy: type[Federation] = load(config.plan.combination.strategy)
     return strategy
 
 
 def stored_strategy(config: Run) -> type[OneShot[Any]]:
     """The strategy class that learns again from stored replies. Raises RunError for a method that stores none."""
+    from common.methods import method_named
+    from common.methods.method import load
+
     usual = method_named(config.settings.method).usual.combination
     if not usual.stored:
         raise RunError(f"method = {config.settings.method!r} stores no replies to learn from again; start a new run instead")
@@ -40,6 +44,9 @@ def stored_strategy(config: Run) -> type[OneShot[Any]]:
 
 def __getattr__(name: str) -> type[Any]:
     """Import a strategy of the registry, such as FedPFT, FedLAP or DPCVAE, or a base class, on its first use."""
+    from common.methods import METHODS
+    from common.methods.method import load
+
     if name in LAZY:
         found: type[Any] = load(LAZY[name])
         return found

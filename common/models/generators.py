@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from common.errors import SurrogateError
-from common.methods import method_named
 from common.models.networks import parameters_of
 from common.models.parameters import Tensors
 from common.privacy.gaussian_mechanism import clip
@@ -173,7 +172,7 @@ def fresh_companion(run: Run, classes: int, dimension: int) -> nn.Module:
     """The part that stays at a site, before training: the encoder, or the critic of a GAN."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.settings.seed + 1)
-        if method_named(run.settings.method).adversarial:
+        if run.method.adversarial:
             return critic(classes, dimension)
         return Encoder(
             run.settings.dpcvae.latents(bool(run.settings.epsilon)), run.settings.dpcvae.hidden, classes, dimension
@@ -182,7 +181,7 @@ def fresh_companion(run: Run, classes: int, dimension: int) -> nn.Module:
 
 def _generator(run: Run, classes: int, dimension: int) -> AnyGenerator:
     settings, private = run.settings.dpcvae, bool(run.settings.epsilon)
-    if method_named(run.settings.method).adversarial:
+    if run.method.adversarial:
         return GanGenerator(settings.latents(private), classes, dimension)
     shape = (settings.latents(private), settings.hidden, classes, dimension)
     return Decoder(*shape, settings.learned_variance, settings.class_prior)
