@@ -102,7 +102,8 @@ def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
 
     Args:
         model: a signed model.
-        weights_path: file of the backbone's weights; empty to download them, as `load_backbone` does.
+        weights_path: file of the backbone's weights; empty to download them, as `load_backbone`
+            does.
 
     Returns:
         The module, the preprocessing of its images, and examples.
