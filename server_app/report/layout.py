@@ -37,6 +37,10 @@ def layout(pictures: Mapping[str, Sequence[str]]) -> list[tuple[str, str, str]]:
     Returns:
         For each picture its key, its title and its place: "" for half a row, "wide" for a row of
         several plots, or "wide alone" for a plot next to its caption.
+
+    Example:
+        >>> layout({"time": ['<svg viewBox="0 0 6 4"/>'], "survey": ['<svg viewBox="0 0 6 3"/>']})
+        [('survey', 'Records of each class', ''), ('time', 'Where the time went', '')]
     """
     narrow = [key for key in TITLES if key in pictures and key not in FIRST + LAST]
     places = [(key, "wide") for key in FIRST if key in pictures]

@@ -79,7 +79,15 @@ def _sum_sentences(metrics: Json) -> list[str]:
 
 
 def privacy_line(metrics: Json) -> str:
-    """Privacy guarantee in one line: "sums, epsilon 4, delta 1e-05, for one record"; "none" without a guarantee."""
+    """Privacy guarantee in one line: "sums, epsilon 4, delta 1e-05, for one record"; "none" without
+    a guarantee.
+
+    Example:
+        >>> sites = {"north": {"unit": "record"}}
+        >>> privacy = {"mechanism": "sums", "epsilon": 4.0, "delta": 1e-5, "per_site": sites}
+        >>> privacy_line({"privacy": privacy})
+        'sums, epsilon 4, delta 1e-05, for one record'
+    """
     privacy = as_table(metrics.get("privacy"))
     parts = [str(privacy["mechanism"])] if privacy.get("mechanism") else []
     parts += [f"{key} {number:g}" for key in ("epsilon", "delta") if (number := as_number(privacy.get(key))) is not None]
