@@ -184,7 +184,7 @@ def write_values(run: Path, sites: Sequence[str], measure: Measure) -> dict[str,
     Args:
         run: the run folder.
         sites: names of the sites.
-        measure: of a model of some of the sites. It is asked once for each subset.
+        measure: of a model of some of the sites.
 
     Returns:
         The content of values.json.
