@@ -24,9 +24,16 @@ RECORDS = (
 
 @dataclass(frozen=True)
 class CountingBudget:
-    """The budget of a run that counts; zero epsilon for counts without noise.
+    """The budget of a run that counts.
 
-    secure_sum: whether the coordinator sees only the sum over all sites.
+    Attributes:
+        epsilon: of all counts; zero for counts without noise.
+        delta: of all counts; it does not matter without epsilon.
+        secure_sum: whether the coordinator sees only the sum over all sites.
+
+    Example:
+        >>> CountingBudget(1.0, 1e-5, secure_sum=True).settings()
+        {'epsilon': 1.0, 'delta': 1e-05, 'secure-sum': True}
     """
 
     epsilon: float
@@ -35,14 +42,23 @@ class CountingBudget:
 
     def settings(self) -> dict[str, Scalar]:
         """As settings of a run."""
-        found: dict[str, Scalar] = {"epsilon": self.epsilon, "delta": self.delta if self.epsilon else 0.0}
-        return found | ({"secure-sum": True} if self.secure_sum else {})
+        budget: dict[str, Scalar] = {"epsilon": self.epsilon, "delta": self.delta if self.epsilon else 0.0}
+        return budget | ({"secure-sum": True} if self.secure_sum else {})
 
 
 def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str, Scalar], int]:
-    """Settings of an evaluation of a run folder's or a signed file's model, and the sites of a simulated run, else zero.
+    """Settings of an evaluation of a model. Features are computed as for the run that learned it.
 
-    Features are computed as for the run. Raises RunError or ConfigError.
+    Args:
+        source: a run folder, or a signed model file.
+        privacy: the budget.
+
+    Returns:
+        The settings, flat; and the number of sites of a simulated run, else zero.
+
+    Raises:
+        RunError: the folder is no run folder.
+        ConfigError: `source` is neither, or the name of a class has a comma.
     """
     source, simulated, more = source.expanduser(), 0, dict[str, Scalar]()
     if source.is_dir():
@@ -65,7 +81,18 @@ def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str
 
 
 def survey_settings(classes: tuple[str, ...], privacy: CountingBudget) -> dict[str, Scalar]:
-    """Settings of a survey of the sites' training records."""
+    """Settings of a survey of the sites' training records.
+
+    Args:
+        classes: names of the classes that are counted.
+        privacy: the budget.
+
+    Returns:
+        The settings, flat.
+
+    Raises:
+        ConfigError: the name of a class has a comma.
+    """
     return {**_named(classes), "counting.kind": "survey", **privacy.settings()}
 
 

@@ -36,11 +36,20 @@ def federate(
     simulated: bool = False,
     report: bool = True,
 ) -> None:
-    """Run one federation. After a failure the run folder is complete, its report gives the reason, and the error is raised.
+    """Run one federation. After a failure the run folder is complete, its report gives the reason,
+    and the error is raised. Settings that cannot work raise an error before there is a run folder.
 
-    registered: the table of registered sites, if the SuperLink accepts only registered sites. simulated: whether all sites
-    run on this machine, with the run's own data. report: whether the report is drawn, which takes longer than many a run;
-    `write_report` draws it later. Settings that cannot work raise an error before there is a run folder.
+    Args:
+        config: the run.
+        grid: by which messages reach the sites.
+        flower_run_id: the number of the run in Flower.
+        registered: the table of registered sites, if the SuperLink accepts only registered sites.
+        simulated: whether all sites run on this machine, with the run's own data.
+        report: whether the report is drawn, which takes longer than many a run; `write_report`
+            draws it later.
+
+    Raises:
+        FedSurrogateError: the settings cannot work, or the run failed.
     """
     check_start(config, simulated)
     device = pick_device(config.settings.device)
@@ -67,7 +76,16 @@ def federate(
 
 
 def fail_before_start(config: Run, flower_run_id: int, reason: str) -> NoReturn:
-    """Leave the run folder of a simulation that failed before any request to a site. Raises RunError with the reason."""
+    """Leave the run folder of a simulation that failed before any request to a site.
+
+    Args:
+        config: the run.
+        flower_run_id: the number of the run in Flower.
+        reason: of the failure, for people.
+
+    Raises:
+        RunError: always, with the reason.
+    """
     folder = RunWriter(config, flower_run_id, simulated=True)
     log.info("Run folder: %s", folder.path)
     with finished(folder, strategy_of(config)(config, folder)):
@@ -89,7 +107,13 @@ def _signer(config: Run, flower_run_id: int) -> Callable[[Outcome], SignedModel]
 
 @contextmanager
 def finished(folder: RunWriter, strategy: Federation, *, report: bool = True) -> Iterator[None]:
-    """Complete the run folder after success and after any error. Errors are raised again. report: whether to draw it."""
+    """Complete the run folder after success and after any error. Errors are raised again.
+
+    Args:
+        folder: the run folder.
+        strategy: its outcome is what the run has reached.
+        report: whether the report is drawn.
+    """
     try:
         yield
         folder.finish(strategy.outcome, "ok")

@@ -31,9 +31,19 @@ Content = tuple[str, bytes] | SurrogateError
 
 
 def make_request(settings: Mapping[str, Scalar], file: Path, private: bytes, days: int = 0) -> Request:
-    """Write a request for a run with these settings, signed with the coordinator's key. It expires after `days` (0: never).
+    """Write a request for a run, signed with the coordinator's key.
 
-    Raises ConfigError for a run that sites cannot take part in by file.
+    Args:
+        settings: of the run, flat.
+        file: to write; it must not exist.
+        private: the coordinator's key.
+        days: after which the request expires; 0: never.
+
+    Returns:
+        The request.
+
+    Raises:
+        ConfigError: the file exists, or for a run that sites cannot take part in by file.
     """
     if file.exists():
         raise ConfigError(f"{str(file)!r} exists, and sites may have replied to it already; choose another file")
@@ -53,13 +63,25 @@ def learn_from_files(
     run_folders: Sequence[Path] = (),
     unsigned: Sequence[Path] = (),
 ) -> Path:
-    """Learn one head from the files with which sites replied to a request; return the run folder.
+    """Learn one head from the files with which sites replied to a request.
 
-    bundles: used only if a key in `keys_file` signed them for this request. run_folders: of runs whose surrogates arrived
-    over an authenticated network. unsigned: single surrogates (*.pb). The caller vouches for files of the last two kinds.
-    Each site counts once, and signed files come first. A refused file is listed in the run folder, and the others are
-    used. local: settings of this machine, such as output-dir. Raises ConfigError before anything is written. Raises
-    RunError, with a complete run folder, if too few files are left.
+    The caller vouches for files of `run_folders` and `unsigned`. Each site counts once, and signed
+    files come first. A refused file is listed in the run folder, and the others are used.
+
+    Args:
+        request_file: the request, as `make_request` wrote it.
+        bundles: used only if a key in `keys_file` signed them for this request.
+        keys_file: the sites' public keys; None for none.
+        local: settings of this machine, such as output-dir.
+        run_folders: of runs whose surrogates arrived over an authenticated network.
+        unsigned: single surrogates (*.pb).
+
+    Returns:
+        The run folder.
+
+    Raises:
+        ConfigError: before anything is written.
+        RunError: too few files are left; the run folder is complete.
     """
     request = read_request(request_file, None)
     request.run()
@@ -70,10 +92,10 @@ def learn_from_files(
     config = parse_run({**request.settings, **local})
     kind, centre = stored_strategy(config), unpack_question(request.centre)
     reader = kind(config, Unrecorded(), "cpu", centre)
-    found = [(str(file), _signed(file, request, keys, receipts)) for file in bundles]
-    found += [(str(file), _unsigned(file, file.stem, reader)) for file in _inside(run_folders)]
-    found += [(str(file), _unsigned(file, "", reader)) for file in unsigned]
-    if not found:
+    contents = [(str(file), _signed(file, request, keys, receipts)) for file in bundles]
+    contents += [(str(file), _unsigned(file, file.stem, reader)) for file in _inside(run_folders)]
+    contents += [(str(file), _unsigned(file, "", reader)) for file in unsigned]
+    if not contents:
         raise ConfigError("no files to learn from; name bundles, run folders or surrogates")
     folder = RunWriter(config, 0)
     strategy = kind(config, folder, pick_device(config.settings.device), centre)
@@ -82,7 +104,7 @@ def learn_from_files(
             for site, receipt in receipts.items():
                 with suppress(SurrogateError):
                     strategy.receipts.take(site, 0, receipt)
-            strategy.learn_from(found)
+            strategy.learn_from(contents)
     except RunError as error:
         refused = [f"{site.name}: {site.reason}" for site in strategy.outcome.sites.values() if site.fate == "rejected"]
         raise RunError("; ".join([str(error), *refused, f"see {folder.path}"])) from None

@@ -25,11 +25,23 @@ from strategies.base.one_shot import CENTRE_FILE, in_order
 
 
 def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Path, Classifier]:
-    """Learn a head from all stored surrogates except those of the sites `without`; for `classes` only, if given.
+    """Learn a head from all stored surrogates except those of some sites.
 
-    Every site and class has its own sampling stream. So the head is exactly the head of a run without these sites: their
-    contribution is removed, not only reduced. Writes `relearned/<UTC time>/` into the run folder. Raises RunError for an
-    unknown site or class.
+    Every site and class has its own sampling stream. So the head is exactly the head of a run
+    without these sites: their contribution is removed, not only reduced.
+
+    Args:
+        run: the run folder.
+        without: names of the sites that are left out.
+        classes: names of the classes that the head is for; empty for all.
+
+    Returns:
+        The new folder in the run folder, `relearned/<UTC time>/`, with model and manifest; and the
+        model.
+
+    Raises:
+        RunError: for an unknown site or class, or if the run stored nothing of each site, or
+            nothing is left to learn from.
     """
     settings = read_json(run, "manifest.json").get("config")
     if not isinstance(settings, dict):

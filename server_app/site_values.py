@@ -42,9 +42,18 @@ class _TestFeatures(Protocol):
 
 
 def value_of_sites(run: Path) -> dict[str, Any]:
-    """Leave-one-out and Shapley values of accuracy; also written to values.json in the run folder. Raises RunError.
+    """Leave-one-out and Shapley values of accuracy, for a simulation.
 
     Without the run's defence and cap of weights: these would hide what a site does to the others.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        The values; also written to values.json in the run folder.
+
+    Raises:
+        RunError: the run is no simulation, or stored no surrogate of each site.
     """
     config = run_config_of(run)
     if read_json(run, "manifest.json").get("simulated") is not True:
@@ -66,9 +75,18 @@ def value_of_sites(run: Path) -> dict[str, Any]:
 
 
 def value_settings(run: Path, privacy: CountingBudget) -> tuple[dict[str, Scalar], list[frozenset[str]]]:
-    """Settings of a run that asks sites which of a run's models of some sites decide rightly, and these subsets, in order.
+    """Settings of a run that asks sites which of a run's models of some sites decide rightly.
 
-    All subsets of six sites at most; else everyone, and everyone without each site. Raises RunError.
+    Args:
+        run: the run folder. The models are written into it.
+        privacy: the budget.
+
+    Returns:
+        The settings, flat; and the subsets of sites whose models these are, in order: all subsets
+        of six sites at most; else everyone, and everyone without each site.
+
+    Raises:
+        RunError: the run stored no surrogate of each site, or its models are no linear heads.
     """
     config = run_config_of(run)
     strategy, sent = stored(config, run)
@@ -94,7 +112,12 @@ def value_settings(run: Path, privacy: CountingBudget) -> tuple[dict[str, Scalar
 
 
 def subsets_of(sites: Sequence[str]) -> list[frozenset[str]]:
-    """The subsets of sites whose models are compared, everyone first."""
+    """The subsets of sites whose models are compared, everyone first.
+
+    Example:
+        >>> [sorted(some) for some in subsets_of(["north", "south"])]
+        [['north', 'south'], ['south'], ['north']]
+    """
     if len(sites) > MOST_ASKED:
         return [frozenset(sites), *(frozenset(sites) - {site} for site in sites)]
     every = [frozenset(site for place, site in enumerate(sites) if bits >> place & 1) for bits in range(1, 2 ** len(sites))]
@@ -102,9 +125,23 @@ def subsets_of(sites: Sequence[str]) -> list[frozenset[str]]:
 
 
 def noisy_values(run: Path, sites: Sequence[str], counted: Mapping[str, Any], classes: int) -> dict[str, Any]:
-    """Values from noisy counts of right decisions; also written to values.json. Raises RunError if the noise hides them.
+    """Values from noisy counts of right decisions.
 
-    Each value's error is the standard deviation of its noise. The measure of no site is a guess, one over the classes.
+    The measure of no site is a guess, one over the classes.
+
+    Args:
+        run: the run folder.
+        sites: names of the sites.
+        counted: "right": number of tested records, and of right decisions of each model of
+            `subsets_of(sites)`; "noise": standard deviation of the noise on each of these.
+        classes: number of classes.
+
+    Returns:
+        The values; also written to values.json. Each value's error is the standard deviation of its
+        noise.
+
+    Raises:
+        RunError: the noise hides the values.
     """
     (tested, *right), noise = counted["right"], float(counted["noise"])
     if tested < 3 * noise or tested < 1:
@@ -113,19 +150,19 @@ def noisy_values(run: Path, sites: Sequence[str], counted: Mapping[str, Any], cl
     reached = {some: count / tested for some, count in zip(subsets, right, strict=True)} | {frozenset[str](): 1 / classes}
     everyone = frozenset(sites)
     if len(sites) > MOST_ASKED:
-        found = [SiteValue(s, reached[everyone] - reached[everyone - {s}], None, noise * 2**0.5 / tested) for s in sites]
+        values = [SiteValue(s, reached[everyone] - reached[everyone - {s}], None, noise * 2**0.5 / tested) for s in sites]
     else:
         shares = site_values(sites, reached.__getitem__)
         weights = [site_values(sites, lambda some, one=one: float(some == one)) for one in subsets]  # type: ignore[misc]
         errors = [sum((each[k].shapley or 0.0) ** 2 for each in weights) ** 0.5 for k in range(len(sites))]
-        found = [replace(each, error=noise * error / tested) for each, error in zip(shares, errors, strict=True)]
+        values = [replace(each, error=noise * error / tested) for each, error in zip(shares, errors, strict=True)]
     result = {
         "schema": 1,
         "measure": "accuracy on held-out records of the sites, from noisy counts",
         "all": reached[everyone],
         "none": 1 / classes,
         "models": len(subsets),
-        "sites": [asdict(each) for each in found],
+        "sites": [asdict(each) for each in values],
     }
     (run / VALUES).write_text(json.dumps(result, indent=2) + "\n")
     return result
@@ -142,27 +179,47 @@ def _of_all_classes(head: Head, classes: Sequence[str]) -> Head:
 
 
 def write_values(run: Path, sites: Sequence[str], measure: Measure) -> dict[str, Any]:
-    """Values by a measure, as values.json has them."""
+    """Write the values of sites by a measure to values.json.
+
+    Args:
+        run: the run folder.
+        sites: names of the sites.
+        measure: of a model of some of the sites.
+
+    Returns:
+        The content of values.json.
+    """
     known: dict[frozenset[str], float] = {}
 
     def kept(some: frozenset[str]) -> float:
         return known.setdefault(some, measure(some))
 
-    found = site_values(sites, kept)
+    values = site_values(sites, kept)
     result = {
         "schema": 1,
         "measure": "accuracy on the test records of the simulation",
         "all": kept(frozenset(sites)),
         "none": kept(frozenset()),
         "models": len(known),
-        "sites": [asdict(each) for each in found],
+        "sites": [asdict(each) for each in values],
     }
     (run / VALUES).write_text(json.dumps(result, indent=2) + "\n")
     return result
 
 
 def stored(config: Run, run: Path) -> tuple[OneShot[Any], dict[str, Any]]:
-    """The strategy without a defence, and the surrogates of a run by site. Raises RunError for a run without them."""
+    """The strategy without a defence, and the surrogates of a run by site.
+
+    Args:
+        config: the settings of the run.
+        run: the run folder.
+
+    Returns:
+        The strategy, and the surrogates.
+
+    Raises:
+        RunError: for a run without them.
+    """
     if config.settings.secure_sum or config.plan.counts or config.plan.kind != "one-shot":
         raise RunError(f"{run.name} stored no surrogate of each site; values need one-shot methods without secure-sum")
     plain = replace(config, settings=config.settings.model_copy(update={"defence": "none", "max_share": 0.0}))
@@ -174,7 +231,17 @@ def stored(config: Run, run: Path) -> tuple[OneShot[Any], dict[str, Any]]:
 def model_of(
     strategy: OneShot[Any], sent: dict[str, Any], some: frozenset[str], classes: Sequence[str]
 ) -> Classifier | None:
-    """The model that would have been learned from some of the sites; None for none, or if nothing can be learned."""
+    """The model that would have been learned from some of the sites.
+
+    Args:
+        strategy: of the run.
+        sent: surrogates by site.
+        some: names of these sites.
+        classes: names of the model's classes; empty for those of the sites.
+
+    Returns:
+        The model; None for none, or if nothing can be learned.
+    """
     kept = [each for site, each in sent.items() if site in some]
     if not kept:
         return None

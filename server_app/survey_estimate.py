@@ -1,4 +1,6 @@
-"""An estimate of the accuracy that a private run could reach, from the noisy numbers of records that a survey found."""
+"""An estimate of the accuracy that a private run could reach, from a survey's noisy numbers of
+records.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ FAMILY, RANK = "lowrank", 16
 
 @dataclass(frozen=True, eq=False)
 class LabelledSource:
-    """Features (n, d) and labels (n,) of all classes to draw records from. how: where they come from, in words."""
+    """Features of all classes to draw records from.
+
+    Attributes:
+        x: features, (n, d).
+        y: labels, (n,).
+        classes: their number.
+        how: where they come from, in words.
+    """
 
     x: Tensor
     y: Tensor
@@ -40,7 +49,23 @@ class LabelledSource:
 
 
 def features_with(classes: int, dimension: int, expected: float, seed: int = 0) -> LabelledSource:
-    """Gaussian classes around random directions, at the distance at which the true centres classify this share rightly."""
+    """Gaussian classes around random directions.
+
+    Args:
+        classes: their number.
+        dimension: of the features.
+        expected: the share that the true centres classify rightly; it decides the distance of the
+            classes.
+        seed: of the directions and the features.
+
+    Returns:
+        The features.
+
+    Example:
+        >>> source = features_with(classes=2, dimension=3, expected=0.9)
+        >>> tuple(source.x.shape), source.y[:4].tolist()
+        ((4000, 3), [0, 1, 0, 1])
+    """
     generator = torch.Generator().manual_seed(seed)
     centres = torch.nn.functional.normalize(torch.randn(classes, dimension, generator=generator), dim=1)
     y = torch.arange(POOL) % classes
@@ -63,7 +88,18 @@ def features_with(classes: int, dimension: int, expected: float, seed: int = 0) 
 
 
 def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
-    """Synthetic features drawn from the surrogates of an earlier run. Raises RunError if they lack one of the classes."""
+    """Synthetic features drawn from the surrogates of an earlier run.
+
+    Args:
+        run: its run folder.
+        classes: names of the classes, in the order of the labels.
+
+    Returns:
+        The features.
+
+    Raises:
+        RunError: the surrogates lack one of the classes, or there are none to draw features from.
+    """
     config = run_config_of(run)
     strategy = stored_strategy(config)(config, Unrecorded(), pick_device("cpu"))
     learned = strategy.learn([strategy.unpack(payload) for payload in read_payloads(run)], config.settings.classes)
@@ -78,21 +114,40 @@ def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
 
 
 def estimate_of(survey: Mapping[str, Any], source: LabelledSource) -> dict[str, Any]:
-    """As `estimate`, from the result of a survey. A secure sum shows no site's records: there, all sites have as many."""
+    """As `estimate`, from the result of a survey. A secure sum shows no site's records: there, all
+    sites have as many.
+
+    Args:
+        survey: the result.
+        source: features to draw records from.
+
+    Returns:
+        As from `estimate`.
+    """
     if "per_site" in survey:
         return estimate(list(survey["per_site"].values()), source)
     sites = survey["sites"]
     each = [round(row["value"] / sites) for row in survey["classes"].values()]
-    found = estimate([each] * sites, source)
-    return found | {"how": f"{found['how']}; the records are divided evenly, because a secure sum shows no site's"}
+    result = estimate([each] * sites, source)
+    return result | {"how": f"{result['how']}; the records are divided evenly, because a secure sum shows no site's"}
 
 
 def estimate(counts: Sequence[Sequence[int]], source: LabelledSource, seed: int = 0) -> dict[str, Any]:
-    """Accuracy at each epsilon: the sites of a survey are simulated with as many records of each class as it found.
+    """Accuracy at each epsilon: the sites of a survey are simulated with as many records of each
+    class as it counted.
 
-    counts (S, C): records of each site and class, noisy. Each simulated site releases noisy class sums as `fedpft` does, the
-    coordinator learns from them, and the head is tested on features that no site has. The mean over a few draws of the
-    noise. No site's data are used beyond the counts.
+    Each simulated site releases noisy class sums as `fedpft` does, the coordinator learns from
+    them, and the head is tested on features that no site has. No site's data are used beyond the
+    counts.
+
+    Args:
+        counts: records of each site and class, noisy, (S, C).
+        source: features to draw records from.
+        seed: of the order of the features and of the draws of records.
+
+    Returns:
+        "accuracy": by epsilon, the mean over a few draws of the noise, in [0, 1]. "how": how it was
+        estimated, in words.
     """
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(source.y), generator=generator)
@@ -109,15 +164,15 @@ def estimate(counts: Sequence[Sequence[int]], source: LabelledSource, seed: int 
         ]
         rows = torch.cat(drawn)
         sites.append((x[rows], y[rows]))
-    found = {}
+    accuracies = {}
     for epsilon in EPSILONS:
         shares = [_accuracy(sites, epsilon, source.classes, (x[test], y[test])) for _ in range(DRAWS)]
-        found[f"{epsilon:g}"] = sum(shares) / DRAWS
+        accuracies[f"{epsilon:g}"] = sum(shares) / DRAWS
     how = (
         f"estimated by simulating fedpft with noisy class sums at delta {DELTA:g}, as many records as the survey found, and "
         f"{source.how}; real features may be easier or harder"
     )
-    return {"accuracy": found, "how": how}
+    return {"accuracy": accuracies, "how": how}
 
 
 def _accuracy(sites: Sequence[tuple[Tensor, Tensor]], epsilon: float, classes: int, test: tuple[Tensor, Tensor]) -> float:

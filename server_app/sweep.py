@@ -20,9 +20,16 @@ Varied = dict[str, Scalar]
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep. varied: its values of the settings that the sweep varies, the seed among them.
+    """One run of a sweep.
 
-    accuracy: of the model, None where the run failed or trains none. bytes: sent by all sites. error: why it failed.
+    Attributes:
+        varied: its values of the settings that the sweep varies, the seed among them.
+        seconds: duration of the run.
+        accuracy: of the model, in [0, 1]; None where the run failed or trains none.
+        bytes: sent by all sites.
+        epsilon: spent; None without privacy.
+        folder: its run folder; empty where the run failed.
+        error: why it failed; empty where it did not.
     """
 
     varied: Varied
@@ -39,15 +46,21 @@ class Trial:
         return self.varied | results | {"seconds": round(self.seconds, 3), "folder": self.folder, "error": self.error}
 
     def __str__(self) -> str:
-        found = f"failed: {self.error}" if self.error else "no accuracy" if self.accuracy is None else f"{self.accuracy:.2%}"
-        return f"{named(self.varied)}: {found}, {self.seconds:.1f} s"
+        text = f"failed: {self.error}" if self.error else "no accuracy" if self.accuracy is None else f"{self.accuracy:.2%}"
+        return f"{named(self.varied)}: {text}, {self.seconds:.1f} s"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Trials that differ in their seed only: mean accuracy, its standard deviation (None below two runs), mean bytes.
+    """Trials that differ in their seed only.
 
-    runs: those with an accuracy. failed: number of the others.
+    Attributes:
+        varied: their settings, without the seed.
+        runs: number of those with an accuracy.
+        failed: number of those that failed.
+        accuracy: mean, in [0, 1]; None without one.
+        deviation: standard deviation of the accuracy; None below two runs.
+        bytes: mean.
     """
 
     varied: Varied
@@ -59,13 +72,31 @@ class Summary:
 
 
 def named(varied: Mapping[str, Scalar]) -> str:
-    """Settings as one short text."""
+    """Settings as one short text.
+
+    Example:
+        >>> named({"epsilon": 1.0, "seed": 0})
+        'epsilon=1.0, seed=0'
+    """
     return ", ".join(f"{key}={value}" for key, value in varied.items())
 
 
 def combinations(grid: Mapping[str, Iterable[Scalar]], seeds: Iterable[int]) -> list[Varied]:
-    """Every combination of the values of `grid`, with every seed. Raises ConfigError for a list without values or with one
-    twice.
+    """Every combination of the values of a grid, with every seed.
+
+    Args:
+        grid: the values of each setting.
+        seeds: of the runs.
+
+    Returns:
+        The settings of each run, the seed among them.
+
+    Raises:
+        ConfigError: for a list without values or with one twice, or for seeds in the grid.
+
+    Example:
+        >>> combinations({"epsilon": [1.0, 2.0]}, [0])
+        [{'epsilon': 1.0, 'seed': 0}, {'epsilon': 2.0, 'seed': 0}]
     """
     if "seed" in grid:
         raise ConfigError("seed is not a part of the grid; give the seeds as seeds")
@@ -82,7 +113,20 @@ def combinations(grid: Mapping[str, Iterable[Scalar]], seeds: Iterable[int]) -> 
 
 
 def merged(fixed: Mapping[str, Any], varied: Varied) -> dict[str, Any]:
-    """Settings of a trial. An epsilon of 0 among the values means no privacy, so the common delta does not apply."""
+    """Settings of a trial. An epsilon of 0 among the values means no privacy, so the common delta
+    does not apply.
+
+    Args:
+        fixed: settings of all trials.
+        varied: those of this trial.
+
+    Returns:
+        Both together.
+
+    Example:
+        >>> merged({"delta": 1e-5}, {"epsilon": 0})
+        {'delta': 0.0, 'epsilon': 0}
+    """
     return {**fixed, **varied} | ({"delta": 0.0} if varied.get("epsilon") == 0 and "delta" not in varied else {})
 
 
@@ -93,10 +137,20 @@ def run_trials(
     on_trial: Callable[[Trial], object],
     output: Path,
 ) -> tuple[list[Trial], Path]:
-    """Do all trials, one after another; returns them and the file of their rows in `output`, written after every trial.
+    """Do all trials, one after another.
 
-    check: raises FedSurrogateError for settings that cannot run; if no trial passes, so does this function, before any run.
-    run: does one trial and returns its run folder.
+    Args:
+        trials: the settings of each.
+        check: raises FedSurrogateError for settings that cannot run.
+        run: does one trial and returns its run folder.
+        on_trial: takes each trial that is done.
+        output: folder for the file of rows.
+
+    Returns:
+        The trials, and the file of their rows in `output`, written after every trial.
+
+    Raises:
+        FedSurrogateError: no trial passes `check`; before any run.
     """
     refused = {number: error for number, varied in enumerate(trials) if (error := _refusal(check, varied))}
     if len(refused) == len(trials):
@@ -129,14 +183,14 @@ def summarise(trials: Sequence[Trial]) -> list[Summary]:
 
 
 def _summary(group: Sequence[Trial]) -> Summary:
-    found = [trial.accuracy for trial in group if trial.accuracy is not None]
+    accuracies = [trial.accuracy for trial in group if trial.accuracy is not None]
     sent = [trial.bytes for trial in group if trial.bytes is not None]
     return Summary(
         _settings(group[0]),
-        len(found),
+        len(accuracies),
         sum(bool(trial.error) for trial in group),
-        statistics.fmean(found) if found else None,
-        statistics.stdev(found) if len(found) > 1 else None,
+        statistics.fmean(accuracies) if accuracies else None,
+        statistics.stdev(accuracies) if len(accuracies) > 1 else None,
         statistics.fmean(sent) if sent else None,
     )
 

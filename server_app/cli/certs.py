@@ -48,7 +48,7 @@ def certs(
         drop_site_keys(folder, site)
     issue(folder, host or (), site or (), renew, days)
     now = datetime.datetime.now(datetime.UTC)
-    found = [(paper, paper.state(now)) for paper in papers(folder)]
+    states = [(paper, paper.state(now)) for paper in papers(folder)]
     if as_json:
         rows = [
             {
@@ -59,17 +59,17 @@ def certs(
                 "expires": paper.expires and paper.expires.isoformat(timespec="seconds"),
                 "state": state,
             }
-            for paper, state in found
+            for paper, state in states
         ]
         print(json.dumps(rows, indent=2))
     else:
         table = Table("", "for", "file", Column("valid until", no_wrap=True), Column(no_wrap=True), title=str(folder))
-        for paper, state in found:
+        for paper, state in states:
             until = f"{paper.expires:%Y-%m-%d}" if paper.expires else ""
             table.add_row(paper.kind, paper.name, str(paper.file.relative_to(folder)), until, state)
         console.print(table)
-        if any(state != "ok" for _, state in found):
+        if any(state != "ok" for _, state in states):
             remedy = f"sign the coordinator's certificate again: coordinator certs {folder} --renew"
             console.print(remedy, style="yellow", soft_wrap=True)
-    if any(state == "expired" for _, state in found):
+    if any(state == "expired" for _, state in states):
         raise typer.Exit(1)

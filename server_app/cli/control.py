@@ -50,7 +50,15 @@ def register(
 
 
 def again(folder: Path, site: str) -> list[str]:
-    """What to do so that a site whose key was revoked takes part again."""
+    """What to do so that a site whose key was revoked takes part again.
+
+    Args:
+        folder: of `coordinator certs`.
+        site: its name.
+
+    Returns:
+        The steps, one line each.
+    """
     return [
         f"1. a new key: coordinator certs {folder} --site {site} --new-key",
         f"2. a new kit for the hospital: coordinator kit {folder} {site} --coordinator HOST:PORT --out {site}-new.tar.gz",
@@ -127,7 +135,14 @@ def run(
 
 
 def show_result(folder: Path | None, output: Path, as_json: bool, secured: bool) -> None:
-    """Print the result of a run that has finished. secured: whether the SuperLink uses TLS."""
+    """Print the result of a run that has finished.
+
+    Args:
+        folder: the run folder; None if it is on another machine.
+        output: folder of all runs.
+        as_json: whether metrics.json is printed instead of lines.
+        secured: whether the SuperLink uses TLS.
+    """
     from server_app.deployment.submit import DONE
     from server_app.runs.card import missing_line
 

@@ -160,8 +160,8 @@ def plan(
     from server_app.runs.presets import preset_settings
 
     config = parse_run(preset_settings(preset) | parse_overrides(run_config or []))
-    found = dimension or find_dimension(config)
-    rows = costs(config, found, classes, records, rounds)
+    known_dimension = dimension or find_dimension(config)
+    rows = costs(config, known_dimension, classes, records, rounds)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
@@ -172,7 +172,7 @@ def plan(
         cells = (row.name, human_bytes(row.up), human_bytes(row.down), str(row.rounds), str(row.messages))
         table.add_row(*cells, *(budget * private))
     console.print(table)
-    for line in [*without_effect(config), *in_words(config, rows[0], found, classes, records)]:
+    for line in [*without_effect(config), *in_words(config, rows[0], known_dimension, classes, records)]:
         console.print(line)
 
 

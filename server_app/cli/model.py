@@ -204,8 +204,8 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
 
 
 def _result(folder: Path, kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"{kind}.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((folder / f"{kind}.json").read_text())
+    return content
 
 
 def _shown(interval: Any) -> str:

@@ -34,8 +34,8 @@ def complete_runs(incomplete: str) -> list[str]:
     from server_app.runs.reader import run_folders
 
     typed = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
-    found = dict.fromkeys(str(folder) for place in (typed, Path("runs")) for folder in run_folders(place))
-    return [folder for folder in found if folder.startswith(incomplete)]
+    folders = dict.fromkeys(str(folder) for place in (typed, Path("runs")) for folder in run_folders(place))
+    return [folder for folder in folders if folder.startswith(incomplete)]
 
 
 Preset = Annotated[

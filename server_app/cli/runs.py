@@ -122,15 +122,15 @@ def sites(
     from server_app.runs.reader import run_folders
 
     complete_killed(*run_folders(output)[:NEWEST])
-    found = known_sites(folder, output, control, root_certificates)
+    rows = known_sites(folder, output, control, root_certificates)
     if as_json:
-        print(json.dumps([row.facts() for row in found], indent=2))
+        print(json.dumps([row.facts() for row in rows], indent=2))
     else:
         table = Table("site", "key", "state", "since", "last seen", "version", Column("last run", overflow="fold"))
-        for row in found:
+        for row in rows:
             table.add_row(*_cells(row))
         console.print(table)
-    if any(row.health not in ("connected", "key revoked") for row in found):
+    if any(row.health not in ("connected", "key revoked") for row in rows):
         raise typer.Exit(1)
 
 

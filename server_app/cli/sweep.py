@@ -57,8 +57,8 @@ def sweep(
         return simulate_here(sites, merged(fixed, varied), lambda event: None, report=False)
 
     output = Path(str(fixed.get("output-dir", "runs"))).expanduser().absolute()
-    found, file = run_trials(trials, lambda varied: parse_run(merged(fixed, varied)), run, show, output)
-    summaries = summarise(found)
+    finished, file = run_trials(trials, lambda varied: parse_run(merged(fixed, varied)), run, show, output)
+    summaries = summarise(finished)
     picture = file.with_suffix(".png")
     drawn = is_installed("matplotlib")
     if drawn:
@@ -67,17 +67,31 @@ def sweep(
         # The rows of runs that may have taken hours must not be lost for their picture.
         progress.print(f"warning: {missing('matplotlib', 'the plot')}", style="yellow", soft_wrap=True)
     if as_json:
-        typer.echo(json.dumps([trial.row() for trial in found], indent=2))
+        typer.echo(json.dumps([trial.row() for trial in finished], indent=2))
     else:
         console.print(_table(summaries))
         console.print(f"rows {file}" + (f"\nplot {picture}" if drawn else ""), soft_wrap=True)
-    if failed := sum(bool(trial.error) for trial in found):
-        progress.print(f"{failed} of {len(found)} runs failed; the lines above say why", style="red", soft_wrap=True)
+    if failed := sum(bool(trial.error) for trial in finished):
+        progress.print(f"{failed} of {len(finished)} runs failed; the lines above say why", style="red", soft_wrap=True)
         raise typer.Exit(1)
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
-    """Parse texts such as 'fedpft.rank=[4, 16]'. Raises ConfigError."""
+    """Parse the values of a grid.
+
+    Args:
+        texts: such as 'fedpft.rank=[4, 16]'.
+
+    Returns:
+        The values of each setting.
+
+    Raises:
+        ConfigError: for another form.
+
+    Example:
+        >>> parse_grid(["fedpft.rank=[4, 16]"])
+        {'fedpft.rank': [4, 16]}
+    """
     grid: dict[str, list[Scalar]] = {}
     for text in texts:
         key, _, values = text.partition("=")

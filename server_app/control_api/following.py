@@ -26,16 +26,29 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Handle:
-    """A run: Flower's number, "" if unknown, and its folder, None if it has none here."""
+    """A run.
+
+    Attributes:
+        id: Flower's number, "" if unknown.
+        folder: its run folder, None if it has none here.
+    """
 
     id: str
     folder: Path | None
 
 
 def find_handle(run: str, output: Path) -> Handle:
-    """The run that a person names: Flower's number, a run folder, the name of one in `output`, or "latest".
+    """The run that a person names.
 
-    Raises RunError if there is none.
+    Args:
+        run: Flower's number, a run folder, the name of one in `output`, or "latest".
+        output: folder of all runs.
+
+    Returns:
+        The run.
+
+    Raises:
+        RunError: there is none.
     """
     if run.isdecimal():
         return Handle(run, next((folder for folder in run_folders(output) if flower_id(folder) == run), None))
@@ -56,19 +69,34 @@ def find_handle(run: str, output: Path) -> Handle:
 def flower_id(folder: Path) -> str:
     """Flower's number of the run of this folder; "" if unknown."""
     try:
-        found = json.loads((folder / PARTS[1]).read_text()).get("flower_run_id")
+        number = json.loads((folder / PARTS[1]).read_text()).get("flower_run_id")
     except (OSError, ValueError, AttributeError):
         return ""
-    return str(found or "")
+    return str(number or "")
 
 
 def follow_run(
     handle: Handle, output: Path, address: str, authority: Path | None, on_event: OnEvent, shown: int = 0
 ) -> Path | None:
-    """Pass the run's events to `on_event`, except the first `shown`, until the run ends; return its folder.
+    """Pass the events of a run on until it ends.
 
-    None if the coordinator's app writes it on another machine. A SuperLink that does not answer, or is started again, ends
-    nothing as long as there is a folder. Raises RunError if the run ended without a folder here and was not successful.
+    A SuperLink that does not answer, or is started again, ends nothing as long as there is a
+    folder.
+
+    Args:
+        handle: the run.
+        output: folder of all runs.
+        address: of the Control API, host:port.
+        authority: file of the certificate that the SuperLink's is signed with; None without TLS.
+        on_event: takes each event of the run.
+        shown: number of events at the start that are not passed on.
+
+    Returns:
+        The run folder; None if the coordinator's app writes it on another machine.
+
+    Raises:
+        RunError: the run ended without a folder here and was not successful, the SuperLink does not
+            know it and there is no folder, or its folder records no end.
     """
     followed = _Followed(handle, output, on_event, shown)
     link = _Link(handle.id, address, authority)

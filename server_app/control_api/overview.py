@@ -18,7 +18,17 @@ from server_app.runs.state import RunState
 
 @dataclass(frozen=True)
 class Row:
-    """A run. name: of its folder, "" without one. id: Flower's number. age: seconds since it began."""
+    """A run, as a row of a table.
+
+    Attributes:
+        name: of its folder, "" without one.
+        id: Flower's number.
+        method: name of the method, "" without a folder.
+        state: status of the run.
+        progress: completed and planned steps, "" without a folder.
+        sites: their numbers by fate, "" without a folder.
+        age: seconds since it began.
+    """
 
     name: str
     id: str
@@ -34,7 +44,17 @@ class Row:
 
 
 def overview(output: Path, address: str, authority: Path | None, newest: int) -> tuple[list[Row], str]:
-    """The newest runs, newest first; and why the SuperLink's runs are missing, "" if they are not."""
+    """The newest runs.
+
+    Args:
+        output: folder of all runs.
+        address: of the Control API, host:port.
+        authority: file of the certificate that the SuperLink's is signed with; None without TLS.
+        newest: the most rows.
+
+    Returns:
+        The runs, newest first; and why the SuperLink's runs are missing, "" if they are not.
+    """
     problem, flowers = "", list[FlowerRun]()
     try:
         flowers = list_runs(address, authority)

@@ -9,13 +9,36 @@ from common.flower.interface import FlowerRun
 
 
 def list_runs(address: str, authority: Path | None) -> list[FlowerRun]:
-    """All runs of a SuperLink, newest first. Raises RunError."""
+    """All runs of a SuperLink.
+
+    Args:
+        address: of the Control API, host:port.
+        authority: file of the certificate that the SuperLink's is signed with; None without TLS.
+
+    Returns:
+        The runs, newest first.
+
+    Raises:
+        RunError: the SuperLink does not answer.
+    """
     with flower().control(address, authority) as control:
         runs = control.runs()
     return sorted(runs, key=lambda run: run.begun.timestamp() if run.begun else 0.0, reverse=True)
 
 
 def stop(run_id: str, address: str, authority: Path | None) -> bool:
-    """Stop a run; return whether the SuperLink did. Raises RunError, also for a run that has ended."""
+    """Stop a run.
+
+    Args:
+        run_id: Flower's number.
+        address: of the Control API, host:port.
+        authority: file of the certificate that the SuperLink's is signed with; None without TLS.
+
+    Returns:
+        Whether the SuperLink stopped it.
+
+    Raises:
+        RunError: the SuperLink does not answer, or the run has ended.
+    """
     with flower().control(address, authority) as control:
         return control.stop(run_id)

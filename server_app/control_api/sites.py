@@ -24,8 +24,16 @@ Health = Literal["connected", "silent", "never connected", "key revoked", "not r
 
 @dataclass(frozen=True)
 class KnownSite:
-    """A site. key: SHA-256 of its public key, hex. since: when its present or last connection began. seen: its last
-    heartbeat. last_run: its part in the newest run. version: of its software, as it reported in its last run.
+    """A site, as the SuperLink knows it.
+
+    Attributes:
+        name: in the table of registered sites; else made of its key or its node id.
+        key: SHA-256 of its public key, hex; empty without one.
+        health: state of its connection and of its key.
+        since: when its present or last connection began; None if there was none.
+        seen: its last heartbeat; None if there was none.
+        last_run: its part in the newest run.
+        version: of its software, as it reported in its last run.
     """
 
     name: str
@@ -43,15 +51,25 @@ class KnownSite:
 
 
 def known_sites(folder: Path | None, output: Path, address: str, authority: Path | None) -> list[KnownSite]:
-    """All sites, with their part in the newest run in `output`, and their versions from the newest runs.
+    """All sites, with their part in the newest run, and their versions from the newest runs.
 
-    folder: of `coordinator certs`, for the table of registered sites; None without one. Raises RunError.
+    Args:
+        folder: of `coordinator certs`, for the table of registered sites; None without one.
+        output: folder of all runs.
+        address: of the Control API, host:port.
+        authority: file of the certificate that the SuperLink's is signed with; None without TLS.
+
+    Returns:
+        The sites, as from `list_sites`.
+
+    Raises:
+        RunError: the SuperLink does not answer, or the table cannot be read.
     """
     file = table_file(folder or Path())
     table = read_table(file) if file.is_file() or folder is not None else {}
     runs = [_sites_of(run) for run in run_folders(output)[:NEWEST]]
-    found = list_sites(address, authority, table)
-    return [replace(site, last_run=_part(runs, site.name), version=_version(runs, site.name)) for site in found]
+    sites = list_sites(address, authority, table)
+    return [replace(site, last_run=_part(runs, site.name), version=_version(runs, site.name)) for site in sites]
 
 
 def _sites_of(run: Path) -> Mapping[str, SiteState]:
@@ -71,9 +89,19 @@ def _part(runs: list[Mapping[str, SiteState]], name: str) -> str:
 
 
 def list_sites(address: str, authority: Path | None, table: Mapping[str, Registration]) -> list[KnownSite]:
-    """All sites that the SuperLink knows, by name. table: names of keys, from `coordinator register`. Raises RunError.
+    """All sites that the SuperLink knows.
 
-    Nodes without a name in the table come last; each is named by its key, or by its node id where no keys are used.
+    Args:
+        address: of the Control API, host:port.
+        authority: file of the certificate that the SuperLink's is signed with; None without TLS.
+        table: names of keys, from `coordinator register`.
+
+    Returns:
+        The sites by name. Nodes without a name in the table come last; each is named by its key, or
+        by its node id where no keys are used.
+
+    Raises:
+        RunError: the SuperLink does not answer.
     """
     with flower().control(address, authority) as control:
         nodes = control.nodes()

@@ -37,7 +37,15 @@ HOST_NAME = re.compile(
 
 @dataclass(frozen=True)
 class Paper:
-    """A certificate or a site's key. expires: None for keys, which do not expire. fingerprint: SHA-256, hex."""
+    """A certificate or a site's key.
+
+    Attributes:
+        kind: "authority", "server" or "site".
+        name: common name of the authority, hosts of the server, or name of the site.
+        file: the certificate or the public key.
+        fingerprint: SHA-256, hex.
+        expires: end of a certificate's validity; None for keys, which do not expire.
+    """
 
     kind: str
     name: str
@@ -53,11 +61,21 @@ class Paper:
 
 
 def issue(folder: Path, hosts: Sequence[str], sites: Sequence[str], renew: bool = False, days: int = SERVER_DAYS) -> None:
-    """Make the missing files in a folder: the authority, the coordinator's certificate for `hosts`, its key for signing
-    requests, keys of `sites`.
+    """Make the missing files in a folder: the authority, the coordinator's certificate, its key for
+    signing requests, keys of sites.
 
-    Existing files are kept, so sites need nothing new. With `renew` the coordinator's certificate is signed again, for
-    its old hosts and `hosts`. A missing server key is replaced. Raises ConfigError before anything is written.
+    Existing files are kept, so sites need nothing new. A missing server key is replaced.
+
+    Args:
+        folder: of the certificates and keys.
+        hosts: names and addresses of the coordinator's machine, as sites reach it.
+        sites: names of sites.
+        renew: whether the coordinator's certificate is signed again, for its old hosts and `hosts`.
+        days: for which a new certificate of the coordinator is valid, at most until the authority's
+            ends.
+
+    Raises:
+        ConfigError: before anything is written.
     """
     for host in hosts:
         _alternative(host)
@@ -87,7 +105,15 @@ def issue(folder: Path, hosts: Sequence[str], sites: Sequence[str], renew: bool 
 
 
 def drop_site_keys(folder: Path, sites: Sequence[str]) -> None:
-    """Remove the keys of sites, so that `issue` makes new ones. Raises ConfigError for a site without a key."""
+    """Remove the keys of sites, so that `issue` makes new ones.
+
+    Args:
+        folder: of the certificates and keys.
+        sites: names of sites.
+
+    Raises:
+        ConfigError: for a site without a key.
+    """
     for site in sites:
         files = [folder / "sites" / site / name for name in ("site.key", "site.pub")]
         if not (SITE_NAME.fullmatch(site) and files[1].is_file()):
@@ -97,7 +123,17 @@ def drop_site_keys(folder: Path, sites: Sequence[str]) -> None:
 
 
 def papers(folder: Path) -> list[Paper]:
-    """Certificates and keys in a folder. Raises ConfigError for an unreadable certificate, or one of another authority."""
+    """Certificates and keys in a folder.
+
+    Args:
+        folder: of the certificates and keys.
+
+    Returns:
+        The authority, the server, and each site's key.
+
+    Raises:
+        ConfigError: for an unreadable certificate, or one of another authority.
+    """
     authority, server = _certificate(folder / "ca.crt"), _certificate(folder / "server.crt")
     try:
         server.verify_directly_issued_by(authority)
@@ -107,13 +143,13 @@ def papers(folder: Path) -> list[Paper]:
         ) from None
     if (folder / "server.key").is_file() and _private(folder / "server.key").public_key() != server.public_key():
         raise ConfigError(f"{folder / 'server.key'} is not the key of server.crt; use --renew")
-    found = [
+    listed = [
         Paper("authority", _common_name(authority), folder / "ca.crt", _digest(authority), authority.not_valid_after_utc),
         Paper("server", ", ".join(hosts_of(folder)), folder / "server.crt", _digest(server), server.not_valid_after_utc),
     ]
     for file in sorted((folder / "sites").glob("*/site.pub")):
-        found.append(Paper("site", file.parent.name, file, key_fingerprint(file.read_bytes())))
-    return found
+        listed.append(Paper("site", file.parent.name, file, key_fingerprint(file.read_bytes())))
+    return listed
 
 
 def key_fingerprint(public: bytes) -> str:

@@ -37,7 +37,15 @@ STOPPED = "stopped with `coordinator stop`"
 
 
 def check_connection(address: str, authority: Path | None) -> None:
-    """Raise ConfigError if `address` is not HOST:PORT, or the file `authority` does not exist."""
+    """Check an address and its certificate, without connecting.
+
+    Args:
+        address: of the Control API.
+        authority: file of the certificate that the SuperLink's is signed with; None without TLS.
+
+    Raises:
+        ConfigError: `address` is not HOST:PORT, or the file `authority` does not exist.
+    """
     if not re.fullmatch(r"[^/\s\"\\]+:\d+", address):
         raise ConfigError(f"--control {address!r}: must be HOST:PORT, such as 127.0.0.1:9093")
     if authority is not None and not authority.is_file():
@@ -72,9 +80,20 @@ def _connection(address: str, authority: Path | None) -> Iterator[tuple[Path, di
 def run(
     overrides: Mapping[str, Scalar], output: Path, address: str, authority: Path | None, on_event: OnEvent
 ) -> Path | None:
-    """Run a federation with the connected sites to its end; return its run folder.
+    """Run a federation with the connected sites to its end.
 
-    None if the coordinator's app writes the folder on another machine. Raises RunError when the run did not finish.
+    Args:
+        overrides: settings of the run, flat.
+        output: folder in which the coordinator's app makes the run folder.
+        address: of the Control API, host:port.
+        authority: as for `check_connection`.
+        on_event: takes each event of the run.
+
+    Returns:
+        The run folder; None if the coordinator's app writes it on another machine.
+
+    Raises:
+        RunError: the run did not finish.
     """
     _check_listening(address)
     shown: list[dict[str, Any]] = []
@@ -109,9 +128,20 @@ def run(
 
 
 def attach(run: str, output: Path, address: str, authority: Path | None, on_event: OnEvent) -> Path | None:
-    """Follow a run that was started before to its end; return its run folder. `run`: as for `find_handle`.
+    """Follow a run that was started before to its end.
 
-    None if the coordinator's app writes the folder on another machine. Raises RunError when the run did not finish.
+    Args:
+        run: as for `find_handle`.
+        output: folder of all runs.
+        address: of the Control API, host:port.
+        authority: as for `check_connection`.
+        on_event: takes each event of the run.
+
+    Returns:
+        The run folder; None if the coordinator's app writes it on another machine.
+
+    Raises:
+        RunError: the run did not finish.
     """
     check_connection(address, authority)
     folder = follow_run(find_handle(run, output), output, address, authority, on_event)
@@ -121,7 +151,20 @@ def attach(run: str, output: Path, address: str, authority: Path | None, on_even
 
 
 def stop(run: str, output: Path, address: str, authority: Path | None) -> Handle:
-    """Stop a run at its SuperLink, and record it in its folder. `run`: as for `find_handle`. Raises RunError."""
+    """Stop a run at its SuperLink, and record it in its folder.
+
+    Args:
+        run: as for `find_handle`.
+        output: folder of all runs.
+        address: of the Control API, host:port.
+        authority: as for `check_connection`.
+
+    Returns:
+        The run.
+
+    Raises:
+        RunError: it has ended, or the SuperLink did not stop it.
+    """
     check_connection(address, authority)
     handle = find_handle(run, output)
     if handle.folder is not None and (status := final_metrics(handle.folder).get("status")) not in (None, "running"):
@@ -144,7 +187,15 @@ def succeeded(folder: Path) -> bool:
 
 
 def ended(folder: Path, status: str) -> RunError:
-    """The error of a run without success: how it ended, why, and what to do. status: Flower's."""
+    """The error of a run without success: how it ended, why, and what to do.
+
+    Args:
+        folder: the run folder.
+        status: Flower's.
+
+    Returns:
+        The error, to be raised.
+    """
     interrupted = final_metrics(folder).get("status") == "interrupted"
     how = "was interrupted" if interrupted else f"ended as {status}"
     lines = [f"the run {how}: {failure(folder)}", f"run folder: {folder}"]

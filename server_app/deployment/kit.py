@@ -28,9 +28,21 @@ ADDRESS = re.compile(r"[^\s/:]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
 
 def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: Path) -> list[str]:
-    """Write a site's kit as a .tar.gz that only its owner can read; return the names of its files.
+    """Write a site's kit as a .tar.gz that only its owner can read.
 
-    certificates: the folder of `coordinator certs`. coordinator: host:port for the site. Raises ConfigError.
+    Args:
+        certificates: the folder of `coordinator certs`.
+        site: its name.
+        coordinator: host:port for the site.
+        image: the container image that the site runs.
+        out: the file to write.
+
+    Returns:
+        The names of the files in the kit.
+
+    Raises:
+        ConfigError: the address is none, `out` exists or cannot be written, or a file of the kit is
+            missing.
     """
     if not ADDRESS.fullmatch(coordinator):
         raise ConfigError(f"coordinator = {coordinator!r}: must be host:port of the Fleet API, as the site reaches it")

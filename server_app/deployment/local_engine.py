@@ -40,7 +40,20 @@ def running() -> bool:
 
 
 def simulate_here(sites: int, overrides: Mapping[str, Scalar], on_event: OnEvent, *, report: bool = True) -> Path:
-    """Run `sites` simulated sites, which share the run's data, and return the run folder. Raises FedSurrogateError."""
+    """Run simulated sites, which share the run's data, in this process.
+
+    Args:
+        sites: their number.
+        overrides: settings of the run, flat.
+        on_event: takes each event of the run.
+        report: as for `run_here`.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        FedSurrogateError: the run fails.
+    """
     nodes = [{"partition-id": index, "num-partitions": sites} for index in range(sites)]
     return run_here(nodes, parse_run(overrides), dict(overrides), on_event, report=report)
 
@@ -53,10 +66,21 @@ def run_here(
     *,
     report: bool = True,
 ) -> Path:
-    """Run sites with these node-configs and return the run folder. Raises FedSurrogateError when the run fails.
+    """Run sites with these node-configs in this process. The settings are checked first, and the
+    records that the sites share.
 
-    The settings are checked first, and the records that the sites share. report: whether the run folder gets its report,
-    which takes longer to draw than many a run.
+    Args:
+        nodes: the node-config of each site.
+        config: the run.
+        overrides: its settings, flat.
+        on_event: takes each event of the run.
+        report: whether the run folder gets its report, which takes longer to draw than many a run.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        FedSurrogateError: the run fails.
     """
     _, settings = check_simulation(overrides, any(node.get("backbone") for node in nodes))
     check_local()

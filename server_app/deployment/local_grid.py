@@ -20,7 +20,29 @@ ClientApp = Callable[[Message, Context], Message]
 
 
 class LocalGrid(Grid):
-    """Nodes 1001, 1002, ... with these node-configs; `client_app` answers for all of them."""
+    """Nodes 1001, 1002, ... with node-configs of their own.
+
+    Args:
+        client_app: answers for all of them.
+        node_configs: one for each node.
+        run_id: the number of the run in Flower.
+
+    Attributes:
+        node_configs: by node id.
+        run_config: settings of the run, flat, as each site gets them.
+
+    Example:
+        A grid whose nodes send back what they receive.
+
+        >>> def answer(message, context):
+        ...     return Message(message.content, reply_to=message)
+        >>> grid = LocalGrid(answer, [{"name": "north"}, {"name": "south"}])
+        >>> grid.get_node_ids()
+        [1001, 1002]
+        >>> ids = grid.push_messages([grid.create_message(RecordDict(), "query", 1001, "1")])
+        >>> [reply.metadata.src_node_id for reply in grid.pull_messages(ids)]
+        [1001]
+    """
 
     def __init__(self, client_app: ClientApp, node_configs: Sequence[Mapping[str, Scalar]], run_id: int = 77) -> None:
         self.node_configs = {FIRST_NODE + index: dict(config) for index, config in enumerate(node_configs)}
@@ -42,7 +64,18 @@ class LocalGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """A message to a node."""
+        """A message to a node.
+
+        Args:
+            content: of the message.
+            message_type: which function of the app answers it.
+            dst_node_id: the node.
+            group_id: of the messages that belong together.
+            ttl: seconds for which it may be answered; None for Flower's default.
+
+        Returns:
+            The message.
+        """
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:

@@ -17,9 +17,18 @@ VARIABLE, FOLDER = "FEDSURROGATE_SIGNING", "signing"
 
 
 def signing_key(output: Path, environment: Mapping[str, str]) -> bytes:
-    """The private key that signs the models of runs in `output`: the coordinator's own, or one made for this folder.
+    """The private key that signs the models of runs: the coordinator's own, or one made for their
+    folder.
 
-    Raises ConfigError.
+    Args:
+        output: folder of all runs.
+        environment: in which `VARIABLE` names the folder of the coordinator's key.
+
+    Returns:
+        The key.
+
+    Raises:
+        ConfigError: it cannot be read or made.
     """
     if named := environment.get(VARIABLE):
         return read_request_key(Path(named))
@@ -29,7 +38,22 @@ def signing_key(output: Path, environment: Mapping[str, str]) -> bytes:
 
 
 def make_request_key(folder: Path) -> None:
-    """Make the key if there is none. An existing key is never replaced, as sites may have pinned it. Raises ConfigError."""
+    """Make the key if there is none. An existing key is never replaced, as sites may have pinned
+    it.
+
+    Args:
+        folder: for the key and its public key; it is created.
+
+    Raises:
+        ConfigError: a file cannot be written.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     make_request_key(Path(folder))
+        ...     len(read_request_key(Path(folder))), len(request_public_key(Path(folder)))
+        (32, 128)
+    """
     key, public = folder / KEY, folder / PUBLIC
     if not (key.exists() or public.exists()):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -39,7 +63,17 @@ def make_request_key(folder: Path) -> None:
 
 
 def read_request_key(folder: Path) -> bytes:
-    """The private key. Raises ConfigError."""
+    """The private key.
+
+    Args:
+        folder: of the key.
+
+    Returns:
+        The key.
+
+    Raises:
+        ConfigError: it cannot be read, or is damaged.
+    """
     file = folder / KEY
     try:
         key = file.read_bytes()
@@ -54,7 +88,17 @@ def read_request_key(folder: Path) -> bytes:
 
 
 def request_public_key(folder: Path) -> str:
-    """The public key in hexadecimal digits, as sites pin it. Raises ConfigError."""
+    """The public key in hexadecimal digits, as sites pin it.
+
+    Args:
+        folder: of the key.
+
+    Returns:
+        The digits.
+
+    Raises:
+        ConfigError: the key cannot be read, or is damaged.
+    """
     return public_key(read_request_key(folder)).hex()
 
 

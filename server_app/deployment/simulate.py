@@ -49,7 +49,15 @@ KILLED = "one of its processes has ended without a word: killed, most likely for
 
 
 class NotStartedError(RunError):
-    """Flower's simulation ended before any request to a site. folder: the run folder that says why, if there is one."""
+    """Flower's simulation ended before any request to a site.
+
+    Args:
+        text: the message.
+        folder: the run folder that says why, if there is one.
+
+    Attributes:
+        folder: the same.
+    """
 
     def __init__(self, text: str, folder: Path | None = None) -> None:
         super().__init__(text)
@@ -58,7 +66,16 @@ class NotStartedError(RunError):
 
 @dataclass(frozen=True)
 class Machine:
-    """What simulated sites get. parallel: how many run at the same time, 0 for one a core. gpus: share of a GPU of each."""
+    """What simulated sites get.
+
+    Attributes:
+        parallel: how many run at the same time, 0 for one a core.
+        gpus: share of a GPU of each.
+
+    Example:
+        >>> Machine(parallel=2).at_once(sites=3), Machine(parallel=8).at_once(sites=3)
+        (2, 3)
+    """
 
     parallel: int = 0
     gpus: float = 0.0
@@ -76,11 +93,23 @@ class Machine:
 
 
 def simulate(sites: int, overrides: Mapping[str, Scalar], machine: Machine, on_event: OnEvent) -> Path:
-    """Run `sites` simulated sites and return the run folder. Raises RunError when the run did not finish.
+    """Run simulated sites.
 
-    The settings, the records and the memory are checked before a process starts. If Ray does not start, the simulation is
-    tried again. This happens at times, for reasons unrelated to the run. Raises Interrupted, after the run folder records
-    this.
+    The settings, the records and the memory are checked before a process starts. If Ray does not
+    start, the simulation is tried again. This happens at times, for reasons unrelated to the run.
+
+    Args:
+        sites: their number.
+        overrides: settings of the run, flat.
+        machine: what the sites get.
+        on_event: takes each event of the run.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        RunError: the run did not finish.
+        Interrupted: after the run folder records this.
     """
     config, settings = check_simulation(overrides)
     fit, few = fitting_sites(machine.at_once(sites))
@@ -135,6 +164,10 @@ def cause(log: str) -> str:
 
     Returns:
         A process that the kernel has killed leaves no error; then this says so.
+
+    Example:
+        >>> cause("ValueError: no label\\nRuntimeError: Simulation Runtime crashed")
+        'ValueError: no label'
     """
     lines = [line.strip() for line in log.splitlines()]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b: ", line)]
@@ -161,7 +194,15 @@ def usable_cores() -> int:
 
 @contextmanager
 def superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """A SuperLink with simulation, on free loopback ports; yields the name of its connection."""
+    """A SuperLink with simulation, on free loopback ports, while the block runs.
+
+    Args:
+        home: Flower's home folder, which gets its configuration and the log.
+        environment: of the process.
+
+    Yields:
+        The name of its connection.
+    """
     port = _free_port()
     (home / "config.toml").write_text(f'[superlink.simulation]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
     command = ["flower-superlink", *flower().simulation_flags(f"127.0.0.1:{port}")]

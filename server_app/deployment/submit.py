@@ -45,9 +45,19 @@ def submit(
     on_event: OnEvent,
     resources: str = "",
 ) -> tuple[Path | None, str]:
-    """Run this app on the SuperLink called `name` in Flower's configuration; return its run folder and Flower's status.
+    """Run this app on a SuperLink.
 
-    The folder is None if none appears in `output`. log: file for Flower's output. resources: of a simulation.
+    Args:
+        name: of the SuperLink in Flower's configuration.
+        overrides: settings of the run, flat.
+        output: folder in which the coordinator's app makes the run folder.
+        environment: of Flower's commands.
+        log: file for Flower's output.
+        on_event: takes each event of the run.
+        resources: of a simulation, as Flower's `--federation-config`.
+
+    Returns:
+        The run folder, None if none appears in `output`; and Flower's status.
     """
     options = ["--federation-config", resources] if resources else []
     # JSON writes strings, numbers and booleans as TOML does.
@@ -67,24 +77,36 @@ def submit(
 
 
 def remark(remarks: Sequence[str], on_event: OnEvent) -> None:
-    """Report remarks about a run that has not started, as events."""
+    """Report remarks about a run that has not started, as events.
+
+    Args:
+        remarks: one sentence each.
+        on_event: takes each event.
+    """
     for each in remarks:
         on_event({"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": "remark", "reason": each})
 
 
 @contextmanager
 def app_folder() -> Iterator[Path]:
-    """The folder that `flwr run` packs: the checkout, or a temporary one that is put together from the installed wheel.
+    """The folder that `flwr run` packs: the checkout, or a temporary one that is put together from
+    the installed wheel.
 
-    A wheel has the packages in site-packages, and pyproject.toml, which names the app, among its data files.
-    Raises RunError if that is missing.
+    A wheel has the packages in site-packages, and pyproject.toml, which names the app, among its
+    data files.
+
+    Yields:
+        The folder.
+
+    Raises:
+        RunError: pyproject.toml is missing.
     """
     if (APP_FOLDER / "pyproject.toml").is_file() and (APP_FOLDER / "server_app" / "app.py").is_file():
         yield APP_FOLDER
         return
     # `pip install --target` puts the data files into the folder of the packages, and records another place for them.
-    found = files("fedsurrogate") or ()
-    recorded = [Path(str(file.locate())).parent for file in found if "share/fedsurrogate/" in file.as_posix()]
+    installed = files("fedsurrogate") or ()
+    recorded = [Path(str(file.locate())).parent for file in installed if "share/fedsurrogate/" in file.as_posix()]
     folders = (each for each in (*recorded, APP_FOLDER / "share" / "fedsurrogate") if (each / "pyproject.toml").is_file())
     data = next(folders, None)
     if data is None:
@@ -102,8 +124,8 @@ def app_folder() -> Iterator[Path]:
 
 def flower_environment(home: Path) -> dict[str, str]:
     """Environment of Flower's commands: their own home folder, little output, and this Python's scripts first."""
-    found = os.environ | QUIET | without_proxy_here(os.environ) | quoted_python(sys.executable, os.environ)
-    return found | {"FLWR_HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    variables = os.environ | QUIET | without_proxy_here(os.environ) | quoted_python(sys.executable, os.environ)
+    return variables | {"FLWR_HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 def _follow(
@@ -131,7 +153,15 @@ def _follow(
 
 
 def find_folder(output: Path, run_id: str) -> Path | None:
-    """The run folder in `output` of Flower's run of this id; None if there is none yet."""
+    """The run folder of Flower's run of this id.
+
+    Args:
+        output: folder of all runs.
+        run_id: Flower's, as text; empty if it is not known yet.
+
+    Returns:
+        The folder; None if there is none yet.
+    """
     for manifest in output.glob("*/manifest.json") if run_id else ():
         try:
             if json.loads(manifest.read_text()).get("flower_run_id") == run_id:
@@ -143,8 +173,8 @@ def find_folder(output: Path, run_id: str) -> Path | None:
 
 def run_id_in(log: Path) -> str:
     """Flower's id of the run that this log is of; empty if it has not started one."""
-    found = re.search(r"Successfully started run (\d+)", log.read_text(errors="replace"))
-    return found.group(1) if found else ""
+    match = re.search(r"Successfully started run (\d+)", log.read_text(errors="replace"))
+    return match.group(1) if match else ""
 
 
 def _status(run_id: str, name: str, environment: Mapping[str, str]) -> str:
@@ -163,12 +193,18 @@ def _asked(run_id: str, name: str, environment: Mapping[str, str]) -> str:
     """Flower's current status of a run."""
     command = ["flwr", "list", name, "--run-id", run_id, "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    found = re.search(r'"status":\s*"([a-z:]+)"', done.stdout)
-    return found.group(1) if found else "unknown"
+    match = re.search(r'"status":\s*"([a-z:]+)"', done.stdout)
+    return match.group(1) if match else "unknown"
 
 
 def stop_run(log: Path, name: str, environment: Mapping[str, str]) -> None:
-    """Stop the run of this log at its SuperLink; no effect if there is none, or it has ended."""
+    """Stop the run of a log at its SuperLink; no effect if there is none, or it has ended.
+
+    Args:
+        log: Flower's output.
+        name: of the SuperLink in Flower's configuration.
+        environment: of Flower's commands.
+    """
     if run_id := run_id_in(log):
         command = ["flwr", "stop", run_id, name]
         subprocess.run(command, capture_output=True, env=environment, check=False, start_new_session=True)

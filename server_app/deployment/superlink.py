@@ -40,8 +40,8 @@ def table_of_registered(arguments: Sequence[str]) -> Path | None:
 
     None for a SuperLink that accepts any site.
     """
-    found = flower().parse_superlink(arguments)
-    return found.certificate.parent / TABLE if found.certificate and found.authenticates else None
+    settings = flower().parse_superlink(arguments)
+    return settings.certificate.parent / TABLE if settings.certificate and settings.authenticates else None
 
 
 def folder_of_key(arguments: Sequence[str]) -> Path | None:

@@ -20,18 +20,28 @@ def table_file(folder: Path) -> Path:
 
 
 def enrol(folder: Path, address: str, authority: Path | None, wait: float = 0.0) -> dict[str, str]:
-    """Register the keys of all sites in a folder of `coordinator certs`, and write the table of names, keys and node ids.
+    """Register the keys of all sites, and write the table of names, keys and node ids.
 
-    Returns by site: "registered"; "known", if it was registered before; "replaced", if its name had another key, which is
-    now revoked; or "taken back", if its key was revoked earlier and cannot be registered again. Such a site is not in the
-    table. address: of the Control API, host:port. wait: seconds to wait until the SuperLink listens. Raises
-    ConfigError if the folder has no keys, or if two sites have the same key; RunError if the SuperLink does not respond, or
-    refuses a key.
+    Args:
+        folder: of `coordinator certs`, with the keys.
+        address: of the Control API, host:port.
+        authority: file of the certificate that the SuperLink's is signed with; None without TLS.
+        wait: seconds to wait until the SuperLink listens.
+
+    Returns:
+        By site: "registered"; "known", if it was registered before; "replaced", if its name had
+        another key, which is now revoked; or "taken back", if its key was revoked earlier and
+        cannot be registered again. Such a site is not in the table.
+
+    Raises:
+        ConfigError: the folder has no keys, two sites have the same key, or the table cannot be
+            written.
+        RunError: the SuperLink does not respond, or refuses a key.
     """
     keys = _keys(folder)
     table = table_file(folder)
     before = read_table(table) if table.is_file() else {}
-    found: dict[str, str] = {}
+    states: dict[str, str] = {}
     with _control(address, authority, wait) as (control, nodes):
         after = {
             name: Registration(each.key, nodes[_bytes(each.key)].id)
@@ -41,27 +51,40 @@ def enrol(folder: Path, address: str, authority: Path | None, wait: float = 0.0)
         for name, key in keys.items():
             node = nodes.get(_bytes(key))
             if node is not None and node.revoked:
-                found[name] = "taken back"
+                states[name] = "taken back"
                 continue
-            number, found[name] = (node.id, "known") if node is not None else (0, "registered")
+            number, states[name] = (node.id, "known") if node is not None else (0, "registered")
             if node is None:
                 number = control.register(_bytes(key))
             if name in before and before[name].key != key and _holds(nodes, before[name].key):
                 control.unregister(nodes[_bytes(before[name].key)].id)
-                found[name] = "replaced"
+                states[name] = "replaced"
             after[name] = Registration(key, number)
     try:
         write_table(table, after)
     except OSError as error:
         raise ConfigError(f"{table}: the table of registered sites cannot be written ({error.strerror})") from None
-    return found
+    return states
 
 
 def forget(folder: Path, site: str, address: str, authority: Path | None) -> bool:
-    """Revoke a site's key: its holder is disconnected and cannot connect again. Return False if no key was registered.
+    """Revoke a site's key: its holder is disconnected and cannot connect again.
 
-    This revokes the keys of the site in the folder of `coordinator certs` and in the table of registered sites. Raises
-    ConfigError if there is neither, RunError if the SuperLink does not respond.
+    This revokes the keys of the site in the folder of `coordinator certs` and in the table of
+    registered sites.
+
+    Args:
+        folder: of `coordinator certs`.
+        site: its name.
+        address: of the Control API, host:port.
+        authority: as for `enrol`.
+
+    Returns:
+        False if no key was registered.
+
+    Raises:
+        ConfigError: there is neither.
+        RunError: the SuperLink does not respond.
     """
     table, file = table_file(folder), folder / "sites" / site / "site.pub"
     before = read_table(table) if table.is_file() else {}

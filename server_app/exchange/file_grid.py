@@ -33,8 +33,20 @@ REQUEST, REPLY, REFUSED, LOST = ".request", ".reply", ".refused", ".lost"
 
 @dataclass(frozen=True)
 class Exchange:
-    """What all messages of a run share. keys: public keys by site. settings: of the run, flat. private: the coordinator's
-    key. days: how long sites may answer one step. largest: bytes of a reply file.
+    """What all messages of a run share.
+
+    Attributes:
+        folder: of the files.
+        keys: public keys by site.
+        settings: of the run, flat.
+        private: the coordinator's key.
+        days: how long sites may answer one step.
+        run_id: the number of the run.
+        largest: bytes of a reply file.
+
+    Example:
+        >>> Exchange(Path("messages"), {"south": b"", "north": b""}, {}, b"", 7, 1).nodes()
+        {1001: 'north', 1002: 'south'}
     """
 
     folder: Path
@@ -51,10 +63,15 @@ class Exchange:
 
 
 class FileGrid(LocalGrid):
-    """Sites that answer by files. `02-north.request` is the second message to north; its reply is `02-north.reply`.
+    """Sites that answer by files. `02-north.request` is the second message to north; its reply is
+    `02-north.reply`.
 
-    A person carries both. An empty file `02-north.lost` in place of a reply tells that none will come. A reply that cannot
-    be used is renamed to `02-north.refused`, and another may replace it. show: prints a line for the person.
+    A person carries both. An empty file `02-north.lost` in place of a reply tells that none will
+    come. A reply that cannot be used is renamed to `02-north.refused`, and another may replace it.
+
+    Args:
+        exchange: what all messages of the run share.
+        show: prints a line for the person.
     """
 
     def __init__(self, exchange: Exchange, show: Callable[[str], None]) -> None:
@@ -75,12 +92,12 @@ class FileGrid(LocalGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies to these messages that lie in the folder."""
-        found = []
+        replies = []
         for name in list(message_ids):
             if name in self._asked and (reply := self._reply(name)) is not None:
                 del self._asked[name]
-                found.append(reply)
-        return found
+                replies.append(reply)
+        return replies
 
     def _deliver(self, message: Message) -> None:
         site = self._exchange.nodes()[message.metadata.dst_node_id]

@@ -28,10 +28,22 @@ DAY = 24 * 3600.0
 def run_by_files(
     settings: Mapping[str, Scalar], signing: Path, keys_file: Path, out: Path, days: int, show: Callable[[str], None]
 ) -> Path:
-    """Run a federation; return the run folder. Messages are files in `out`, a new or empty folder.
+    """Run a federation whose messages are files.
 
-    signing: the folder with the coordinator's key. keys_file: the sites' public keys; these sites are asked, each under its
-    name there. days: how long sites may answer one step. Raises ConfigError before anything is written, and RunError.
+    Args:
+        settings: of the run, flat.
+        signing: the folder with the coordinator's key.
+        keys_file: the sites' public keys; these sites are asked, each under its name there.
+        out: a new or empty folder, for the messages.
+        days: how long sites may answer one step.
+        show: prints a line for the person who carries the files.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        ConfigError: before anything is written.
+        RunError: the run fails, or left no folder.
     """
     keys = read_keys(keys_file)
     # Names become names of files, and some file systems do not tell capitals apart.

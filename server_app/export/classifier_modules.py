@@ -11,7 +11,24 @@ from common.models.networks import build
 
 
 def module_of(classifier: Classifier) -> nn.Module:
-    """A module from features (n, d) to logits (n, C). Raises ConfigError for a classifier that no graph can hold."""
+    """A classifier as a module from features (n, d) to logits (n, C).
+
+    Args:
+        classifier: a linear head, an ensemble of them, quadratic discriminants, or a network.
+
+    Returns:
+        The module.
+
+    Raises:
+        ConfigError: for a classifier that no graph can hold.
+
+    Example:
+        >>> from common.surrogates.surrogates import Header
+        >>> header = Header("fedpft", "", "north", "features", ("benign", "malignant"))
+        >>> head = Head(header, torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0.5, 0.0]))
+        >>> module_of(head)(torch.tensor([[1.0, 1.0]])).tolist()
+        [[1.5, 2.0]]
+    """
     match classifier:
         case Head():
             return LinearHead(classifier)
@@ -27,7 +44,18 @@ def module_of(classifier: Classifier) -> nn.Module:
 
 
 class LinearHead(nn.Module):
-    """A linear head, with its centre, its projection and its clip."""
+    """A linear head, with its centre, its projection and its clip.
+
+    Args:
+        head: the head.
+
+    Attributes:
+        weight: (C, d), or (C, k) with a projection to k dimensions.
+        bias: (C,).
+        centre: (d,), subtracted from features first; zero for a head without one.
+        projection: (k, d); None without one.
+        clip: features x are divided by max(|x|, clip) after the projection; None without a clip.
+    """
 
     weight: Tensor
     bias: Tensor
@@ -67,7 +95,16 @@ class MeanOfHeads(nn.Module):
 
 
 class Discriminants(nn.Module):
-    """Quadratic discriminants."""
+    """Quadratic discriminants.
+
+    Args:
+        model: the classifier.
+
+    Attributes:
+        means: mean of each class, (C, d).
+        whiteners: of each class, a matrix (C, d, d), or a factor for each dimension, (C, d).
+        bias: (C,).
+    """
 
     means: Tensor
     whiteners: Tensor

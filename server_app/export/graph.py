@@ -34,7 +34,18 @@ ONE_FILE = 1_900_000_000
 class InferenceModel(nn.Module):
     """Images (n, 3, height, width), 8-bit RGB as float 0 to 255, to class probabilities (n, C).
 
-    The images have the size of the backbone's preprocessing; the model card says how to resize them with Pillow.
+    The images have the size of the backbone's preprocessing; the model card says how to resize them
+    with Pillow.
+
+    Args:
+        backbone: from normalised images to features (n, d).
+        preprocessing: of the backbone.
+        classifier: from features to classes.
+        power: of the features, before the classifier.
+
+    Attributes:
+        mean: of the channels, (1, 3, 1, 1), subtracted from images in [0, 1].
+        std: of the channels, (1, 3, 1, 1), by which they are divided.
     """
 
     mean: Tensor
@@ -48,8 +59,8 @@ class InferenceModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Class probabilities (n, C)."""
-        found = self.backbone((images / 255 - self.mean) / self.std)
-        features: Tensor = found[0] if isinstance(found, tuple) else found
+        output = self.backbone((images / 255 - self.mean) / self.std)
+        features: Tensor = output[0] if isinstance(output, tuple) else output
         probabilities: Tensor = self.head(raised(features.float(), self.power)).softmax(1)
         return probabilities
 
@@ -73,7 +84,13 @@ class _Pixels(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A module for inference, the preprocessing of its images, and example images (2, 3, height, width)."""
+    """A module for inference, with what its files need.
+
+    Attributes:
+        module: from images to probabilities.
+        preprocessing: of its images.
+        examples: images (2, 3, height, width), RGB values 0 to 255.
+    """
 
     module: InferenceModel
     preprocessing: Preprocessing
@@ -81,16 +98,27 @@ class Graph:
 
 
 def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
-    """The module of a model. Raises BackboneError for weights that are not those of the run, ConfigError for images of any
-    size.
+    """The module of a model.
+
+    Args:
+        model: a signed model.
+        weights_path: file of the backbone's weights; empty to download them, as `load_backbone`
+            does.
+
+    Returns:
+        The module, the preprocessing of its images, and examples.
+
+    Raises:
+        BackboneError: for weights that are not those of the run.
+        ConfigError: for images of any size.
     """
     run, wanted = model.manifest.run_config(), model.manifest.fingerprint
     power = power_in(wanted)
     loaded = load_backbone(run.settings.backbone, weights_path, run.settings.image_size, "cpu")
-    if (found := with_power(loaded.fingerprint_at(model.manifest.dimension), power)) != wanted:
+    if (fingerprint := with_power(loaded.fingerprint_at(model.manifest.dimension), power)) != wanted:
         raise BackboneError(
             f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.settings.backbone!r} here has "
-            f"{found[:16]}; give the file of the run's weights with --weights-path"
+            f"{fingerprint[:16]}; give the file of the run's weights with --weights-path"
         )
     if run.settings.backbone.startswith("pixels"):
         if not run.settings.image_size:
@@ -107,10 +135,19 @@ def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
 
 
 def write_graph(graph: Graph, kind: str, file: Path) -> float:
-    """Write a graph, read it again, and return the largest difference of a probability on new images of another number.
+    """Write a graph, read it again, and compare it on new images of another number.
 
-    kind: "torchscript", "torch-export" or "onnx". Above `ONE_FILE` bytes, ONNX weights are in `<file>.data`. Raises
-    PackageError where a package is missing, RunError where the written graph gives other probabilities.
+    Args:
+        graph: the module, with example images.
+        kind: "torchscript", "torch-export" or "onnx".
+        file: to write. Above `ONE_FILE` bytes, ONNX weights are in `<file>.data`.
+
+    Returns:
+        The largest difference of a probability.
+
+    Raises:
+        PackageError: a package is missing.
+        RunError: the written graph gives other probabilities; its files are removed.
     """
     if kind == ONNX:
         check_onnx()
@@ -119,8 +156,8 @@ def write_graph(graph: Graph, kind: str, file: Path) -> float:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = WRITERS[kind](graph, file)
-        wanted, found = graph.module(images), torch.as_tensor(run(images))
-    apart = float((wanted - found).abs().max())
+        wanted, actual = graph.module(images), torch.as_tensor(run(images))
+    apart = float((wanted - actual).abs().max())
     if not apart <= TOLERANCE:
         for written in (file, file.with_name(f"{file.name}.data")):
             written.unlink(missing_ok=True)

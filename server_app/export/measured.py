@@ -18,7 +18,14 @@ MEASURES = {"sensitivity": "sensitivity", "specificity": "specificity", "auroc":
 
 @dataclass(frozen=True)
 class Measured:
-    """Results for a card. data: what was tested on. metric: what `accuracy` is, with its interval. words: Markdown lines."""
+    """Results for a card.
+
+    Attributes:
+        data: what was tested on.
+        accuracy: in [0, 1]; None without one.
+        metric: what `accuracy` is, with its interval.
+        words: Markdown lines.
+    """
 
     data: str
     accuracy: float | None
@@ -27,20 +34,28 @@ class Measured:
 
 
 def evaluated(model: SignedModel, run: Path) -> Measured | None:
-    """The evaluation in a run folder, if it is of this model; None otherwise."""
+    """The evaluation in a run folder.
+
+    Args:
+        model: a signed model.
+        run: the run folder.
+
+    Returns:
+        The results; None if the folder has no evaluation of this model.
+    """
     try:
-        found = clean(read_json(run, "evaluation.json"))
+        content = clean(read_json(run, "evaluation.json"))
     except RunError:
         return None
-    classes = as_table(found.get("classes"))
-    if found.get("kind") != "evaluation" or not classes or found.get("model") != payload_of(model.classifier)[1]:
+    classes = as_table(content.get("classes"))
+    if content.get("kind") != "evaluation" or not classes or content.get("model") != payload_of(model.classifier)[1]:
         return None
-    sites, accuracy = int(as_number(found.get("sites")) or 0), found.get("accuracy")
+    sites, accuracy = int(as_number(content.get("sites")) or 0), content.get("accuracy")
     data = f"held-out records of {sites} sites"
     limits = _limits(accuracy)
     lines = [
-        f"On {_shown(found.get('records'), '.0f')} {data}, {_privacy(found)}. In brackets: 95 % intervals, which include "
-        "this noise and the sampling of records; those of numbers of records, the noise alone.",
+        f"On {_shown(content.get('records'), '.0f')} {data}, {_privacy(content)}. In brackets: 95 % intervals, which "
+        "include this noise and the sampling of records; those of numbers of records, the noise alone.",
         "",
         f"Accuracy: {_shown(accuracy)}.",
         "",
@@ -55,11 +70,11 @@ def evaluated(model: SignedModel, run: Path) -> Measured | None:
     return Measured(data, as_number(at(accuracy, "value")), metric, lines)
 
 
-def _privacy(found: Json) -> str:
-    epsilon, delta = (as_number(at(found, "privacy", key)) for key in ("epsilon", "delta"))
+def _privacy(content: Json) -> str:
+    epsilon, delta = (as_number(at(content, "privacy", key)) for key in ("epsilon", "delta"))
     if not epsilon:
         return "from counts without noise"
-    return f"from noisy counts: epsilon {epsilon:g}, delta {delta or 0:g} {where_noise(found)}"
+    return f"from noisy counts: epsilon {epsilon:g}, delta {delta or 0:g} {where_noise(content)}"
 
 
 def _limits(value: Any) -> tuple[float, float] | None:
@@ -68,7 +83,7 @@ def _limits(value: Any) -> tuple[float, float] | None:
 
 
 def _shown(value: Any, form: str = ".3f") -> str:
-    found, limits = as_number(at(value, "value")), _limits(value)
-    if found is None or limits is None:
+    number, limits = as_number(at(value, "value")), _limits(value)
+    if number is None or limits is None:
         return HIDDEN
-    return f"{found:{form}} ({limits[0]:{form}} to {limits[1]:{form}})"
+    return f"{number:{form}} ({limits[0]:{form}} to {limits[1]:{form}})"

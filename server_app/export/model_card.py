@@ -24,7 +24,16 @@ UNKNOWN = ("other", "look up the licence of these weights before you pass the mo
 
 
 def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | None = None) -> str:
-    """The card of a run's model."""
+    """The card of a run's model.
+
+    Args:
+        model: the signed model.
+        run: the run folder.
+        preprocessing: of the images of a graph; None for a card without a graph.
+
+    Returns:
+        Markdown with YAML metadata.
+    """
     facts, metrics = model.manifest, read_json(run, "metrics.json")
     backbone = str(facts.settings["backbone"])
     licence, words = LICENCES.get(backbone.partition(":")[0], UNKNOWN)

@@ -28,9 +28,15 @@ REMOVED = "(path)"
 
 
 def write_pseudonymous(run: Path, folder: Path) -> None:
-    """Write the JSON files, events and report of a run into `folder`, without names of sites and without paths.
+    """Write the JSON files, events and report of a run, without names of sites and without paths.
+    The report is drawn again, without what it takes from stored surrogates.
 
-    The report is drawn again, without what it takes from stored surrogates. Raises RunError.
+    Args:
+        run: the run folder.
+        folder: for the copies; it exists.
+
+    Raises:
+        RunError: `run` is not a run folder.
     """
     events = _events(run)
     hide = _Hider(pseudonyms(read_json(run, "metrics.json"), events))
@@ -43,19 +49,31 @@ def write_pseudonymous(run: Path, folder: Path) -> None:
 
 
 def pseudonyms(metrics: Mapping[str, object], events: list[dict[str, object]]) -> dict[str, str]:
-    """A pseudonym for each site's name: "site-1" and so on, in the order of arrival. Numbers, as in a simulation, stay."""
-    found: dict[str, None] = {}
+    """A pseudonym for each site's name, in the order of arrival. Numbers, as in a simulation, stay.
+
+    Args:
+        metrics: content of metrics.json.
+        events: of the run, in their order.
+
+    Returns:
+        "site-1" and so on, by name.
+
+    Example:
+        >>> pseudonyms({}, [{"site": "north"}, {"site": "3"}, {"site": "south"}])
+        {'north': 'site-1', 'south': 'site-2'}
+    """
+    names_in_order: dict[str, None] = {}
     for event in events:
         names = [event.get("site"), event.get("before"), *as_list(event.get("sites"))]
-        found |= dict.fromkeys(name for name in names if isinstance(name, str))
+        names_in_order |= dict.fromkeys(name for name in names if isinstance(name, str))
     card = as_table(metrics.get("card"))
     for key in ("used", "absent"):
-        found |= dict.fromkeys(map(str, as_list(card.get(key))))
+        names_in_order |= dict.fromkeys(map(str, as_list(card.get(key))))
     tables = [card.get(key) for key in ("late", "rejected", "dropped", "records", "capped", "suspects")]
     tables += [at(metrics, *keys) for keys in (("bytes", "up_per_site"), ("privacy", "per_site"), ("accuracy", "per_site"))]
     for table in tables:
-        found |= dict.fromkeys(as_table(table))
-    hidden = (name for name in found if name and not name.isdecimal())
+        names_in_order |= dict.fromkeys(as_table(table))
+    hidden = (name for name in names_in_order if name and not name.isdecimal())
     return {name: f"site-{number}" for number, name in enumerate(hidden, 1)}
 
 
@@ -79,16 +97,16 @@ class _Hider:
 
     def _text(self, text: str) -> str:
         text = ABSOLUTE.sub(REMOVED, QUOTED.sub(rf"\1{REMOVED}\1", text))
-        return text if self._pattern is None else self._pattern.sub(lambda found: self._names[found[0]], text)
+        return text if self._pattern is None else self._pattern.sub(lambda match: self._names[match[0]], text)
 
 
 def _events(run: Path) -> list[dict[str, object]]:
-    found = []
+    events = []
     for line in (run / EVENTS).read_text().splitlines() if (run / EVENTS).is_file() else ():
         try:
             event = json.loads(line)
         except ValueError:
             continue
         if isinstance(event, dict):
-            found.append(event)
-    return found
+            events.append(event)
+    return events

@@ -28,9 +28,18 @@ MODEL, CARD = "model.fedsurrogate", "README.md"
 
 
 def write_research_object(model: SignedModel, run: Path, file: Path) -> list[str]:
-    """Write the crate, and return the names of its files. Raises RunError for a run that has not ended.
+    """Write a run as a crate. Sites have pseudonyms, and no path of a machine is in any file.
 
-    Sites have pseudonyms, and no path of a machine is in any file.
+    Args:
+        model: the signed model.
+        run: the run folder.
+        file: to write.
+
+    Returns:
+        The names of the files in the crate.
+
+    Raises:
+        RunError: for a run that has not ended.
     """
     metrics = read_json(run, "metrics.json")
     if metrics.get("status") in (None, "running"):

@@ -16,7 +16,17 @@ from server_app.runs.json_values import as_number, as_table, at
 
 
 def run_config_of(run: Path) -> Run:
-    """The settings of a run. Raises RunError for a folder that is no run folder."""
+    """The settings of a run.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        The settings, with method and plan.
+
+    Raises:
+        RunError: for a folder that is no run folder.
+    """
     settings = read_json(run, "manifest.json").get("config")
     if not isinstance(settings, dict):
         raise RunError(f"{run} is not a run folder: manifest.json has no config")
@@ -24,9 +34,19 @@ def run_config_of(run: Path) -> Run:
 
 
 def signed_model_of(run: Path, key_folder: Path | None = None) -> SignedModel:
-    """The model that the sites received. A run without one, such as a simulation, is signed now, without Gaussians.
+    """The model that the sites received. A run without one, such as a simulation, is signed now,
+    without Gaussians.
 
-    key_folder: where the coordinator's key is; by default the key of the folder of the run. Raises RunError, ConfigError.
+    Args:
+        run: the run folder.
+        key_folder: where the coordinator's key is; by default the key of the folder of the run.
+
+    Returns:
+        The signed model.
+
+    Raises:
+        RunError: the run has no model.
+        ConfigError: the key cannot be read or made.
     """
     file = run / f"model{SUFFIX}"
     if file.is_file():

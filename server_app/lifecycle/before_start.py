@@ -23,7 +23,16 @@ PATHS = ("data-dir", "weights-path")
 
 
 def check_start(config: Run, simulated: bool) -> None:
-    """Check what the coordinator's own process needs: device, resume, output folder. Raises ConfigError or RunError."""
+    """Check what the coordinator's own process needs: device, resume, output folder.
+
+    Args:
+        config: the run.
+        simulated: whether it is a simulation.
+
+    Raises:
+        ConfigError: the device or the output folder cannot be used.
+        RunError: the folder of `resume` cannot be continued with these settings.
+    """
     if config.settings.device.startswith("cuda"):
         # Only then: counting GPUs imports torch.
         pick_device(config.settings.device)
@@ -46,10 +55,18 @@ def check_output(output_dir: str) -> None:
 
 
 def check_simulation(overrides: Mapping[str, Scalar], own_backbones: bool = False) -> tuple[Run, dict[str, Scalar]]:
-    """Check a simulation as far as no data is needed; return its settings, and them flat with absolute paths.
+    """Check a simulation as far as no data is needed.
 
-    own_backbones: whether the node-configs of the sites name a backbone.
-    Raises ConfigError, PackageError, RunError or BackboneError.
+    Args:
+        overrides: settings of the run, flat.
+        own_backbones: whether the node-configs of the sites name a backbone.
+
+    Returns:
+        The run, and its settings flat with absolute paths.
+
+    Raises:
+        ConfigError, PackageError, RunError or BackboneError: the simulation could not start; one
+            line says why.
     """
     config, settings = parse_run(overrides), dict(overrides)
     # This machine is every site.
@@ -113,9 +130,13 @@ def check_records(overrides: Mapping[str, Scalar], sites: int) -> Sequence[str]:
 
 
 def check_submission(config: Run, control: str) -> None:
-    """Check a run on a SuperLink. Its device and its folders are checked only if the SuperLink is on this machine.
+    """Check a run on a SuperLink. Its device and its folders are checked only if the SuperLink is
+    on this machine. Otherwise the coordinator's app checks them when it starts, before any request
+    to a site.
 
-    Otherwise the coordinator's app checks them when it starts, before any request to a site.
+    Args:
+        config: the run.
+        control: address of the SuperLink's Control API, host:port.
     """
     check_backbone_name(config.settings.backbone, required=False)
     if is_loopback(control):

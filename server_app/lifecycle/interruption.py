@@ -16,7 +16,15 @@ NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "the
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the run. folder: its run folder, once that is known."""
+    """A signal ended the run.
+
+    Args:
+        number: of the signal.
+
+    Attributes:
+        number: of the signal.
+        folder: the run folder; None until that is known.
+    """
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(NAMES[number])
@@ -49,7 +57,17 @@ def interruptible() -> Iterator[None]:
 
 
 def goodbye(stop: Interrupted, words: Sequence[str], overrides: Mapping[str, Scalar]) -> list[str]:
-    """What a person reads after an interruption: where the run is, and the command that continues it, or begins it again."""
+    """What a person reads after an interruption: where the run is, and the command that continues
+    it, or begins it again.
+
+    Args:
+        stop: the interruption, with the run folder if there is one.
+        words: the command without its settings.
+        overrides: the settings of the run, flat.
+
+    Returns:
+        Two lines.
+    """
     command, resumes = command_of(words, overrides, stop.folder)
     where = f"run folder: {stop.folder}" if stop.folder else "it had no run folder yet"
     how = "continue it:" if resumes else "nothing is left to continue from; start it again:"

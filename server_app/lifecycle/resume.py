@@ -27,9 +27,14 @@ MOST_SHOWN = 5
 
 
 def check_resume(config: Run, simulated: bool) -> None:
-    """Raise RunError unless the folder that `resume` names is of a run that these settings continue.
+    """Check that the folder that `resume` names is of a run that these settings continue.
 
-    Names the keys that differ. simulated: whether this run is a simulation, whose settings also distribute the records.
+    Args:
+        config: the run; without `resume` there is nothing to check.
+        simulated: whether this run is a simulation, whose settings also distribute the records.
+
+    Raises:
+        RunError: it is not; names the keys that differ.
     """
     if not config.settings.resume:
         return
@@ -78,9 +83,14 @@ def _flat(settings: Settings) -> dict[str, Any]:
 
 
 def continuation(folder: Path) -> str:
-    """What to do with a run that has not finished, for a reader of its folder: a command; empty if its settings are unknown.
+    """What to do with a run that has not finished, for a reader of its folder.
 
-    The command gives the settings that differ from the defaults.
+    Args:
+        folder: a run folder.
+
+    Returns:
+        A command, which gives the settings that differ from the defaults; empty if the settings of
+        the run are unknown.
     """
     manifest = _content(folder / MANIFEST)
     try:
@@ -104,9 +114,21 @@ def continuation(folder: Path) -> str:
 
 
 def command_of(words: Sequence[str], overrides: Mapping[str, Scalar], folder: Path | None) -> tuple[str, bool]:
-    """The command that continues the run in `folder`, or, when it left nothing to continue from, begins it again.
+    """The command that continues the run in `folder`, or, when it left nothing to continue from,
+    begins it again.
 
-    words: the command without its settings. Returns the text for a shell, and whether it resumes.
+    Args:
+        words: the command without its settings.
+        overrides: the settings of the run, flat.
+        folder: the run folder; None without one.
+
+    Returns:
+        The text for a shell, and whether it resumes.
+
+    Example:
+        >>> command, resumes = command_of(["coordinator", "run"], {"method": "fedavg"}, None)
+        >>> print(command, resumes)
+        coordinator run -c 'method="fedavg"' False
     """
     kind = parse_run(overrides).plan.kind
     resumes = folder is not None and kind in CHECKPOINTS and (folder / CHECKPOINTS[kind]).is_file()

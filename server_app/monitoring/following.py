@@ -13,7 +13,17 @@ from server_app.runs.reader import POLL_SECONDS, LiveRun, find_run
 
 
 def look(run: LiveRun) -> list[Json]:
-    """The new events of a run, the end of a killed run included. Raises RunError when the folder is gone."""
+    """The new events of a run, the end of a killed run included.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        The events.
+
+    Raises:
+        RunError: the folder is gone.
+    """
     complete_killed(run.folder)
     return run.refresh()
 

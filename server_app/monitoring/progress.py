@@ -10,9 +10,21 @@ from server_app.runs.state import RunState, event_line
 
 
 def progress_line(state: RunState, now: datetime | None = None) -> str:
-    """The completed steps, an estimate of the time left, and the bytes that all sites together send in a step.
+    """The completed steps, an estimate of the time left, and the bytes that all sites together send
+    in a step.
 
-    The estimate takes the mean time of the steps so far. now: with it, the time since the last step is subtracted.
+    The estimate takes the mean time of the steps so far.
+
+    Args:
+        state: of the run.
+        now: the present time; with it, the time since the last step is subtracted.
+
+    Returns:
+        One line.
+
+    Example:
+        >>> progress_line(RunState(done=3, planned=30))
+        'round 3 of 30 done'
     """
     line = f"{state.step} {min(state.done, state.planned)} of {state.planned} done"
     if (left := state.seconds_left(now)) is not None:

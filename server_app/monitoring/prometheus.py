@@ -42,9 +42,13 @@ OF_A_SITE: dict[str, tuple[str, Callable[[SiteState], float | None]]] = {
 
 
 class RunCollector:
-    """A `prometheus_client` collector for the newest run folders in `path`, or for the run folder `path`.
+    """A `prometheus_client` collector.
 
     The number of labels is limited: `newest` runs, and `MOST_SITES` sites per run.
+
+    Args:
+        path: a run folder, or the folder of all runs.
+        newest: how many run folders of the folder of all runs, the newest first.
     """
 
     def __init__(self, path: Path, newest: int) -> None:
@@ -72,10 +76,23 @@ class RunCollector:
 
 @contextmanager
 def serve(path: Path, host: str, port: int, newest: int, exposed: bool) -> Iterator[str]:
-    """Serve Prometheus from a thread while the context is open; its value is the URL of the page.
+    """Serve Prometheus from a thread while the context is open.
 
-    Raises ConfigError for an address that other machines reach unless `exposed`, for an address that cannot be used;
-    PackageError without the extra `monitor`; RunError when `path` is a file.
+    Args:
+        path: a run folder, or the folder of all runs.
+        host: address to listen on.
+        port: to listen on.
+        newest: as for `RunCollector`.
+        exposed: whether other machines may reach the address.
+
+    Yields:
+        The URL of the page.
+
+    Raises:
+        ConfigError: for an address that other machines reach unless `exposed`, for an address that
+            cannot be used.
+        PackageError: without the extra `monitor`.
+        RunError: `path` is a file.
     """
     with needed_for(USER):
         from prometheus_client import CollectorRegistry, start_http_server
@@ -101,12 +118,26 @@ def serve(path: Path, host: str, port: int, newest: int, exposed: bool) -> Itera
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address. Raises ConfigError for a name that has no address."""
+    """Whether only this machine reaches an address.
+
+    Args:
+        host: a name or an address; empty for all addresses of this machine.
+
+    Returns:
+        Whether all its addresses are of the loopback.
+
+    Raises:
+        ConfigError: for a name that has no address.
+
+    Example:
+        >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
+        (True, False)
+    """
     try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host or "0.0.0.0", None)}
+        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host or "0.0.0.0", None)}
     except OSError as error:
         raise ConfigError(f"--host {host!r}: not an address of this machine ({error.strerror})") from None
-    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
 
 
 def _is_there(run: LiveRun) -> bool:

@@ -18,7 +18,14 @@ OF_A_ROUND = {"accuracy": "accuracy", "bytes_up": "bytes/up", "epsilon": "epsilo
 
 
 class Scalar(NamedTuple):
-    """A value at a step: a round, or a step of a chain. seconds: since 1970."""
+    """A value at a step.
+
+    Attributes:
+        tag: name of the curve.
+        value: a finite number.
+        step: a round, or a step of a chain.
+        seconds: since 1970; None without a time.
+    """
 
     tag: str
     value: float
@@ -53,10 +60,19 @@ def scalars_at_end(state: RunState) -> Iterator[Scalar]:
 
 
 def write_scalars(path: Path, logdir: Path | None = None, timeout: float = 0.0) -> Path:
-    """Write a run's scalars until it ends. Return their folder: `logdir`/<run name>, else <run folder>/tensorboard.
+    """Write a run's scalars until it ends. Replaces earlier scalars of the run there.
 
-    Replaces earlier scalars of the run there. path, timeout: as for `await_run`. Raises PackageError without
-    the extra `tensorboard`.
+    Args:
+        path: as for `await_run`.
+        logdir: folder of all runs' scalars; None for the run folder.
+        timeout: as for `await_run`.
+
+    Returns:
+        Their folder: `logdir`/<run name>, else <run folder>/tensorboard.
+
+    Raises:
+        PackageError: without the extra `tensorboard`.
+        RunError: as for `await_run` and `follow`.
     """
     with needed_for("`coordinator tensorboard`"):
         from torch.utils.tensorboard import SummaryWriter

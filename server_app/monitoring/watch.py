@@ -20,9 +20,20 @@ from server_app.runs.state import RunState, event_line
 
 
 def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[Path] = ()) -> bool:
-    """Show a run until it ends; return whether it succeeded. `path`, `known`, `timeout`: as for `await_run`.
+    """Show a run until it ends: as a live view if the console is a terminal, else as a line for
+    every event.
 
-    A live view if the console is a terminal, else a line for every event. Raises RunError if there is no run.
+    Args:
+        path: as for `await_run`.
+        console: where it is shown.
+        timeout: as for `await_run`.
+        known: as for `await_run`.
+
+    Returns:
+        Whether the run succeeded.
+
+    Raises:
+        RunError: there is no run.
     """
     if not console.is_terminal:
         return _lines(LiveRun(await_run(path, known, timeout)), console, timeout)
@@ -36,7 +47,16 @@ def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[
 
 
 def watch_json(path: Path, timeout: float = 0.0, known: Collection[Path] = ()) -> bool:
-    """Print each event of a run as a JSON object on its own line, then its metrics; return whether it succeeded."""
+    """Print each event of a run as a JSON object on its own line, then its metrics.
+
+    Args:
+        path: as for `await_run`.
+        timeout: as for `await_run`.
+        known: as for `await_run`.
+
+    Returns:
+        Whether the run succeeded.
+    """
     run = LiveRun(await_run(path, known, timeout))
     for events in follow(run, timeout):
         for event in events:
@@ -46,7 +66,19 @@ def watch_json(path: Path, timeout: float = 0.0, known: Collection[Path] = ()) -
 
 
 def show_once(path: Path, console: Console, as_json: bool) -> bool:
-    """Show the current state of a run; return False if it failed. Raises RunError when there is no run yet."""
+    """Show the current state of a run.
+
+    Args:
+        path: a run folder, or the folder of all runs.
+        console: where it is shown.
+        as_json: whether a JSON object is printed instead.
+
+    Returns:
+        False if the run failed.
+
+    Raises:
+        RunError: there is no run yet.
+    """
     if (folder := find_run(path)) is None:
         raise RunError(f"there is no run in {str(path)!r} yet; without --once, `coordinator watch` waits for one")
     run = LiveRun(folder)

@@ -63,7 +63,15 @@ def summary(run: LiveRun) -> list[str]:
 
 
 def view(run: LiveRun, height: int = 0) -> RenderableType:
-    """The current state of the run, for a terminal of `height` lines (0: show all sites)."""
+    """The current state of a run, for a terminal.
+
+    Args:
+        run: the run folder.
+        height: lines of the terminal; 0: show all sites.
+
+    Returns:
+        What `rich` draws.
+    """
     state = run.state
     heading, progress, sites, facts, *ends = summary(run)
     parts: list[RenderableType] = [Text(heading, STYLES.get(state.status, "bold")), _bar(state, progress)]
@@ -92,7 +100,12 @@ def silent_for(state: RunState) -> float | None:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The newest values as bars, scaled from their minimum to their maximum; "" for fewer than two."""
+    """The newest values as bars, scaled from their minimum to their maximum; "" for fewer than two.
+
+    Example:
+        >>> sparkline([0.0, 0.5, 1.0])
+        '▁▄█'
+    """
     shown = values[-SPARKS:]
     if len(shown) < 2:
         return ""

@@ -51,11 +51,18 @@ BASELINES = {"oracle": "pooled real features", "ensemble": "ensemble of heads", 
 
 
 def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
-    """Write `report.html` into `run_dir` and return its path. The same folder always gives the same bytes.
+    """Write `report.html` into a run folder. The same folder always gives the same bytes.
 
-    beside: other runs; their accuracy is drawn next to this run's, by round and by bytes.
+    Args:
+        run_dir: the run folder.
+        beside: other runs; their accuracy is drawn next to this run's, by round and by bytes.
 
-    Raises RunError when `run_dir` is not a run folder, or a run to compare has no accuracy on all test data.
+    Returns:
+        The path of the report.
+
+    Raises:
+        RunError: `run_dir` is not a run folder, or a run to compare has no accuracy on all test
+            data.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -76,7 +83,21 @@ def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
 
 
 def write_csv(run_dir: Path, folder: Path, beside: Sequence[Path] = ()) -> list[Path]:
-    """Write every table of a run's report to a CSV file in `folder`, and return the files. Raises RunError, OSError."""
+    """Write every table of a run's report to a CSV file.
+
+    Args:
+        run_dir: the run folder.
+        folder: for the files; it is created.
+        beside: other runs; with them there is a table that compares the runs.
+
+    Returns:
+        The files.
+
+    Raises:
+        RunError: `run_dir` is not a run folder, or a run to compare has no accuracy on all test
+            data.
+        OSError: a file cannot be written.
+    """
     run = read_run(run_dir)
     tables = _tables(run)
     if beside:
@@ -100,8 +121,8 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         pictures["downstream"] = (worth,)
     if drawn_sheets := sheets(folder):
         pictures["sheets"] = tuple(svg for _, svg in drawn_sheets)
-    if (found_map := site_map_of(run, folder)) is not None:
-        pictures["map"] = (drawn_map(found_map),)
+    if (site_map := site_map_of(run, folder)) is not None:
+        pictures["map"] = (drawn_map(site_map),)
     if (values := values_view(folder)) is not None:
         pictures["values"] = (values.picture,)
     counts = counts_views(folder)
@@ -124,7 +145,7 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "folder": folder.name,
         "head": Markup(page_head(escape(f"{run.method} · {folder.name}"))),
         "sheet_rounds": [f"Round {number}" for number, _ in drawn_sheets],
-        "map_words": words_of(found_map) if found_map else [],
+        "map_words": words_of(site_map) if site_map else [],
         "value_words": values.words if values else [],
         "pictures": {key: [Markup(svg) for svg in svgs] for key, svgs in pictures.items()},
         "layout": layout(pictures),

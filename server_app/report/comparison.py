@@ -19,12 +19,19 @@ RECORDS = (*OF_RECORDS, "data-dir", "seed", "classes")
 
 
 def compared(runs: Sequence[tuple[str, RunFolder]]) -> dict[str, Sequence[AccuracyStep]]:
-    """Accuracy by round of each run, given with its folder's name. Keys are methods; a method that occurs twice gets part
-    of its folder's name.
+    """Accuracy by round of each run. A chain has one model, at its end.
 
-    A chain has one model, at its end. Raises RunError for a run without an accuracy on the test data of all sites.
+    Args:
+        runs: each with its folder's name.
+
+    Returns:
+        The steps of each run. Keys are methods; a method that occurs twice gets part of its
+        folder's name.
+
+    Raises:
+        RunError: for a run without an accuracy on the test data of all sites.
     """
-    found: dict[str, Sequence[AccuracyStep]] = {}
+    accuracies: dict[str, Sequence[AccuracyStep]] = {}
     for folder, run in runs:
         what, taken = steps(run)
         if not taken:
@@ -32,8 +39,8 @@ def compared(runs: Sequence[tuple[str, RunFolder]]) -> dict[str, Sequence[Accura
         if what != "round":
             taken = [replace(taken[-1], name="1")]
         name = run.method
-        found[f"{name} {folder[-6:]}" if name in found else name] = taken
-    return found
+        accuracies[f"{name} {folder[-6:]}" if name in accuracies else name] = taken
+    return accuracies
 
 
 def comparison_table(curves: Mapping[str, Sequence[AccuracyStep]]) -> Table:
@@ -44,7 +51,7 @@ def comparison_table(curves: Mapping[str, Sequence[AccuracyStep]]) -> Table:
 
 def of_other_records(runs: Sequence[tuple[str, RunFolder]]) -> list[str]:
     """A sentence about each run whose records differ from the first one's: their accuracies cannot be compared."""
-    own, found = _records(runs[0][1]), []
+    own, notes = _records(runs[0][1]), []
     for folder, run in runs[1:]:
         other = _records(run)
         apart = [
@@ -53,8 +60,8 @@ def of_other_records(runs: Sequence[tuple[str, RunFolder]]) -> list[str]:
             if key in own.keys() & other and own[key] != other[key]
         ]
         if apart:
-            found.append(f"{folder} has other records ({'; '.join(apart)}), so the accuracies are not of the same test data")
-    return found
+            notes.append(f"{folder} has other records ({'; '.join(apart)}), so the accuracies are not of the same test data")
+    return notes
 
 
 def _records(run: RunFolder) -> dict[str, Any]:

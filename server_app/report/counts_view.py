@@ -21,7 +21,17 @@ DRAWN = 24
 
 @dataclass(frozen=True)
 class CountsView:
-    """One kind of counts: a sentence for the top of the page, a picture, the cells of a table, and sentences below it."""
+    """One kind of counts, as the page shows it.
+
+    Attributes:
+        kind: "evaluation" or "survey".
+        title: a sentence for the top of the page.
+        picture: an SVG string; None if the noise hides all measures, or for more than `DRAWN`
+            classes.
+        columns: names of the columns of a table.
+        rows: the cells of the table, row by row.
+        words: sentences below it.
+    """
 
     kind: str
     title: str
@@ -33,15 +43,15 @@ class CountsView:
 
 def counts_views(folder: Path) -> list[CountsView]:
     """The counts in a run folder: of the run itself if it counted, or of its model, evaluated later."""
-    found = []
+    views = []
     for kind, view in zip(KINDS, (_evaluation, _survey), strict=True):
         try:
             content = clean(read_json(folder, f"{kind}.json"))
         except RunError:
             continue
         if content.get("kind") == kind and as_table(content.get("classes")):
-            found.append(view(content))
-    return found
+            views.append(view(content))
+    return views
 
 
 def _evaluation(content: Json) -> CountsView:
@@ -67,7 +77,7 @@ def _evaluation(content: Json) -> CountsView:
 
 def _survey(content: Json) -> CountsView:
     classes = as_table(content["classes"])
-    found = {str(name): each for name, row in classes.items() if (each := _range(row))}
+    records = {str(name): each for name, row in classes.items() if (each := _range(row))}
     sites = {str(name): as_list(counts) for name, counts in as_table(content.get("per_site")).items()}
     rows = [
         [str(name), _number(row), *(_cell(counts[place : place + 1]) for counts in sites.values())]
@@ -83,7 +93,7 @@ def _survey(content: Json) -> CountsView:
     return CountsView(
         "survey",
         f"{_sites(content)} have {_number(content.get('records'))} records".capitalize(),
-        draw_records(found) if found and len(found) <= DRAWN else None,
+        draw_records(records) if records and len(records) <= DRAWN else None,
         ["Class", "All sites", *(f"Site {name}" for name in sites)],
         rows,
         [_noise(content), *words],
@@ -92,23 +102,23 @@ def _survey(content: Json) -> CountsView:
 
 def _range(value: Any) -> WithInterval | None:
     numbers = [as_number(as_table(value).get(key)) for key in ("value", "low", "high")]
-    found = [each for each in numbers if each is not None]
-    return WithInterval(*found) if len(found) == 3 else None
+    known = [each for each in numbers if each is not None]
+    return WithInterval(*known) if len(known) == 3 else None
 
 
 def _share(value: Any) -> str:
-    found = _range(value)
-    return HIDDEN if found is None else f"{percent(found.value)} ({percent(found.low)} to {percent(found.high)})"
+    share = _range(value)
+    return HIDDEN if share is None else f"{percent(share.value)} ({percent(share.low)} to {percent(share.high)})"
 
 
 def _number(value: Any) -> str:
-    found = _range(value)
-    return HIDDEN if found is None else f"{found.value:,.0f} ({found.low:,.0f} to {found.high:,.0f})"
+    number = _range(value)
+    return HIDDEN if number is None else f"{number.value:,.0f} ({number.low:,.0f} to {number.high:,.0f})"
 
 
 def _cell(numbers: list[Any]) -> str:
-    found = as_number(numbers[0]) if numbers else None
-    return "" if found is None else f"{found:,.0f}"
+    number = as_number(numbers[0]) if numbers else None
+    return "" if number is None else f"{number:,.0f}"
 
 
 def _sites(content: Mapping[str, Any]) -> str:

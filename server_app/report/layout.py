@@ -31,7 +31,16 @@ FIRST, LAST = ("curves",), ("sheets", "features")
 def layout(pictures: Mapping[str, Sequence[str]]) -> list[tuple[str, str, str]]:
     """Key, title and place of every picture, in order.
 
-    A place is "" for half a row, "wide" for a row of several plots, or "wide alone" for a plot next to its caption.
+    Args:
+        pictures: SVG strings by key of `TITLES`.
+
+    Returns:
+        For each picture its key, its title and its place: "" for half a row, "wide" for a row of
+        several plots, or "wide alone" for a plot next to its caption.
+
+    Example:
+        >>> layout({"time": ['<svg viewBox="0 0 6 4"/>'], "survey": ['<svg viewBox="0 0 6 3"/>']})
+        [('survey', 'Records of each class', ''), ('time', 'Where the time went', '')]
     """
     narrow = [key for key in TITLES if key in pictures and key not in FIRST + LAST]
     places = [(key, "wide") for key in FIRST if key in pictures]
@@ -43,17 +52,17 @@ def layout(pictures: Mapping[str, Sequence[str]]) -> list[tuple[str, str, str]]:
 
 def _pairs(keys: Iterable[str], heights: Mapping[str, float]) -> list[list[str]]:
     """Each picture with the one of the most similar height that is left; alone if none is similar."""
-    rest, found = list(keys), list[list[str]]()
+    rest, pairs = list(keys), list[list[str]]()
     while rest:
         first = rest.pop(0)
         closest = min(rest, key=lambda key: abs(heights[key] - heights[first]), default="")
         low, high = sorted((heights[first], heights.get(closest, 0.0)))
         if closest and low >= SIMILAR * high:
             rest.remove(closest)
-            found.append([first, closest])
+            pairs.append([first, closest])
         else:
-            found.append([first])
-    return found
+            pairs.append([first])
+    return pairs
 
 
 def _height(svg: str) -> float:

@@ -21,10 +21,10 @@ MECHANISMS = {
 
 def privacy_view(run: RunFolder) -> Json:
     """All values that the privacy section of the page shows."""
-    found = as_table(at(run.metrics, "privacy"))
-    per_site = as_table(found.get("per_site"))
+    privacy = as_table(at(run.metrics, "privacy"))
+    per_site = as_table(privacy.get("per_site"))
     rows = [_row(name, as_table(per_site[name])) for name in sorted(per_site, key=natural_order)]
-    epsilon, delta = as_number(found.get("epsilon")), as_number(found.get("delta"))
+    epsilon, delta = as_number(privacy.get("epsilon")), as_number(privacy.get("delta"))
     units = {row["unit"] for row in rows if row["unit"]} or {"record"}
     config = as_table(run.manifest.get("config"))
     return {
@@ -35,10 +35,10 @@ def privacy_view(run: RunFolder) -> Json:
         "factor": math.exp(min(epsilon, 700.0)) if epsilon is not None else None,
         "certainty": 1 / (1 + math.exp(-epsilon)) if epsilon is not None and epsilon >= 0 else None,
         "units": sorted(units),
-        "relation": str(found.get("relation") or "add or remove one record"),
-        "covers": str(found.get("covers") or ""),
-        "not_covered": [str(item) for item in as_list(found.get("not_covered"))],
-        "dropped": [str(name) for name in as_list(found.get("dropped_classes"))],
+        "relation": str(privacy.get("relation") or "add or remove one record"),
+        "covers": str(privacy.get("covers") or ""),
+        "not_covered": [str(item) for item in as_list(privacy.get("not_covered"))],
+        "dropped": [str(name) for name in as_list(privacy.get("dropped_classes"))],
         "rows": rows,
         "statistics": [(key, text) for key, (text, _) in STATISTICS.items() if any(key in row["noise"] for row in rows)],
         "tight": any(row["tight"] is not None for row in rows),
@@ -49,22 +49,22 @@ def privacy_view(run: RunFolder) -> Json:
 
 def _sum_sentences(metrics: Json) -> list[str]:
     """Who could see what in a secure sum, in plain words; empty for other runs. metrics: content of metrics.json."""
-    found = as_table(metrics.get("learning"))
-    count, members = as_number(found.get("secure-sum-of")), as_number(found.get("members"))
+    learning = as_table(metrics.get("learning"))
+    count, members = as_number(learning.get("secure-sum-of")), as_number(learning.get("members"))
     if count is None or members is None:
         return []
-    colluding, least = as_number(found.get("colluding")) or 0, as_number(found.get("least")) or 0
+    colluding, least = as_number(learning.get("colluding")) or 0, as_number(learning.get("least")) or 0
     sentences = [
         f"The coordinator saw only the secure sum of {count:.0f} of {members:.0f} sites, at least {least:.0f} by the sites' "
         "own check, and no site's part of it. What only one site has, such as a class, is in the sum as that site has it.",
     ]
-    if found.get("keys") == "pinned by every site":
+    if learning.get("keys") == "pinned by every site":
         sentences.append("Every site knew the keys of the others (peers), so the coordinator could not make up sites.")
     else:
         sentences.append(
             "The keys were sent by the coordinator, which could have made up sites. Sites that set peers exclude this."
         )
-    if (local := as_number(found.get("local-epsilon"))) is not None:
+    if (local := as_number(learning.get("local-epsilon"))) is not None:
         sentences.append(
             f"The guarantee holds while at most {colluding:.0f} sites tell the coordinator their noise (central privacy "
             f"through secure summation). Without this assumption, a site's own noise alone gives ε = {local:.3g}."
@@ -79,11 +79,19 @@ def _sum_sentences(metrics: Json) -> list[str]:
 
 
 def privacy_line(metrics: Json) -> str:
-    """Privacy guarantee in one line: "sums, epsilon 4, delta 1e-05, for one record"; "none" without a guarantee."""
-    found = as_table(metrics.get("privacy"))
-    parts = [str(found["mechanism"])] if found.get("mechanism") else []
-    parts += [f"{key} {number:g}" for key in ("epsilon", "delta") if (number := as_number(found.get(key))) is not None]
-    units = {str(site["unit"]) for site in as_table(found.get("per_site")).values() if as_table(site).get("unit")}
+    """Privacy guarantee in one line: "sums, epsilon 4, delta 1e-05, for one record"; "none" without
+    a guarantee.
+
+    Example:
+        >>> sites = {"north": {"unit": "record"}}
+        >>> privacy = {"mechanism": "sums", "epsilon": 4.0, "delta": 1e-5, "per_site": sites}
+        >>> privacy_line({"privacy": privacy})
+        'sums, epsilon 4, delta 1e-05, for one record'
+    """
+    privacy = as_table(metrics.get("privacy"))
+    parts = [str(privacy["mechanism"])] if privacy.get("mechanism") else []
+    parts += [f"{key} {number:g}" for key in ("epsilon", "delta") if (number := as_number(privacy.get(key))) is not None]
+    units = {str(site["unit"]) for site in as_table(privacy.get("per_site")).values() if as_table(site).get("unit")}
     return ", ".join(parts + [f"for one {' or '.join(sorted(units))}"] * bool(units)) or "none"
 
 

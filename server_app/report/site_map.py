@@ -18,7 +18,15 @@ LARGEST_DIMENSION = 4096
 
 
 def site_map_of(run: RunFolder, folder: Path) -> SiteMap | None:
-    """The map of a run's sites; None for a run that has none, or whose surrogates are of another kind."""
+    """The map of a run's sites, from their stored surrogates.
+
+    Args:
+        run: the content of the run folder.
+        folder: the run folder.
+
+    Returns:
+        The map; None for a run that has none, or whose surrogates are of another kind.
+    """
     if not 2 <= len(list((folder / "surrogates").glob("*.pb"))) <= MOST_SITES:
         return None
     try:
@@ -26,22 +34,22 @@ def site_map_of(run: RunFolder, folder: Path) -> SiteMap | None:
         if not config.plan.combination.stored or config.plan.kind != "one-shot":
             return None
         strategy = stored_strategy(config)(config)
-        found = [strategy.unpack(payload) for payload in read_payloads(folder)]
+        surrogates = [strategy.unpack(payload) for payload in read_payloads(folder)]
     except (FedSurrogateError, ValueError, TypeError):
         # A report of a damaged folder leaves the picture out.
         return None
-    kept = [each for each in found if isinstance(each, Surrogate | SumsSurrogate)]
+    kept = [each for each in surrogates if isinstance(each, Surrogate | SumsSurrogate)]
     kinds = {(each.dimension, each.header.fingerprint) for each in kept}
     if len(kept) < 2 or len(kinds) > 1 or kept[0].dimension > LARGEST_DIMENSION:
         return None
     return site_map(kept)
 
 
-def words_of(found: SiteMap) -> list[str]:
+def words_of(map_of_sites: SiteMap) -> list[str]:
     """What the map shows, in sentences."""
-    far = " and ".join(filter(None, (", ".join(map(_site, found.odd[:-1])), *map(_site, found.odd[-1:]))))
+    far = " and ".join(filter(None, (", ".join(map(_site, map_of_sites.odd[:-1])), *map(_site, map_of_sites.odd[-1:]))))
     sentences = [f"The surrogates of {far} are far from those of the other sites."] if far else []
-    pairs = [(each.site, each.name, each.other) for each in found.resemblances]
+    pairs = [(each.site, each.name, each.other) for each in map_of_sites.resemblances]
     for site in dict.fromkeys(site for site, _, _ in pairs):
         own = [f"{name} looks like {other} of the others" for each, name, other in pairs if each == site]
         sentences.append(f"At {_site(site)}, {', '.join(own)}: labels may be swapped there.")
@@ -52,7 +60,7 @@ def _site(name: str) -> str:
     return f"site {name}" if name.isdecimal() else name
 
 
-def drawn_map(found: SiteMap) -> str:
+def drawn_map(map_of_sites: SiteMap) -> str:
     """The picture of a map."""
-    marked = {*found.odd, *(each.site for each in found.resemblances)}
-    return draw_site_map(found.sites, found.points.tolist(), marked)
+    marked = {*map_of_sites.odd, *(each.site for each in map_of_sites.resemblances)}
+    return draw_site_map(map_of_sites.sites, map_of_sites.points.tolist(), marked)

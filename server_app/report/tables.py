@@ -21,9 +21,17 @@ ENCODING = "utf-8-sig"
 
 
 def tables_of(run: RunFolder, privacy: Json, settings: Sequence[tuple[str, str, str]]) -> dict[str, Table]:
-    """Every table by its name, the first row its columns; tables without rows are left out. Missing numbers are empty.
+    """Every table of a report. Accuracies are shares in [0, 1], sizes are in bytes, times in
+    seconds.
 
-    Accuracies are shares in [0, 1], sizes are in bytes, times in seconds. settings: key, value and default.
+    Args:
+        run: the content of the run folder.
+        privacy: as from `privacy_view`.
+        settings: key, value and default of each setting.
+
+    Returns:
+        The tables by name, the first row of each its columns; tables without rows are left out.
+        Missing numbers are empty.
     """
     sources = [source for source in DOWNSTREAM if any(source in run.downstream(site.name) for site in run.sites)]
     tables: dict[str, Table] = {
@@ -63,7 +71,18 @@ def _steps(run: RunFolder) -> Table:
 
 
 def csv_text(rows: Table) -> str:
-    """A table as CSV. Texts that a spreadsheet would compute get an apostrophe in front."""
+    """A table as CSV. Texts that a spreadsheet would compute get an apostrophe in front.
+
+    Args:
+        rows: of the table, the first with the columns.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> csv_text([("class", "records"), ("=1+1", 2.5)])
+        "class,records\\r\\n'=1+1,2.5\\r\\n"
+    """
     out = io.StringIO()
     csv.writer(out, lineterminator="\r\n").writerows([_cell(value) for value in row] for row in rows)
     return out.getvalue()
@@ -75,7 +94,18 @@ def csv_link(rows: Table) -> str:
 
 
 def write_tables(tables: dict[str, Table], folder: Path) -> list[Path]:
-    """Write every table to NAME.csv in `folder`, which is created; return the files. Raises OSError."""
+    """Write every table to NAME.csv in `folder`.
+
+    Args:
+        tables: by name.
+        folder: for the files; it is created.
+
+    Returns:
+        The files.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{name}.csv" for name in tables]
     for file, rows in zip(files, tables.values(), strict=True):

@@ -14,8 +14,8 @@ NAMED = 12
 
 def warnings_of(run: RunFolder) -> list[str]:
     """One sentence for each warning, from what the run has recorded."""
-    found = (_missing_classes(run), _no_better_than_chance(run))
-    return [warning for warning in found if warning] if run.failure is None else []
+    warnings = (_missing_classes(run), _no_better_than_chance(run))
+    return [warning for warning in warnings if warning] if run.failure is None else []
 
 
 def _missing_classes(run: RunFolder) -> str:
@@ -52,8 +52,15 @@ def _no_better_than_chance(run: RunFolder) -> str:
 def chance_of(run: RunFolder) -> float | None:
     """Accuracy of always giving the largest class.
 
-    On the test data if the run has measured it; otherwise estimated from the records that sites have by class: of all sites
-    for a global model, and as the mean over the sites where each site tests on its own data. None if nothing is known.
+    On the test data if the run has measured it; otherwise estimated from the records that sites
+    have by class: of all sites for a global model, and as the mean over the sites where each site
+    tests on its own data.
+
+    Args:
+        run: the content of the run folder.
+
+    Returns:
+        The accuracy in [0, 1]; None if nothing is known.
     """
     if (measured := run.number("accuracy", "majority")) is not None and run.number("accuracy", "model") is not None:
         return measured

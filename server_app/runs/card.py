@@ -13,13 +13,21 @@ MUCH = 0.1
 
 
 def run_card(sites: Collection[Site], expected: int, absent: Sequence[str] = (), names: str = "") -> dict[str, Any]:
-    """The run card: site names under used, late, rejected and dropped, with reasons, and the share of missing data.
+    """The run card: site names under used, late, rejected and dropped, with reasons, and the share
+    of missing data.
 
-    expected: number of sites in the settings, 0 for any. absent: names of registered sites that have not connected.
-    names: "registered" if the names belong to registered keys, else "claimed". missing_share: of all records. A site that
-    has not reported its number of records, or never connected, is counted like the largest site that has. capped: the
-    share of its weight that a site keeps. suspects: why these sites do not agree with the others. state: "green" when
-    no record is missing, "red" when a tenth of the records or more is missing, else "amber".
+    Args:
+        sites: of the run, as far as they have connected.
+        expected: number of sites in the settings, 0 for any.
+        absent: names of registered sites that have not connected.
+        names: "registered" if the names belong to registered keys, else "claimed".
+
+    Returns:
+        The content of "card" in metrics.json. missing_share: of all records. A site that has not
+        reported its number of records, or never connected, is counted like the largest site that
+        has. capped: the share of its weight that a site keeps. suspects: why these sites do not
+        agree with the others. state: "green" when no record is missing, "red" when a tenth of the
+        records or more is missing, else "amber".
     """
     reported = [site.records for site in sites if site.records]
     largest = max(reported, default=1)
@@ -45,7 +53,19 @@ def run_card(sites: Collection[Site], expected: int, absent: Sequence[str] = (),
 
 
 def missing_line(card: Mapping[str, Any]) -> str:
-    """The share of missing records and the sites they belong to, in one line."""
+    """The share of missing records and the sites they belong to, in one line.
+
+    Args:
+        card: the run card of `run_card`.
+
+    Returns:
+        The line.
+
+    Example:
+        >>> card = {"rejected": {"north": "no key"}, "dropped": {}, "late": {}}
+        >>> missing_line(card | {"never_came": 1, "missing_share": 0.25})
+        'about 25% of all records are missing: north, 1 that never connected'
+    """
     names = sorted({**card["rejected"], **card["dropped"], **card["late"]})
     if card["never_came"]:
         absent = f" (not connected: {', '.join(card['absent'])})" if card.get("absent") else ""

@@ -36,7 +36,18 @@ def read_object(file: Path) -> tuple[Json, str]:
 
 
 def read_json(folder: Path, name: str) -> Json:
-    """Read one of a run's JSON files. Raises RunError when it is missing or not a JSON object."""
+    """Read one of a run's JSON files.
+
+    Args:
+        folder: a run folder.
+        name: of the file.
+
+    Returns:
+        The JSON object in the file. Its texts are as they stand in the file.
+
+    Raises:
+        RunError: the file is missing, cannot be read or is not a JSON object.
+    """
     try:
         content = json.loads((folder / name).read_text())
     except (OSError, ValueError) as error:
@@ -48,7 +59,15 @@ def read_json(folder: Path, name: str) -> Json:
 
 
 class EventFile:
-    """An events.jsonl that may grow, or not exist yet. `broken` counts lines that could not be read."""
+    """An events.jsonl that may grow, or not exist yet.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        path: the file.
+        broken: number of lines that could not be read so far.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,8 +77,15 @@ class EventFile:
     def read(self, to_the_end: bool = False) -> list[Json]:
         """Events written since the last call, in order, without characters that control a terminal.
 
-        An incomplete last line waits for the next call; `to_the_end` reads it as it is. Raises
-        RunError for an unreadable file.
+        Args:
+            to_the_end: whether an incomplete last line is read as it is. Else it waits for the next
+                call.
+
+        Returns:
+            The new events; none for a file that does not exist yet.
+
+        Raises:
+            RunError: the file cannot be read.
         """
         try:
             with self.path.open("rb") as file:

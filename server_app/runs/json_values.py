@@ -9,7 +9,19 @@ Json = dict[str, Any]
 
 
 def clean(value: Any) -> Any:
-    """Replace characters that are unsafe to show in all strings: control, text direction, lone surrogates."""
+    """Replace characters that are unsafe to show in all strings: control, text direction, lone
+    surrogates.
+
+    Args:
+        value: any value from JSON.
+
+    Returns:
+        The same value with safe strings, also in keys of tables.
+
+    Example:
+        >>> clean({"two\\nlines": [1.5, "a\\tb"]})
+        {'two lines': [1.5, 'a b']}
+    """
     if isinstance(value, str):
         return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in value)
     if isinstance(value, list):
@@ -18,7 +30,21 @@ def clean(value: Any) -> Any:
 
 
 def at(value: Any, *keys: str) -> Any:
-    """Return the value at `keys` in nested tables, or None."""
+    """Return the value at `keys` in nested tables, or None.
+
+    Args:
+        value: any value from JSON.
+        keys: from the outermost table to the innermost.
+
+    Returns:
+        The value; None where a key is missing or a value on the way is not a table.
+
+    Example:
+        >>> at({"seconds": {"total": 2.5}}, "seconds", "total")
+        2.5
+        >>> at({"seconds": 3}, "seconds", "total") is None
+        True
+    """
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
@@ -35,7 +61,12 @@ def as_list(value: Any) -> list[Any]:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a finite number as a float, and None for anything else."""
+    """Return a finite number as a float, and None for anything else.
+
+    Example:
+        >>> as_number(3), as_number(True), as_number("3"), as_number(float("nan"))
+        (3.0, None, None, None)
+    """
     fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if fits else None
 
@@ -46,5 +77,10 @@ def as_numbers(value: Any) -> dict[str, float]:
 
 
 def natural_order(name: str) -> list[tuple[int, int | str]]:
-    """Sort key under which "site 10" follows "site 9"."""
+    """Sort key under which "site 10" follows "site 9".
+
+    Example:
+        >>> sorted(["site 10", "site 9", "north"], key=natural_order)
+        ['north', 'site 9', 'site 10']
+    """
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part]

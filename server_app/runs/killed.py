@@ -19,10 +19,19 @@ UNFINISHED = "no reply before the run ended"
 
 
 def why_killed(folder: Path) -> str:
-    """Why a run has ended that has recorded no end; empty for other runs. Raises OSError.
+    """Why a run has ended that has recorded no end.
 
     The writer's existence is looked up between two looks at the metrics: it may have recorded the
     end since the first.
+
+    Args:
+        folder: a run folder.
+
+    Returns:
+        The reason, with the time of the last sign of life if there is one; empty for other runs.
+
+    Raises:
+        OSError: metrics.json may not be read.
     """
     if not (_is_unfinished(folder) and writer_is_gone(folder) and _is_unfinished(folder)):
         return ""
@@ -131,11 +140,11 @@ def _surrogates(folder: Path) -> list[Any]:
     """The stored surrogates that can be read; those of sites that were rejected are not stored."""
     from common.wire.records import unpack_surrogate
 
-    found = []
+    surrogates = []
     for file in sorted((folder / "surrogates").glob("*.pb")):
         with suppress(OSError, FedSurrogateError):
-            found.append(unpack_surrogate(file.read_bytes()))
-    return found
+            surrogates.append(unpack_surrogate(file.read_bytes()))
+    return surrogates
 
 
 def _spent(mechanism: str, epsilon: float, delta: float) -> Json:

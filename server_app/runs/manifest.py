@@ -27,9 +27,14 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Start:
-    """Time and software versions at a run's start. git_commit: of the working folder, "" if it is not a repository.
+    """Time and software versions at a run's start.
 
-    simulated: whether all sites ran on the coordinator's machine, with the run's own data.
+    Attributes:
+        flower_run_id: the number of the run in Flower.
+        time: of the start.
+        versions: of each installed package, by its name.
+        git_commit: of the working folder, "" if it is not a repository.
+        simulated: whether all sites ran on the coordinator's machine, with the run's own data.
     """
 
     flower_run_id: int
@@ -40,12 +45,30 @@ class Start:
 
     @classmethod
     def now(cls, flower_run_id: int, time: datetime, simulated: bool = False) -> Start:
-        """The start of a run with the software of this process."""
+        """The start of a run with the software of this process.
+
+        Args:
+            flower_run_id: the number of the run in Flower.
+            time: of the start.
+            simulated: see `Start`.
+
+        Returns:
+            The start, with this process's versions and the git commit of its working folder.
+        """
         return cls(flower_run_id, time, _versions(), _git_commit(), simulated)
 
 
 def make_manifest(config: Run, start: Start, model: Classifier | None = None) -> dict[str, Any]:
-    """The content of manifest.json; with fingerprint and classes after a model has been learned."""
+    """The content of manifest.json.
+
+    Args:
+        config: the run.
+        start: its time and software.
+        model: the learned model; None before a model has been learned.
+
+    Returns:
+        The content, with fingerprint and classes if there is a model.
+    """
     manifest: dict[str, Any] = {
         "config": flatten(config.settings.model_dump(by_alias=True, mode="json")),
         "versions": start.versions,
@@ -62,13 +85,13 @@ def make_manifest(config: Run, start: Start, model: Classifier | None = None) ->
 
 
 def _versions() -> dict[str, str]:
-    found = {NAME: own_version()}
+    versions = {NAME: own_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _git_commit() -> str:

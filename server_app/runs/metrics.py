@@ -18,9 +18,14 @@ FIDELITY = ("sliced", "sinkhorn")
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended: status "running" (not ended), "ok", "failed" or "interrupted", why if not "ok", the total seconds.
+    """How a run ended.
 
-    command: seconds since the start of the command that made the run, if one did: with the start of all processes.
+    Attributes:
+        status: "running" (not ended), "ok", "failed" or "interrupted".
+        failure: why the status is not "ok".
+        seconds: total of the run.
+        command: seconds since the start of the command that made the run, if one did: with the
+            start of all processes.
     """
 
     status: str = "running"
@@ -30,7 +35,17 @@ class End:
 
 
 def make_metrics(config: Run, outcome: Outcome, end: End) -> Json:
-    """The content of metrics.json. Parts that a run does not have are left out."""
+    """The content of metrics.json.
+
+    Args:
+        config: the run.
+        outcome: sites and results so far.
+        end: how the run ended.
+
+    Returns:
+        The content. Parts that a run does not have are left out. Accuracies are shares in [0, 1],
+        sizes are in bytes, times in seconds.
+    """
     sites, seconds = outcome.sites.values(), round(end.seconds, 3)
     simulated = any(site.simulated for site in sites)
     names = "" if simulated and outcome.names == "claimed" else outcome.names

@@ -20,13 +20,37 @@ KNOWN_DIMENSIONS = {"torchvision:mobilenet_v2": 1280, "torchvision:resnet50": 20
 
 
 def plan(config: Run, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
-    """Costs per site of this run with its noise, of FedAvg with the same linear head, and of raw features; see `costs`."""
+    """Costs per site of a run, and of what it is compared with.
+
+    Args:
+        config: the run.
+        dimension: of the features.
+        classes: their number.
+        records: of one site.
+        fedavg_rounds: rounds of FedAvg.
+
+    Returns:
+        Costs of this run with its noise, of FedAvg with the same linear head, and of raw features;
+        see `costs`.
+    """
     own, *others = costs(config, dimension, classes, records, fedavg_rounds)
     return [replace(own, noise=noise_on_mean(config, dimension, classes, records)), *others]
 
 
 def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int) -> list[str]:
-    """What a site releases, how the head is found, and the noise: lines below the table of costs. own: the run's row."""
+    """What a site releases, how the head is computed, and the noise: lines below the table of
+    costs.
+
+    Args:
+        config: the run.
+        own: the run's row of the table.
+        dimension: of the features.
+        classes: their number.
+        records: of one site.
+
+    Returns:
+        The lines.
+    """
     fields = config.plan.messages.sends
     sizes = config.plan.messages.sizes(classes, dimension, records)
     parts = [f"{field.name} {count([field], sizes):,}{f' at {field.bits} bits' * (field.bits < 16)}" for field in fields]
@@ -64,9 +88,16 @@ def _shrinkage(config: Run) -> str:
 
 
 def noise_on_mean(config: Run, dimension: int, classes: int, records: int) -> float | None:
-    """Norm of the noise on a class mean over records / classes records (or on a component's mean); features have norm one.
+    """Norm of the noise on a class mean, or on the mean of a component of a class.
 
-    None without privacy, and for training in rounds.
+    Args:
+        config: the run.
+        dimension: of the features, which have norm one.
+        classes: their number.
+        records: of one site. A class has records / classes of them.
+
+    Returns:
+        The norm; None without privacy, and for training in rounds.
     """
     if config.plan.kind == "rounds" or config.plan.counts:
         return None
@@ -116,7 +147,23 @@ def who_sees_what(config: Run) -> list[str]:
 
 
 def find_dimension(config: Run) -> int:
-    """Feature dimension, without loading a model. Raises ConfigError if that is not possible."""
+    """Feature dimension, without loading a model.
+
+    Args:
+        config: the run.
+
+    Returns:
+        The dimension, from the header of the stored features, or from the name of the backbone and
+        the image size.
+
+    Raises:
+        ConfigError: the dimension cannot be read or is not known here.
+
+    Example:
+        >>> from common.run import parse_run
+        >>> find_dimension(parse_run({"backbone": "pixels", "image-size": 8}))
+        64
+    """
     if config.settings.data == "safetensors" and config.settings.dataset:
         path = Path(config.settings.data_dir).expanduser() / f"{config.settings.dataset[0]}-train.safetensors"
         try:

@@ -20,7 +20,17 @@ def presets() -> list[str]:
 
 
 def preset_settings(name: str) -> dict[str, Scalar]:
-    """Settings of a preset, flat; none for an empty name. Raises ConfigError for an unknown preset."""
+    """Settings of a preset.
+
+    Args:
+        name: of the preset; empty for none.
+
+    Returns:
+        The settings, flat; none for an empty name.
+
+    Raises:
+        ConfigError: for an unknown preset.
+    """
     if not name:
         return {}
     if name not in presets():

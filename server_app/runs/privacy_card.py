@@ -54,10 +54,23 @@ def privacy_card(
     simulated: bool = False,
     trained: Mapping[str, Mechanism] | None = None,
 ) -> Json | None:
-    """The content of "privacy" in metrics.json; None when no used surrogate has a privacy claim.
+    """The privacy card of a run: the content of "privacy" in metrics.json.
 
-    simulated: such a run measures values that a deployment does not. Signal-to-noise is estimated from the noisy values
-    only, so it costs no budget. trained: claims of sites that trained in rounds; their epsilon covers all rounds together.
+    Signal-to-noise is estimated from the noisy values only, so it costs no budget.
+
+    Args:
+        config: the run.
+        surrogates: those that were used.
+        model: the learned model; None without one.
+        simulated: whether the run was a simulation, which measures values that a deployment does
+            not.
+        trained: claims of sites that trained in rounds, by name; their epsilon covers all rounds
+            together.
+
+    Returns:
+        The card: epsilon, delta, neighbouring relation ("relation"), what the guarantee covers and
+        does not cover, the claim of each site, and dropped classes; None when no used surrogate has
+        a privacy claim, and no site trained with one.
     """
     claims: dict[str, tuple[AnySurrogate | None, Mechanism]] = {
         s.header.site: (s, s.claim) for s in surrogates if s.claim is not None
@@ -96,7 +109,21 @@ def _covered(mechanism: str, plan: Plan) -> str:
 
 
 def mean_noise(claim: Mechanism, dimension: int, records: float) -> float:
-    """Norm (root mean square) of the noise on the mean (dimension,) of the features of `records` records of norm one."""
+    """Norm (root mean square) of the noise on the mean of features.
+
+    Args:
+        claim: the privacy mechanism.
+        dimension: of the features, and so of their mean (dimension,).
+        records: number of records in the mean, each of norm one.
+
+    Returns:
+        The norm.
+
+    Example:
+        >>> mechanism = Mechanism("sums", 1.0, 1e-5, "record", 2.0, 0.0, {"sums": (3.0, 1.0)})
+        >>> mean_noise(mechanism, dimension=4, records=10)
+        0.6
+    """
     return _sigmas(claim)["sums"] * math.sqrt(dimension) / records
 
 

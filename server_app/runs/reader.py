@@ -25,7 +25,17 @@ POLL_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class SiteView:
-    """Data of one site in the run folder; None for missing values."""
+    """Data of one site in the run folder; None for missing values.
+
+    Attributes:
+        name: of the site.
+        status: "used", "replied", "no reply" or one of the other values of `OUTCOMES`.
+        troubles: what went wrong and why, in order, each once.
+        bytes: sent up by the site.
+        seconds: its working time.
+        accuracy: on its own test records, in [0, 1].
+        counts: records by class that its surrogate represents; empty if it has reported none.
+    """
 
     name: str
     status: str
@@ -75,7 +85,14 @@ class RunFolder:
         return as_numbers(at(self.metrics, *keys))
 
     def downstream(self, site: str) -> dict[str, float]:
-        """Return the accuracies at a site by the records of its head: own, synthetic, mixed; empty without a generator."""
+        """Return the accuracies at a site by the records of its head.
+
+        Args:
+            site: its name.
+
+        Returns:
+            Accuracies in [0, 1] under own, synthetic and mixed; empty without a generator.
+        """
         row = as_numbers(at(self.metrics, "downstream", site))
         return {name: row[key] for name, key in DOWNSTREAM.items() if key in row}
 
@@ -112,10 +129,12 @@ class RunFolder:
 
     @property
     def head(self) -> str:
-        """Return how the head was found, and the shrinkage of its covariance; empty if the method has no choice."""
-        found = SOLVERS_IN_WORDS.get(str(at(self.metrics, "learning", "solver") or ""), "")
+        """Return how the head was computed, and the shrinkage of its covariance; empty if the
+        method has no choice.
+        """
+        solver = SOLVERS_IN_WORDS.get(str(at(self.metrics, "learning", "solver") or ""), "")
         shrinkage = self.number("learning", "shrinkage")
-        return found if not found or shrinkage is None else f"{found}, shrinkage {shrinkage:.3g}"
+        return solver if not solver or shrinkage is None else f"{solver}, shrinkage {shrinkage:.3g}"
 
     @property
     def sends_surrogates(self) -> bool:
@@ -131,7 +150,18 @@ class RunFolder:
 
 
 class LiveRun:
-    """A run folder that may still grow. `state` is the state at the last `refresh`."""
+    """A run folder that may still grow.
+
+    Args:
+        folder: a run folder.
+
+    Attributes:
+        folder: the run folder.
+        state: the state at the last `refresh`.
+        metrics: content of metrics.json at the last `refresh`; of a killed run what its events
+            record.
+        manifest: content of manifest.json, once it could be read.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -141,7 +171,14 @@ class LiveRun:
         self._events = EventFile(folder / EVENTS)
 
     def refresh(self) -> list[Json]:
-        """Read new files and lines, and return the new events. Raises RunError when the folder is gone."""
+        """Read new files and lines, and update the state.
+
+        Returns:
+            The new events.
+
+        Raises:
+            RunError: the folder is gone, or a file may not be read.
+        """
         try:
             # Read metrics before events: after metrics report the end there are no more events, so none is missed.
             self.metrics = clean(current_metrics(self.folder)[0])
@@ -169,9 +206,17 @@ def run_folders(output: Path) -> list[Path]:
 
 
 def find_run(path: Path, known: Collection[Path] = ()) -> Path | None:
-    """The run folder `path`, or the newest in the output folder `path` that is not `known`; None when there is none yet.
+    """The run folder `path`, or the newest in the output folder `path`.
 
-    Raises RunError when `path` is not a folder.
+    Args:
+        path: a run folder or an output folder; it need not exist yet.
+        known: run folders that are passed over in an output folder.
+
+    Returns:
+        The run folder; None when there is none yet.
+
+    Raises:
+        RunError: `path` is not a folder.
     """
     if path.exists() and not path.is_dir():
         raise RunError(f"{str(path)!r} is a file; give a run folder, or the folder of all runs")
@@ -195,19 +240,29 @@ def current_metrics(folder: Path) -> tuple[Json, str]:
     """
     # Asked before: a run may end meanwhile, and then its metrics record that.
     why = why_killed(folder)
-    found, problem = read_object(folder / METRICS)
-    if why and found.get("status", "running") == "running":
-        found = interrupted_metrics(folder, found, why)
-    return found, problem
+    metrics, problem = read_object(folder / METRICS)
+    if why and metrics.get("status", "running") == "running":
+        metrics = interrupted_metrics(folder, metrics, why)
+    return metrics, problem
 
 
 def read_run(folder: Path) -> RunFolder:
-    """Read all readable parts of a run folder. Raises RunError when it has neither metrics, manifest nor events."""
+    """Read all readable parts of a run folder.
+
+    Args:
+        folder: a run folder.
+
+    Returns:
+        Its content, with a note for each part that could not be read.
+
+    Raises:
+        RunError: it has neither metrics, manifest nor events.
+    """
     if not any((folder / part).is_file() for part in PARTS):
         what = "holds none of " + ", ".join(PARTS) if folder.is_dir() else "does not exist"
         raise RunError(f"{str(folder)!r} is not a run folder: it {what}; give a folder that a run has written")
-    found, problem = current_metrics(folder)
-    metrics, notes = clean(found), [problem]
+    stored, problem = current_metrics(folder)
+    metrics, notes = clean(stored), [problem]
     manifest, problem = read_object(folder / MANIFEST)
     notes.append(problem)
     events, problem = _events(folder / EVENTS)
@@ -267,7 +322,17 @@ def _site(state: SiteState, metrics: Json, accuracy: Mapping[str, float], up: Ma
 
 
 def read_payloads(folder: Path) -> list[bytes]:
-    """Stored surrogates of a run, ordered by site. Raises RunError when there is none."""
+    """Stored surrogates of a run.
+
+    Args:
+        folder: a run folder.
+
+    Returns:
+        The payloads, ordered by site.
+
+    Raises:
+        RunError: there is none.
+    """
     files = sorted((folder / "surrogates").glob("*.pb"), key=lambda path: (len(path.name), path.name))
     if not files:
         raise RunError(f"{folder} has no surrogates")

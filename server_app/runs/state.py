@@ -44,8 +44,19 @@ UNITS: dict[str, Callable[[float], str]] = {
 class SiteState:
     """State of one site.
 
-    bytes: sent up so far. seconds: working time, over all rounds. step: the round or chain step of its last reply.
-    outcomes: every event of `OUTCOMES` with its reason, "" without one.
+    Attributes:
+        name: of the site.
+        doing: its newest event of those in `FATE_OF`, or "evaluation-failed".
+        fate: "waiting", "used", "rejected" or "dropped".
+        reason: of that event, "" without one.
+        step: the round or chain step of its last reply.
+        version: of its software, known after the end.
+        bytes: sent up so far.
+        seconds: working time, over all rounds.
+        accuracy: on its own test records, in [0, 1].
+        epsilon: of its releases, known after the end.
+        counts: records by class, as in its last reply that has them.
+        outcomes: every event of `OUTCOMES` with its reason, "" without one.
     """
 
     name: str
@@ -62,7 +73,12 @@ class SiteState:
     outcomes: list[tuple[str, str]] = field(default_factory=list)
 
     def take(self, kind: str, event: Json) -> None:
-        """Update the state with one event of this site."""
+        """Update the state with one event of this site.
+
+        Args:
+            kind: name of the event.
+            event: the whole event.
+        """
         if kind in FATE_OF or kind == "evaluation-failed":
             self.doing, self.reason = kind, str(event.get("reason") or "")
         self.fate = FATE_OF.get(kind, self.fate)
@@ -83,10 +99,39 @@ class SiteState:
 class RunState:
     """State of a run: `take` its events in order, then `conclude` with metrics.json.
 
-    step: the unit of progress, "round", or "hop" along a chain of sites; done and planned: number of these. accuracies: of
-    the model after each step, in [0, 1]; accuracy: the newest, on all test data or, without those, the mean over the
-    sites. epsilon: spent so far. bytes_down: known after the end. first, last: times of its first and last event. begun,
-    stepped: times at which the steps began (again, after `resumed` of them) and at which the newest was done.
+    Attributes:
+        status: "running", "ok", "failed" or "interrupted".
+        method: name of the method.
+        step: the unit of progress, "round", or "hop" along a chain of sites.
+        done: number of completed steps.
+        planned: number of steps of the whole run.
+        invited: number of invited sites.
+        sites: by name.
+        accuracies: of the model after each step, in [0, 1].
+        accuracy: the newest, on all test data or, without those, the mean over the sites.
+        epsilon: spent so far.
+        bytes_down: known after the end.
+        seconds: total of the run, known after the end.
+        stopped: why the run stopped early; empty if it did not.
+        failure: why the run failed or was interrupted; empty if it was not.
+        first: time of its first event.
+        last: time of its last event.
+        begun: time at which the steps began (again, after `resumed` of them).
+        stepped: time at which the newest step was done.
+        resumed: number of steps that an earlier run had done.
+        recent: the newest events, at most `SHOWN_EVENTS`.
+
+    Example:
+        >>> state = RunState()
+        >>> for event in (
+        ...     {"event": "configured", "method": "fedavg", "rounds": 3},
+        ...     {"event": "invited", "sites": 2},
+        ...     {"event": "replied", "site": "north", "round": 1, "bytes": 2000},
+        ...     {"event": "round", "round": 1, "accuracy": 0.5},
+        ... ):
+        ...     state.take(event)
+        >>> state.done, state.planned, state.accuracy, state.bytes_up, state.fates["waiting"]
+        (1, 3, 0.5, 2000.0, 1)
     """
 
     status: str = "running"
@@ -209,9 +254,13 @@ class RunState:
         return self.bytes_up / steps if self.planned > 1 and steps > 0 and self.bytes_up else None
 
     def seconds_left(self, now: datetime | None = None) -> float | None:
-        """Estimate the time until the last step is done, at the mean pace so far; None without a completed step.
+        """Estimate the time until the last step is done, at the mean pace so far.
 
-        now: the present time; without it, the time of the newest step.
+        Args:
+            now: the present time; without it, the time of the newest step.
+
+        Returns:
+            Seconds; None without a completed step, and after the end.
         """
         steps = self.done - self.resumed
         if self.ended or self.begun is None or self.stepped is None or steps < 1 or self.done >= self.planned:
@@ -223,10 +272,10 @@ class RunState:
     @property
     def fates(self) -> dict[Fate, int]:
         """Return the number of sites by fate. During a run, invited sites without a reply are waiting."""
-        found = Counter(site.fate for site in self.sites.values())
-        found["waiting"] += max(0, self.invited - len(self.sites))
+        by_fate = Counter(site.fate for site in self.sites.values())
+        by_fate["waiting"] += max(0, self.invited - len(self.sites))
         counted = as_table(self._ended.get("sites"))
-        return {fate: int(as_number(counted.get(fate)) or 0) if counted else found[fate] for fate in FATES}
+        return {fate: int(as_number(counted.get(fate)) or 0) if counted else by_fate[fate] for fate in FATES}
 
     @property
     def replied(self) -> int:
@@ -252,7 +301,13 @@ def when(event: Json) -> datetime | None:
 
 
 def event_line(event: Json) -> str:
-    """An event as one line: its time of day (UTC), its name and its fields."""
+    """An event as one line: its time of day (UTC), its name and its fields.
+
+    Example:
+        >>> time = "2026-01-02T03:04:05.678+00:00"
+        >>> event_line({"time": time, "event": "round", "round": 1, "accuracy": 0.5})
+        '03:04:05 round round=1 accuracy=50.0%'
+    """
     shares = event.get("event") == "compared"
     details = " ".join(
         f"{key}={_short(value, percent if shares else UNITS.get(key))}"

@@ -26,7 +26,17 @@ RESERVE = 2**18
 
 
 class RunWriter:
-    """Writes a run's files during the run; implements `strategies.base.collection.Recorder`."""
+    """Writes a run's files during the run; implements `strategies.base.collection.Recorder`.
+
+    Args:
+        config: the run.
+        flower_run_id: the number of the run in Flower.
+        simulated: whether all sites run on the coordinator's machine, with the run's own data.
+
+    Attributes:
+        config: the run.
+        path: the new run folder. Its name begins with its creation time.
+    """
 
     def __init__(self, config: Run, flower_run_id: int, simulated: bool = False) -> None:
         self.config = config
@@ -43,7 +53,15 @@ class RunWriter:
         self._reserve.write_bytes(bytes(RESERVE))
 
     def event(self, event: str, **fields: object) -> None:
-        """Append one line to events.jsonl, completely or not at all. Raises OSError."""
+        """Append one line to events.jsonl, completely or not at all.
+
+        Args:
+            event: name of the event.
+            fields: its other entries; those that are None are left out.
+
+        Raises:
+            OSError: the line cannot be written.
+        """
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event} | fields
         content = json.dumps({key: value for key, value in line.items() if value is not None}) + "\n"
         with (self.path / "events.jsonl").open("ab", buffering=0) as file:
@@ -56,11 +74,22 @@ class RunWriter:
                 raise
 
     def fail(self, outcome: Outcome, reason: str) -> None:
-        """Record that the run failed, and why. On a full disk the model is dropped to make space for this."""
+        """Record that the run failed, and why. On a full disk the model is dropped to make space
+        for this.
+
+        Args:
+            outcome: sites and results so far.
+            reason: of the failure, for people.
+        """
         self._end_early(outcome, "failed", reason)
 
     def interrupt(self, outcome: Outcome, reason: str) -> None:
-        """Record that a person or the machine interrupted the run."""
+        """Record that a person or the machine interrupted the run.
+
+        Args:
+            outcome: sites and results so far.
+            reason: of the interruption, for people.
+        """
         self._end_early(outcome, "interrupted", reason)
 
     def _end_early(self, outcome: Outcome, status: str, reason: str) -> None:
@@ -72,14 +101,29 @@ class RunWriter:
             self.finish(replace(outcome, model=None, surrogates=[]), status, reason)
 
     def surrogate(self, site: str, payload: bytes) -> Callable[[], bytes]:
-        """Store a site's surrogate as it arrived, so that a head can be learned again without the site."""
+        """Store a site's surrogate as it arrived, so that a head can be learned again without the
+        site.
+
+        Args:
+            site: its name.
+            payload: its bytes.
+
+        Returns:
+            A function that reads the stored bytes.
+        """
         # Without waiting for the disk: there may be thousands.
         file = self.path / "surrogates" / f"{site}.pb"
         replace_file(file, payload, mode=READABLE, durable=False)
         return file.read_bytes
 
     def keep(self, name: str, content: bytes) -> None:
-        """Store another file for learning again or for resuming: a public centre, a checkpoint. Atomic and durable."""
+        """Store another file for learning again or for resuming: a public centre, a checkpoint.
+        Atomic and durable.
+
+        Args:
+            name: of the file in the run folder.
+            content: its bytes.
+        """
         replace_file(self.path / name, content, mode=READABLE)
 
     def discard(self, site: str) -> None:
@@ -87,7 +131,13 @@ class RunWriter:
         (self.path / "surrogates" / f"{site}.pb").unlink(missing_ok=True)
 
     def finish(self, outcome: Outcome, status: str, failure: str = "") -> None:
-        """Write model, manifest, plot data and metrics from the outcome so far."""
+        """Write model, manifest, plot data and metrics from the outcome so far.
+
+        Args:
+            outcome: sites and results so far.
+            status: "running", "ok", "failed" or "interrupted", see `End`.
+            failure: why the status is not "ok".
+        """
         end = self._ended(status, failure)
         metrics, projection = make_metrics(self.config, outcome, end), make_projection(outcome)
         if outcome.model is not None:

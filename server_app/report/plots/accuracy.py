@@ -45,7 +45,14 @@ REST = "everything else"
 
 @dataclass(frozen=True)
 class SiteResult:
-    """Result of one method: `accuracy` in [0, 1] and the `bytes` that its sites send up (None: unknown)."""
+    """Result of one method.
+
+    Attributes:
+        name: of the method.
+        accuracy: in [0, 1].
+        bytes: that its sites send up; None: unknown.
+        ours: whether it is the run of the report.
+    """
 
     name: str
     accuracy: float
@@ -55,7 +62,13 @@ class SiteResult:
 
 @dataclass(frozen=True)
 class PlotPoints:
-    """Features in two dimensions: `x`, `y` and the class index `label`, all of shape (n,)."""
+    """Features in two dimensions.
+
+    Attributes:
+        x: the first coordinate, (n,).
+        y: the second coordinate, (n,).
+        label: the class index, (n,).
+    """
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]
@@ -63,7 +76,16 @@ class PlotPoints:
 
 
 def accuracy_against_bytes(outcomes: Sequence[SiteResult], ends: tuple[float, float] | None = None) -> str:
-    """Draw accuracy over uplink bytes (log). ends: worst and best site, drawn as a line through our own outcome."""
+    """Draw accuracy over uplink bytes (log).
+
+    Args:
+        outcomes: of this run and of methods to compare it with.
+        ends: accuracy of the worst and the best site, drawn as a line through our own outcome; None
+            without one.
+
+    Returns:
+        The picture as an SVG string.
+    """
 
     def draw(figure: Any) -> None:
         axes = make_axes(figure, left=0.72, right=1.92, top=0.15, bottom=0.5)
@@ -105,7 +127,18 @@ def accuracy_against_bytes(outcomes: Sequence[SiteResult], ends: tuple[float, fl
 def site_accuracy(
     names: Sequence[str], accuracy: Sequence[float | None], notes: Sequence[str], line: tuple[str, float] | None
 ) -> str:
-    """Draw one bar per site, top to bottom, from 0 to 100%; a site without an accuracy gets its note instead."""
+    """Draw one bar per site, top to bottom, from 0 to 100%.
+
+    Args:
+        names: of the sites, from top to bottom.
+        accuracy: of each site, in [0, 1]; None for a site without one, which gets its note instead.
+        notes: a text for each site.
+        line: name and value of an accuracy in [0, 1] that is drawn as a line through all bars; None
+            without one.
+
+    Returns:
+        The picture as an SVG string.
+    """
     many = len(names) > NAMED_SITES
 
     def draw(figure: Any) -> None:
@@ -139,9 +172,16 @@ def site_accuracy(
 
 
 def class_counts(names: Sequence[str], classes: Sequence[str], counts: NDArray[np.float64]) -> str:
-    """Draw `counts` (n_sites, n_classes) as a heat map: with numbers if they fit, and in groups for many sites.
+    """Draw counts as a heat map: with numbers if they fit, and in groups for many sites.
 
-    NaN leaves a cell empty: the site reported no counts.
+    Args:
+        names: of the sites.
+        classes: names of the classes.
+        counts: records of each site and class, (n_sites, n_classes). NaN leaves a cell empty: the
+            site reported no counts.
+
+    Returns:
+        The picture as an SVG string.
     """
     many = len(names) > NAMED_SITES
     named = len(classes) <= NAMED_CLASSES
@@ -194,7 +234,16 @@ def class_counts(names: Sequence[str], classes: Sequence[str], counts: NDArray[n
 
 
 def features(real: PlotPoints, synthetic: PlotPoints, classes: Sequence[str]) -> tuple[str, str]:
-    """Draw real and synthetic features as two pictures with the same axes and colours."""
+    """Draw real and synthetic features as two pictures with the same axes and colours.
+
+    Args:
+        real: features of records.
+        synthetic: features drawn from surrogates.
+        classes: names of the classes, in the order of the labels.
+
+    Returns:
+        The picture of the real features and that of the synthetic ones, each as an SVG string.
+    """
     everything = np.concatenate([real.label, synthetic.label])
     shown = np.argsort(-np.bincount(everything, minlength=1), kind="stable")[: len(CLASS_COLOURS)]
     colour = {int(index): CLASS_COLOURS[place] for place, index in enumerate(sorted(shown))}
@@ -232,7 +281,14 @@ def features(real: PlotPoints, synthetic: PlotPoints, classes: Sequence[str]) ->
 
 
 def time_spent(seconds: Mapping[str, float]) -> str:
-    """Draw `seconds` as one stacked bar, with a line of text below it for each part, longest first."""
+    """Draw times as one stacked bar, with a line of text below it for each part, longest first.
+
+    Args:
+        seconds: of each part, by its name. `REST` comes last.
+
+    Returns:
+        The picture as an SVG string.
+    """
     parts = sorted(seconds.items(), key=lambda item: (item[0] == REST, -item[1], item[0]))
     total = sum(seconds.values()) or 1.0
     height = 0.75 + 0.27 * len(parts)

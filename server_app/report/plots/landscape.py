@@ -23,16 +23,23 @@ CONTRAST = 2.5
 
 
 def sheets(folder: Path) -> list[tuple[int, str]]:
-    """The sheets of images that a run has stored: (round, picture), each round once."""
-    found: dict[int, str] = {}
+    """The sheets of images that a run has stored.
+
+    Args:
+        folder: the run folder.
+
+    Returns:
+        (round, picture as an SVG string), each round once, in the order of rounds.
+    """
+    by_round: dict[int, str] = {}
     for name in SHEETS:
         try:
             number, names, images = _read(folder / f"synthetic-{name}.safetensors")
             drawn = _sheet(f"sheet-{name}", names, images)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue
-        found.setdefault(number, drawn)
-    return sorted(found.items())
+        by_round.setdefault(number, drawn)
+    return sorted(by_round.items())
 
 
 def _read(file: Path) -> tuple[int, list[str], NDArray[np.float32]]:

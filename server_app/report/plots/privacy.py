@@ -27,9 +27,15 @@ ROW = 0.17  # inches
 
 
 def noise_against_signal(names: Sequence[str], signals: Mapping[str, Sequence[float | None]]) -> str:
-    """Draw signal over noise (log) by site and statistic, each as a line that starts at a ratio of one.
+    """Draw signal over noise (log) by site and statistic, each as a line that starts at a ratio of
+    one.
 
-    signals: by statistic (a key of STATISTICS), a number or None for every site of `names`.
+    Args:
+        names: of the sites.
+        signals: by statistic (a key of STATISTICS), a number or None for every site of `names`.
+
+    Returns:
+        The picture as an SVG string.
     """
     shown = [name for name in STATISTICS if name in signals]
     many = len(names) > NAMED_SITES

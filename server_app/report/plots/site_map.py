@@ -15,7 +15,16 @@ Point = tuple[float, float]
 
 
 def draw_site_map(names: Sequence[str], points: Sequence[Sequence[float]], marked: Collection[str]) -> str:
-    """Draw sites at `points`; sites in `marked` in another colour."""
+    """Draw sites as points.
+
+    Args:
+        names: of the sites.
+        points: two coordinates of each site, in standard deviations within classes.
+        marked: names of the sites that have another colour.
+
+    Returns:
+        The picture as an SVG string.
+    """
 
     def draw(figure: Any) -> None:
         axes = make_axes(figure, left=0.55, right=0.2, top=0.15, bottom=0.5)

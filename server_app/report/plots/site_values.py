@@ -18,7 +18,12 @@ FILE, MOST_SITES = "values.json", 40
 
 @dataclass(frozen=True)
 class ValuesView:
-    """The picture, and sentences about sites of no value."""
+    """The values of the sites, as a report shows them.
+
+    Attributes:
+        picture: an SVG string.
+        words: sentences about sites of no value.
+    """
 
     picture: str
     words: list[str]
@@ -27,14 +32,14 @@ class ValuesView:
 def values_view(folder: Path) -> ValuesView | None:
     """What a report shows of values.json; None without a readable one."""
     try:
-        found = read_json(folder, FILE)
+        content = read_json(folder, FILE)
     except RunError:
         return None
-    rows = [(str(as_table(each).get("site")), as_numbers(each)) for each in as_list(found.get("sites"))]
+    rows = [(str(as_table(each).get("site")), as_numbers(each)) for each in as_list(content.get("sites"))]
     # Of many sites in a deployment, only leave-one-out is measured.
     rows = [(name, {"shapley": row.get("leave_one_out", 0.0)} | row) for name, row in rows if "leave_one_out" in row]
     rows = sorted(rows, key=lambda row: -row[1]["shapley"])[:MOST_SITES]
-    if not rows or as_number(found.get("all")) is None:
+    if not rows or as_number(content.get("all")) is None:
         return None
     worse = [name for name, row in rows if _worse(row["shapley"], row["leave_one_out"], row.get("error", 0.0))]
     names = [f"site {name}" if name.isdecimal() else name for name in worse]

@@ -17,8 +17,17 @@ WIDE = 8
 
 
 def draw_sweep(summaries: Sequence[Summary]) -> Any:
-    """A matplotlib figure. A numerical setting makes the x axis, with a line for each combination of the others; without
-    one, every combination is a bar. Raises PackageError without matplotlib.
+    """A matplotlib figure of a sweep. A numerical setting makes the x axis, with a line for each
+    combination of the others; without one, every combination is a bar.
+
+    Args:
+        summaries: one for each combination of settings.
+
+    Returns:
+        The figure.
+
+    Raises:
+        PackageError: without matplotlib.
     """
     with needed_for("the plot of a sweep"):
         from matplotlib.figure import Figure
