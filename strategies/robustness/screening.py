@@ -92,7 +92,7 @@ def screen(points: ClassPoints) -> list[Suspect]:
 
         >>> means = torch.tensor([[[0.0, 0.0], [4.0, 0.0]]]).repeat(5, 1, 1)
         >>> means[4] = means[4].flip(0)
-        >>> sites, counts = ("a", "b", "c", "d", "e"), torch.full((5, 2), 100.0)
+        >>> sites, counts = ("a", "b", "c", "d", "e"), torch.full((5, 2), 1000.0)
         >>> noise, none = 1 / counts, torch.zeros(5, 2)
         >>> points = ClassPoints(sites, ("0", "1"), means, counts, noise, none, none[:, 0], 2.0)
         >>> [(suspect.site, suspect.kind) for suspect in screen(points)]
