@@ -41,8 +41,8 @@ def stored_strategy(config: Run) -> type[OneShot[Any]]:
 def __getattr__(name: str) -> type[Any]:
     """Import a strategy of the registry, such as FedPFT, FedLAP or DPCVAE, or a base class, on its first use."""
     if name in LAZY:
-        found: type[Any] = load(LAZY[name])
-        return found
+        imported: type[Any] = load(LAZY[name])
+        return imported
     for method in METHODS.values():
         target = method.usual.combination.strategy
         if target.endswith(f":{name}"):
