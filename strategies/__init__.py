@@ -48,8 +48,8 @@ def __getattr__(name: str) -> type[Any]:
     from common.methods.method import load
 
     if name in LAZY:
-        found: type[Any] = load(LAZY[name])
-        return found
+        imported: type[Any] = load(LAZY[name])
+        return imported
     for method in METHODS.values():
         target = method.usual.combination.strategy
         if target.endswith(f":{name}"):

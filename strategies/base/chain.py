@@ -32,8 +32,19 @@ STATE, RELAY = "chain.json", "relay.bin"
 
 @dataclass
 class Walk:
-    """Progress of a chain. relay: the latest relay (base64), which may be sealed. sender, sender_key, sent_hop: the site
-    that made it, its key and its chain step. run: the digest of the run's settings.
+    """Progress of a chain.
+
+    Attributes:
+        order: names of the sites, in the order of the chain.
+        done: sites whose relay was accepted, in order.
+        skipped: sites that had their turn without one.
+        sender: the site that made the latest relay.
+        sender_key: its key.
+        sent_hop: its chain step.
+        run: the digest of the run's settings.
+        relay: the latest relay (base64), which may be sealed.
+        lineage: an id shared by this run and the runs that resume it.
+        hops: facts about each chain step: the site, bytes, seconds, and the accuracy of its head.
     """
 
     order: list[str]
@@ -60,7 +71,14 @@ class Walk:
 
 @dataclass
 class ChainRun:
-    """A chain in progress: its grid, its sites, its progress, and the relay for the next site."""
+    """A chain in progress.
+
+    Attributes:
+        grid: through which the sites are asked.
+        group: its sites.
+        walk: its progress.
+        relay: for the next site; None for the first one.
+    """
 
     grid: Grid
     group: Group
@@ -83,7 +101,19 @@ class Chain(Federation):
         self._started = self._hop_started = 0.0
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
-        """Run the chain. Raises RunError for an order of unknown sites, a missed quorum, or when no site replied."""
+        """Run the chain.
+
+        Args:
+            grid: through which the sites are asked.
+            deadline: seconds to wait for each of them; 0 for that of the settings.
+
+        Returns:
+            The accuracy over all sites' own test splits; None without a model, or if no site
+            reported it.
+
+        Raises:
+            RunError: for an order of unknown sites, a missed quorum, or when no site replied.
+        """
         self.deadline = deadline or self.config.settings.deadline
         self.summary()
         hop = 0
@@ -91,17 +121,24 @@ class Chain(Federation):
             hop += 1
             messages = self.configure_train(hop, self.initial, ConfigRecord(), grid)
             self._finish_round(hop, self.aggregate_train(hop, Collection(grid, messages, self.deadline)))
-        found = None if self.outcome.model is None else self.evaluate(grid, self.deadline)
+        overall = None if self.outcome.model is None else self.evaluate(grid, self.deadline)
         hops = self.outcome.hops
         if hops and isinstance(accuracy := hops[-1].get("accuracy"), float):
             # Accuracy of the last site's own head, even when the head stays at the site.
             self.outcome.accuracy.setdefault("last_site", accuracy)
-        return found
+        return overall
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """The request to the next site, with the relay. One round is one chain step. No model is sent: `arrays` is unused.
+        """The request to the next site, with the relay. One round is one chain step.
 
-        Raises RunError when no site is connected, or for an order of unknown sites.
+        Args:
+            server_round: not used.
+            arrays: not used: no model is sent.
+            config: of Flower, which must have no settings.
+            grid: through which the sites are asked.
+
+        Raises:
+            RunError: when no site is connected, or for an order of unknown sites.
         """
         check_no_settings(config, "train_config")
         if self._way is None:
@@ -115,9 +152,18 @@ class Chain(Federation):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Accept a site's relay, or skip the site. After the last site there is a model, unless relays are sealed.
+        """Accept a site's relay, or skip the site. After the last site there is a model, unless
+        relays are sealed.
 
-        Raises RunError when too few sites have replied.
+        Args:
+            server_round: not used.
+            replies: of the site that was asked.
+
+        Returns:
+            The arrays of the model, None while there is none; and the metrics of the step.
+
+        Raises:
+            RunError: when too few sites have replied.
         """
         way = self._way
         if way is None or self._learned:
@@ -286,7 +332,20 @@ class Chain(Federation):
 
     @abstractmethod
     def last_reply(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> Reply:
-        """Check an unsealed relay `payload` that follows `relay`; return what its last site added. Raises SurrogateError."""
+        """Check an unsealed relay.
+
+        Args:
+            payload: the relay as the site extended it.
+            relay: as the site received it; None for the first site.
+            place: what is expected of what the site added.
+            group: the sites of the run.
+
+        Returns:
+            What its last site added.
+
+        Raises:
+            SurrogateError: for a relay that is not as it must be.
+        """
 
     def _learn(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
         """Learn the head: the last site's own, or under privacy one from the noisy sums. Sealed relays give none."""
@@ -297,4 +356,12 @@ class Chain(Federation):
 
     @abstractmethod
     def learn_from(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
-        """Learn a head from the last site's unsealed relay."""
+        """Learn a head from the last site's unsealed relay.
+
+        Args:
+            grid: through which sites can be asked.
+            group: the sites of the run.
+            walk: progress of the chain, which has ended.
+            relay: of the last site.
+            deadline: seconds to wait for a reply.
+        """

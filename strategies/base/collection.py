@@ -54,8 +54,16 @@ class Unrecorded:
 
 
 class Collection:
-    """Iterator over the replies to `messages` as they arrive. It ends with the last reply, or `deadline` seconds after
-    the messages were sent.
+    """Iterator over the replies to messages as they arrive. It ends with the last reply, or at the
+    deadline.
+
+    Args:
+        grid: through which the messages are sent.
+        messages: to send.
+        deadline: seconds after the messages were sent.
+
+    Attributes:
+        unanswered: node by message without a reply.
     """
 
     def __init__(self, grid: Grid, messages: Iterable[Message], deadline: float) -> None:
@@ -93,7 +101,11 @@ class Collection:
         return [name for name, node in self.unanswered.items() if now - self._away.get(node, -math.inf) >= RETURN_SECONDS]
 
     def prolonged(self, seconds: float) -> Iterator[Message]:
-        """Replies that have arrived since, and those that arrive in the next `seconds`."""
+        """Replies that have arrived since, and those that arrive in the next seconds.
+
+        Args:
+            seconds: their number.
+        """
         self._end = time.monotonic() + seconds
         yield from self
 
@@ -106,10 +118,19 @@ def connected_nodes(
     recorder: Recorder,
     registered: Callable[[], Mapping[int, str]] | None = None,
 ) -> list[int]:
-    """Node ids of the connected sites. Waits for `expected` of them (at least one).
+    """Node ids of the connected sites.
 
-    registered: returns the names of registered sites by node id; then only those count, and missing ones are named.
-    Raises RunError below `quorum`, before any site is charged for a run that cannot finish.
+    Args:
+        grid: that they are connected to.
+        expected: waits for so many of them (at least one).
+        quorum: share of the expected sites that must be connected.
+        deadline: seconds to wait; at most CONNECT_SECONDS.
+        recorder: of the wait.
+        registered: returns the names of registered sites by node id; then only those count, and
+            missing ones are named.
+
+    Raises:
+        RunError: below the quorum, before any site is charged for a run that cannot finish.
     """
 
     def look() -> tuple[list[int], int, str]:
@@ -138,7 +159,20 @@ def connected_nodes(
 
 
 def has_quorum(used: int, invited: int, expected: int, quorum: float) -> bool:
-    """Whether enough sites can be used, as in `check_quorum`."""
+    """Whether enough sites can be used.
+
+    Args:
+        used: as in `check_quorum`.
+        invited: as in `check_quorum`.
+        expected: as in `check_quorum`.
+        quorum: as in `check_quorum`.
+
+    Example:
+        >>> has_quorum(used=2, invited=3, expected=4, quorum=0.5)
+        True
+        >>> has_quorum(used=1, invited=3, expected=4, quorum=0.5)
+        False
+    """
     return used >= _needed(invited, expected, quorum)
 
 
@@ -149,9 +183,18 @@ def _needed(invited: int, expected: int, quorum: float) -> int:
 def check_quorum(
     used: int, invited: int, expected: int, quorum: float, what: str = "can be used", reasons: Iterable[str] = ()
 ) -> None:
-    """Raise RunError when fewer than `quorum` of the sites can be used (of invited or expected sites, the larger number).
+    """Check that enough sites can be used.
 
-    reasons: why sites cannot be used; the error names the most common one.
+    Args:
+        used: number of sites that can be.
+        invited: number of invited sites.
+        expected: number of expected sites; 0 if it is not known.
+        quorum: share that is needed of the invited or expected sites, the larger number.
+        what: is said of the used sites in the error message.
+        reasons: why sites cannot be used; the error names the most common one.
+
+    Raises:
+        RunError: when fewer can be used.
     """
     of, needed = max(invited, expected), _needed(invited, expected, quorum)
     if used < needed:

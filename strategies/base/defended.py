@@ -11,7 +11,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Suspect:
-    """A site that disagrees with the other sites: kind, score (1 is the threshold), and the reason as text."""
+    """A site that disagrees with the other sites.
+
+    Attributes:
+        site: its name.
+        kind: of disagreement.
+        score: 1 is the threshold.
+        reason: as text.
+    """
 
     site: str
     kind: Kind
@@ -21,8 +28,12 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Defended(Generic[T]):
-    """The result of a defence: kept replies with capped weights, the share of weight that each capped site keeps, and the
-    excluded suspects.
+    """The result of a defence.
+
+    Attributes:
+        kept: replies with capped weights.
+        capped: the share of weight that each capped site keeps, by site.
+        suspects: that are excluded.
     """
 
     kept: list[T]

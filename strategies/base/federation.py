@@ -34,11 +34,16 @@ PICTURE_POINTS = 1500
 
 
 class Federation(FlowerStrategy):
-    """A run over a grid of sites. Subclasses define the requests, and learn a model from the replies.
+    """A run over a grid of sites. Subclasses define the requests, and learn a model from the
+    replies.
 
-    config: the settings, or Flower's flat run-config. recorder: stores the run's events; by default nothing is stored.
-    device: where the model is learned; by default the device of the settings. registered: the table of registered sites;
-    without it a site's name is the one it reports.
+    Args:
+        config: the settings, or Flower's flat run-config.
+        recorder: stores the run's events; by default nothing is stored.
+        device: where the model is learned; by default the device of the settings.
+
+    Attributes:
+        registered: the table of registered sites; without it a site's name is the one it reports.
     """
 
     registered: Registered | None = None
@@ -65,14 +70,28 @@ class Federation(FlowerStrategy):
         self._named_nodes: dict[str, int] = {}  # The last node that took a name.
 
     def receive_late(self, grace: float) -> bool:
-        """Accept replies that arrive up to `grace` seconds after the deadline; return whether any did.
+        """Accept replies that arrive after the deadline.
 
         This base class accepts none: a finished round cannot use them.
+
+        Args:
+            grace: seconds after the deadline.
+
+        Returns:
+            Whether any did.
         """
         return False
 
     def introduce(self, grid: Grid, deadline: float) -> Group:
-        """Ask every connected site for its introduction, and select the sites that fit together. Raises RunError."""
+        """Ask every connected site for its introduction, and select the sites that fit together.
+
+        Args:
+            grid: through which the sites are asked.
+            deadline: seconds to wait for them.
+
+        Raises:
+            RunError: when too few sites fit together, or none reports its classes.
+        """
         nodes, introduced = self.invite(grid, deadline), dict[int, Introduction]()
         for reply in Collection(grid, map(self.hello, nodes), deadline):
             node = self._node(reply)
@@ -100,7 +119,16 @@ class Federation(FlowerStrategy):
         return group
 
     def invite(self, grid: Grid, deadline: float, number: int | None = None) -> list[int]:
-        """The connected nodes that may take part. Without a round `number`, waits for all expected sites."""
+        """The connected nodes that may take part.
+
+        Args:
+            grid: that they are connected to.
+            deadline: seconds to wait for them.
+            number: of the round; None at the start of a run, which waits for all expected sites.
+
+        Raises:
+            RunError: when too few sites are connected.
+        """
         config, names = self.config, None if self.registered is None else self.registered.names
         wanted = (config.settings.sites, config.settings.quorum) if number is None else (0, 0.0)
         nodes = connected_nodes(grid, *wanted, deadline, self.recorder, names)
@@ -118,7 +146,16 @@ class Federation(FlowerStrategy):
         return self._message(HELLO, node, to_record(None, {"run": self.config.digest}))
 
     def evaluate(self, grid: Grid, deadline: float) -> float | None:
-        """Send the model to the sites for evaluation. In a simulation, one site also evaluates it on all test data."""
+        """Send the model to the sites for evaluation. In a simulation, one site also evaluates it
+        on all test data.
+
+        Args:
+            grid: through which the sites are asked.
+            deadline: seconds to wait for them.
+
+        Returns:
+            The accuracy over all sites' own test splits; None if no site reported it.
+        """
         started = time.perf_counter()
         accuracy = self._judge(Collection(grid, self._broadcast(), deadline))
         self._compare(grid, deadline)

@@ -19,7 +19,15 @@ LARGEST_DIMENSION = 2**24
 
 @dataclass
 class Group:
-    """The sites of one run that fit together: node ids and keys by name, and the shared backbone and classes."""
+    """The sites of one run that fit together.
+
+    Attributes:
+        fingerprint: of the shared backbone.
+        dimension: of its features.
+        classes: of the run, in order.
+        nodes: node ids by name.
+        keys: by name.
+    """
 
     fingerprint: str = ""
     dimension: int = 0
@@ -30,7 +38,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Introduction:
-    """One site's report about itself."""
+    """One site's report about itself.
+
+    Attributes:
+        name: of the site.
+        fingerprint: of its backbone.
+        dimension: of the features.
+        classes: of its records.
+        key: hexadecimal; empty without one.
+        simulated: whether the site is part of a simulation.
+    """
 
     name: str
     fingerprint: str
@@ -41,7 +58,15 @@ class Introduction:
 
 
 def introduction(name: str, info: Info) -> Introduction:
-    """Parse a site's introduction. Raises SurrogateError when it is unusable."""
+    """Parse a site's introduction.
+
+    Args:
+        name: of the site.
+        info: what it reports.
+
+    Raises:
+        SurrogateError: when the introduction is unusable.
+    """
     fingerprint, dimension, key = info.get("fingerprint"), info.get("dimension"), info.get("key", "")
     try:
         classes = json.loads(str(info.get("classes", "[]")))
@@ -56,9 +81,23 @@ def introduction(name: str, info: Info) -> Introduction:
 
 
 def settle(introduced: dict[int, Introduction], wanted: tuple[str, ...], fingerprint: str) -> tuple[Group, dict[int, str]]:
-    """The largest group of sites with one backbone, and for every other site the reason why it does not fit.
+    """The largest group of sites with one backbone.
 
-    wanted, fingerprint: classes and backbone of the settings. Empty: the classes of all sites, the most common backbone.
+    Args:
+        introduced: the sites' introductions by node.
+        wanted: classes of the settings; empty for those of all sites.
+        fingerprint: of the settings' backbone; empty for the most common one.
+
+    Returns:
+        The group, and for every other site the reason why it does not fit.
+
+    Example:
+        >>> north = Introduction("north", "f" * 64, 8, ("a", "b"), "", False)
+        >>> south = Introduction("south", "f" * 64, 8, ("b", "c"), "", False)
+        >>> west = Introduction("west", "0" * 64, 4, ("a",), "", False)
+        >>> group, others = settle({1: north, 2: south, 3: west}, (), "")
+        >>> group.nodes, group.classes, list(others)
+        ({'north': 1, 'south': 2}, ('a', 'b', 'c'), [3])
     """
     fitting = [each for each in introduced.values() if each.fingerprint == (fingerprint or each.fingerprint)]
     kinds = Counter((each.fingerprint, each.dimension) for each in fitting)
@@ -86,18 +125,26 @@ Kind = tuple[str, int, tuple[str, ...]]
 
 
 def misfits(kinds: Mapping[int, Kind], records: Mapping[int, int]) -> dict[int, str]:
-    """The nodes whose surrogate is not of the most common kind, and why; ties go to the kind with more records."""
+    """The nodes whose surrogate is not of the most common kind.
+
+    Args:
+        kinds: of the surrogates, by node. Ties go to the kind with more records.
+        records: behind the surrogates, by node.
+
+    Returns:
+        For each of these nodes, why.
+    """
     if not kinds:
         return {}
-    sites, total, found = Counter(kinds.values()), Counter[Kind](), dict[int, str]()
+    sites, total, unfit = Counter(kinds.values()), Counter[Kind](), dict[int, str]()
     for node, kind in kinds.items():
         total[kind] += records[node]
     fingerprint, dimension, classes = max(sites, key=lambda kind: (sites[kind], total[kind]))
     for node, (own_fingerprint, own_dimension, own_classes) in kinds.items():
         if own_fingerprint != fingerprint:
-            found[node] = f"backbone fingerprint {own_fingerprint[:16]} differs from the other sites' {fingerprint[:16]}"
+            unfit[node] = f"backbone fingerprint {own_fingerprint[:16]} differs from the other sites' {fingerprint[:16]}"
         elif own_dimension != dimension:
-            found[node] = f"features of dimension {own_dimension}; the other sites have {dimension}"
+            unfit[node] = f"features of dimension {own_dimension}; the other sites have {dimension}"
         elif own_classes != classes:
-            found[node] = "noisy sums of other classes than at the other sites, or in another order; set classes in the run"
-    return found
+            unfit[node] = "noisy sums of other classes than at the other sites, or in another order; set classes in the run"
+    return unfit

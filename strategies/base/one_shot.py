@@ -39,8 +39,13 @@ S = TypeVar("S", bound=Reply)
 
 @dataclass(frozen=True)
 class Learned:
-    """A model, the result of the defence against hostile sites, the source of synthetic points, if there is one, and facts
-    about the learning, for the events.
+    """What a run of one round has learned.
+
+    Attributes:
+        model: a classifier.
+        defended: the result of the defence against hostile sites.
+        source: of synthetic points; None if there is none.
+        facts: about the learning, for the events.
     """
 
     model: Classifier
@@ -52,7 +57,11 @@ class Learned:
 class OneShot(Federation, Generic[S]):
     """A run of one round. Subclasses parse the surrogates, and learn from them.
 
-    centre (d,): the public mean that sites subtract first; None without one.
+    Args:
+        config: the settings, or Flower's flat run-config.
+        recorder: stores the run's events and surrogates; by default nothing is stored.
+        device: where the model is learned; by default the device of the settings.
+        centre: the public mean that sites subtract first, (d,); None without one.
     """
 
     def __init__(
@@ -72,9 +81,14 @@ class OneShot(Federation, Generic[S]):
         """What the method requires beyond the run's header and its schema. Raises SurrogateError."""
 
     def unpack(self, payload: bytes) -> S:
-        """Parse and check a site's surrogate: header, schema, what else the method requires, and the privacy claim.
+        """Parse and check a site's surrogate: header, schema, what else the method requires, and
+        the privacy claim.
 
-        Raises SurrogateError.
+        Args:
+            payload: its bytes.
+
+        Raises:
+            SurrogateError: for a surrogate that is not as it must be.
         """
         sent = self.parse(payload)
         check_reply(sent, self.config.plan.messages, self.expectation())
@@ -92,18 +106,44 @@ class OneShot(Federation, Generic[S]):
 
     @abstractmethod
     def learn(self, sent: Sequence[S], classes: Sequence[str]) -> Learned:
-        """Learn a model for `classes`, or for all that occur if empty. `sent` is sorted by site. Raises RunError."""
+        """Learn a model.
+
+        Args:
+            sent: checked surrogates that fit together, sorted by site.
+            classes: of the model; all that occur if empty.
+
+        Raises:
+            RunError: where no model can be learned.
+        """
 
     @abstractmethod
     def defend(self, sent: Sequence[S], classes: tuple[str, ...]) -> Defended[S]:
-        """The defence against hostile sites that `learn` applies first."""
+        """The defence against hostile sites that `learn` applies first.
+
+        Args:
+            sent: as in `learn`.
+            classes: of the run.
+        """
 
     @abstractmethod
     def restricted(self, sent: S, classes: Sequence[str]) -> S | None:
-        """The part of a surrogate for these classes; None where it has none of them."""
+        """The part of a surrogate for some classes.
+
+        Args:
+            sent: a checked surrogate.
+            classes: to keep.
+
+        Returns:
+            The part; None where the surrogate has none of them.
+        """
 
     def kept(self, sent: S, stored: Callable[[], bytes]) -> S:
-        """What stays in memory of an accepted surrogate; `stored` reads its bytes again."""
+        """What stays in memory of an accepted surrogate.
+
+        Args:
+            sent: the surrogate.
+            stored: reads its bytes again.
+        """
         return sent
 
     def facts(self, sent: S) -> dict[str, object]:
@@ -115,9 +155,20 @@ class OneShot(Federation, Generic[S]):
         return ()
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
-        """Run the one round. Raises RunError when there is no site or the quorum is missed.
+        """Run the one round.
 
-        Differs from Flower's loop: replies are checked as they arrive, and late ones are stored for `relearn`.
+        Differs from Flower's loop: replies are checked as they arrive, and late ones are stored for
+        `relearn`.
+
+        Args:
+            grid: through which the sites are asked.
+            deadline: seconds to wait for replies; 0 for that of the settings.
+
+        Returns:
+            The accuracy over all sites' own test splits; None if no site reported it.
+
+        Raises:
+            RunError: when there is no site or the quorum is missed.
         """
         self.deadline = deadline or self.config.settings.deadline
         self.summary()
@@ -130,9 +181,16 @@ class OneShot(Federation, Generic[S]):
         return self.evaluate(grid, self.deadline)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Requests for a surrogate to every connected site. No model is sent: `arrays` is unused.
+        """Requests for a surrogate to every connected site.
 
-        Raises RunError when no site is connected.
+        Args:
+            server_round: not used.
+            arrays: not used: no model is sent.
+            config: of Flower, which must have no settings.
+            grid: through which the sites are asked.
+
+        Raises:
+            RunError: when no site is connected.
         """
         check_no_settings(config, "train_config")
         return [] if self._done else self._questions(grid)
@@ -140,7 +198,18 @@ class OneShot(Federation, Generic[S]):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check every surrogate, and learn from the accepted ones. Raises RunError when they are too few."""
+        """Check every surrogate, and learn from the accepted ones.
+
+        Args:
+            server_round: not used.
+            replies: of the sites.
+
+        Returns:
+            The arrays of the model, and the metrics of the round; None after the first call.
+
+        Raises:
+            RunError: when the accepted surrogates are too few.
+        """
         if self._done:
             return None, None
         self._done = True
@@ -152,18 +221,23 @@ class OneShot(Federation, Generic[S]):
         sent = {"bytes_up": sum(site.bytes_up for site in outcome.sites.values()), "used": outcome.count("used")}
         return classifier_arrays(model), metrics_of({**sent, "seconds": outcome.seconds["learn"]})
 
-    def learn_from(self, found: Sequence[tuple[str, tuple[str, bytes] | SurrogateError]]) -> None:
+    def learn_from(self, stored: Sequence[tuple[str, tuple[str, bytes] | SurrogateError]]) -> None:
         """Learn from stored surrogates, without a grid.
 
-        found: pairs of a source (such as a file name) and either the site's verified name with the canonical bytes, or
-        the error that refuses them. For each site, the first valid surrogate counts. Raises RunError when too few remain.
+        Args:
+            stored: pairs of a source (such as a file name) and either the site's verified name with
+                the canonical bytes, or the error that refuses them. For each site, the first valid
+                surrogate counts.
+
+        Raises:
+            RunError: when too few remain.
         """
         self.summary()
-        self.recorder.event("invited", sites=len(found))
+        self.recorder.event("invited", sites=len(stored))
         if (payload := pack_question(self._centre)) is not None:
             self.recorder.keep(CENTRE_FILE, payload)
         taken = set[str]()
-        for number, (source, content) in enumerate(found, 1):
+        for number, (source, content) in enumerate(stored, 1):
             site = self.outcome.sites[number] = Site(name=source)
             if isinstance(content, SurrogateError):
                 self._reject(number, str(content))
@@ -179,7 +253,14 @@ class OneShot(Federation, Generic[S]):
         self._conclude()
 
     def receive_late(self, grace: float) -> bool:
-        """Store surrogates that arrive after the deadline, for up to `grace` seconds from now; return whether one did."""
+        """Store surrogates that arrive after the deadline.
+
+        Args:
+            grace: seconds to wait from now.
+
+        Returns:
+            Whether one did.
+        """
         if self._asked is None or not self._asked.unanswered:
             return False
         if grace:

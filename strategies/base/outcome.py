@@ -18,14 +18,29 @@ NO_REPLY = "no reply before the deadline"
 
 @dataclass
 class Site:
-    """One site in a run. `name` is the registered name of its key. Without a table of registered sites it is the name that
-    the site reports, or its node id before the first reply.
+    """One site in a run.
 
-    records: number of records its reply represents, noisy under privacy; 0 if not reported. late: it replied after the
-    deadline. barred: it is excluded and not asked again. kept_share: share of its weight that is kept, below 1 if capped.
-    suspect: why the screen excluded it. claim: the privacy claim of its rounds. downstream: quality scores of a generator
-    at this site. registered: its name is that of its key. heard: it has replied under its name. version: of its software.
-    node: its Flower node id, or 0.
+    Attributes:
+        name: the registered name of its key. Without a table of registered sites it is the name
+            that the site reports, or its node id before the first reply.
+        fate: whether its reply was used.
+        reason: why not; empty if it was.
+        bytes_up: that the site has sent.
+        bytes_down: that were sent to the site.
+        tested: number of its test records on which the model was evaluated.
+        correct: how many of these the model got right.
+        simulated: it reports that it is part of a simulation.
+        records: number of records its reply represents, noisy under privacy; 0 if not reported.
+        late: it replied after the deadline.
+        barred: it is excluded and not asked again.
+        kept_share: share of its weight that is kept, below 1 if capped.
+        suspect: why the screen excluded it.
+        claim: the privacy claim of its rounds.
+        downstream: quality scores of a generator at this site.
+        registered: its name is that of its key.
+        heard: it has replied under its name.
+        version: of its software.
+        node: its Flower node id, or 0.
     """
 
     name: str
@@ -53,12 +68,26 @@ class PointSource(Protocol):
     """A source of synthetic features that a model was learned from, for figures."""
 
     def sample(self, seed: int, limit: int) -> Batch:
-        """About `limit` synthetic features (n, d) and their labels."""
+        """Synthetic features.
+
+        Args:
+            seed: of all random streams.
+            limit: about so many features.
+
+        Returns:
+            Features (n, d), and their labels (n,).
+        """
 
 
 @dataclass
 class Points:
-    """Points of a figure and their class indices."""
+    """Points of a figure.
+
+    Attributes:
+        x: coordinates.
+        y: coordinates.
+        label: class indices.
+    """
 
     x: list[float]
     y: list[float]
@@ -67,13 +96,25 @@ class Points:
 
 @dataclass
 class Outcome:
-    """All results that a run folder is written from. `sites` is keyed by Flower's node id.
+    """All results that a run folder is written from.
 
-    rounds: training rounds, each with number, accuracy on all test data, bytes up so far and seconds. hops: chain steps
-    in order, each with its site and the accuracy of its head. stopped: why the run ended before its last round; the
-    model so far is kept. learning: facts about the learning, such as the solver of a head. parameters: number of
-    generator parameters that a site sends in a round. names: "registered" if names come from keys, "claimed" if sites
-    report them. absent: registered sites that have not connected.
+    Attributes:
+        sites: by Flower's node id.
+        surrogates: that a head was learned from.
+        model: None before it is learned.
+        learned: source of synthetic features, for figures; None if there is none.
+        accuracy: on all test data in a simulation, by what was evaluated, such as "model".
+        compare_bytes: bytes of the baselines that a simulation compares with.
+        seconds: by part of the run.
+        rounds: training rounds, each with number, accuracy on all test data, bytes up so far and
+            seconds.
+        hops: chain steps in order, each with its site and the accuracy of its head.
+        points: of figures.
+        stopped: why the run ended before its last round; the model so far is kept.
+        learning: facts about the learning, such as the solver of a head.
+        parameters: number of generator parameters that a site sends in a round.
+        names: "registered" if names come from keys, "claimed" if sites report them.
+        absent: registered sites that have not connected.
     """
 
     sites: dict[int, Site] = field(default_factory=dict)

@@ -24,7 +24,13 @@ MOST_SITES = 10_000
 
 
 class Receipts:
-    """The receipts in the folder `output`; for a run that continues `resumed` also those next to its folder."""
+    """The receipts of the sites' ledgers.
+
+    Args:
+        output: folder of the run folders, next to which the receipts are stored.
+        resumed: folder of a run that is continued, for the receipts next to it; empty for none.
+        recorder: of receipts that are not stored.
+    """
 
     def __init__(self, output: str, resumed: str, recorder: Recorder) -> None:
         self._folder = _absolute(output) / FOLDER
@@ -49,18 +55,38 @@ class Receipts:
         return bool(self._names.get(node))
 
     def of(self, name: str, node: int | None = None) -> str:
-        """The receipts, as one text, of the site with this name or whose last known node is `node`."""
+        """The receipts of a site, as one text.
+
+        Args:
+            name: of the site.
+            node: its last known node also identifies the site; None if it is not known.
+        """
         names = dict.fromkeys([*(self._names.get(node, ()) if node is not None else ()), name])
-        found = [receipt for each in names for receipt in self._known.get(each, {}).values()]
-        return join_receipts(found[-MOST_RECEIPTS:])
+        receipts = [receipt for each in names for receipt in self._known.get(each, {}).values()]
+        return join_receipts(receipts[-MOST_RECEIPTS:])
 
     def show(self, record: RecordDict, name: str, node: int) -> None:
-        """Add the receiving site's receipts to a message."""
+        """Add the receiving site's receipts to a message.
+
+        Args:
+            record: content of the message, which is changed.
+            name: of the site.
+            node: that receives the message.
+        """
         if text := self.of(name, node):
             record.config_records[INFO]["receipts"] = text
 
     def take(self, name: str, node: int, text: object) -> None:
-        """Store a site's receipt, if it sent one. Raises SurrogateError for an invalid receipt."""
+        """Store a site's receipt, if it sent one.
+
+        Args:
+            name: of the site.
+            node: that it has now.
+            text: the receipt as it was sent; None if the site sent none.
+
+        Raises:
+            SurrogateError: for an invalid receipt.
+        """
         if text is None or not SITE_NAME.fullmatch(name):
             return
         receipt = parse_receipt(text)

@@ -30,37 +30,59 @@ ABSENT = "registered, and not connected"
 
 @dataclass(frozen=True)
 class Registration:
-    """A site's public key (one line in OpenSSH format), and the node id that the SuperLink assigned to it."""
+    """A registered site.
+
+    Attributes:
+        key: its public key (one line in OpenSSH format).
+        node: the node id that the SuperLink assigned to the key.
+    """
 
     key: str
     node: int
 
 
 def read_table(file: Path) -> dict[str, Registration]:
-    """The registered sites by name. Raises RunError when the file is missing or not in the format of `write_table`."""
+    """The registered sites by name.
+
+    Args:
+        file: in the format of `write_table`.
+
+    Raises:
+        RunError: when the file is missing or has another format.
+    """
     try:
-        found = {name: Registration(**each) for name, each in json.loads(file.read_text())["sites"].items()}
+        table = {name: Registration(**each) for name, each in json.loads(file.read_text())["sites"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise RunError(
             f"{file}: the table of registered sites cannot be read ({type(error).__name__}); the SuperLink accepts only "
             "registered sites; run `coordinator register` first, which writes this table"
         ) from None
-    nodes = [each.node for each in found.values()]
-    sound = all(isinstance(node, int) for node in nodes) and all(map(SITE_NAME.fullmatch, found))
+    nodes = [each.node for each in table.values()]
+    sound = all(isinstance(node, int) for node in nodes) and all(map(SITE_NAME.fullmatch, table))
     if not sound or len(set(nodes)) < len(nodes):
         raise RunError(f"{file}: each site needs a name and a node id of its own; run `coordinator register` again")
-    return found
+    return table
 
 
 def write_table(file: Path, table: Mapping[str, Registration]) -> None:
-    """Replace the table atomically: a run that reads it meanwhile gets the old table or the new one."""
+    """Replace the table atomically: a run that reads it meanwhile gets the old table or the new one.
+
+    Args:
+        file: of the table.
+        table: the registered sites by name.
+    """
     content = {"sites": {name: asdict(table[name]) for name in sorted(table)}}
     replace_file(file, json.dumps(content, indent=2) + "\n", mode=READABLE)
 
 
 @dataclass(frozen=True)
 class Registered:
-    """The table of registered sites in a file. It is read again each time: a key may be replaced during a run."""
+    """The table of registered sites in a file. It is read again each time: a key may be replaced
+    during a run.
+
+    Attributes:
+        file: in the format of `write_table`.
+    """
 
     file: Path
 
@@ -77,10 +99,18 @@ class Registered:
 def admit(
     outcome: Outcome, recorder: Recorder, nodes: Sequence[int], names: Mapping[int, str] | None, number: int | None = None
 ) -> list[int]:
-    """Add the connected nodes to the outcome; return those that may take part, which are the registered ones.
+    """Add the connected nodes to the outcome. Records absent sites and refused nodes.
 
-    names: names of registered sites by node id. None without a table: then every node may take part, and has no name before
-    its first reply. number: the round, for the events. Records absent sites and refused nodes.
+    Args:
+        outcome: of the run, whose sites are changed.
+        recorder: of the events.
+        nodes: that are connected.
+        names: names of registered sites by node id. None without a table: then every node may take
+            part, and has no name before its first reply.
+        number: the round, for the events.
+
+    Returns:
+        The nodes that may take part, which are the registered ones.
     """
     sites = outcome.sites
     if names is None:
@@ -115,9 +145,17 @@ def _enter(sites: dict[int, Site], node: int, name: str, earlier: int | None) ->
 
 
 def check_name(site: Site, info: Info) -> None:
-    """Raise SurrogateError unless a registered site reports the name that its key is registered under.
+    """Check that a registered site reports the name that its key is registered under.
 
-    A failure report without a name is accepted: a site that cannot read its settings does not know its name.
+    A failure report without a name is accepted: a site that cannot read its settings does not know
+    its name.
+
+    Args:
+        site: with that name.
+        info: what it reports.
+
+    Raises:
+        SurrogateError: for another name.
     """
     claimed = info.get("site")
     if claimed is None and info.get("status") != "ok":
@@ -131,5 +169,11 @@ def check_name(site: Site, info: Info) -> None:
 
 
 def addressed(record: RecordDict, name: str) -> RecordDict:
-    """A request with the name of its receiver, so that a site with another name refuses it before it is charged."""
+    """A request with the name of its receiver, so that a site with another name refuses it before
+    it is charged.
+
+    Args:
+        record: content of the request.
+        name: of the site that it is for.
+    """
     return RecordDict({**record, INFO: ConfigRecord({**record.config_records[INFO], "site": name})})

@@ -15,7 +15,12 @@ DOWNSTREAM_LIMITS |= {"share": 1.0, "sliced": 4.0, "sinkhorn": 4.0}
 
 
 class RefusedError(SurrogateError):
-    """A site has refused what was asked. info: what it reports, not checked."""
+    """A site has refused what was asked.
+
+    Args:
+        text: the reason.
+        info: what the site reports, not checked.
+    """
 
     def __init__(self, text: str, info: Info) -> None:
         super().__init__(text)
@@ -43,8 +48,8 @@ def numbers_in(info: Info, key: str) -> list[Any]:
 
 def downstream_in(info: Info) -> dict[str, float]:
     """The valid reported scores of a generator at a site."""
-    found = {name: info.get(DOWNSTREAM + name) for name in DOWNSTREAM_LIMITS}
-    return {name: v for name, v in found.items() if isinstance(v, float) and 0 <= v <= DOWNSTREAM_LIMITS[name]}
+    scores = {name: info.get(DOWNSTREAM + name) for name in DOWNSTREAM_LIMITS}
+    return {name: v for name, v in scores.items() if isinstance(v, float) and 0 <= v <= DOWNSTREAM_LIMITS[name]}
 
 
 def seconds_in(info: Info, key: str) -> float | None:

@@ -37,7 +37,8 @@ R = TypeVar("R", Parameters, Synthetic)
 
 
 class Rounds(Federation, Generic[R]):
-    """Rounds of training: sites receive the model and send replies. A site that fails in one round is asked again.
+    """Rounds of training: sites receive the model and send replies. A site that fails in one round
+    is asked again.
 
     Subclasses define what a valid reply is, and how replies update the model.
     """
@@ -52,17 +53,41 @@ class Rounds(Federation, Generic[R]):
 
     @abstractmethod
     def parse(self, payload: bytes, training: Training) -> R:
-        """Parse one site's reply. Raises SurrogateError."""
+        """Parse one site's reply.
+
+        Args:
+            payload: its bytes.
+            training: before the round.
+
+        Raises:
+            SurrogateError: for bytes that are no reply.
+        """
 
     def check(self, reply: R, training: Training) -> None:
-        """What the method requires beyond the run's header and its schema. Raises SurrogateError."""
+        """What the method requires beyond the run's header and its schema.
+
+        Args:
+            reply: of a site.
+            training: before the round.
+
+        Raises:
+            SurrogateError: for a reply that does not have it.
+        """
 
     def shapes(self, training: Training) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the tensors in a reply of parameters to the next round."""
         return training.shapes()
 
     def read(self, payload: bytes, training: Training) -> R:
-        """Parse and check one site's reply: header, schema, and what else the method requires. Raises SurrogateError."""
+        """Parse and check one site's reply: header, schema, and what else the method requires.
+
+        Args:
+            payload: its bytes.
+            training: before the round.
+
+        Raises:
+            SurrogateError: for a reply that is not as it must be.
+        """
         reply = self.parse(payload, training)
         expected = Expectation.of(self.config, training.classes, training.fingerprint, training.inputs)
         check_reply(reply, self.config.plan.messages, expected, first=not training.round)
@@ -73,7 +98,15 @@ class Rounds(Federation, Generic[R]):
 
     @abstractmethod
     def absorb(self, training: Training, replies: Sequence[R]) -> dict[str, object]:
-        """Update the model with one round's replies and finish the round; return facts for the round's event."""
+        """Update the model with one round's replies and finish the round.
+
+        Args:
+            training: before the round; changed.
+            replies: checked replies, sorted by site.
+
+        Returns:
+            Facts for the round's event.
+        """
 
     def facts(self, reply: R) -> dict[str, object]:
         """Facts about a reply for the events, in addition to its size and time."""
@@ -88,7 +121,18 @@ class Rounds(Federation, Generic[R]):
         return training.classifier()
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
-        """Run all remaining rounds. Raises RunError when a quorum is missed; the run can then be resumed."""
+        """Run all remaining rounds.
+
+        Args:
+            grid: through which the sites are asked.
+            deadline: seconds to wait for replies in a round; 0 for that of the settings.
+
+        Returns:
+            The accuracy over all sites' own test splits; None if no site reported it.
+
+        Raises:
+            RunError: when a quorum is missed; the run can then be resumed.
+        """
         self.deadline = deadline or self.config.settings.deadline
         self.summary()
         training = self._begun(grid)
@@ -102,10 +146,21 @@ class Rounds(Federation, Generic[R]):
         return self.evaluate(grid, self.deadline)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """The messages of the next round: the model for every connected site. No messages after the last possible round.
+        """The messages of the next round: the model for every connected site. Before the first
+        round, sites introduce themselves.
 
-        arrays: the model to send; empty for the strategy's own. Before the first round, sites introduce themselves.
-        Raises RunError when no site is connected, ConfigError for arrays that do not fit.
+        Args:
+            server_round: not used.
+            arrays: the model to send; empty for the strategy's own.
+            config: of Flower, which must have no settings.
+            grid: through which the sites are asked.
+
+        Returns:
+            The messages; none after the last possible round.
+
+        Raises:
+            RunError: when no site is connected.
+            ConfigError: for arrays that do not fit.
         """
         check_no_settings(config, "train_config")
         self._grid, training = grid, self._begun(grid)
@@ -122,16 +177,28 @@ class Rounds(Federation, Generic[R]):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check the replies of a round as they arrive, and update the model. Raises RunError when they are too few."""
+        """Check the replies of a round as they arrive, and update the model.
+
+        Args:
+            server_round: not used.
+            replies: of the sites.
+
+        Returns:
+            The arrays of the model, and the metrics of the round; None where privacy budgets end
+            the run, or without a round in progress.
+
+        Raises:
+            RunError: when the valid replies are too few.
+        """
         if self._asked is None or self._training is None or self._grid is None:
             return None, None
         training, (asked, mute), self._asked = self._training, self._asked, None
-        found = self._round(training, asked, mute, replies)
-        if found is None:
+        facts = self._round(training, asked, mute, replies)
+        if facts is None:
             return None, None
-        training.history.append(found | {"seconds": round(time.perf_counter() - self._started, 3)})
+        training.history.append(facts | {"seconds": round(time.perf_counter() - self._started, 3)})
         self.recorder.keep(CHECKPOINT, training.save())
-        self.recorder.event("round", **found)
+        self.recorder.event("round", **facts)
         return arrays_of(training.model), metrics_of(training.history[-1])
 
     def _begun(self, grid: Grid) -> Training:

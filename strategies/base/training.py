@@ -30,10 +30,21 @@ logging.getLogger("flwr").addFilter(lambda record: not str(record.msg).startswit
 
 @dataclass
 class Training:
-    """The model after `round` rounds (32-bit), the aggregator's memory, and the history of the rounds.
+    """The state of a training in rounds.
 
-    asked: rounds with a request to the sites, including failed ones, which are also charged under privacy. lineage: an id
-    shared by this run and the runs that resume it. confirmed: for each site, the last round that used its update.
+    Attributes:
+        config: of the run.
+        classes: of the model, in order.
+        fingerprint: of the backbone.
+        inputs: number of features.
+        model: after `round` rounds (32-bit).
+        memory: of the aggregator.
+        round: number of rounds that are done.
+        asked: rounds with a request to the sites, including failed ones, which are also charged
+            under privacy.
+        lineage: an id shared by this run and the runs that resume it.
+        history: facts about each round.
+        confirmed: for each site, the last round that used its update.
     """
 
     config: Run
@@ -50,8 +61,16 @@ class Training:
 
     @classmethod
     def begin(cls, config: Run, classes: tuple[str, ...], fingerprint: str, inputs: int) -> Training:
-        """State before the first round. The model depends only on the seed. Raises ConfigError for features that do not
-        fit a convnet.
+        """State before the first round. The model depends only on the seed.
+
+        Args:
+            config: of the run.
+            classes: of the model, in order.
+            fingerprint: of the backbone.
+            inputs: number of features.
+
+        Raises:
+            ConfigError: for features that do not fit a convnet.
         """
         settings = config.trained
         if isinstance(settings, DPCVAESettings):
@@ -115,7 +134,16 @@ class Training:
 
     @classmethod
     def load(cls, config: Run, content: bytes, name: str) -> Training:
-        """Load a checkpoint of `save`. Raises RunError for another kind of file, or a run with other settings."""
+        """Load a checkpoint of `save`.
+
+        Args:
+            config: of the run that continues.
+            content: of the checkpoint.
+            name: of the file, for error messages.
+
+        Raises:
+            RunError: for another kind of file, or a run with other settings.
+        """
         from safetensors.torch import load
 
         try:
@@ -136,7 +164,15 @@ class Training:
 
 
 def read_kept(folder: str, name: str) -> bytes:
-    """A stored file of an earlier run, to resume from. Raises RunError."""
+    """A stored file of an earlier run, to resume from.
+
+    Args:
+        folder: of the run.
+        name: of the file.
+
+    Raises:
+        RunError: when it cannot be read.
+    """
     file = Path(folder).expanduser() / name
     try:
         return file.read_bytes()

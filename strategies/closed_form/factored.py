@@ -16,7 +16,20 @@ LEAST_DIAGONAL = 1e-8
 
 @dataclass(frozen=True)
 class Factored:
-    """F F^T + diag(v): factor F (d, m) and variances v (d,), both float64."""
+    """F F^T + diag(v), a covariance in few numbers.
+
+    Attributes:
+        factor: F, (d, m), float64.
+        variances: v, (d,), float64.
+
+    Example:
+        >>> factor = torch.tensor([[1.0], [1.0]], dtype=torch.float64)
+        >>> covariance = Factored(factor, torch.ones(2, dtype=torch.float64))
+        >>> covariance.diagonal().tolist(), covariance.dense().tolist()
+        ([2.0, 2.0], [[2.0, 1.0], [1.0, 2.0]])
+        >>> covariance.solved(1.0, 0.0, factor).round(decimals=9).tolist()
+        [[0.333333333], [0.333333333]]
+    """
 
     factor: Tensor
     variances: Tensor
@@ -37,7 +50,15 @@ class Factored:
         return from_upper(matrix)
 
     def solved(self, factor: float, shift: float, right: Tensor) -> Tensor | None:
-        """(factor (F F^T + diag(v)) + shift I)^-1 right for columns (d, C); None where rounding would spoil it.
+        """The solution of a shifted system: (factor (F F^T + diag(v)) + shift I)^-1 right.
+
+        Args:
+            factor: of the covariance, zero or more.
+            shift: added to every variance.
+            right: columns, (d, C), float64.
+
+        Returns:
+            Columns (d, C); None where rounding would spoil them.
 
         Source: the matrix inversion lemma (Woodbury 1950), with a system of m unknowns.
         """
@@ -58,7 +79,19 @@ class Factored:
 
 
 class CovarianceSum:
-    """A sum of covariances in d dimensions, kept as factors while they are few, and as a matrix from then on."""
+    """A sum of covariances in d dimensions, kept as factors while they are few, and as a matrix
+    from then on.
+
+    Args:
+        d: the number of dimensions.
+
+    Example:
+        >>> total = CovarianceSum(2)
+        >>> total.add_factor(torch.tensor([[1.0], [1.0]]), weight=2.0)
+        >>> total.add_variances(torch.tensor([2.0, 4.0]))
+        >>> dense(total.divided(2.0)).round(decimals=9).tolist()
+        [[2.0, 1.0], [1.0, 3.0]]
+    """
 
     def __init__(self, d: int) -> None:
         self._d, self._columns = d, 0
@@ -67,7 +100,12 @@ class CovarianceSum:
         self._matrix: Tensor | None = None
 
     def add(self, covariance: Tensor | Factored, weight: float) -> None:
-        """Add weight times a covariance (d, d), whole or in factors."""
+        """Add weight times a covariance.
+
+        Args:
+            covariance: (d, d), whole or in factors.
+            weight: of it, zero or more.
+        """
         if isinstance(covariance, Factored):
             self.add_factor(covariance.factor, weight)
             self.add_variances(covariance.variances * weight)
@@ -75,7 +113,12 @@ class CovarianceSum:
             self.add_matrix(covariance, weight)
 
     def add_factor(self, factor: Tensor, weight: float = 1.0) -> None:
-        """Add weight F F^T for a factor (d, r)."""
+        """Add weight F F^T.
+
+        Args:
+            factor: F, (d, r).
+            weight: of its square, zero or more.
+        """
         self._columns += factor.shape[1]
         if self._matrix is None and self._columns > MOST_COLUMNS * self._d:
             self._to_matrix()
@@ -89,11 +132,16 @@ class CovarianceSum:
         self._variances += variances
 
     def add_matrix(self, matrix: Tensor, weight: float) -> None:
-        """Add weight times a symmetric matrix (d, d)."""
+        """Add weight times a symmetric matrix.
+
+        Args:
+            matrix: (d, d).
+            weight: of it.
+        """
         self._to_matrix().add_(matrix, alpha=weight)
 
     def divided(self, by: float) -> Tensor | Factored:
-        """The sum over `by`."""
+        """The sum over `by`, float64: in factors while they are few, otherwise a matrix (d, d)."""
         if self._matrix is None:
             return Factored(self._joined(by), self._variances / by)
         self._matrix.diagonal().add_(self._variances)
@@ -131,7 +179,13 @@ def sum_of_squares(covariance: Tensor | Factored) -> float:
 
 
 def add_square(matrix: Tensor, factor: Tensor, weight: float) -> None:
-    """Add weight F F^T for a factor (d, r) to the upper triangle of a matrix (d, d), in half the time of a product."""
+    """Add weight F F^T to the upper triangle of a matrix, in half the time of a product.
+
+    Args:
+        matrix: (d, d), float64. Its upper triangle is changed.
+        factor: F, (d, r), float64.
+        weight: of F F^T.
+    """
     from scipy.linalg.blas import dsyrk
 
     if factor.numel():
@@ -140,6 +194,6 @@ def add_square(matrix: Tensor, factor: Tensor, weight: float) -> None:
 
 
 def from_upper(matrix: Tensor) -> Tensor:
-    """The symmetric matrix with the upper triangle of a matrix, which is changed."""
+    """The symmetric matrix (d, d) with the upper triangle of a matrix (d, d), which is changed."""
     upper = matrix.triu_()
     return upper + upper.triu(1).T

@@ -25,23 +25,37 @@ from strategies.pooling.total import Total
 
 
 def pooled(surrogates: Iterable[Surrogate], classes: Sequence[str]) -> Statistics:
-    """The statistics of all sites together, with a whole covariance. Memory is O(d^2) for any
-    number of sites, which come one at a time.
+    """The statistics of all sites together, with a whole covariance.
+
+    Args:
+        surrogates: of the sites, one at a time, so memory is O(d^2) for any number of them.
+        classes: of the statistics, C, which hold all classes of every site.
+
+    Returns:
+        Statistics with a covariance (d, d).
     """
     return summed(surrogates, classes).whole()
 
 
 def summed(surrogates: Iterable[Surrogate], classes: Sequence[str]) -> Statistics:
-    """As `pooled`, with the covariance in factors where few sites sent some."""
+    """As `pooled`, with the covariance in factors where few sites sent some.
+
+    Args:
+        surrogates: as in `pooled`.
+        classes: as in `pooled`.
+    """
     return sum_of(of_mixtures(each, classes) for each in surrogates)
 
 
 def of_mixtures(surrogate: Surrogate, classes: Sequence[str]) -> Statistics:
-    """The statistics of one site's records for `classes`, which hold all of the site's, from its
-    mixtures.
+    """The statistics of one site's records from its mixtures.
 
     Components of a class count as its parts, so mixtures of several components are as exact as
     those of one.
+
+    Args:
+        surrogate: of the site.
+        classes: of the statistics, C, which hold all of the site's.
     """
     table = surrogate.mixtures
     rows = class_indices(classes, surrogate.header.classes)[table.labels]
@@ -59,14 +73,13 @@ def of_mixtures(surrogate: Surrogate, classes: Sequence[str]) -> Statistics:
 
 
 def of_sums(sent: Parameters, classes: Sequence[str]) -> Statistics:
-    """The statistics of one site's records for `classes`, which hold all of the site's, from its
-    class sums.
+    """The statistics of one site's records from its class sums.
 
     Args:
         sent: counts (C_k,), sums (C_k, d), and squares: the upper triangle of the second moment
             around the site's class means. Also variances (C_k, d) within its classes, if the method
             sends them.
-        classes: of the run, C.
+        classes: of the run, C, which hold all of the site's.
     """
     rows = class_indices(classes, sent.header.classes)
     counts, sums = sent.tensors["counts"].double(), sent.tensors["sums"].double()
@@ -109,10 +122,17 @@ def _no_covariance(dimension: int) -> Factored:
 
 
 def of_total(total: Total) -> tuple[Statistics, Header]:
-    """The statistics of all records from a secure sum, and their header: without noise, of the
-    classes that have any; with noise, of all classes of the run.
+    """The statistics of all records from a secure sum.
 
-    Raises RunError when no class has a record, or when no records have these sums.
+    Args:
+        total: counts (C,), sums (C, d) and perhaps squares around zero, folded, float64.
+
+    Returns:
+        The statistics, and their header: without noise, of the classes that have any records; with
+        noise, of all classes of the run.
+
+    Raises:
+        RunError: when no class has a record, or when no records have these sums.
     """
     check_moments(total)
     if total.claim is not None:
@@ -134,7 +154,13 @@ def pooled_by_class(surrogates: Sequence[Surrogate], classes: Sequence[str]) -> 
     """The statistics of each class alone, one at a time: memory is O(d^2) for any number of classes
     that sites name.
 
-    Covariances stay diagonal if they are so at all sites. A class without records has zeros.
+    Args:
+        surrogates: of the sites, one or more.
+        classes: to give, in this order.
+
+    Returns:
+        For each class, statistics with C = 1. Covariances stay diagonal if they are so at all
+        sites. A class without records has zeros.
     """
     if all(isinstance(each.mixtures.covariance, Diagonal | Spherical) for each in surrogates):
         yield from _diagonal_by_class(surrogates, classes)

@@ -23,13 +23,22 @@ MOST_JUDGED = 1000
 
 
 def chosen(statistics: Statistics) -> float:
-    """The shrinkage for which discriminant analysis is expected to be most accurate on new records. Uses no records.
+    """The shrinkage for which discriminant analysis is expected to be most accurate on new records.
+    Uses no records.
 
-    The covariance S of N records in d dimensions fits these records better than new ones. With H the inverse of the shrunk
-    S and t = tr(S H) / N / (1 - tr(S H) / N), a new record's scores have the covariance (1 + t)^2 W S W^T, and the score of
-    its own class c is lower by t N / N_c (generalised consistent estimators; Zollanvari & Dougherty 2015). The accuracy
-    follows from normal scores with these moments. Never less than the oracle approximating shrinkage (Chen et al. 2010),
-    which limits the error of S itself.
+    The covariance S of N records in d dimensions fits these records better than new ones. With H
+    the inverse of the shrunk S and t = tr(S H) / N / (1 - tr(S H) / N), a new record's scores have
+    the covariance (1 + t)^2 W S W^T, and the score of its own class c is lower by t N / N_c. The
+    accuracy follows from normal scores with these moments.
+
+    Args:
+        statistics: of all records; S is their covariance within classes.
+
+    Returns:
+        One of SHRINKAGES, but never less than the oracle approximating shrinkage (Chen et al.
+        2010), which limits the error of S itself.
+
+    Source: generalised consistent estimators (Zollanvari & Dougherty 2015).
     """
     counts, records, d = statistics.counts.clamp_min(1e-9), float(statistics.counts.sum()), statistics.means.shape[1]
     priors, classes = statistics.priors, len(counts)
@@ -80,7 +89,25 @@ def _right(noise: Tensor, scores: Tensor, classes: Tensor) -> Tensor:
 
 
 def oracle_approximating(trace: float, squares: float, records: float, d: int) -> float:
-    """The shrinkage of Chen et al. 2010, equation 23, from the trace and the sum of the squared eigenvalues."""
+    """The oracle approximating shrinkage of a covariance S.
+
+    Args:
+        trace: of S.
+        squares: the sum of the squared eigenvalues of S.
+        records: number of records that S was computed from.
+        d: number of dimensions.
+
+    Returns:
+        The shrinkage, at most 1.
+
+    Source: Chen et al. 2010, equation 23.
+
+    Example:
+        >>> oracle_approximating(trace=3.0, squares=5.0, records=8, d=2)
+        1.0
+        >>> round(oracle_approximating(trace=3.0, squares=5.0, records=98, d=2), 6)
+        0.183673
+    """
     square = trace**2
     below = (records + 1 - 2 / d) * (squares - square / d)
     return 1.0 if below <= 0 else min(1.0, ((1 - 2 / d) * squares + square) / below)
@@ -89,7 +116,14 @@ def oracle_approximating(trace: float, squares: float, records: float, d: int) -
 def cross_validated(total: Tensor, cross: Tensor, statistics: Statistics, mean_variance: float) -> float:
     """The shrinkage of least squares with the smallest generalised cross-validation error.
 
-    total (d, d): covariance of all records. cross (d, C): covariance with the targets. mean_variance: of `total`.
+    Args:
+        total: covariance of all records, (d, d), float64.
+        cross: their covariance with the targets, (d, C), float64.
+        statistics: of all records.
+        mean_variance: of `total`.
+
+    Returns:
+        One of SHRINKAGES.
     """
     reduced = Tridiagonal.of(total, cross)
     values = reduced.values

@@ -206,7 +206,12 @@ def qda(by_class: Iterable[Statistics], shrinkage: float | None = None) -> Quadr
 
 
 def fewest_records(d: int, sampled: bool) -> int:
-    """Fewest records of a class whose covariance in d dimensions can be used."""
+    """Fewest records of a class whose covariance can be used.
+
+    Args:
+        d: number of dimensions.
+        sampled: whether the covariance is an empirical one, as in `Statistics`.
+    """
     return d + 1 if sampled else 2
 
 

@@ -22,7 +22,24 @@ LEAST_PIVOT = 1e-14
 
 
 def solved(matrix: Tensor, rows: Tensor) -> tuple[Tensor, float]:
-    """Rows (C, d) times the inverse of a symmetric matrix (d, d); and the ridge, as in `factor_of`."""
+    """Rows times the inverse of a symmetric matrix.
+
+    Args:
+        matrix: (d, d), float64. It is changed if a ridge is needed.
+        rows: (C, d), float64.
+
+    Returns:
+        The product (C, d); and the ridge, as in `factor_of`.
+
+    Raises:
+        RunError: as in `factor_of`.
+
+    Example:
+        >>> matrix = torch.tensor([[2.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
+        >>> product, added = solved(matrix, torch.ones(1, 2, dtype=torch.float64))
+        >>> product.round(decimals=9).tolist(), added
+        ([[0.5, 0.25]], 0.0)
+    """
     factor, added = factor_of(matrix)
     return torch.cholesky_solve(rows.T, factor).T, added
 

@@ -92,7 +92,16 @@ class FromStatistics(Heads):
         return () if sent.claim is None else sent.header.classes
 
     def learn(self, sent: Sequence[Parameters], classes: Sequence[str]) -> Learned:
-        """Add the statistics of all sites and learn from them. Raises RunError."""
+        """Add the statistics of all sites and learn from them.
+
+        Args:
+            sent: checked sums, one for each site.
+            classes: of the run; all that occur if empty. Not used under privacy, where all sites
+                have the same ones.
+
+        Raises:
+            RunError: where no model can be learned.
+        """
         known = tuple(classes) or class_order(sent)
         if self.config.mechanism is not None:
             known = sent[0].header.classes
@@ -104,6 +113,10 @@ class FromStatistics(Heads):
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
         """Cap weights: by records, and by the spread of all records. One record of large numbers
         would outweigh the rest. Noisy sums are of features of norm at most one.
+
+        Args:
+            sent: checked sums, one for each site.
+            classes: of the run.
         """
         private, most = self.config.mechanism is not None, self.config.settings.max_share
         shares = cap_sums(sent, most, private).capped
@@ -118,6 +131,13 @@ class FromStatistics(Heads):
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
         """The sums of these classes, and their part, by records, of the second moment around the
         class means.
+
+        Args:
+            sent: checked sums of a site.
+            classes: to keep.
+
+        Returns:
+            The sums; None without records of these classes.
         """
         own = of_classes(sent, classes, [name for name in sent.tensors if name != "squares"])
         if own is None or "squares" not in sent.tensors:
@@ -133,7 +153,18 @@ def learned_by(run: Run) -> Learn:
 
 
 def learn_from_sum(total: Total, run: Run) -> Learned:
-    """The model from the sum over all sites. Raises RunError when no class has a record."""
+    """The model from the sum over all sites.
+
+    Args:
+        total: of a secure sum; as in `of_total`.
+        run: whose plan names the function that learns.
+
+    Returns:
+        A linear head, with the public map that the sites applied to their features.
+
+    Raises:
+        RunError: when no class has a record, or for a model that is no linear head.
+    """
     statistics, header = of_total(total)
     model, facts = learned_by(run)(statistics, header, run.settings)
     if not isinstance(model, Head):
@@ -144,8 +175,12 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
 
 
 def pooled_sums(sent: Sequence[Parameters], capped: Mapping[str, float], classes: tuple[str, ...]) -> Statistics:
-    """The statistics of all sites' records, from the sums of each. capped: the share of their
-    weight that sites keep.
+    """The statistics of all sites' records, from the sums of each.
+
+    Args:
+        sent: checked sums, one for each site, all with a privacy claim or all without.
+        capped: the share of their weight that sites keep, by site; 1 for a site that is not in it.
+        classes: of the statistics, C.
     """
     shares = [capped.get(each.header.site, 1.0) for each in sent]
     if sent[0].claim is None:
@@ -185,8 +220,16 @@ def _check_variances(sent: Parameters) -> None:
 
 
 def check_counts(sent: Parameters, dimension: int, what: str) -> None:
-    """Raise SurrogateError if the counts do not sum to the site's records, or features have too
-    many dimensions.
+    """Check the counts of a site, and the dimension of its features.
+
+    Args:
+        sent: with the tensor "counts", of any shape.
+        dimension: of the features.
+        what: the counts are of, in the error message.
+
+    Raises:
+        SurrogateError: if the counts do not sum to the site's records, or features have too many
+            dimensions.
     """
     total = float(sent.tensors["counts"].sum())
     if abs(total - sent.records) > 0.01 * sent.records:
@@ -196,8 +239,16 @@ def check_counts(sent: Parameters, dimension: int, what: str) -> None:
 
 
 def of_classes(sent: Parameters, classes: Sequence[str], names: Sequence[str]) -> Parameters | None:
-    """The rows of these classes in the tensors `names`, and their records; None without such
-    records.
+    """The part of a site's message that is about some classes.
+
+    Args:
+        sent: with the tensor "counts", whose first axis is the site's classes.
+        classes: to keep.
+        names: of the tensors to keep, whose first axis is the site's classes.
+
+    Returns:
+        The rows of these classes, and the number of their records, at least one; None without such
+        records.
     """
     rows = torch.tensor([name in classes for name in sent.header.classes])
     if not (left := float(sent.tensors["counts"][rows].sum())):
@@ -208,8 +259,13 @@ def of_classes(sent: Parameters, classes: Sequence[str], names: Sequence[str]) -
 
 
 def cap_spreads(sent: Sequence[Parameters], spreads: Tensor, most: float, shares: dict[str, float]) -> None:
-    """Lower the share of each site whose spread (S,) is more than `most` times the median one above
-    zero; 0 for no limit.
+    """Lower the share of each site whose records spread too widely.
+
+    Args:
+        sent: of the S sites.
+        spreads: of their records, (S,). The limit is `most` times the median one above zero.
+        most: 0 for no limit. Nor is there one for fewer than FEWEST_SITES spreads above zero.
+        shares: of its weight that each site keeps, by site; changed.
     """
     known = spreads[spreads > 0]
     if not most or len(known) < FEWEST_SITES:
@@ -226,15 +282,28 @@ def _spread(sent: Parameters, centre: Tensor) -> Tensor:
 
 
 def weighted_deviations(sent: Parameters, centre: Tensor) -> Tensor:
-    """Class means (C, d) minus a centre (d,), times the root of the records; zero without
-    records.
+    """Class means minus a centre, times the root of the records of the class.
+
+    Args:
+        sent: counts (C,) and sums (C, d).
+        centre: (d,), float64.
+
+    Returns:
+        (C, d), float64; zero for a class without records.
     """
     counts = sent.tensors["counts"].double()[:, None]
     return (sent.tensors["sums"].double() / counts.clamp_min(1e-30) - centre) * counts.sqrt()
 
 
 def diagonal(sent: Parameters) -> Tensor:
-    """The diagonal (d,) of a site's second moment."""
+    """The diagonal of a site's second moment.
+
+    Args:
+        sent: sums (C, d), and squares: the upper triangle of the second moment, row by row.
+
+    Returns:
+        (d,), float64.
+    """
     d = sent.tensors["sums"].shape[1]
     # In the upper triangle, row i begins with its diagonal entry, after rows of d, d - 1, ...
     # entries.

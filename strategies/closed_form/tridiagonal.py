@@ -25,10 +25,25 @@ MOST_PROJECTED = 0.5
 
 @dataclass(frozen=True)
 class Tridiagonal:
-    """Q^T S Q = T for orthonormal columns Q (d, n), and columns B as Q^T B. Negative eigenvalues count as zero.
+    """Q^T S Q = T for orthonormal columns Q (d, n), and columns B as Q^T B. Negative eigenvalues
+    count as zero.
 
-    diagonal (n,) and off (n - 1,): of T. columns (n, C). values (n,): eigenvalues of T. weights (n,): how many of the d
-    eigenvalues of S each of them stands for. All float64.
+    Attributes:
+        diagonal: of T, (n,), float64.
+        off: the entries of T next to its diagonal, (n - 1,), float64.
+        columns: Q^T B, (n, C), float64.
+        values: eigenvalues of T, (n,), float64.
+        weights: how many of the d eigenvalues of S each of them stands for, (n,), float64.
+
+    Example:
+        >>> covariance = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+        >>> columns = torch.tensor([[3.0], [3.0]], dtype=torch.float64)
+        >>> reduced = Tridiagonal.of(covariance, columns)
+        >>> round(reduced.sum_of(reduced.values), 4)
+        4.0
+        >>> solution = reduced.solved(1.0, 0.0)
+        >>> round(float((reduced.columns * solution).sum()), 4)
+        6.0
     """
 
     diagonal: Tensor
@@ -39,11 +54,17 @@ class Tridiagonal:
 
     @classmethod
     def of(cls, matrix: Tensor | Factored, columns: Tensor, whole: bool = False, projected: bool = False) -> Tridiagonal:
-        """Reduce a covariance (d, d) in single precision.
+        """Reduce a covariance in single precision.
 
-        whole: to a diagonal, which takes thrice the time; always on a GPU, and where SciPy is missing (`benchmarks.gpu`
-        needs PyTorch alone). projected: a large one onto a Krylov space, which takes half the time or less, and gives sums
-        over eigenvalues to a percent. Source: Householder's reduction, LAPACK's sytrd, ormqr and sterf.
+        Args:
+            matrix: S, (d, d), whole or in factors.
+            columns: B, (d, C), float64.
+            whole: to a diagonal, which takes thrice the time; always on a GPU, and where SciPy is
+                missing (`benchmarks.gpu` needs PyTorch alone).
+            projected: a large one onto a Krylov space, which takes half the time or less, and gives
+                sums over eigenvalues to a percent.
+
+        Source: Householder's reduction, LAPACK's sytrd, ormqr and sterf.
         """
         scale, d = float(matrix.diagonal().abs().max()) or 1.0, len(columns)
         if projected and not whole and (columns.shape[1] + PROBES) * STEPS <= MOST_PROJECTED * d:
@@ -56,7 +77,13 @@ class Tridiagonal:
 
     @classmethod
     def from_values(cls, values: Tensor, columns: Tensor, weights: Tensor | None = None) -> Tridiagonal:
-        """From eigenvalues (n,), and columns in the basis of their vectors (n, C)."""
+        """The reduction to a diagonal.
+
+        Args:
+            values: eigenvalues, (n,).
+            columns: in the basis of their vectors, (n, C).
+            weights: as in the class, (n,); None for one each.
+        """
         return cls(
             values,
             values.new_zeros(len(values) - 1),
@@ -66,11 +93,23 @@ class Tridiagonal:
         )
 
     def sum_of(self, of_values: Tensor) -> float:
-        """The sum of a function over all d eigenvalues of S, from its values (n,) at those of T."""
+        """The sum of a function over all d eigenvalues of S.
+
+        Args:
+            of_values: its values at the eigenvalues of T, (n,).
+        """
         return float((self.weights * of_values).sum())
 
     def solved(self, factor: float, shift: float) -> Tensor:
-        """(factor T + shift I)^-1 columns, (d, C), for a positive definite sum."""
+        """(factor T + shift I)^-1 columns, for a positive definite sum.
+
+        Args:
+            factor: of T.
+            shift: added to every diagonal entry.
+
+        Returns:
+            (n, C).
+        """
         if not self.off.any():
             return self.columns / (factor * self.diagonal + shift)[:, None]
         from scipy.linalg.lapack import dptsv
@@ -81,7 +120,7 @@ class Tridiagonal:
         return torch.from_numpy(np.ascontiguousarray(solution))
 
     def times(self, right: Tensor) -> Tensor:
-        """T times (d, C)."""
+        """T times columns (n, C): (n, C)."""
         product = self.diagonal[:, None] * right
         product[:-1] += self.off[:, None] * right[1:]
         product[1:] += self.off[:, None] * right[:-1]

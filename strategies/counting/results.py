@@ -40,9 +40,9 @@ def pooled(counts: Sequence[Counts]) -> PooledCounts:
     )
 
 
-def summed_result(found: Total, config: Run) -> Json:
+def summed_result(summed: Total, config: Run) -> Json:
     """The result from the sum of a secure sum. Raises RunError when no records and honest noise can give it."""
-    tables = PooledCounts(found.tensors, {name: found.sigmas.get(name, 0.0) ** 2 for name in found.tensors})
+    tables = PooledCounts(summed.tensors, {name: summed.sigmas.get(name, 0.0) ** 2 for name in summed.tensors})
     try:
         check_tables(tables.tables, tables.variances)
     except SurrogateError as error:
@@ -61,13 +61,13 @@ def keep_result(recorder: Recorder, config: Run, sites: int, result: Json) -> No
     recorder.keep(f"{config.settings.counting.kind}.json", (json.dumps(whole, indent=2) + "\n").encode())
 
 
-def result_of(found: PooledCounts, counting: CountingSettings, classes: Sequence[str]) -> Json:
+def result_of(counts: PooledCounts, counting: CountingSettings, classes: Sequence[str]) -> Json:
     """The result of a run that counts, as far as it follows from the counts of all sites together."""
     if counting.kind == "survey":
-        return _survey_result(found, classes)
+        return _survey_result(counts, classes)
     if counting.kind == "values":
-        return {"right": _whole(found.tables["right"]), "noise": found.variances["right"] ** 0.5}
-    return evaluation_result(found, classes) | {"model": counting.digest}
+        return {"right": _whole(counts.tables["right"]), "noise": counts.variances["right"] ** 0.5}
+    return evaluation_result(counts, classes) | {"model": counting.digest}
 
 
 def survey_of_sites(counts: Sequence[Counts]) -> Json:
@@ -78,24 +78,24 @@ def survey_of_sites(counts: Sequence[Counts]) -> Json:
     }
 
 
-def evaluation_result(found: PooledCounts, classes: Sequence[str]) -> Json:
+def evaluation_result(counts: PooledCounts, classes: Sequence[str]) -> Json:
     """Records, accuracy, and by class records, sensitivity, specificity and AUROC, each with its interval."""
-    decisions, noise = found.tables["decisions"], found.variances["decisions"]
+    decisions, noise = counts.tables["decisions"], counts.variances["decisions"]
     right = torch.eye(len(classes), dtype=torch.bool)
     return {
         "records": asdict(total(decisions, noise)),
         "accuracy": asdict(rate(decisions[right], decisions[~right], noise)),
-        "classes": {name: _of_class(found, index, len(classes)) for index, name in enumerate(classes)},
+        "classes": {name: _of_class(counts, index, len(classes)) for index, name in enumerate(classes)},
         "decisions": _whole(decisions),
-        "noise": _deviations(found),
+        "noise": _deviations(counts),
     }
 
 
-def _of_class(found: PooledCounts, index: int, classes: int) -> Json:
-    decisions, noise = found.tables["decisions"], found.variances["decisions"]
+def _of_class(counts: PooledCounts, index: int, classes: int) -> Json:
+    decisions, noise = counts.tables["decisions"], counts.variances["decisions"]
     own = torch.arange(classes) == index
     others = decisions[~own]
-    area = _area(found, index, classes)
+    area = _area(counts, index, classes)
     return {
         "records": asdict(total(decisions[index], noise)),
         "sensitivity": asdict(rate(decisions[index][own], decisions[index][~own], noise)),
@@ -104,24 +104,24 @@ def _of_class(found: PooledCounts, index: int, classes: int) -> Json:
     }
 
 
-def _area(found: PooledCounts, index: int, classes: int) -> Interval:
-    scores, noise = found.tables["scores"], found.variances["scores"]
+def _area(counts: PooledCounts, index: int, classes: int) -> Interval:
+    scores, noise = counts.tables["scores"], counts.variances["scores"]
     scored = scored_classes(classes)
     # Of two classes only the last is scored. The other has the same AUROC, because the two probabilities sum to one.
     return auroc(scores[max(0, index - (classes - scored))], noise)
 
 
-def _survey_result(found: PooledCounts, classes: Sequence[str]) -> Json:
-    records, noise = found.tables["records"], found.variances["records"]
+def _survey_result(counts: PooledCounts, classes: Sequence[str]) -> Json:
+    records, noise = counts.tables["records"], counts.variances["records"]
     return {
         "records": asdict(total(records, noise)),
         "classes": {name: asdict(total(records[index], noise)) for index, name in enumerate(classes)},
-        "noise": _deviations(found),
+        "noise": _deviations(counts),
     }
 
 
-def _deviations(found: PooledCounts) -> dict[str, float]:
-    return {name: variance**0.5 for name, variance in found.variances.items()}
+def _deviations(counts: PooledCounts) -> dict[str, float]:
+    return {name: variance**0.5 for name, variance in counts.variances.items()}
 
 
 def _whole(table: Tensor) -> Any:

@@ -132,8 +132,8 @@ class Counting(OneShot[Counts]):
         self.recorder.event("counted", sites=len(counts), records=sum(map(self.records, counts)))
 
     def _result(self, counts: Sequence[Counts]) -> Json:
-        classes, found = self.config.settings.classes, pooled(counts)
-        result = result_of(found, self.config.settings.counting, self.config.settings.classes)
+        classes, counted = self.config.settings.classes, pooled(counts)
+        result = result_of(counted, self.config.settings.counting, self.config.settings.classes)
         if self.config.settings.counting.kind == "survey":
             return result | survey_of_sites(counts)
         if self.config.settings.counting.kind == "values":
@@ -141,6 +141,6 @@ class Counting(OneShot[Counts]):
         shown = [each for each in counts if each.header.site in self._shown]
         result["per_site"] = {each.header.site: evaluation_result(pooled([each]), classes)["accuracy"] for each in shown}
         if self._exact.keys() == {each.header.site for each in counts}:
-            tables = {name: torch.stack([tables[name] for tables in self._exact.values()]).sum(0) for name in found.tables}
+            tables = {name: torch.stack([tables[name] for tables in self._exact.values()]).sum(0) for name in counted.tables}
             result["exact"] = evaluation_result(PooledCounts(tables, dict.fromkeys(tables, 0.0)), classes)
         return result

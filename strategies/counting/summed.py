@@ -27,8 +27,8 @@ class SecureCounting(SecureSum):
         return evaluated_payload(self.config.settings.counting, self.recorder) or b"", group.dimension
 
     def _learn(self, summed: list[str], numbers: Words) -> None:
-        found, self.outcome.learning = self._total(summed, numbers)
+        total, self.outcome.learning = self._total(summed, numbers)
         keep_result(
-            self.recorder, self.config, len(summed), load(self.config.plan.combination.from_sums)(found, self.config)
+            self.recorder, self.config, len(summed), load(self.config.plan.combination.from_sums)(total, self.config)
         )
         self.recorder.event("counted", sites=len(summed))

@@ -75,10 +75,10 @@ def take_in(training: Training, replies: Sequence[Parameters]) -> None:
 def with_classes(training: Training, replies: Sequence[Parameters], sites: int = 1) -> dict[str, Tensor]:
     """The model with class sizes and means from the first round. sites: number of sites whose noise is in each reply."""
     sizes = torch.stack([reply.tensors[COUNTS] for reply in replies]).double().sum(0).clamp_min(0)
-    found = {**training.model, COUNTS: sizes.float()}
+    model = {**training.model, COUNTS: sizes.float()}
     if training.config.settings.dpcvae.opening == "sums":
-        found[MEANS] = class_means(replies, training.config.mechanism, training.config.settings.dpcvae, sites)
-    return found
+        model[MEANS] = class_means(replies, training.config.mechanism, training.config.settings.dpcvae, sites)
+    return model
 
 
 def moved_by(training: Training, moved: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -108,8 +108,8 @@ def class_means(replies: Sequence[Parameters], mechanism: Mechanism | None, own:
     if mechanism is None:
         counts, sums = (torch.stack([each[name].double() for each in tensors]).sum(0) for name in (COUNTS, SUMS))
         middle = sums.sum(0) / counts.sum().clamp_min(1)
-        found = torch.where(counts[:, None] > 0.5, sums / counts.clamp_min(1)[:, None], middle)
-        return (found * scale).float()
+        exact = torch.where(counts[:, None] > 0.5, sums / counts.clamp_min(1)[:, None], middle)
+        return (exact * scale).float()
     noise, shares = mechanism.event(1).noise_multiplier, first_round_shares(own)
     sigmas = {name: noise * math.sqrt(sites / share) for name, share in shares.items()}
     noisy = [

@@ -101,8 +101,8 @@ def has_finite_gradient(
 ) -> bool:
     """Whether a set's gradient at `model` is finite. One gradient that is not finite would spoil the sum over all sets."""
     body, shape = _body(model, inputs, len(classes), settings)
-    found = gradient(body, model, _records(synthetic, classes, shape, "cpu"))
-    return all(bool(part.isfinite().all()) for part in found.values())
+    gradients = gradient(body, model, _records(synthetic, classes, shape, "cpu"))
+    return all(bool(part.isfinite().all()) for part in gradients.values())
 
 
 def _body(model: Tensors, inputs: int, classes: int, settings: FedLAPSettings) -> tuple[torch.nn.Module, torch.Size]:

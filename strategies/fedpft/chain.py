@@ -25,7 +25,20 @@ class FedPFTChain(Chain):
     """A relay contains surrogates: one for the union of all sites so far, or under privacy one for each of them."""
 
     def last_reply(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> AnySurrogate:
-        """Parse and check a relay; return the last site's surrogate. Raises SurrogateError."""
+        """Parse and check a relay.
+
+        Args:
+            payload: the relay as the site extended it.
+            relay: as the site received it; None for the first site.
+            place: what is expected of the site's surrogate.
+            group: the sites of the run.
+
+        Returns:
+            The last site's surrogate.
+
+        Raises:
+            SurrogateError: for a relay that is not as it must be.
+        """
         config = self.config
         parts = unpack_relay(payload)
         before = unpack_relay(relay) if relay and config.settings.epsilon else []
@@ -42,7 +55,18 @@ class FedPFTChain(Chain):
         return surrogates[-1]
 
     def learn_from(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
-        """Learn a head from the last site's unsealed relay."""
+        """Learn a head from the last site's unsealed relay.
+
+        Without privacy the last site is then asked for its own head, which is the model if it is as
+        it must be.
+
+        Args:
+            grid: through which the last site is asked.
+            group: the sites of the run.
+            walk: progress of the chain, which has ended.
+            relay: of the last site.
+            deadline: seconds to wait for the head.
+        """
         config = self.config
         surrogates = [unpack_surrogate(each) for each in unpack_relay(relay)]
         for surrogate, payload in zip(surrogates, unpack_relay(relay), strict=True):

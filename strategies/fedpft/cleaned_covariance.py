@@ -24,12 +24,23 @@ WIDTH = 2.0
 
 
 def cleaned(matrix: Tensor, noise: float) -> LowRank:
-    """The covariance in a symmetric matrix (d, d) with noise of deviation `noise`, and noise / sqrt(2) off the diagonal.
+    """The covariance in a noisy symmetric matrix.
 
-    Eigenvalues of such noise fill a half circle of radius R = noise sqrt(2 d). It pushes the eigenvalues of a matrix apart,
-    so each is moved back by R^2 / 2 times the mean of 1 / (its distance to the others), which is optimal among all
-    estimates with these eigenvectors (Bun, Allez, Bouchaud & Potters 2016, "Rotational Invariant Estimator for General
-    Noisy Matrices", additive noise). Then a ridge that follows from the noise alone is added.
+    Eigenvalues of such noise fill a half circle of radius R = noise sqrt(2 d). It pushes the
+    eigenvalues of a matrix apart, so each is moved back by R^2 / 2 times the mean of 1 / (its
+    distance to the others), which is optimal among all estimates with these eigenvectors. Then a
+    ridge that follows from the noise alone is added.
+
+    Args:
+        matrix: (d, d).
+        noise: standard deviation of its noise on the diagonal; off the diagonal it is noise /
+            sqrt(2).
+
+    Returns:
+        The covariance as factor (d, d) and variances (d,).
+
+    Source: Bun, Allez, Bouchaud & Potters 2016, "Rotational Invariant Estimator for General Noisy
+        Matrices", additive noise.
     """
     d = len(matrix)
     radius = noise * math.sqrt(2 * d)
@@ -45,12 +56,21 @@ def cleaned(matrix: Tensor, noise: float) -> LowRank:
 
 
 def expected(components: Components, covariance: LowRank) -> tuple[Components, LowRank]:
-    """The class means as they are expected given the noise, and the covariance of a new record around them.
+    """The class means as they are expected given the noise, and the covariance of a new record
+    around them.
 
-    The true means are taken as normal around their pooled mean, with a variance in the direction of each eigenvector of the
-    covariance that is a multiple of a power of its eigenvalue. Both are those of the largest likelihood under the known
-    noise (empirical Bayes). What stays uncertain about the means adds to the covariance, so their noise needs no other
-    correction and becomes zero. With fewer than two classes nothing is changed.
+    The true means are taken as normal around their pooled mean, with a variance in the direction of
+    each eigenvector of the covariance that is a multiple of a power of its eigenvalue. Both are
+    those of the largest likelihood under the known noise (empirical Bayes). What stays uncertain
+    about the means adds to the covariance, so their noise needs no other correction and becomes
+    zero.
+
+    Args:
+        components: noisy class means, one per class.
+        covariance: within classes.
+
+    Returns:
+        Both as they are expected. With fewer than two classes nothing is changed.
     """
     if len(components.means) < 2:
         return components, covariance

@@ -35,13 +35,16 @@ SOLVERS = {"lda": lda, "ridge": ridge, "naive-bayes": naive_bayes}
 
 @dataclass(frozen=True)
 class LearnedHead:
-    """A head, the mixtures it was learned from (one per site, or a pooled one), and the result of
-    the defence.
+    """A head, what it was learned from, and how.
 
-    solver: how the head was made: "lda", "ridge", "naive-bayes", "sampled", or "noisy sums" under
-    privacy.
-    shrinkage: of the covariance. added: the ridge that a singular covariance took, as a share of
-    its mean variance.
+    Attributes:
+        head: a linear head, or a quadratic one.
+        mixtures: it was learned from these: one per site, or a pooled one.
+        defended: the result of the defence.
+        solver: how the head was made: "lda", "ridge", "naive-bayes", "qda", "sampled", or "noisy
+            sums" under privacy.
+        shrinkage: of the covariance; None where there is none.
+        added: the ridge that a singular covariance took, as a share of its mean variance.
     """
 
     head: Head | Quadratic
@@ -52,8 +55,14 @@ class LearnedHead:
     added: float = 0.0
 
     def sample(self, seed: int, limit: int) -> Batch:
-        """About `limit` synthetic features (n, d) and their labels among the head's classes, for
-        figures.
+        """Synthetic features, for figures.
+
+        Args:
+            seed: of all random streams.
+            limit: about so many features.
+
+        Returns:
+            Features (n, d), and labels (n,): indices into the head's classes.
         """
         return sampling.sample(self.mixtures, self.head.header.classes, seed, limit)
 
@@ -65,11 +74,18 @@ def learn(
     classes: Sequence[str] = (),
     centre: Tensor | None = None,
 ) -> LearnedHead:
-    """Learn one head for `classes` (all that occur if empty) from surrogates of one run. Raises
-    RunError.
+    """Learn one head from surrogates of one run.
 
-    Noisy sums have the same classes in the same order at every site; the head has the same ones.
-    centre (d,): the vector that sites subtracted before their privacy clip.
+    Args:
+        surrogates: of the sites, of one kind. Noisy sums have the same classes in the same order at
+            every site; the head has the same ones.
+        config: of the run.
+        device: on which samples are drawn, where the head is trained on samples.
+        classes: of the head; all that occur if empty.
+        centre: the vector that sites subtracted before their privacy clip, (d,); None without one.
+
+    Raises:
+        RunError: where no head can be learned.
     """
     defended = defend_surrogates(
         surrogates, config.defence, config.settings.max_share, tuple(classes) or class_order(surrogates)
@@ -122,7 +138,16 @@ def given_shrinkage(head: HeadSettings) -> float | None:
 
 
 def solution(statistics: Statistics, how: str, shrinkage: float | None) -> Solution:
-    """The solution of one of SOLVERS. Raises RunError for least squares of one class."""
+    """The solution of a solver.
+
+    Args:
+        statistics: of all records.
+        how: a name in SOLVERS.
+        shrinkage: of the covariance; None where the statistics decide.
+
+    Raises:
+        RunError: for least squares of one class.
+    """
     if how == "ridge" and len(statistics.counts) < 2:
         raise RunError("head.solver = 'ridge' needs two classes, and the sites have one; use head.solver = 'lda'")
     return SOLVERS[how](statistics, shrinkage)
@@ -157,7 +182,7 @@ def _enough(mixtures: Sequence[Surrogate]) -> tuple[str, ...]:
 
 
 def one_gaussian_a_class(statistics: Statistics) -> Mixtures:
-    """The pooled statistics as one component a class."""
+    """The pooled statistics as one component a class, all with the same covariance."""
     counts = statistics.counts.round().long().clamp_min(1)
     labels, means = torch.arange(len(counts)), statistics.means.float()
     return Mixtures(counts, labels, torch.ones(len(counts)), means, Gram(statistics.matrix.float()))

@@ -37,14 +37,26 @@ RIDGE = 1e-6
 def learn_from_sums(
     surrogates: Sequence[SumsSurrogate], family: str, rank: int, rule: str = "none"
 ) -> tuple[Head, Mixtures]:
-    """The linear head of noisy sums, and the Gaussians that correspond to it. Classes lost in noise are left out.
+    """The linear head of noisy sums, and the Gaussians that correspond to it.
 
-    If the sites' class means agree, the head is the linear discriminant of the pooled class means. If they differ (other
-    scanners, other styles), it is the least-squares classifier of all sites' means. family: "spherical" has one variance;
-    "diag", "full" and "lowrank" use the covariance within classes that stands out from the noise, shared by all classes
-    and sites; "joint" cleans it for one joint noise, and shrinks the means. All surrogates have the same classes in the
-    same order. rule: "median" and "trimmed" pool class means and second moments robustly. Raises RunError when no class
-    stands out, or without surrogates.
+    If the sites' class means agree, the head is the linear discriminant of the pooled class means.
+    If they differ (other scanners, other styles), it is the least-squares classifier of all sites'
+    means.
+
+    Args:
+        surrogates: of the sites, all with the same classes in the same order.
+        family: "spherical" has one variance; "diag", "full" and "lowrank" use the covariance within
+            classes that stands out from the noise, shared by all classes and sites; "joint" cleans
+            it for one joint noise, and shrinks the means.
+        rank: most directions of a "lowrank" covariance.
+        rule: "median" and "trimmed" pool class means and second moments robustly; others do not.
+
+    Returns:
+        The head and the mixtures. Classes lost in noise are left out of both.
+
+    Raises:
+        RunError: when no class stands out, without surrogates, or for surrogates with other
+            classes.
     """
     if not surrogates:
         raise RunError("no surrogate to learn from")
@@ -68,7 +80,15 @@ def learn_from_sums(
 
 
 def discriminant(components: Components, covariance: LowRank) -> tuple[Tensor, Tensor]:
-    """Linear discriminant analysis with one component per class: weight (C, d), bias (C,)."""
+    """Linear discriminant analysis with one component per class.
+
+    Args:
+        components: one per class, of C classes in d dimensions.
+        covariance: around them.
+
+    Returns:
+        Weight (C, d), and bias (C,).
+    """
     weight, trace = _times_inverse(covariance, components.means)
     # Noise lengthens a mean: its squared length in the metric of the covariance grows by noise times trace on average.
     squares = (weight * components.means).sum(1) - components.noise.diagonal() * trace
@@ -76,12 +96,20 @@ def discriminant(components: Components, covariance: LowRank) -> tuple[Tensor, T
 
 
 def least_squares(components: Components, covariance: LowRank) -> tuple[Tensor, Tensor]:
-    """The affine scores that best fit 1 for a record's class and 0 for the others: weight (C, d), bias (C,).
+    """The affine scores that best fit 1 for a record's class and 0 for the others.
 
-    A score is a weighted sum of the directions Sigma^-1 m_j of all components. On a record of component j, direction i has
-    the mean m_i Sigma^-1 mu_j. The product of the two noisy means, minus their common noise, estimates it. The variance
-    around it follows from Sigma and includes the direction's noise. So noise in the means acts as a penalty and is not
-    learned (regression with errors in variables).
+    A score is a weighted sum of the directions Sigma^-1 m_j of all components. On a record of
+    component j, direction i has the mean m_i Sigma^-1 mu_j. The product of the two noisy means,
+    minus their common noise, estimates it. The variance around it follows from Sigma and includes
+    the direction's noise. So noise in the means acts as a penalty and is not learned (regression
+    with errors in variables).
+
+    Args:
+        components: any number per class, of C classes in d dimensions.
+        covariance: around them, Sigma.
+
+    Returns:
+        Weight (C, d), and bias (C,).
     """
     directions, trace = _times_inverse(covariance, components.means)
     scores = directions @ components.means.T - components.noise * trace
@@ -100,7 +128,18 @@ def least_squares(components: Components, covariance: LowRank) -> tuple[Tensor, 
 def within(
     surrogates: Sequence[SumsSurrogate], components: Components, family: str, rank: int, rule: str = "none"
 ) -> LowRank:
-    """The covariance around the components, as factor and variances, with the contribution of noise subtracted."""
+    """The covariance around the components, with the contribution of noise subtracted.
+
+    Args:
+        surrogates: of the sites, whose second moments are used.
+        components: class means of these surrogates.
+        family: as in `learn_from_sums`. "spherical" where a site has no second moment.
+        rank: as in `learn_from_sums`.
+        rule: as in `learn_from_sums`.
+
+    Returns:
+        The covariance as factor (d, r) and variances (d,), float64.
+    """
     means, d = components.means, components.means.shape[1]
     noise_of_means = components.noise.diagonal()
     tables = [surrogate.sums.squares for surrogate in surrogates if surrogate.sums.squares is not None]

@@ -29,10 +29,18 @@ SWEEPS = 4
 
 @dataclass(frozen=True)
 class Share:
-    """One site's part in a pass: number of samples and random stream for each class, and class indices in the run.
+    """One site's part in a pass.
 
-    The stream of a (site, class) is independent of all other streams and of the other sites in the run. The reference code
-    differs: it seeds all samplers alike, so every class gets the same normal draws.
+    The stream of a (site, class) is independent of all other streams and of the other sites in the
+    run. The reference code differs: it seeds all samplers alike, so every class gets the same
+    normal draws.
+
+    Attributes:
+        mixtures: of the site.
+        counts: number of samples of each class of the site in a pass.
+        streams: random stream of each class.
+        classes: their indices in the run, (C_k,).
+        offsets: of the rounding of each class's part of a chunk.
     """
 
     mixtures: Mixtures
@@ -42,7 +50,12 @@ class Share:
     offsets: list[int]
 
     def chunk(self, index: int, chunks: int) -> list[int]:
-        """Samples of each class in chunk `index` of `chunks`; over all chunks they sum to `counts`."""
+        """Samples of each class in a chunk; over all chunks they sum to `counts`.
+
+        Args:
+            index: of the chunk, counted from zero.
+            chunks: their number in a pass.
+        """
 
         def until(count: int, offset: int, chunk: int) -> int:
             return (chunk * count + offset) // chunks
@@ -53,10 +66,20 @@ class Share:
 def learn(
     surrogates: Sequence[Surrogate], settings: HeadSettings, seed: int, classes: Sequence[str] = (), device: str = "cpu"
 ) -> Head:
-    """Train one linear head on samples from all surrogates, one sample per record of each site and class.
+    """Train one linear head on samples from all surrogates, one sample per record of each site and
+    class.
 
-    Every pass draws new samples. Memory does not grow with their number. `classes` sets the classes and their order; if
-    empty, all classes that occur. Raises RunError without surrogates.
+    Every pass draws new samples. Memory does not grow with their number.
+
+    Args:
+        surrogates: of the sites, with features of the same dimension.
+        settings: of the training.
+        seed: of all random streams.
+        classes: of the head, in its order; if empty, all classes that occur.
+        device: on which the samples are drawn.
+
+    Raises:
+        RunError: without surrogates.
     """
     if not surrogates:
         raise RunError("no surrogate to learn from")
@@ -78,7 +101,17 @@ def learn(
 
 
 def sample(surrogates: Sequence[Surrogate], classes: Sequence[str], seed: int, limit: int) -> Batch:
-    """Draw at most about `limit` features at once, for figures: (n, d) and labels (n,) among `classes`."""
+    """Draw features at once, for figures.
+
+    Args:
+        surrogates: of the sites.
+        classes: of the labels, which hold all of the sites'.
+        seed: of all random streams.
+        limit: at most about so many features.
+
+    Returns:
+        Features (n, d), and labels (n,): indices into `classes`.
+    """
     shares = _shares(surrogates, tuple(classes), seed, limit, "cpu")
     return _draw(shares, 0, 1)
 

@@ -61,6 +61,11 @@ class FedPFT(OneShot[AnySurrogate]):
     def kept(self, sent: AnySurrogate, stored: Callable[[], bytes]) -> AnySurrogate:
         """The surrogate; a whole covariance is read again when it is needed, so that memory holds
         only one of them.
+
+        Args:
+            sent: the checked surrogate.
+            stored: reads its stored payload. The covariance is only taken from the bytes that were
+                checked: a RunError where they changed, or cannot be read.
         """
         if isinstance(sent, SumsSurrogate) or not isinstance(sent.mixtures.covariance, Gram):
             return sent
@@ -92,8 +97,14 @@ class FedPFT(OneShot[AnySurrogate]):
         return sent.header.classes if isinstance(sent, SumsSurrogate) else ()
 
     def learn(self, sent: Sequence[AnySurrogate], classes: Sequence[str]) -> Learned:
-        """Learn a head from mixtures or noisy sums, in closed form or on samples. Raises
-        RunError.
+        """Learn a head from mixtures or noisy sums, in closed form or on samples.
+
+        Args:
+            sent: checked surrogates of one kind, one for each site.
+            classes: of the run; all that occur if empty.
+
+        Raises:
+            RunError: where no head can be learned.
         """
         self.outcome.surrogates = list(sent)
         learned = learn(sent, self.config, self.device, classes, self._centre)
@@ -103,8 +114,11 @@ class FedPFT(OneShot[AnySurrogate]):
         return Learned(learned.head, learned.defended, learned, facts)
 
     def defend(self, sent: Sequence[AnySurrogate], classes: tuple[str, ...]) -> Defended[AnySurrogate]:
-        """Cap weights; exclude the sites whose class means disagree with those of the other
-        sites.
+        """Cap weights; exclude the sites whose class means disagree with those of the other sites.
+
+        Args:
+            sent: checked surrogates of one kind, one for each site.
+            classes: of the run.
         """
         return defend_surrogates(sent, self.config.defence, self.config.settings.max_share, classes)
 
@@ -114,8 +128,19 @@ class FedPFT(OneShot[AnySurrogate]):
 
 
 def fedpft_head_from_sum(total: Total, config: Run) -> Learned:
-    """A head from the sum over all sites. Raises RunError when no class has a record, or none
-    stands out from the noise.
+    """A head from the sum over all sites.
+
+    Args:
+        total: of a secure sum: counts (C,), sums (C, d) and the folded second moment.
+        config: of the run.
+
+    Returns:
+        The head, with the public map that the sites applied to their features; and its Gaussians as
+        the source of synthetic points.
+
+    Raises:
+        RunError: when no class has a record, none stands out from the noise, or no records can have
+            these sums.
     """
     how, added = choices(config.settings).solver, 0.0
     if total.claim is not None:

@@ -40,9 +40,9 @@ def tensors_like(model: Tensors, arrays: ArrayRecord) -> dict[str, Tensor]:
     if not arrays:
         return dict(model)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.items()}
-    found = {name: tuple(array.shape) for name, array in arrays.items()}
-    if found != wanted:
-        wrong = ", ".join(f"{name} {shape}" for name, shape in sorted(found.items() ^ wanted.items())[:4])
+    given = {name: tuple(array.shape) for name, array in arrays.items()}
+    if given != wanted:
+        wrong = ", ".join(f"{name} {shape}" for name, shape in sorted(given.items() ^ wanted.items())[:4])
         raise ConfigError(
             f"arrays with other names or shapes than the model: {wrong}; leave the arrays out, or pass those of a Result"
         )

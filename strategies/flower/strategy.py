@@ -142,9 +142,9 @@ class FlowerStrategy(Strategy):
             )
         return number
 
-    def _finish_round(self, number: int, found: tuple[ArrayRecord | None, MetricRecord | None]) -> None:
+    def _finish_round(self, number: int, aggregated: tuple[ArrayRecord | None, MetricRecord | None]) -> None:
         """Add a round's arrays and metrics to the result."""
-        arrays, metrics = found
+        arrays, metrics = aggregated
         if metrics is not None:
             self.result.train_metrics_clientapp[number] = metrics
         if arrays is not None:

@@ -43,7 +43,16 @@ def afl_model(statistics: Statistics, header: Header, settings: Settings) -> Mad
 
 
 def fedcgs_model(statistics: Statistics, header: Header, settings: Settings) -> Made:
-    """The Gaussian classifier of the class means and of one covariance of all records."""
+    """The Gaussian classifier of the class means and of one covariance of all records.
+
+    Args:
+        statistics: of all sites.
+        header: of the coordinator.
+        settings: of the run; `fedcgs.ridge` is read.
+
+    Returns:
+        The head, and the ridge that was added, if any.
+    """
     return _stated(gaussian(statistics, settings.fedcgs.ridge), header)
 
 

@@ -27,7 +27,14 @@ class ClassMeans(Heads):
     most_with_zeros = sys.maxsize
 
     def check(self, sent: Parameters) -> None:
-        """Check the records of the groups, and that groups without records have no mean. Raises SurrogateError."""
+        """Check the records of the groups, and that groups without records have no mean.
+
+        Args:
+            sent: counts (C_k, G) of the groups of the site's classes, and their means (C_k, G, d).
+
+        Raises:
+            SurrogateError: for numbers that no records have.
+        """
         super().check(sent)
         if (groups := sent.tensors["counts"].shape[1]) != (own := self.config.settings.fedcof.groups):
             raise SurrogateError(f"{groups} groups of a class; this run has {own}")
@@ -40,7 +47,15 @@ class ClassMeans(Heads):
         return sent.tensors["means"].shape[2]
 
     def learn(self, sent: Sequence[Parameters], classes: Sequence[str]) -> Learned:
-        """Estimate the covariances and solve. Raises RunError."""
+        """Estimate the covariances and solve.
+
+        Args:
+            sent: checked group means, one message for each site.
+            classes: of the run; all that occur if empty.
+
+        Raises:
+            RunError: where no model can be learned.
+        """
         known = tuple(classes) or class_order(sent)
         defended = self.defend(sent, known)
         shares = [defended.capped.get(each.header.site, 1.0) for each in sent]
@@ -49,7 +64,13 @@ class ClassMeans(Heads):
         return Learned(Head(header, weight.float(), torch.zeros(len(known))), defended)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
-        """Cap weights: by records, and by the spread of the means. One mean far away would outweigh the rest."""
+        """Cap weights: by records, and by the spread of the means. One mean far away would outweigh
+        the rest.
+
+        Args:
+            sent: checked group means, one message for each site.
+            classes: of the run.
+        """
         kept = shares_kept([each.tensors["counts"].sum(1).tolist() for each in sent], self.config.settings.max_share)
         shares = {each.header.site: share for each, share in zip(sent, kept, strict=True) if share < 1}
         cap_spreads(sent, _spreads(sent, classes), self.config.settings.max_share, shares)
@@ -79,7 +100,26 @@ def _spreads(sent: Sequence[Parameters], classes: tuple[str, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of all sites: weights (M,) in records, means (M, d) and labels (M,) among `classes` classes; float64."""
+    """The groups of all sites.
+
+    Attributes:
+        weights: of the M groups, in records, (M,), float64.
+        means: (M, d), float64.
+        labels: classes of the groups, (M,).
+        classes: number of classes, C.
+
+    Example:
+        Two groups of one class, of five records each: their means vary by a fifth of what records
+        do.
+
+        >>> means = torch.tensor([[0.0], [2.0]], dtype=torch.float64)
+        >>> weights = torch.full((2,), 5.0, dtype=torch.float64)
+        >>> groups = Groups(weights, means, torch.tensor([0, 0]), classes=1)
+        >>> [table.tolist() for table in groups.totals()]
+        [[10.0], [[10.0]]]
+        >>> groups.within().tolist()
+        [[90.0]]
+    """
 
     weights: Tensor
     means: Tensor
@@ -88,7 +128,13 @@ class Groups:
 
     @classmethod
     def of(cls, sent: Sequence[Parameters], shares: Sequence[float], classes: tuple[str, ...]) -> Groups:
-        """shares: of its weight that each site keeps."""
+        """The groups that have records.
+
+        Args:
+            sent: counts (C_k, G) and means (C_k, G, d) of each site.
+            shares: of its weight that each site keeps.
+            classes: of the run, which hold all of the sites'.
+        """
         weights, means, labels = [], [], []
         for each, share in zip(sent, shares, strict=True):
             counts = each.tensors["counts"].double()
@@ -105,10 +151,16 @@ class Groups:
         return counts, sums.index_add_(0, self.labels, self.weights[:, None] * self.means)
 
     def within(self) -> Tensor:
-        """Estimated scatter within classes (d, d): the sum of (N_c - 1) Sigma_c over classes.
+        """Estimated scatter within classes: the sum of (N_c - 1) Sigma_c over classes.
 
-        Sigma_c = 1 / (K_c - 1) sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)^T over the K_c groups of a class: a mean of n records
-        varies by Sigma_c / n. Unbiased for groups drawn at random (FedCOF, proposition 1); a class with one group has none.
+        Sigma_c = 1 / (K_c - 1) sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)^T over the K_c groups of a
+        class: a mean of n records varies by Sigma_c / n. Unbiased for groups drawn at random; a
+        class with one group has none.
+
+        Returns:
+            (d, d), float64.
+
+        Source: FedCOF, proposition 1.
         """
         counts, sums = self.totals()
         groups = torch.bincount(self.labels, minlength=self.classes)
@@ -118,10 +170,19 @@ class Groups:
 
 
 def fedcof_weight(groups: Groups, shrinkage: float) -> Tensor:
-    """The weight (C, d) of FedCOF's head, without a bias: rows of G^-1 (class sums), each of norm one.
+    """The weight of FedCOF's head, which has no bias: rows of G^-1 (class sums), each of norm one.
 
-    G = sum_c (N_c - 1)(Sigma_c + gamma I) + N mu mu^T, with mu the mean of all records; it leaves out the scatter between
-    classes (algorithm 1). shrinkage: gamma, as a share of the mean estimated variance.
+    G = sum_c (N_c - 1)(Sigma_c + gamma I) + N mu mu^T, with mu the mean of all records; it leaves
+    out the scatter between classes.
+
+    Args:
+        groups: of all sites.
+        shrinkage: gamma, as a share of the mean estimated variance.
+
+    Returns:
+        (C, d), float64.
+
+    Source: FedCOF, algorithm 1.
     """
     counts, sums = groups.totals()
     gram, mean = groups.within(), sums.sum(0)

@@ -21,11 +21,17 @@ MOST = 6.0
 
 
 def combine(updates: Sequence[Parameters], config: Run, classes: tuple[str, ...]) -> Classifier:
-    """The model of the run's method, from one head per site: weight (C_k, d), bias (C_k,), for its own classes.
+    """The model of the run's method, from one head per site.
 
-    average: the mean of the heads, weighted by records. ensemble: the mean of their probabilities. fedbe, fedkt: a head
-    distilled on synthetic features, from both kinds of mean (fedbe) or from votes (fedkt). The synthetic features come
-    from the feature moments that sites report.
+    average: the mean of the heads, weighted by records. ensemble: the mean of their probabilities.
+    fedbe, fedkt: a head distilled on synthetic features, from both kinds of mean (fedbe) or from
+    votes (fedkt). The synthetic features come from the feature moments that sites report.
+
+    Args:
+        updates: weight (C_k, d) and bias (C_k,) of each site, for its own classes; for fedbe and
+            fedkt also the mean and the deviation of its features, (d,).
+        config: of the run, which names the method.
+        classes: of the model, C.
     """
     first = updates[0].header
     header = Header(first.method, first.run, "coordinator", first.fingerprint, classes)
@@ -48,8 +54,21 @@ def combine(updates: Sequence[Parameters], config: Run, classes: tuple[str, ...]
 
 
 def fedbe(features: Tensor, heads: Sequence[Head], mean: Head, weights: Sequence[float], samples: int, seed: int) -> Tensor:
-    """Mean probabilities (n, C) of the sites' heads, their average, and heads sampled from a Gaussian around the average
-    (Chen & Chao 2021, with a diagonal Gaussian).
+    """Mean probabilities of the sites' heads, their average, and heads sampled from a Gaussian
+    around the average.
+
+    Args:
+        features: (n, d).
+        heads: of the sites, with a row for every class of the run.
+        mean: the average of the heads.
+        weights: of the heads, in records.
+        samples: number of heads that are sampled.
+        seed: of the samples.
+
+    Returns:
+        (n, C).
+
+    Source: FedBE (Chen & Chao 2021), with a diagonal Gaussian.
     """
     generator = torch.Generator().manual_seed(seed)
     tables = [torch.cat([head.weight, head.bias[:, None]], 1) for head in _filled(heads)]
@@ -63,7 +82,25 @@ def fedbe(features: Tensor, heads: Sequence[Head], mean: Head, weights: Sequence
 
 
 def fedkt(features: Tensor, heads: Sequence[Head], classes: int) -> Tensor:
-    """The majority vote of the sites' heads on each feature, as probabilities (n, C) of zero and one (Li et al. 2021)."""
+    """The majority vote of the sites' heads on each feature, as probabilities of zero and one.
+
+    Args:
+        features: (n, d).
+        heads: of the sites, with a row for every class of the run.
+        classes: their number, C.
+
+    Returns:
+        (n, C).
+
+    Source: FedKT (Li et al. 2021).
+
+    Example:
+        >>> header = Header("fedkt", "0" * 16, "coordinator", "", ("a", "b"))
+        >>> weight = torch.tensor([[0.0], [1.0]])
+        >>> heads = [Head(header, weight, torch.tensor([bias, 0.0])) for bias in (1.0, 2.0, 5.0)]
+        >>> fedkt(torch.tensor([[0.0], [3.0]]), heads, 2).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
     votes = torch.zeros(len(features), classes)
     for head in heads:
         votes[torch.arange(len(features)), head.predict(features)] += 1

@@ -34,7 +34,16 @@ class GaussianHeads(FromStatistics):
 
 
 def gh_ofl_model(statistics: Statistics, header: Header, settings: Settings) -> Made:
-    """The head that the settings name."""
+    """The head that the settings name.
+
+    Args:
+        statistics: of all sites; with the variances of each class for "nb-diag".
+        header: of the coordinator.
+        settings: of the run; `ghofl.head`, `seed` and `head.max-samples` are read.
+
+    Returns:
+        The head, and the ridge that was added, if any.
+    """
     if settings.ghofl.head == "nb-diag":
         return nb_diag(statistics).head(header), {}
     return fisher_mix(statistics, header, settings.seed, settings.head.max_samples)
@@ -43,6 +52,11 @@ def gh_ofl_model(statistics: Statistics, header: Header, settings: Settings) -> 
 def nb_diag(statistics: Statistics) -> QuadraticSolution:
     """NB-diag: log(N_c / N) - sum_j (log v_cj + (x_j - mu_cj)^2 / v_cj) / 2, v the variances of
     each class, from 1e-6.
+
+    Args:
+        statistics: of all records, with the variances of each class.
+
+    Source: GH-OFL (Turazza et al. 2026).
     """
     assert statistics.variances is not None
     # A class without records has no variance; its prior rules it out.
@@ -57,6 +71,17 @@ def fisher_mix(statistics: Statistics, header: Header, seed: int, max_samples: i
 
     The published code samples from the covariance of each class where sites send it, d^2 numbers a
     class; otherwise, and here, from the pooled one. All classes have equally many samples.
+
+    Args:
+        statistics: of all records.
+        header: of the coordinator.
+        seed: of the samples and of the training.
+        max_samples: most samples of all classes together.
+
+    Returns:
+        The head, and the ridge that was added, if any.
+
+    Source: GH-OFL (Turazza et al. 2026).
     """
     counts, records = statistics.counts, statistics.records
     within = statistics.matrix * (records / max(1.0, records - len(counts)))
@@ -76,13 +101,16 @@ def fisher_mix(statistics: Statistics, header: Header, seed: int, max_samples: i
 
 
 def fisher_subspace(statistics: Statistics, within: Tensor) -> tuple[Tensor, float]:
-    """Directions V (d, k) that separate the classes most, in order: V^T S V = I for the shrunk
-    covariance S within them.
+    """Directions V that separate the classes most, in order: V^T S V = I for the shrunk covariance
+    S within them.
 
-    And the ridge that this took.
+    Args:
+        statistics: of all records.
+        within: covariance within classes, (d, d).
 
-    within: the covariance (d, d). k: fewest directions with the share ENERGY of the separation,
-    from 2 to MOST_DIRECTIONS.
+    Returns:
+        V, (d, k), and the ridge that this took. k: fewest directions with the share ENERGY of the
+        separation, from 2 to MOST_DIRECTIONS.
     """
     shrunk = (1 - SHRINKAGE) * within
     shrunk.diagonal().add_(SHRINKAGE * within.diagonal().mean() + LEAST)

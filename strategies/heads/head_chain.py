@@ -17,7 +17,17 @@ class HeadChain(Chain):
     """A relay is one head; the last site's head is the run's model."""
 
     def last_reply(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> Parameters:
-        """Parse and check a head. Raises SurrogateError."""
+        """Parse and check a head.
+
+        Args:
+            payload: the relay as the site made it.
+            relay: as the site received it; not used.
+            place: what is expected of the head's origin.
+            group: the sites of the run, and their classes.
+
+        Raises:
+            SurrogateError: for a head that is not as it must be.
+        """
         head = unpack_parameters(payload, most=len(group.classes) * (group.dimension + 1))
         check_header(head.header, place)
         if head.header.classes != group.classes:
@@ -28,6 +38,14 @@ class HeadChain(Chain):
         return head
 
     def learn_from(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
-        """Use the last site's head as the model."""
+        """Use the last site's head as the model.
+
+        Args:
+            grid: not used, like the group, the walk and the deadline.
+            group: the sites of the run.
+            walk: progress of the chain, which has ended.
+            relay: of the last site.
+            deadline: in seconds.
+        """
         head = unpack_parameters(relay)
         self.outcome.model = Head(head.header, head.tensors["weight"], head.tensors["bias"])

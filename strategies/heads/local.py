@@ -20,7 +20,15 @@ class Local(Federation):
     """No federation: every site trains a head and evaluates it. Only the accuracy leaves the site."""
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
-        """Ask every site for the accuracy of its own head. The run's accuracy is the mean over sites, on all test data."""
+        """Ask every site for the accuracy of its own head.
+
+        Args:
+            grid: through which the sites are asked.
+            deadline: seconds to wait for their replies; 0 for that of the settings.
+
+        Returns:
+            The run's accuracy: the mean over sites, on all test data.
+        """
         self.deadline = deadline or self.config.settings.deadline
         self.recorder.event("configured", method=self.config.settings.method)
         self._introduced(grid)
@@ -47,7 +55,17 @@ class Local(Federation):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Requests to every site for the accuracy of its own head. Raises RunError when no site is connected."""
+        """Requests to every site for the accuracy of its own head.
+
+        Args:
+            server_round: not used.
+            arrays: not used.
+            config: of Flower, which must have no settings.
+            grid: through which the sites are asked.
+
+        Raises:
+            RunError: when no site is connected.
+        """
         check_no_settings(config, "evaluate_config")
         self._introduced(grid)
         return self._broadcast()

@@ -19,8 +19,9 @@ from strategies.robustness.defence import defend_updates
 class Heads(OneShot[Parameters]):
     """One round in which every site sends one head.
 
-    most_with_zeros: numbers in a message that leaves zeros out, if these are more than its bytes. A small payload must not
-    need far more memory; here at most 16 MB.
+    Attributes:
+        most_with_zeros: numbers in a message that leaves zeros out, if these are more than its
+            bytes. A small payload must not need far more memory; here at most 16 MB.
     """
 
     most_with_zeros = 2**22
@@ -34,8 +35,9 @@ class Heads(OneShot[Parameters]):
         check_update(sent, {name: tuple(tensor.shape) for name, tensor in sent.tensors.items()}, 1, private=False)
 
     def most_numbers(self, payload: bytes) -> int:
-        """Limit on the numbers in a message, zeros that are left out included; these take one bit each. The head of a site
-        with one class is all zeros, and so are its weights for pixels that are always black.
+        """Limit on the numbers in a message, zeros that are left out included; these take one bit
+        each. The head of a site with one class is all zeros, and so are its weights for pixels that
+        are always black.
         """
         return max(len(payload), min(8 * len(payload), self.most_with_zeros))
 
@@ -48,17 +50,38 @@ class Heads(OneShot[Parameters]):
         return sent.records
 
     def learn(self, sent: Sequence[Parameters], classes: Sequence[str]) -> Learned:
-        """Combine the heads. Raises RunError."""
+        """Combine the heads.
+
+        Args:
+            sent: checked heads, one for each site.
+            classes: of the run; all that occur if empty.
+
+        Raises:
+            RunError: where no model can be learned.
+        """
         known = tuple(classes) or class_order(sent)
         defended = self.defend(sent, known)
         return Learned(combine(defended.kept, self.config, known), defended)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
-        """Cap weights; exclude heads that disagree with those of the other sites."""
+        """Cap weights; exclude heads that disagree with those of the other sites.
+
+        Args:
+            sent: checked heads, one for each site.
+            classes: of the run.
+        """
         return defend_updates(sent, self.config.defence, self.config.settings.max_share)
 
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
-        """The rows of these classes."""
+        """The rows of these classes.
+
+        Args:
+            sent: checked head of a site.
+            classes: to keep.
+
+        Returns:
+            The head with these rows; None if it has none of them.
+        """
         rows = torch.tensor([name in classes for name in sent.header.classes])
         if not rows.any():
             return None

@@ -20,8 +20,14 @@ from strategies.pooling.robust_centres import robust_mean
 class Components:
     """J class means that stand out from the noise: one per class, or one per class and site.
 
-    labels (J,): indices into `classes`; means (J, d); noise (J, J): covariance of their noise, the same in every dimension;
-    records (J,); shares (J,): the part of the pooled second moment, which is weighted by site size, from each mean.
+    Attributes:
+        classes: names, C.
+        labels: indices into `classes`, (J,).
+        means: (J, d).
+        noise: covariance of their noise, (J, J), the same in every dimension.
+        records: of each mean, (J,).
+        shares: the part of the pooled second moment, which is weighted by site size, from each
+            mean, (J,).
     """
 
     classes: tuple[str, ...]
@@ -33,7 +39,18 @@ class Components:
 
 
 def by_site(surrogates: Sequence[SumsSurrogate]) -> Components:
-    """The mean of every class at every site where it stands out from noise. Raises RunError when none does."""
+    """The mean of every class at every site where it stands out from noise.
+
+    Args:
+        surrogates: noisy sums of the sites, with the same classes in the same order.
+
+    Returns:
+        Components, one per class and site, float64; their classes are those that stand out at some
+        site.
+
+    Raises:
+        RunError: when no class stands out.
+    """
     counts, sums = (torch.stack([getattr(s.sums, name) for s in surrogates]).double() for name in ("counts", "sums"))
     sigmas = torch.tensor([[s.sums.sigmas["counts"], s.sums.sigmas["sums"]] for s in surrogates], dtype=torch.float64)
     present = counts > PRESENT * sigmas[:, :1]
@@ -59,10 +76,20 @@ def by_site(surrogates: Sequence[SumsSurrogate]) -> Components:
 
 
 def pool(surrogates: Sequence[SumsSurrogate]) -> Components:
-    """One mean per class: the sites' means, weighted by inverse variance. Raises RunError.
+    """One mean per class: the sites' means, weighted by inverse variance.
 
-    The noise of a site's class mean has variance sigma^2 / n^2, so the best weight is n^2. A site with few records of a
-    class then adds little noise to it. In a plain sum, the noise of all sites counts fully.
+    The noise of a site's class mean has variance sigma^2 / n^2, so the best weight is n^2. A site
+    with few records of a class then adds little noise to it. In a plain sum, the noise of all sites
+    counts fully.
+
+    Args:
+        surrogates: as in `by_site`.
+
+    Returns:
+        Components, one per class.
+
+    Raises:
+        RunError: as in `by_site`.
     """
     own = by_site(surrogates)
     mixing = _mixing(own, 2.0)
@@ -78,11 +105,19 @@ def pool(surrogates: Sequence[SumsSurrogate]) -> Components:
 
 
 def shrink(own: Components) -> tuple[Components, float]:
-    """Sites' means shrunk towards their class mean, and the share of their differences that chance does not explain.
+    """Shrink sites' means towards their class mean by the part of their differences that is chance.
 
-    The share is 1 - (expected differences by chance) / (differences in the means). This share of
-    each difference is kept (James & Stein 1961). Chance includes privacy noise and sampling error.
-    With a larger share, a class mean weights sites more by records and less by certainty.
+    The share that chance does not explain is 1 - (expected differences by chance) / (differences in
+    the means). This share of each difference is kept. Chance includes privacy noise and sampling
+    error. With a larger share, a class mean weights sites more by records and less by certainty.
+
+    Args:
+        own: one per class and site, as from `by_site`.
+
+    Returns:
+        The shrunk means, and the share, from 0 to 1.
+
+    Source: James & Stein 1961.
     """
     share = _unexplained(own, _mixing(own, 2.0))
     pooled = _mixing(own, 2.0 - share)[own.labels]
@@ -91,8 +126,14 @@ def shrink(own: Components) -> tuple[Components, float]:
 
 
 def robust(own: Components, rule: str) -> Components:
-    """One mean per class by a robust rule ("median" or "trimmed") over its sites. Each site has one vote: if reported
-    counts were weights, a minority of sites could claim the majority of the weight.
+    """One mean per class by a robust rule over its sites.
+
+    Each site has one vote: if reported counts were weights, a minority of sites could claim the
+    majority of the weight.
+
+    Args:
+        own: one per class and site, as from `by_site`.
+        rule: "median" or "trimmed".
     """
     plain, rows = _mixing(own, 0.0), [own.labels == label for label in range(len(own.classes))]
     means = torch.stack([robust_mean(own.means[row], torch.ones(int(row.sum())), rule) for row in rows])

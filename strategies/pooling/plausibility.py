@@ -25,10 +25,17 @@ GRADIENTS = {
 
 
 def check_moments(total: Total) -> None:
-    """Raise RunError for counts below zero, and for class sums or second moments that are too long for the counts.
+    """Check that some records can have these counts, class sums and second moments.
 
-    A record has norm one under joint noise. Without noise, the squared length of a class sum over its count is at most that
-    class's part of the second moment's trace. Also raises RunError where rounding hides whether it is.
+    A record has norm one under joint noise. Without noise, the squared length of a class sum over
+    its count is at most that class's part of the second moment's trace.
+
+    Args:
+        total: counts (C,), sums (C, d) and perhaps squares, the folded second moment.
+
+    Raises:
+        RunError: for counts below zero, and for class sums or second moments that are too long for
+            the counts; also where rounding hides whether they are.
     """
     counts, sums, squares = total.tensors["counts"], total.tensors["sums"], total.tensors.get("squares")
     if total.sigmas:
@@ -56,15 +63,36 @@ def check_moments(total: Total) -> None:
 
 
 def check_gradients(total: Total) -> None:
-    """Raise RunError for a number of records below zero, or a sum of gradients of norm one that is longer than it."""
+    """Check a noisy sum of gradients, each of norm one at most.
+
+    Args:
+        total: records (1,) and gradients (p,), with the deviations of their noise.
+
+    Raises:
+        RunError: for a number of records below zero, or a sum of gradients that is longer than it.
+    """
     noise = {"counts": total.sigmas["records"], "sums": total.sigmas["gradients"]}
     _check_lengths(Sums(total.tensors["records"], total.tensors["gradients"][None], None, noise), GRADIENTS)
 
 
 def weight_of(total: Total, sites: int, each: float = 0.0) -> float:
-    """The sum of the sites' weights. each: the weight of every site where it is public; then no site can change it.
+    """The sum of the sites' weights.
 
-    Otherwise it is the number of their records. Raises RunError if it is below one of each site.
+    Args:
+        total: with the tensor "records", their number at all sites together.
+        sites: number of sites in the sum.
+        each: the weight of every site where it is public; then no site can change it. 0 where the
+            weight of a site is the number of its records.
+
+    Raises:
+        RunError: if the number of records is below one of each site.
+
+    Example:
+        >>> from common.surrogates.surrogates import Header
+        >>> header = Header("fedavg", "0" * 16, "coordinator", "", ("a", "b"))
+        >>> total = Total(header, {"records": torch.tensor([30.0], dtype=torch.float64)})
+        >>> weight_of(total, sites=3), weight_of(total, sites=3, each=0.5)
+        (30.0, 1.5)
     """
     if each:
         return sites * each
@@ -75,7 +103,11 @@ def weight_of(total: Total, sites: int, each: float = 0.0) -> float:
 
 
 def false_numbers(what: str) -> RunError:
-    """The error for a total that is not possible."""
+    """The error for a total that is not possible.
+
+    Args:
+        what: the secure sum has that no records can have.
+    """
     return RunError(
         f"the secure sum has {what}, so some site has added false numbers, or more records than secure-sum-records; nothing "
         "shows which one: run again with other sites or a larger secure-sum-records, or with a defence instead of secure-sum"

@@ -16,15 +16,33 @@ from common.wire.surrogate_proto import pack_centre, unpack_centre
 
 
 def read_centre(file: str, power: float = 1.0) -> Tensor | None:
-    """Mean (d,) of the features `x` (n, d) in a safetensors file, raised to a power; None without a file.
+    """The public centre in a safetensors file, rounded as in transfer to sites.
 
-    It is rounded as in transfer to sites. Raises ConfigError when the file is missing or has no such features.
+    Args:
+        file: with features `x`, (n, d); empty for none.
+        power: to which they are raised before the mean.
+
+    Returns:
+        Their mean, (d,); None without a file.
+
+    Raises:
+        ConfigError: when the file is missing or has no such features.
     """
     return unpack_centre(pack_centre(raised(read_public(file), power).mean(0))) if file else None
 
 
 def read_public(file: str) -> Tensor:
-    """The features `x` (n, d), float64, in a safetensors file. Raises ConfigError when the file is missing or has none."""
+    """The public features in a safetensors file.
+
+    Args:
+        file: with features `x`.
+
+    Returns:
+        The features, (n, d), float64.
+
+    Raises:
+        ConfigError: when the file is missing or has none, or they are not finite.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:

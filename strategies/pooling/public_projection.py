@@ -29,9 +29,14 @@ RIDGE = 0.1
 
 
 def read_map(config: Run) -> PublicMap:
-    """The run's map, rounded as in transfer to sites. Raises ConfigError for a file that does not hold what is needed.
+    """The run's map, rounded as in transfer to sites.
 
-    features.projection has a matrix or a known head, and fedpft.public has public features, whose mean is the centre.
+    Args:
+        config: features.projection has a matrix or a known head, and fedpft.public has public
+            features, whose mean is the centre.
+
+    Raises:
+        ConfigError: for a file that does not hold what is needed.
     """
     public, power = config.settings.fedpft.public, config.power
     centre = read_centre(public, power)
@@ -52,9 +57,17 @@ def read_map(config: Run) -> PublicMap:
 
 
 def whitened(head: Tensor, public: Tensor) -> Tensor:
-    """Rows (k, d): the leading directions of a head (C, d) for features whitened by those of public images (n, d).
+    """The leading directions of a head for features whitened by those of public images.
 
-    Each row is scaled with the root of its singular value: what tells more classes apart gets more of a record's norm.
+    Each row is scaled with the root of its singular value: what tells more classes apart gets more
+    of a record's norm.
+
+    Args:
+        head: weight, (C, d).
+        public: features of public images, (n, d).
+
+    Returns:
+        Rows (k, d), whose largest entry has magnitude one.
     """
     d = public.shape[1]
     apart = public - public.mean(0)

@@ -15,7 +15,23 @@ POOLED = ("median", "trimmed")
 
 
 def robust_mean(points: Tensor, weights: Tensor, rule: str) -> Tensor:
-    """Centre of points (n, ...) with weights (n,) by a rule: "median", "trimmed", otherwise the weighted mean."""
+    """Centre of weighted points by a rule.
+
+    Args:
+        points: (n, ...).
+        weights: of the points, (n,), zero or more.
+        rule: "median" or "trimmed"; any other gives the weighted mean.
+
+    Returns:
+        (...).
+
+    Example:
+        >>> points, weights = torch.tensor([[0.0], [1.0], [1.0], [1000.0]]), torch.ones(4)
+        >>> robust_mean(points, weights, "median").tolist()
+        [1.0]
+        >>> robust_mean(points, weights, "none").tolist()
+        [250.5]
+    """
     if rule == "median":
         return coordinate_median(points, weights)
     if rule == "trimmed":
@@ -25,16 +41,39 @@ def robust_mean(points: Tensor, weights: Tensor, rule: str) -> Tensor:
 
 
 def robust_tensors(tables: Sequence[Mapping[str, Tensor]], rule: str) -> dict[str, Tensor]:
-    """Pool tables of tensors name by name. Each site has one vote, because a site could report a false number of records."""
+    """Pool tables of tensors name by name. Each site has one vote, because a site could report a
+    false number of records.
+
+    Args:
+        tables: one for each site, with the same names and shapes.
+        rule: as in `robust_mean`.
+
+    Returns:
+        The centre of every tensor, float32.
+    """
     votes = torch.ones(len(tables), dtype=torch.float64)
     return {name: robust_mean(torch.stack([table[name] for table in tables]), votes, rule).float() for name in tables[0]}
 
 
 def coordinate_median(points: Tensor, weights: Tensor) -> Tensor:
-    """Weighted median of every coordinate: points (n, ...), weights (n,) -> (...).
+    """Weighted median of every coordinate: the mean of the lower and the upper weighted median.
 
-    The mean of the lower and the upper weighted median. At most half of the weight may be hostile. Source: Yin et al. 2018,
-    definition 1.
+    At most half of the weight may be hostile.
+
+    Args:
+        points: (n, ...).
+        weights: of the points, (n,).
+
+    Returns:
+        (...).
+
+    Source: Yin et al. 2018, definition 1.
+
+    Example:
+        >>> coordinate_median(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([1.0, 1.0, 3.0])).item()
+        9.0
+        >>> coordinate_median(torch.tensor([1.0, 2.0]), torch.ones(2)).item()
+        1.5
     """
     values, order = points.sort(dim=0)
     share = _shares(weights)[order]
@@ -46,9 +85,18 @@ def coordinate_median(points: Tensor, weights: Tensor) -> Tensor:
 
 
 def trimmed_mean(points: Tensor, weights: Tensor, trim: float = TRIM) -> Tensor:
-    """Weighted mean of every coordinate without the share `trim` of the weight at each end: (n, ...), (n,) -> (...).
+    """Weighted mean of every coordinate without a share of the weight at each end.
 
-    Source: Yin et al. 2018, definition 2, extended to unequal weights: a point at the cut counts in part.
+    Args:
+        points: (n, ...).
+        weights: of the points, (n,).
+        trim: the share that is removed at each end.
+
+    Returns:
+        (...), float64.
+
+    Source: Yin et al. 2018, definition 2, extended to unequal weights: a point at the cut counts in
+        part.
     """
     values, order = points.sort(dim=0)
     above = _shares(weights)[order].cumsum(0)
@@ -57,9 +105,17 @@ def trimmed_mean(points: Tensor, weights: Tensor, trim: float = TRIM) -> Tensor:
 
 
 def median_weights(gram: Tensor, weights: Tensor) -> Tensor:
-    """Convex weights (..., n) whose combination of points is their geometric median; `gram` (..., n, n): inner products.
+    """Convex weights with which a combination of points is their geometric median.
 
-    Smoothed Weiszfeld steps on the points' weights: a step costs n^2 for any dimension. Weight zero means no effect.
+    Smoothed Weiszfeld steps on the points' weights: a step costs n^2 for any dimension.
+
+    Args:
+        gram: inner products of the points, (..., n, n).
+        weights: of the points, (..., n). Weight zero means no effect.
+
+    Returns:
+        (..., n).
+
     Source: Pillutla et al. 2022 (RFA), algorithm 2.
     """
     shares = weights / weights.sum(-1, keepdim=True).clamp_min(1e-300)

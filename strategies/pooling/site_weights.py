@@ -15,13 +15,26 @@ FEWEST_RECORDS, LARGER_SITES, SHARE_OF_SITES = 10, 10, 0.25
 
 
 def shares_kept(counts: Sequence[Sequence[float]], max_share: float, power: float = 1.0) -> list[float]:
-    """The share of its records that each site keeps, in (0, 1]. counts: each site's records of each class.
+    """The share of its records that each site keeps.
 
-    power: later, n records have the weight n ** power. A site's weight is at most `max_share` times the usual site's, for
-    all records together and for its largest class. Without the second cap, a site of usual size could dominate a class by
-    claiming that all its records are of this class. The usual site is the median one, without sites of a few records: in
-    federations of many such sites, all data would be in sites that the cap silences. No cap for max_share = 0 or fewer than
-    three sites.
+    A site's weight is at most `max_share` times the usual site's, for all records together and for
+    its largest class. Without the second cap, a site of usual size could dominate a class by
+    claiming that all its records are of this class. The usual site is the median one, without sites
+    of a few records: in federations of many such sites, all data would be in sites that the cap
+    silences.
+
+    Args:
+        counts: each site's records of each class.
+        max_share: most weight of a site, in weights of the usual site; 0 for no cap. Nor is there a
+            cap for fewer than three sites.
+        power: later, n records have the weight n ** power.
+
+    Returns:
+        Of each site, in (0, 1].
+
+    Example:
+        >>> shares_kept([[50, 50], [60, 40], [500, 500]], max_share=3.0)
+        [1.0, 1.0, 0.3]
     """
     if not max_share or len(counts) < FEWEST_SITES:
         return [1.0] * len(counts)
@@ -38,7 +51,13 @@ def shares_kept(counts: Sequence[Sequence[float]], max_share: float, power: floa
 
 
 def scaled(surrogate: AnySurrogate, share: float) -> AnySurrogate:
-    """A surrogate with its counts reduced to `share`: the means stay, and for noisy sums also the relative noise."""
+    """A surrogate with its counts reduced: the means stay, and for noisy sums also the relative
+    noise.
+
+    Args:
+        surrogate: of a site.
+        share: of its counts that stays; from 1 on, nothing changes.
+    """
     if share >= 1:
         return surrogate
     if isinstance(surrogate, SumsSurrogate):

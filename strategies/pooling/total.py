@@ -14,11 +14,15 @@ from common.surrogates.surrogates import Header
 
 @dataclass(frozen=True)
 class Total:
-    """Tensors (float64) summed over all sites. header: of the run, with all its classes.
+    """Tensors summed over all sites.
 
-    sigmas: standard deviation of the noise in every entry, by tensor; empty without privacy. claim: of every site.
-    public: what was done with the features before all else. rounding: by tensor, most that rounding to whole steps has
-    changed an entry.
+    Attributes:
+        header: of the run, with all its classes.
+        tensors: the sums, float64, by name.
+        sigmas: standard deviation of the noise in every entry, by tensor; empty without privacy.
+        claim: of every site; None without privacy.
+        public: what was done with the features before all else.
+        rounding: by tensor, most that rounding to whole steps has changed an entry.
     """
 
     header: Header

@@ -30,9 +30,14 @@ PARTNERS, VOTES = 32, 3
 class Pairs:
     """Comparison of each of S sites with at most P partners.
 
-    partners (S, P): position of a partner among all sites of the run; sites (S,): the sites' own positions. Tables (S, P):
-    correlation; mine, the part of its variance due to the site's own noise alone; theirs, the rest of its variance; shared,
-    the number of shared classes minus one, or zero for a partner that is not compared.
+    Attributes:
+        sites: the sites' own positions among all sites of the run, (S,).
+        partners: position of a partner among all sites of the run, (S, P).
+        correlation: of the differences between class means, (S, P).
+        mine: the part of its variance due to the site's own noise alone, (S, P).
+        theirs: the rest of its variance, (S, P).
+        shared: the number of shared classes minus one, or zero for a partner that is not compared,
+            (S, P).
     """
 
     sites: Tensor
@@ -51,9 +56,16 @@ class Pairs:
 
 
 def unrelated(pairs: Pairs, noisy: bool, dimension: int) -> Tensor:
-    """Scores (S,), above 1 where the differences between a site's class means are unrelated to those of the others.
+    """Scores of "unrelated": the differences between a site's class means have nothing in common
+    with those of the others.
 
-    noisy: whether the means contain privacy noise. dimension: of the means.
+    Args:
+        pairs: of the S sites.
+        noisy: whether the means contain privacy noise.
+        dimension: of the means.
+
+    Returns:
+        (S,), above 1 where they are unrelated.
     """
     agreed, error = agreement(pairs)
     most = agreed + SIGMAS * error
@@ -70,23 +82,35 @@ def unrelated(pairs: Pairs, noisy: bool, dimension: int) -> Tensor:
 
 
 def agreement(pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """A high quantile of each site's correlations with the others, (S,), and its standard error, (S,).
+    """A high quantile of each site's correlations with the others, and its standard error.
 
-    The error is infinite if too few others share two classes with the site. The quantile is high, because with two kinds of
-    honest sites each agrees only with its own kind. It is not the maximum, because hostile sites agree with each other.
+    The quantile is high, because with two kinds of honest sites each agrees only with its own kind.
+    It is not the maximum, because hostile sites agree with each other.
+
+    Args:
+        pairs: of the S sites.
+
+    Returns:
+        The quantile, (S,), and the error, (S,). The error is infinite if too few others share two
+        classes with the site.
     """
-    found, errors = torch.zeros(len(pairs.sites)), torch.full((len(pairs.sites),), torch.inf)
+    quantiles, errors = torch.zeros(len(pairs.sites)), torch.full((len(pairs.sites),), torch.inf)
     for site, own in enumerate(pairs.shared > 0):
         if int(own.sum()) >= VOTES:
             # The others' noise is independent between votes and averages out; the site's own noise is common to all votes.
             mine, theirs = pairs.mine[site, own].median(), pairs.theirs[site, own].median()
-            found[site] = pairs.correlation[site, own].quantile(QUANTILE)
+            quantiles[site] = pairs.correlation[site, own].quantile(QUANTILE)
             errors[site] = (mine + math.pi / 2 * theirs / int(own.sum())).sqrt()
-    return found, errors
+    return quantiles, errors
 
 
 def correlations(points: ClassPoints) -> Pairs:
-    """Compare every site with up to `PARTNERS` others, spread evenly over the list of sites."""
+    """Compare every site with some others, spread evenly over the list of sites.
+
+    Args:
+        points: class means of all sites. The number of partners follows from that of the sites and
+            `PARTNERS`.
+    """
     count, d = points.counts.shape[0], points.means.shape[2]
     step = max(1, count // PARTNERS)
     rows = [list(range(one % step, count, step)) for one in range(count)]

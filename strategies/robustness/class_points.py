@@ -27,11 +27,14 @@ FLOOR = 0.01
 
 @dataclass(frozen=True)
 class Parts:
-    """P points of one site that are judged one by one: components of classes with several components, and means of classes
-    that too few other sites have.
+    """P points of one site that are judged one by one: components of classes with several
+    components, and means of classes that too few other sites have.
 
-    points (P, d), in the scale of the class means; labels (P,): class index, or -1 if too few sites have it; noise (P,):
-    variance by chance; names: P class names.
+    Attributes:
+        points: (P, d), in the scale of the class means.
+        labels: class index, or -1 if too few sites have it, (P,).
+        noise: variance by chance, (P,).
+        names: P class names.
     """
 
     points: Tensor
@@ -44,14 +47,21 @@ class Parts:
 class ClassPoints:
     """Means of S sites and C classes in d dimensions.
 
-    sites: S names; classes: C names. means (S, C, d). counts (S, C): zero where a site has too few records of a class, or
-    its count does not stand out from the privacy noise. noise (S, C): variance of every coordinate of a mean, by chance and
-    privacy noise. stretch (S, C): relative standard error of a mean's length, due to the noisy count. shape (S,): squared
-    Bures distance between the diagonals of a site's and the median site's covariance within classes; zero where a site has
-    too few records for one. within: sum of all
-    variances within classes. power: the exponent that turns a count into a weight; 2 for noisy sums. odd (S,): at least 1
-    if any part of a site is outside the range of the other sites' data, for any class and count. parts: for each site, the
-    points that are judged one by one.
+    Attributes:
+        sites: S names.
+        classes: C names.
+        means: (S, C, d).
+        counts: records, (S, C); zero where a site has too few records of a class, or its count does
+            not stand out from the privacy noise.
+        noise: variance of every coordinate of a mean, by chance and privacy noise, (S, C).
+        stretch: relative standard error of a mean's length, due to the noisy count, (S, C).
+        shape: squared Bures distance between the diagonals of a site's and the median site's
+            covariance within classes, (S,); zero where a site has too few records for one.
+        within: sum of all variances within classes.
+        power: the exponent that turns a count into a weight; 2 for noisy sums.
+        odd: at least 1 if any part of a site is outside the range of the other sites' data, for any
+            class and count, (S,).
+        parts: for each site, the points that are judged one by one.
     """
 
     sites: tuple[str, ...]
@@ -77,12 +87,26 @@ class ClassPoints:
 
 
 def standard_error(squares: Tensor, noise: Tensor, d: int) -> Tensor:
-    """Of squared distances in d dimensions from which the variance `noise` of every coordinate was subtracted."""
+    """The standard error of squared distances from which noise was subtracted.
+
+    Args:
+        squares: the distances, of any shape.
+        noise: variance of every coordinate, of the same shape.
+        d: number of dimensions.
+
+    Returns:
+        Of the same shape.
+    """
     return 2 * (squares.clamp_min(0) * noise).sqrt() + math.sqrt(2 * d) * noise
 
 
 def class_points(surrogates: Sequence[AnySurrogate], classes: tuple[str, ...]) -> ClassPoints:
-    """The table of surrogates of one kind."""
+    """The table of surrogates of one kind.
+
+    Args:
+        surrogates: of the sites: mixtures, or noisy sums.
+        classes: of the run. Not used for noisy sums, which have those of their header.
+    """
     sums = [surrogate for surrogate in surrogates if isinstance(surrogate, SumsSurrogate)]
     if sums:
         return of_sums(sums)
@@ -90,7 +114,13 @@ def class_points(surrogates: Sequence[AnySurrogate], classes: tuple[str, ...]) -
 
 
 def of_mixtures(surrogates: Sequence[Surrogate], classes: tuple[str, ...]) -> ClassPoints:
-    """Means of mixtures, in units of the standard deviation within classes (the median site's, dimension by dimension)."""
+    """Means of mixtures, in units of the standard deviation within classes (the median site's,
+    dimension by dimension).
+
+    Args:
+        surrogates: of the sites.
+        classes: of the run. The table has those of several sites.
+    """
     names, d = tuple(s.header.site for s in surrogates), surrogates[0].dimension
     # Only classes of several sites: one site must not enlarge the table with invented classes.
     holders = Counter(
@@ -139,7 +169,12 @@ def _parts(surrogate: Surrogate, indices: Tensor, usual: Tensor) -> Parts:
 
 
 def of_sums(surrogates: Sequence[SumsSurrogate]) -> ClassPoints:
-    """Means of noisy class sums of features of norm at most one, where a class stands out from the noise of its count."""
+    """Means of noisy class sums, where a class stands out from the noise of its count.
+
+    Args:
+        surrogates: of the sites, of features of norm at most one, with the same classes in the same
+            order.
+    """
     first = surrogates[0]
     counts, sums = (torch.stack([getattr(s.sums, name) for s in surrogates]).float() for name in ("counts", "sums"))
     sigmas = torch.tensor([[s.sums.sigmas["counts"], s.sums.sigmas["sums"]] for s in surrogates], dtype=torch.float32)

@@ -21,11 +21,20 @@ SHARE = 0.05
 def scores_of(
     parts: Parts, centres: Tensor, known: Tensor, noise: Tensor, apart: Tensor, spread: Tensor, records: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Scores (P,), at least 1 where a part belongs to another class, and the index (P,) of the nearest class.
+    """Scores of the parts of one site, which are compared with the class means of the others.
 
-    centres (C, d): the others' class means; known (C,): whether enough of them have the class; noise (C,): variance of
-    their coordinates; apart (C, C): squared distances between them; spread (C,): mean squared distance of the others'
-    means from their mean; records (C,): the others' records.
+    Args:
+        parts: P parts of the site.
+        centres: the others' class means, (C, d).
+        known: whether enough of them have the class, (C,).
+        noise: variance of the coordinates of the class means, (C,).
+        apart: squared distances between the class means, (C, C).
+        spread: mean squared distance of the others' means from their mean, (C,).
+        records: the others' records, (C,).
+
+    Returns:
+        Scores (P,), at least 1 where a part belongs to another class, and the index (P,) of the
+        nearest class.
     """
     if not len(parts.points) or int(known.sum()) < 2:
         return torch.zeros(len(parts.points)), torch.zeros(len(parts.points), dtype=torch.int64)
@@ -47,8 +56,8 @@ def scores_of(
     mixed_up = torch.where(judged, own / (NEARER * nearest.clamp_min(1e-30)), 0.0)
     double = torch.where(has, 0.0, CLOSE * way / nearest.clamp_min(1e-30))
     scores = torch.maximum(mixed_up, double).nan_to_num(0.0, 0.0).clamp_max(1e6)
-    found = (scores >= 1) & nearest.isfinite()
-    mixed = found & has
+    misplaced = (scores >= 1) & nearest.isfinite()
+    mixed = misplaced & has
     near = torch.zeros_like(records).index_add_(0, other[mixed], 1 / parts.noise[mixed])
     # A class that the others do not have can take another one's place with few records: some heads weigh all classes alike.
-    return torch.where(found & (~has | (near > SHARE * records)[other]), scores, 0.0), other
+    return torch.where(misplaced & (~has | (near > SHARE * records)[other]), scores, 0.0), other

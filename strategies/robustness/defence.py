@@ -27,7 +27,14 @@ R = TypeVar("R", Parameters, Synthetic)
 def defend_surrogates(
     surrogates: Sequence[AnySurrogate], rule: str, max_share: float, classes: tuple[str, ...]
 ) -> Defended[AnySurrogate]:
-    """Cap the weights of surrogates of one kind and exclude suspects. Noisy sums all have the same classes."""
+    """Cap the weights of surrogates of one kind and exclude suspects.
+
+    Args:
+        surrogates: of the sites. Noisy sums all have the same classes.
+        rule: "screen" excludes suspects; any other excludes no site.
+        max_share: most weight of a site, as in `shares_kept`.
+        classes: of the run.
+    """
     suspects = screen(class_points(surrogates, classes)) if rule == "screen" else []
     left = _without(surrogates, suspects)
     # Pooled private means are weighted by the square of records; the cap must bound this weight.
@@ -39,13 +46,24 @@ def defend_surrogates(
 
 
 def defend_updates(updates: Sequence[Parameters], rule: str, max_share: float) -> Defended[Parameters]:
-    """Cap the weights of updates or heads and exclude suspects. Private updates report no records: all weights are one."""
+    """Cap the weights of updates or heads and exclude suspects.
+
+    Args:
+        updates: of the sites. Private updates report no records: all weights are one.
+        rule: "screen" excludes suspects; any other excludes no site.
+        max_share: most weight of a site, as in `shares_kept`.
+    """
     suspects = screen_updates(updates) if rule == "screen" else []
     return replace(cap_records(_without(updates, suspects), max_share), suspects=suspects)
 
 
 def cap_records(replies: Sequence[R], max_share: float) -> Defended[R]:
-    """Cap the weights of replies that report their number of records."""
+    """Cap the weights of replies that report their number of records.
+
+    Args:
+        replies: of the sites.
+        max_share: most weight of a site, as in `shares_kept`.
+    """
     shares = shares_kept([[float(max(1, reply.records))] for reply in replies], max_share)
     kept = [
         replace(reply, records=max(1, round(reply.records * share))) if share < 1 else reply
@@ -55,7 +73,13 @@ def cap_records(replies: Sequence[R], max_share: float) -> Defended[R]:
 
 
 def cap_sums(replies: Sequence[Parameters], max_share: float, private: bool) -> Defended[Parameters]:
-    """Cap the weights of the class sizes and sums in the first round of a generative run."""
+    """Cap the weights of the class sizes and sums in the first round of a generative run.
+
+    Args:
+        replies: of the sites, with counts (C,).
+        max_share: most weight of a site, as in `shares_kept`.
+        private: whether the sums are noisy; later, the weight is then the square of the records.
+    """
     counts = [reply.tensors[COUNTS].clamp_min(0).tolist() for reply in replies]
     shares = shares_kept(counts, max_share, 2.0 if private else 1.0)
     kept = [

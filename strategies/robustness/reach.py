@@ -25,11 +25,17 @@ FLOOR = 0.3
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments of one site by class: means (C, d), variances (C, d) around them, counts (C,), present (C,).
+    """Moments of one site by class.
 
-    points: means (n, d) of the components with enough records, which lie farther out than those of their classes; of all
-    present classes if there are none. spread: whether the site has enough records besides its means to know variances.
-    Where every class has one record, all variances are zero.
+    Attributes:
+        means: (C, d).
+        variances: around the means, (C, d).
+        counts: records, (C,).
+        present: whether the site has the class, (C,).
+        points: means of the components with enough records, which lie farther out than those of
+            their classes; of all present classes if there are none, (n, d).
+        spread: whether the site has enough records besides its means to know variances. Where every
+            class has one record, all variances are zero.
     """
 
     means: Tensor
@@ -67,8 +73,14 @@ class Moments:
 
 @dataclass(frozen=True)
 class Reach:
-    """Range of the data: variances (d,) within classes, middle (d,) and scale (d,) of all sites; for each site, the farthest
-    (S,) and widest (S,) class of the other sites (medians).
+    """Range of the data.
+
+    Attributes:
+        variances: within classes, (d,).
+        middle: of all sites, (d,).
+        scale: of all sites, (d,).
+        farthest: for each site, the farthest class of the other sites (median), (S,).
+        widest: for each site, the widest class of the other sites (median), (S,).
     """
 
     variances: Tensor
@@ -90,7 +102,15 @@ class Reach:
         return cls(usual, middle, scale, _median_of_others(far), _median_of_others(wide.masked_fill(~known, torch.nan)))
 
     def scores(self, site: int, surrogate: Surrogate) -> Tensor:
-        """Scores of all components (M,): at least 1 where a component is outside the others' range, or too wide."""
+        """Scores of all components of a site.
+
+        Args:
+            site: its index.
+            surrogate: of the site.
+
+        Returns:
+            (M,), at least 1 where a component is outside the others' range, or too wide.
+        """
         table = surrogate.mixtures
         counts = table.counts[table.labels] * table.weights
         apart = ((table.means.double() - self.middle) / self.scale).square().sum(1)
@@ -102,7 +122,16 @@ class Reach:
         return torch.maximum(apart / allowed.clamp_min(1e-30), wide / (WIDER * self.widest[site]).clamp_min(1e-30))
 
     def bounded(self, site: int, means: Tensor) -> Tensor:
-        """Means (n, d). Those farther than the others' farthest class are moved back to its distance, towards the middle."""
+        """Means within the range of the other sites.
+
+        Args:
+            site: index of the site that they are from.
+            means: (n, d).
+
+        Returns:
+            (n, d). Those farther than the others' farthest class are moved back to its distance,
+            towards the middle.
+        """
         apart = (means.double() - self.middle) / self.scale
         factor = (self.farthest[site].clamp_min(0) / apart.square().sum(1).clamp_min(1e-30)).sqrt().clamp_max(1.0)
         return self.middle + factor[:, None] * apart * self.scale

@@ -20,12 +20,20 @@ CORE = 0.5
 
 
 def pooled_mixture(surrogates: Sequence[Surrogate], rule: str, rank: int) -> Surrogate:
-    """One Gaussian per class for all sites, with one covariance: class means and variances around them by `rule`; directions
-    from the sites whose variances are nearest the coordinate median. Each site has one vote, in a class only if it has
-    FEWEST records of it. With fewer than three such votes a class has no majority. Then all sites with the class vote, and
-    each mean is moved into the range of the other sites' classes.
+    """One Gaussian per class for all sites, with one covariance.
 
-    Cost of a robust rule: honest differences between sites are lost, except for their part in the variances.
+    Class means and variances around them are pooled by a robust rule; directions are from the sites
+    whose variances are nearest the coordinate median. Each site has one vote, in a class only if it
+    has FEWEST records of it. With fewer than three such votes a class has no majority. Then all
+    sites with the class vote, and each mean is moved into the range of the other sites' classes.
+
+    Cost of a robust rule: honest differences between sites are lost, except for their part in the
+    variances.
+
+    Args:
+        surrogates: of the sites.
+        rule: as in `robust_mean`.
+        rank: most directions of a covariance of low rank.
     """
     reach = Reach.of([Moments.of(surrogate) for surrogate in surrogates])
     names = tuple(dict.fromkeys(name for surrogate in surrogates for name in surrogate.header.classes))

@@ -46,14 +46,22 @@ NUMBERS = 2**17
 
 @dataclass(frozen=True)
 class Compared:
-    """Comparison of every site with the mean of the others. Squared distances, with the noise subtracted.
+    """Comparison of every site with the mean of the others. Distances are squared, with the noise
+    subtracted.
 
-    own (S, C): distance to the others' same class; deviation (S, C): its standard error. nearest (S, C), other (S, C):
-    distance to the nearest of their other classes, and the index of that class. along (S, C): position between the two
-    (0: own class, 1: other class), minus its standard errors. spread (S, C): mean squared distance of the others' means
-    from their mean. judged (S, C): whether enough others have the class. between (S,): median squared distance between two
-    classes of the others. extent: squared extent of all data around the origin of the scale. misplaced: for each site with
-    parts, its index, the scores (P,) of its parts and the index of the nearest class for each part.
+    Attributes:
+        own: distance to the others' same class, (S, C).
+        nearest: distance to the nearest of their other classes, (S, C).
+        other: the index of that class, (S, C).
+        along: position between the two (0: own class, 1: other class), minus its standard errors,
+            (S, C).
+        deviation: standard error of `own`, (S, C).
+        spread: mean squared distance of the others' means from their mean, (S, C).
+        judged: whether enough others have the class, (S, C).
+        between: median squared distance between two classes of the others, (S,).
+        extent: squared extent of all data around the origin of the scale.
+        misplaced: for each site with parts, its index, the scores (P,) of its parts and the index
+            of the nearest class for each part.
     """
 
     own: Tensor
@@ -69,21 +77,47 @@ class Compared:
 
 
 def screen(points: ClassPoints) -> list[Suspect]:
-    """Suspects, the clearest first. After each one, the other sites are compared again without it, because it distorts the
-    mean of the comparison. Never half of the sites or more: without a majority, the honest half is unknown.
+    """The sites whose class means disagree with those of the other sites.
+
+    Args:
+        points: class means of all sites.
+
+    Returns:
+        Suspects, the clearest first. After each one, the other sites are compared again without it,
+        because it distorts the mean of the comparison. Never half of the sites or more: without a
+        majority, the honest half is unknown.
+
+    Example:
+        Five sites have two classes. At the fifth, the labels are swapped.
+
+        >>> means = torch.tensor([[[0.0, 0.0], [4.0, 0.0]]]).repeat(5, 1, 1)
+        >>> means[4] = means[4].flip(0)
+        >>> sites, counts = ("a", "b", "c", "d", "e"), torch.full((5, 2), 1000.0)
+        >>> noise, none = 1 / counts, torch.zeros(5, 2)
+        >>> points = ClassPoints(sites, ("0", "1"), means, counts, noise, none, none[:, 0], 2.0)
+        >>> [(suspect.site, suspect.kind) for suspect in screen(points)]
+        [('e', 'label')]
     """
-    found: list[Suspect] = []
+    suspects: list[Suspect] = []
     most = (len(points.sites) - 1) // 2
     pairs = correlations(points)
-    while len(found) < most and (suspect := worst(points, pairs)) is not None:
-        found.append(suspect)
+    while len(suspects) < most and (suspect := worst(points, pairs)) is not None:
+        suspects.append(suspect)
         site = points.sites.index(suspect.site)
         points, pairs = points.without(site), pairs.without(site)
-    return found
+    return suspects
 
 
 def worst(points: ClassPoints, pairs: Pairs) -> Suspect | None:
-    """The site that disagrees most with the others, if it exceeds a threshold."""
+    """The site that disagrees most with the others.
+
+    Args:
+        points: class means of all sites.
+        pairs: comparison of the same sites.
+
+    Returns:
+        The suspect; None if no site exceeds a threshold.
+    """
     if points.odd is not None and float(points.odd.max()) >= 1:
         return _odd(points, int(points.odd.argmax()))
     if not points.classes:
@@ -105,7 +139,12 @@ def worst(points: ClassPoints, pairs: Pairs) -> Suspect | None:
 
 
 def compare(points: ClassPoints) -> Compared:
-    """Compare every site with the mean of all others. In it, no site's weight exceeds that of the median site of a class."""
+    """Compare every site with the mean of all others. In it, no site's weight exceeds that of the
+    median site of a class.
+
+    Args:
+        points: class means of all sites.
+    """
     usual = points.counts.masked_fill(points.counts == 0, torch.nan).nanmedian(0).values.nan_to_num(0.0)
     weights = points.counts.minimum(usual) ** points.power
     # At most those of the second largest site of a class, and MOST times the median's: no site alone decides how many
@@ -125,14 +164,14 @@ def compare(points: ClassPoints) -> Compared:
         (weights > 0).sum(0),
         records.sum(0),
     )
-    found = [
+    blocks = [
         _compare_some(points, weights, own_squares, records, everyone, slice(first, first + at_once))
         for first in range(0, sites, at_once)
     ]
     lengths = own_squares[weights > 0]
     extent = points.within + (float(lengths.median()) if len(lengths) else 0.0)
-    tables = {name: torch.cat([part[name] for part, _ in found]) for name in found[0][0]}
-    return Compared(**tables, extent=extent, misplaced=tuple(each for _, parts in found for each in parts))
+    tables = {name: torch.cat([part[name] for part, _ in blocks]) for name in blocks[0][0]}
+    return Compared(**tables, extent=extent, misplaced=tuple(each for _, parts in blocks for each in parts))
 
 
 @dataclass(frozen=True)
@@ -199,7 +238,16 @@ def _compare_some(
 
 
 def far(points: ClassPoints, compared: Compared) -> Tensor:
-    """Scores (S, C) of "far": at least 1 where the distance of a class, or of the site's variances, exceeds the limit."""
+    """Scores of "far".
+
+    Args:
+        points: class means of all sites.
+        compared: comparison of the same sites.
+
+    Returns:
+        (S, C), at least 1 where the distance of a class, or of the site's variances, exceeds the
+        limit.
+    """
     apart = (compared.own - SIGMAS * compared.deviation).masked_fill(~compared.judged, 0.0)
     # Means of features of norm one have a distance of at most two; a noisy count may double the length of a mean.
     most = FAR * compared.extent if points.power == 1 else FAR_OF_UNIT
@@ -207,18 +255,33 @@ def far(points: ClassPoints, compared: Compared) -> Tensor:
 
 
 def label(compared: Compared) -> Tensor:
-    """Scores (S, C) of "label": at least 1 where a class is near another class of the others and far from its own.
+    """Scores of "label".
 
-    Privacy noise hides the exact distance. Then the position between both classes decides, if it is certain enough.
+    Privacy noise hides the exact distance. Then the position between both classes decides, if it is
+    certain enough.
+
+    Args:
+        compared: comparison of all sites.
+
+    Returns:
+        (S, C), at least 1 where a class is near another class of the others and far from its own.
     """
     near = NEARER * (compared.nearest - ROUGHLY * compared.deviation).clamp_min(0) <= compared.own
     agreed = compared.own > DISAGREE * compared.spread
-    found = near & agreed & (compared.along > ASIDE) & compared.judged & compared.nearest.isfinite()
-    return torch.where(found, 2 * compared.along, 0.0)
+    mislabelled = near & agreed & (compared.along > ASIDE) & compared.judged & compared.nearest.isfinite()
+    return torch.where(mislabelled, 2 * compared.along, 0.0)
 
 
 def moved(compared: Compared) -> Tensor:
-    """Scores (S, C) of "moved": at least 1 where one class is far away, but neither its site nor the other sites are."""
+    """Scores of "moved".
+
+    Args:
+        compared: comparison of all sites.
+
+    Returns:
+        (S, C), at least 1 where one class is far away, but neither its site nor the other sites
+        are.
+    """
     own = compared.own.masked_fill(~compared.judged, torch.nan)
     among = own.nanmedian()
     rest = torch.stack([_median_of_others(row) for row in own])

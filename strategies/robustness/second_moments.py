@@ -16,10 +16,17 @@ FARTHER, SHARE, SIGMAS = 6.0, 1.0, 5.0
 
 
 def oddness(surrogates: Sequence[SumsSurrogate]) -> Tensor:
-    """Scores (S,), at least 1 where a site's variation within classes differs too much from the other sites'.
+    """Scores of the sites' variation within classes.
 
-    The part explained by the site's own class means is subtracted from the second moment per record. The rest is compared
-    with the coordinate median of all sites, one vote each. The noise in the squared distance is subtracted.
+    The part explained by the site's own class means is subtracted from the second moment per
+    record. The rest is compared with the coordinate median of all sites, one vote each. The noise
+    in the squared distance is subtracted.
+
+    Args:
+        surrogates: of the S sites.
+
+    Returns:
+        (S,), at least 1 where the variation differs too much from the other sites'.
     """
     tables = [within(surrogate) for surrogate in surrogates]
     scores = torch.zeros(len(surrogates))
@@ -40,8 +47,15 @@ def oddness(surrogates: Sequence[SumsSurrogate]) -> Tensor:
 
 
 def within(surrogate: SumsSurrogate) -> tuple[Tensor, float] | None:
-    """The second moment per record around the class means, (d,) or folded, and the noise variance of its entries; None
-    without second moments, or if the site's records do not stand out from the noise.
+    """The variation of a site's records within classes.
+
+    Args:
+        surrogate: of the site.
+
+    Returns:
+        The second moment per record around the class means, (d,) or folded, and the noise variance
+        of its entries; None without second moments, or if the site's records do not stand out from
+        the noise.
     """
     sums = surrogate.sums
     if sums.squares is None:

@@ -32,7 +32,13 @@ DEVIATIONS = 4.0
 
 @dataclass(frozen=True)
 class Resemblance:
-    """A class of a site whose mean is nearer to another class of the other sites than to its own."""
+    """A class of a site whose mean is nearer to another class of the other sites than to its own.
+
+    Attributes:
+        site: name of the site.
+        name: of the class.
+        other: name of the class that it resembles.
+    """
 
     site: str
     name: str
@@ -43,8 +49,13 @@ class Resemblance:
 class SiteMap:
     """Sites in two dimensions, and their distances.
 
-    points (S, 2) and distances (S, S): in units of the standard deviation within classes, mean over the classes that both
-    have. odd: sites far from the others.
+    Attributes:
+        sites: names, S.
+        points: (S, 2), in the units of the distances.
+        distances: (S, S), in units of the standard deviation within classes, mean over the classes
+            that both have.
+        odd: sites far from the others.
+        resemblances: classes that resemble another class of the other sites.
     """
 
     sites: tuple[str, ...]
@@ -69,10 +80,17 @@ class _Moments:
 
 
 def site_map(surrogates: Sequence[AnySurrogate]) -> SiteMap | None:
-    """The map of two to sixty sites; None for others, or without a class that two sites have.
+    """The map of two to sixty sites.
 
-    The distance of two sites for a class is that of Bures and Wasserstein between Gaussians. The expected square of privacy
-    noise is subtracted from that of the means. Points are classical multidimensional scaling of the distances.
+    The distance of two sites for a class is that of Bures and Wasserstein between Gaussians. The
+    expected square of privacy noise is subtracted from that of the means. Points are classical
+    multidimensional scaling of the distances.
+
+    Args:
+        surrogates: of the sites.
+
+    Returns:
+        The map; None for another number of sites, or without a class that two sites have.
     """
     classes = class_order(surrogates)[:MOST_CLASSES]
     if not 2 <= len(surrogates) <= MOST_SITES:
@@ -83,19 +101,19 @@ def site_map(surrogates: Sequence[AnySurrogate]) -> SiteMap | None:
         return None
     dimension = surrogates[0].dimension
     count = min(SAMPLES, max(FEWEST_SAMPLES, ROOM // (len(surrogates) * len(classes) * dimension)))
-    found = [_moments(table, each, classes, basis, count) for table, each in zip(tables, surrogates, strict=True)]
-    present = torch.stack([each.present for each in found])
+    moments = [_moments(table, each, classes, basis, count) for table, each in zip(tables, surrogates, strict=True)]
+    present = torch.stack([each.present for each in moments])
     if not bool((present.sum(0) >= 2).any()):
         return None
-    traces = torch.cat([each.covariances.diagonal(dim1=1, dim2=2).sum(1)[each.present] for each in found])
-    distances = _distances(found) / float(traces.median().clamp_min(1e-30).sqrt())
+    traces = torch.cat([each.covariances.diagonal(dim1=1, dim2=2).sum(1)[each.present] for each in moments])
+    distances = _distances(moments) / float(traces.median().clamp_min(1e-30).sqrt())
     names = tuple(each.header.site for each in surrogates)
     apart = _apart(distances)
     limit = max(LEAST, ODD * float(apart.median()))
     odd = tuple(name for name, far in zip(names, apart.tolist(), strict=True) if far > limit)
     if len(names) < 3:
         odd = ()
-    return SiteMap(names, _scaled(distances), distances, odd, tuple(_resemblances(found, names, classes)))
+    return SiteMap(names, _scaled(distances), distances, odd, tuple(_resemblances(moments, names, classes)))
 
 
 def _table(surrogate: AnySurrogate) -> tuple[Mixtures, list[int]] | None:
@@ -154,17 +172,17 @@ def _moments(
     return _Moments(whole, means, covariances, noise, relative, present)
 
 
-def _distances(found: Sequence[_Moments]) -> Tensor:
+def _distances(moments: Sequence[_Moments]) -> Tensor:
     """Distances (S, S), mean over common classes; a pair without one gets the largest distance."""
-    size, roots = len(found), [_square_roots(each.covariances) for each in found]
+    size, roots = len(moments), [_square_roots(each.covariances) for each in moments]
     distances = torch.zeros(size, size, dtype=torch.float64)
     known = torch.eye(size, dtype=torch.bool)
     for i in range(size):
         for j in range(i):
             values = []
-            for c in (found[i].present & found[j].present).nonzero().flatten().tolist():
-                apart = (found[i].means[c] - found[j].means[c]).double()
-                by_chance = len(apart) * float(found[i].noise[c] + found[j].noise[c])
+            for c in (moments[i].present & moments[j].present).nonzero().flatten().tolist():
+                apart = (moments[i].means[c] - moments[j].means[c]).double()
+                by_chance = len(apart) * float(moments[i].noise[c] + moments[j].noise[c])
                 square = max(0.0, float(apart.square().sum()) - by_chance)
                 values.append((square + _bures(roots[i][c], roots[j][c]) ** 2) ** 0.5)
             if values:
@@ -209,14 +227,14 @@ def _scaled(distances: Tensor) -> Tensor:
     return torch.nn.functional.pad(points, (0, 2 - points.shape[1])).float()
 
 
-def _resemblances(found: Sequence[_Moments], names: Sequence[str], classes: Sequence[str]) -> list[Resemblance]:
+def _resemblances(moments: Sequence[_Moments], names: Sequence[str], classes: Sequence[str]) -> list[Resemblance]:
     """Classes whose mean at a site is nearer to another class of the other sites, by more than privacy noise explains.
 
     Two others must have both classes. All dimensions are used: the shared directions follow the noise.
     """
-    present, means, noise = (torch.stack([getattr(each, key) for each in found]) for key in ("present", "whole", "noise"))
+    present, means, noise = (torch.stack([getattr(each, key) for each in moments]) for key in ("present", "whole", "noise"))
     listed = []
-    for site, own in enumerate(found):
+    for site, own in enumerate(moments):
         others = present.clone()
         others[site] = False
         judged = (others.sum(0) >= 2).nonzero().flatten().tolist()

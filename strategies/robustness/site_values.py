@@ -22,8 +22,14 @@ Measure = Callable[[frozenset[str]], float]
 
 @dataclass(frozen=True)
 class SiteValue:
-    """Values of one site; shapley: None where it is not measured. error: standard error of the Shapley value, or without
-    one of leave-one-out; zero where it is exact.
+    """Values of one site.
+
+    Attributes:
+        site: its name.
+        leave_one_out: the measure with all sites minus that without this one.
+        shapley: the mean gain over all orders; None where it is not measured.
+        error: standard error of the Shapley value, or without one of leave-one-out; zero where it
+            is exact.
     """
 
     site: str
@@ -33,7 +39,27 @@ class SiteValue:
 
 
 def site_values(sites: Sequence[str], measure: Measure, seed: int = 0, orders: int = ORDERS) -> list[SiteValue]:
-    """Values of all sites. measure: of the model of some sites, or of a guess for none; called once for each subset."""
+    """Values of all sites.
+
+    Args:
+        sites: their names.
+        measure: of the model of some sites, or of a guess for none; called once for each subset.
+        seed: of the orders that are drawn, for more than MOST_EXACT sites.
+        orders: their number.
+
+    Returns:
+        One for each site, in the order of `sites`.
+
+    Source: Shapley 1953; Ghorbani & Zou 2019, "Data Shapley", equation 1.
+
+    Example:
+        Two sites with the same data: the model needs either of them.
+
+        >>> for value in site_values(["north", "south"], lambda some: 1.0 if some else 0.0):
+        ...     print(value.site, value.leave_one_out, value.shapley)
+        north 0.0 0.5
+        south 0.0 0.5
+    """
     known: dict[frozenset[str], float] = {}
 
     def measured(some: frozenset[str]) -> float:
@@ -48,15 +74,15 @@ def site_values(sites: Sequence[str], measure: Measure, seed: int = 0, orders: i
 
 
 def _exact(sites: Sequence[str], measured: Measure) -> dict[str, tuple[float, float]]:
-    count, found = len(sites), dict.fromkeys(sites, 0.0)
+    count, values = len(sites), dict.fromkeys(sites, 0.0)
     for bits in range(2**count):
         some = frozenset(site for place, site in enumerate(sites) if bits >> place & 1)
         for site in sites:
             if site not in some:
                 # The share of orders in which exactly these sites come before this one.
                 weight = math.factorial(len(some)) * math.factorial(count - len(some) - 1) / math.factorial(count)
-                found[site] += weight * (measured(some | {site}) - measured(some))
-    return {site: (value, 0.0) for site, value in found.items()}
+                values[site] += weight * (measured(some | {site}) - measured(some))
+    return {site: (value, 0.0) for site, value in values.items()}
 
 
 def _sampled(sites: Sequence[str], measured: Measure, seed: int, orders: int) -> dict[str, tuple[float, float]]:
@@ -71,5 +97,5 @@ def _sampled(sites: Sequence[str], measured: Measure, seed: int, orders: int) ->
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float]:
-    found = torch.tensor(values, dtype=torch.float64)
-    return float(found.mean()), float(found.std() / math.sqrt(len(values)))
+    gains = torch.tensor(values, dtype=torch.float64)
+    return float(gains.mean()), float(gains.std() / math.sqrt(len(values)))

@@ -29,24 +29,39 @@ FEWEST = 4
 
 
 def screen_updates(updates: Sequence[Parameters]) -> list[Suspect]:
-    """Suspects, the clearest first; never half of the sites or more. Each is removed before the next one is judged."""
+    """The sites whose updates disagree with the other sites'.
+
+    Args:
+        updates: of the sites. Fewer than FEWEST have no meaningful majority: then there are no
+            suspects.
+
+    Returns:
+        Suspects, the clearest first; never half of the sites or more. Each is removed before the
+        next one is judged.
+    """
     rows = [torch.cat([tensor.flatten() for tensor in _aligned(update, updates)]) for update in updates]
     sites = [update.header.site for update in updates]
     gram = torch.stack(rows).double()
     gram = gram @ gram.T
-    beside, found = _besides(updates), list[Suspect]()
+    beside, suspects = _besides(updates), list[Suspect]()
     most = (len(sites) - 1) // 2
-    while len(found) < most and len(sites) >= FEWEST and (suspect := _worst(gram, sites, beside)) is not None:
-        found.append(suspect)
+    while len(suspects) < most and len(sites) >= FEWEST and (suspect := _worst(gram, sites, beside)) is not None:
+        suspects.append(suspect)
         kept = [index for index, site in enumerate(sites) if site != suspect.site]
         gram, sites = gram[kept][:, kept], [sites[index] for index in kept]
         beside = [Beside(each.name, each.gram[kept][:, kept], each.least) for each in beside]
-    return found
+    return suspects
 
 
 @dataclass(frozen=True)
 class Beside:
-    """Extra statistics sent with the parameters: inner products (S, S); `least`: distance that honest sites may have."""
+    """Extra statistics sent with the parameters.
+
+    Attributes:
+        name: of the statistic, for the reason.
+        gram: inner products of the sites' statistics, (S, S).
+        least: distance that honest sites may have.
+    """
 
     name: str
     gram: Tensor
@@ -55,25 +70,25 @@ class Beside:
 
 def _besides(updates: Sequence[Parameters]) -> list[Beside]:
     """The extra statistics that exist: control variates, and mean and deviation of the features."""
-    found = []
+    extras = []
     control = [[tensor.flatten() for name, tensor in sorted(u.tensors.items()) if name.startswith(CONTROL)] for u in updates]
     if all(control):
         rows = torch.stack([torch.cat(each) for each in control]).double()
-        found.append(Beside("control variate", rows @ rows.T))
+        extras.append(Beside("control variate", rows @ rows.T))
     if all("deviation" in update.tensors for update in updates):
         # Sites with another kind of image may differ by as much as the spread of the features.
         wide = torch.stack([update.tensors["deviation"] for update in updates]).double().abs().median(0).values
         for name in ("mean", "deviation"):
             rows = torch.stack([update.tensors[name] for update in updates]).double()
             rows = rows - rows.median(0).values
-            found.append(Beside(f"{name} of its features", rows @ rows.T, DEVIATIONS * float(wide.norm())))
-    return found
+            extras.append(Beside(f"{name} of its features", rows @ rows.T, DEVIATIONS * float(wide.norm())))
+    return extras
 
 
 def _aligned(update: Parameters, updates: Sequence[Parameters]) -> list[Tensor]:
     """The parameters to compare, with zero rows for the classes that a head does not have."""
     names = tuple(dict.fromkeys(name for each in updates for name in each.header.classes))
-    found = []
+    tensors = []
     for name, tensor in sorted(update.tensors.items()):
         if name.startswith(CONTROL) or name in ("mean", "deviation"):
             continue
@@ -81,8 +96,8 @@ def _aligned(update: Parameters, updates: Sequence[Parameters]) -> list[Tensor]:
             wide = tensor.new_zeros(len(names), *tensor.shape[1:])
             wide[[names.index(each) for each in update.header.classes]] = tensor
             tensor = wide
-        found.append(tensor)
-    return found
+        tensors.append(tensor)
+    return tensors
 
 
 def _distances(gram: Tensor, least: float = 0.0) -> Tensor:

@@ -47,9 +47,9 @@ def left_out(disputes: Collection[Dispute]) -> set[str]:
     """The sites without which no dispute is left."""
     left, out = set(disputes), set[str]()
     while left:
-        found = Counter(name for pair in {frozenset((each.by, each.about)) for each in left} for name in pair)
+        counts = Counter(name for pair in {frozenset((each.by, each.about)) for each in left} for name in pair)
         complaining = {each.by for each in left}
-        worst = max(found, key=lambda name: (found[name], name in complaining, name))
+        worst = max(counts, key=lambda name: (counts[name], name in complaining, name))
         out.add(worst)
         left = {each for each in left if worst not in (each.by, each.about)}
     return out
@@ -57,16 +57,16 @@ def left_out(disputes: Collection[Dispute]) -> set[str]:
 
 def why(name: str, disputes: Collection[Dispute], colluding: int) -> str:
     """What is known of the disputes of a site. colluding: how many sites may be dishonest by the settings."""
-    found = []
+    reasons = []
     for what, own, others in TEXTS:
         about = sorted(each.about for each in disputes if each.by == name and each.what == what)
         by = sorted(each.by for each in disputes if each.about == name and each.what == what)
-        found += [own.format(quoted(about))] if about else []
-        found += [others.format(quoted(by))] if by else []
+        reasons += [own.format(quoted(about))] if about else []
+        reasons += [others.format(quoted(by))] if by else []
         if what == "keys" and (about or by):
-            found.append("`site key` prints the line that the file of peers needs")
+            reasons.append("`site key` prints the line that the file of peers needs")
         elif len(by) > colluding > 0:
-            found.append(f"more sites than may collude ({colluding}) report it, so its shares were false")
+            reasons.append(f"more sites than may collude ({colluding}) report it, so its shares were false")
         elif about or by:
-            found.append("either side may be at fault: the shares were false, or the report is")
-    return "; ".join(found)
+            reasons.append("either side may be at fault: the shares were false, or the report is")
+    return "; ".join(reasons)

@@ -82,11 +82,11 @@ class SecureRounds(SecureSum):
         return self._number > min(self.last_round or self.config.trained.rounds, self.config.rounds)
 
     def _values(self) -> Info:
-        found = super()._values() | {"round": self._number}
+        values = super()._values() | {"round": self._number}
         if self._training is None:
-            return found
+            return values
         # Every site of a round is in its sum, or the run ends.
-        return found | {"lineage": self._training.lineage, "confirmed": self._training.round}
+        return values | {"lineage": self._training.lineage, "confirmed": self._training.round}
 
     def _key_list(self, keys: Mapping[str, str]) -> dict[str, Member]:
         return super()._key_list({name: key for name, key in keys.items() if name in (self._first or keys)})
@@ -111,10 +111,10 @@ class SecureRounds(SecureSum):
         load(self.config.plan.combination.from_sums)(total, training, summed)
         self.outcome.model, self.outcome.learning = self.classifier(training), facts
         sent = sum(site.bytes_up for site in self.outcome.sites.values())
-        found: dict[str, object] = {"round": training.round, "accuracy": self._accuracy(self._grid), "bytes_up": sent}
-        found["used"] = len(summed)
+        entry: dict[str, object] = {"round": training.round, "accuracy": self._accuracy(self._grid), "bytes_up": sent}
+        entry["used"] = len(summed)
         if self.config.mechanism is not None:
-            found["epsilon"] = self.config.mechanism.epsilon_after(training.round)
-        training.history.append(found)
+            entry["epsilon"] = self.config.mechanism.epsilon_after(training.round)
+        training.history.append(entry)
         self.outcome.rounds = training.history
-        self.recorder.event("round", **found)
+        self.recorder.event("round", **entry)

@@ -49,18 +49,18 @@ class Steps(Federation):
 
     def _key_list(self, keys: Mapping[str, str]) -> dict[str, Member]:
         """The sites with valid keys that no dispute excludes. One that repeats another's key, or has none, is rejected."""
-        found: dict[str, Member] = {}
+        members: dict[str, Member] = {}
         for name in sorted(keys.keys() - self._unknown - self._untrusted()):
             try:
                 member = sum_proto.unpack_member(bytes.fromhex(keys[name]))
                 if member.site != name:
                     raise SurrogateError("keys of another site")
                 check_member(member, self._context)
-                check_distinct([*found.values(), member])
-                found[name] = member
+                check_distinct([*members.values(), member])
+                members[name] = member
             except (ValueError, SealError, SurrogateError) as error:
                 self._reject(self._nodes[name], f"its keys for the secure sum cannot be used: {error}")
-        return found
+        return members
 
     def _untrusted(self) -> set[str]:
         """The sites to leave out for their shares in any sum of the run: one that shuts out a reader in each round has more
@@ -92,7 +92,7 @@ class Steps(Federation):
         what: What | None = None,
     ) -> dict[str, T]:
         """The replies of `asked` as `read`. what: the step in which a site may refuse what other sites have sent."""
-        found: dict[str, T] = {}
+        contents: dict[str, T] = {}
         names = {node: name for name, node in self._nodes.items()}
         for reply in replies:
             node = self._node(reply)
@@ -101,7 +101,7 @@ class Steps(Federation):
                 payload, info = self._read(reply, self.outcome.sites[node])
                 if payload is None:
                     raise SurrogateError("a reply without content")
-                found[name] = read(name, payload, info)
+                contents[name] = read(name, payload, info)
                 self._lost.pop(name, None)
             except (SurrogateError, SealError) as error:
                 self._lost[name] = f"{lost}: {error}"
@@ -112,10 +112,10 @@ class Steps(Federation):
                 else:
                     self._reject(node, self._lost[name])
         for name in asked:
-            if name not in found and name not in self._lost:
+            if name not in contents and name not in self._lost:
                 self._lost[name] = self.outcome.sites[self._nodes[name]].reason = lost
                 self.recorder.event("dropped", site=name, reason=lost)
-        return found
+        return contents
 
     def _decide(self, out: frozenset[str] | set[str], lost: str) -> None:
         """Decide all open disputes: reject the sites `out`. The others that wait are not lost."""

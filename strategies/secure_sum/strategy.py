@@ -85,8 +85,8 @@ class SecureSum(Steps):
             self._dealt = self._ask("sum_shares", dict.fromkeys(self._members, listed), lost, self._shares, "keys")
             if len(self._dealt) >= self._rules.least or not self._waiting:
                 break
-            found = {each for each in self._disputes if each.what == "keys" and each.by in self._waiting}
-            unknown = left_out(found) & self._members.keys()
+            disputes = {each for each in self._disputes if each.what == "keys" and each.by in self._waiting}
+            unknown = left_out(disputes) & self._members.keys()
             self._unknown |= unknown
             self._decide(unknown, lost)
         self._decide(self._waiting, lost)
@@ -265,9 +265,9 @@ class SecureSum(Steps):
         return payload
 
     def _revealed(self, name: str, payload: bytes, info: Info) -> Shares:
-        found = sum_proto.unpack_revealed(payload)
-        check_revealed(name, found, {each: self._dealt[each] for each in self._delivered[name]}, list(self._masked))
+        shares = sum_proto.unpack_revealed(payload)
+        check_revealed(name, shares, {each: self._dealt[each] for each in self._delivered[name]}, list(self._masked))
         # A false seed adds noise, as a site could have done before.
         if (spare := sum_proto.unpack_spare(payload)) and self._masked.keys() == self._members.keys():
             self._spares[name] = spare
-        return found
+        return shares
