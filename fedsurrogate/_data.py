@@ -19,9 +19,16 @@ SHAPES = "(height, width), (height, width, 3) or (3, height, width)"
 
 
 def records_of(data: Images) -> Iterator[tuple[int, Any, Any]]:
-    """Number, image and label of every record; the label is None where a record is an image alone.
+    """The records of a data set, one by one.
 
-    Raises DataError if `data` cannot be read one by one.
+    Args:
+        data: as in `fedsurrogate.features`.
+
+    Returns:
+        Number, image and label of every record; the label is None where a record is an image alone.
+
+    Raises:
+        DataError: if `data` cannot be read one by one.
     """
     for number, item in enumerate(_items(data)):
         if is_labelled(item):
@@ -64,14 +71,31 @@ def _is_label(value: Any) -> bool:
 
 
 def label_of(value: Any, number: int) -> object:
-    """A label as a plain value. Raises DataError for a record without one."""
+    """A label as a plain value.
+
+    Args:
+        value: the label; a tensor or an array of one number too.
+        number: of the record, for the error.
+
+    Raises:
+        DataError: for a record without a label.
+    """
     if value is None:
         raise DataError(f"record {number} has no label; give pairs (image, label)")
     return value.reshape(-1)[0].item() if isinstance(value, Tensor | np.ndarray) else value
 
 
 def picture(image: Any, number: int) -> Image.Image:
-    """An image in RGB. Raises DataError for a wrong type, shape or range of values."""
+    """An image in RGB.
+
+    Args:
+        image: a PIL image, the path of a file, or an array or tensor (8 bits, or floating point in 0
+            to 1).
+        number: of the record, for the error.
+
+    Raises:
+        DataError: for a wrong type, shape or range of values.
+    """
     if isinstance(image, str | Path):
         try:
             with Image.open(image) as file:
@@ -117,13 +141,23 @@ def _pixels(image: Tensor | np.ndarray[Any, Any], number: int) -> np.ndarray[Any
 
 
 def tensor_of(value: Any, number: int) -> Tensor:
-    """What a module without a transform takes: images and files as (3, height, width) in [0, 1]; arrays and tensors in their
-    own shape as 32-bit numbers, 8-bit ones divided by 255. Raises DataError.
+    """What a module without a transform takes.
+
+    Args:
+        value: a record.
+        number: of the record, for the error.
+
+    Returns:
+        Images and files as (3, height, width) in [0, 1]; arrays and tensors in their own shape as
+        32-bit numbers, 8-bit ones divided by 255.
+
+    Raises:
+        DataError: for a value that is no image, array or tensor.
     """
     if isinstance(value, str | Path | Image.Image):
         return torch.from_numpy(np.array(picture(value, number), dtype=np.float32) / 255).permute(2, 0, 1)
     try:
-        found = torch.as_tensor(value)
+        tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"record {number}: {type(value).__name__} is no image, array or tensor ({error})") from error
-    return found.float() / 255 if found.dtype == torch.uint8 else found.float()
+    return tensor.float() / 255 if tensor.dtype == torch.uint8 else tensor.float()

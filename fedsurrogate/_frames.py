@@ -9,7 +9,14 @@ from common.extras.packages import needed_for
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """A pandas data frame with one row for each mapping. Raises PackageError without the extra `pandas`."""
+    """A pandas data frame with one row for each mapping.
+
+    Args:
+        rows: values by column.
+
+    Raises:
+        PackageError: without the extra `pandas`.
+    """
     with needed_for("a data frame"):
         import pandas as pd
     return pd.DataFrame(rows)

@@ -26,9 +26,14 @@ Take = Callable[[Any, int], Tensor]
 def register_backbone(name: str, module: nn.Module, transform: Transform | None = None) -> None:
     """Let `features` and `simulate` find a module of your own under a name.
 
-    module: takes a batch of what `transform` returns and gives features (n, d). transform: takes one image, or one row of an
-    array, and returns a tensor; None for records that the module takes as they are. Raises ConfigError for a name that the
-    product uses.
+    Args:
+        name: without a colon, such as "mine".
+        module: takes a batch of what `transform` returns and gives features (n, d).
+        transform: takes one image, or one row of an array, and returns a tensor; None for records
+            that the module takes as they are.
+
+    Raises:
+        ConfigError: for a name that the product uses.
     """
     if name in ("pixels", "own", "") or ":" in name:
         raise ConfigError(f"backbone {name!r} is a name of the product; use one without a colon, such as 'mine'")
@@ -51,13 +56,33 @@ def features(
     device: str = "auto",
     batch_size: int = 64,
 ) -> Tensor:
-    """Features (n, d), float32, of images.
+    """Features of images.
 
-    images: PIL images, paths of files, arrays or tensors (8 bits, or floating point in 0 to 1), as a list, as one array of
-    shape (n, ...), or as a data set with `__len__` and `__getitem__`, which may give pairs (image, label).
-    backbone: a name as in the settings ("pixels", "torchvision:resnet18"); or your own: "python:package.module:function", as
-    at a site; a module or a registered name, which may take records that are no images.
-    Raises DataError, BackboneError, ConfigError.
+    Args:
+        images: PIL images, paths of files, arrays or tensors (8 bits, or floating point in 0 to 1),
+            as a list, as one array of shape (n, ...), or as a data set with `__len__` and
+            `__getitem__`, which may give pairs (image, label).
+        backbone: a name as in the settings ("pixels", "torchvision:resnet18"); or your own:
+            "python:package.module:function", as at a site; a module or a registered name, which may
+            take records that are no images.
+        weights_path: file of the backbone's weights.
+        image_size: side in pixels to which images are resized; 0 for the backbone's own, or unchanged
+            pixels.
+        device: that computes, such as "cpu", "cuda" or "auto".
+        batch_size: images that the backbone takes at once.
+
+    Returns:
+        Features (n, d), float32.
+
+    Raises:
+        DataError: for images that cannot be read.
+        BackboneError: for a backbone that cannot be loaded.
+        ConfigError: for a name that is no backbone.
+
+    Example:
+        >>> images = np.zeros((3, 8, 8), dtype=np.uint8)
+        >>> tuple(features(images, "pixels").shape)
+        (3, 64)
     """
     take, forward = _parts(backbone, weights_path, image_size, device)
     return _computed(images, take, forward, batch_size)[0]
@@ -72,26 +97,53 @@ def labelled_features(
     device: str = "auto",
     batch_size: int = 64,
 ) -> tuple[Tensor, list[str]]:
-    """Features (n, d) and class names (n,) of a data set whose items are pairs (image, label), in one pass.
+    """Features and class names of a data set, in one pass.
 
-    The rest is as in `features`.
+    Args:
+        data: whose items are pairs (image, label).
+        backbone: as in `features`.
+        weights_path: as in `features`.
+        image_size: as in `features`.
+        device: as in `features`.
+        batch_size: as in `features`.
+
+    Returns:
+        Features (n, d), float32, and class names (n,).
+
+    Raises:
+        DataError: for images that cannot be read, or a record without a label.
+        BackboneError: for a backbone that cannot be loaded.
+        ConfigError: for a name that is no backbone.
+
+    Example:
+        >>> data = [(np.zeros((8, 8), dtype=np.uint8), "nevus"), (np.ones((8, 8)), "melanoma")]
+        >>> x, names = labelled_features(data)
+        >>> tuple(x.shape), names
+        ((2, 64), ['nevus', 'melanoma'])
     """
     take, forward = _parts(backbone, weights_path, image_size, device)
-    found, labels = _computed(data, take, forward, batch_size)
-    return found, as_labels([label_of(label, number) for number, label in enumerate(labels)], len(labels))
+    x, labels = _computed(data, take, forward, batch_size)
+    return x, as_labels([label_of(label, number) for number, label in enumerate(labels)], len(labels))
 
 
 def records_for(entry: Any, backbone: str | nn.Module | None, options: dict[str, Any]) -> NamedRecords:
-    """Features (n, d) and class names (n,) of an entry: a pair of arrays, or a data set of pairs (image, label).
+    """Features and class names of an entry.
 
-    backbone: None takes an array (n, d) as features, and computes pixels of anything else.
+    Args:
+        entry: a pair of arrays, or a data set of pairs (image, label).
+        backbone: as in `features`; None takes an array (n, d) as features, and computes pixels of
+            anything else.
+        options: of the backbone, by the names of the arguments of `features`.
+
+    Returns:
+        Features (n, d) and class names (n,).
     """
     if isinstance(entry, tuple | list) and len(entry) == 2 and not is_labelled(entry[0]):
         values, labels = entry
-        found = as_features(values) if backbone is None and are_features(values) else None
-        if found is None:
-            found = features(values, backbone or "pixels", **options)
-        return found, as_labels(labels, len(found))
+        x = as_features(values) if backbone is None and are_features(values) else None
+        if x is None:
+            x = features(values, backbone or "pixels", **options)
+        return x, as_labels(labels, len(x))
     return labelled_features(entry, backbone or "pixels", **options)
 
 
@@ -114,14 +166,34 @@ def _parts(
 
 
 def backbone_of(name: str, weights_path: str = "", image_size: int = 0, device: str = "auto") -> Backbone:
-    """A backbone of the product by its name, or "python:package.module:function". Raises BackboneError, ConfigError."""
+    """A backbone of the product, or a function in Python that makes one.
+
+    Args:
+        name: as in the settings, or "python:package.module:function".
+        weights_path: as in `features`.
+        image_size: as in `features`.
+        device: as in `features`.
+
+    Raises:
+        BackboneError: for a backbone that cannot be loaded.
+        ConfigError: for a name that is no backbone.
+    """
     if is_own(name):
         return own_backbone(name, image_size, device)
     return load_backbone(name, weights_path, image_size, device)
 
 
 def computed(images: Images, backbone: Backbone, batch_size: int = 64) -> Tensor:
-    """Features (n, d) of images by a backbone that is loaded."""
+    """Features of images by a backbone that is loaded.
+
+    Args:
+        images: as in `features`.
+        backbone: that is loaded.
+        batch_size: images that the backbone takes at once.
+
+    Returns:
+        Features (n, d), float32.
+    """
     return _computed(images, *_of_backbone(backbone), batch_size)[0]
 
 
@@ -135,10 +207,10 @@ def _of_module(own: OwnModule, image_size: int) -> tuple[Take, Callable[[Tensor]
 
     def take(value: Any, number: int) -> Tensor:
         if transform is not None:
-            found = transform(picture(value, number) if isinstance(value, str | Path) else value)
-            if not isinstance(found, Tensor):
-                raise DataError(f"the transform returns {type(found).__name__} for record {number}; it must return a tensor")
-            return found
+            tensor = transform(picture(value, number) if isinstance(value, str | Path) else value)
+            if not isinstance(tensor, Tensor):
+                raise DataError(f"the transform returns {type(tensor).__name__} for record {number}; it must return a tensor")
+            return tensor
         return resized(picture(value, number)) if image_size else tensor_of(value, number)
 
     def forward(batch: Tensor) -> Tensor:
@@ -146,23 +218,23 @@ def _of_module(own: OwnModule, image_size: int) -> tuple[Take, Callable[[Tensor]
         try:
             place = next((tensor.device for tensor in module.parameters()), batch.device)
             with torch.no_grad():
-                found = module.eval()(batch.to(place))
+                output = module.eval()(batch.to(place))
         except RuntimeError as error:
             reason = str(error).split("\n")[0]
             raise DataError(f"the module cannot take a batch of shape {tuple(batch.shape)}: {reason}") from error
         finally:
             module.train(training)
-        if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(batch):
-            what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(batch):
+            what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             raise DataError(f"the module returns {what} for {len(batch)} records; it must be (n, d)")
-        return found
+        return output
 
     return take, forward
 
 
 def _computed(data: Images, take: Take, forward: Callable[[Tensor], Tensor], batch_size: int) -> tuple[Tensor, list[Any]]:
     """Features of all records, and their labels, None where there is none."""
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
     labels: list[Any] = []
     batch: list[Tensor] = []
     shape: torch.Size | None = None
@@ -176,10 +248,10 @@ def _computed(data: Images, take: Take, forward: Callable[[Tensor], Tensor], bat
         labels.append(label)
         batch.append(taken)
         if len(batch) == batch_size:
-            found.append(forward(torch.stack(batch)).cpu().float())
+            parts.append(forward(torch.stack(batch)).cpu().float())
             batch = []
     if batch:
-        found.append(forward(torch.stack(batch)).cpu().float())
-    if not found:
+        parts.append(forward(torch.stack(batch)).cpu().float())
+    if not parts:
         raise DataError("no record to compute features of; give at least one")
-    return torch.cat(found), labels
+    return torch.cat(parts), labels

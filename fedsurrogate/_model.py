@@ -23,7 +23,21 @@ from fedsurrogate._inputs import Array, as_features, as_labels
 class Model:
     """A classifier on features (n, d).
 
-    classes_: class names in the order of probabilities; integers if all names are. classifier: the model itself.
+    Args:
+        classifier: the model itself.
+        suspects: sites that the coordinator suspects, with the reason; none by default.
+
+    Attributes:
+        classes_: class names in the order of probabilities; integers if all names are.
+        classifier: the model itself.
+        suspects: sites that the coordinator suspects, with the reason.
+
+    Example:
+        >>> import fedsurrogate as fs
+        >>> x, y = [[0.1, 0.9], [0.3, 0.8], [0.9, 0.2], [0.7, 0.1]], [0, 0, 1, 1]
+        >>> model = fs.learn([fs.fit(x, y)])
+        >>> model.predict([[0.2, 0.9], [0.8, 0.2]]).tolist(), model.score(x, y)
+        ([0, 1], 1.0)
     """
 
     def __init__(self, classifier: Classifier, suspects: dict[str, str] | None = None) -> None:
@@ -34,30 +48,58 @@ class Model:
         self.classes_: Any = np.array([int(name) for name in names]) if whole else np.array(names)
 
     def predict(self, features: Array) -> Any:
-        """Class of each record: (n,)."""
+        """Class of each record.
+
+        Args:
+            features: (n, d).
+
+        Returns:
+            Names of the classes, or integers, (n,), see `classes_`.
+
+        Raises:
+            DataError: for features of another dimension, or numbers that are not finite.
+        """
         return self.classes_[self.classifier.predict(self._features(features)).numpy()]
 
     def predict_proba(self, features: Array) -> Any:
-        """Probabilities (n, C) of the classes; each row sums to one."""
+        """Probabilities of the classes.
+
+        Args:
+            features: (n, d).
+
+        Returns:
+            Probabilities (n, C); each row sums to one.
+
+        Raises:
+            DataError: for features of another dimension, or numbers that are not finite.
+        """
         with torch.no_grad():
             return self.classifier.scores(self._features(features)).softmax(1).numpy()
 
     def score(self, features: Array, labels: Array) -> float:
-        """Share of records whose class is predicted correctly."""
+        """Share of records whose class is predicted correctly.
+
+        Args:
+            features: (n, d).
+            labels: class names or integers, (n,).
+
+        Raises:
+            DataError: for features of another dimension, or another number of labels.
+        """
         x = as_features(features)
         names = as_labels(labels, len(x))
-        right = [str(found) == name for found, name in zip(self.predict(x), names, strict=True)]
+        right = [str(guess) == name for guess, name in zip(self.predict(x), names, strict=True)]
         return float(np.mean(right))
 
     def _features(self, features: Array) -> Tensor:
         """Features as the model needs them: raised to its power. Raises DataError for another dimension."""
-        found = as_features(features)
-        if found.shape[1] != self.classifier.dimension:
+        x = as_features(features)
+        if x.shape[1] != self.classifier.dimension:
             raise DataError(
-                f"the features have {found.shape[1]} dimensions, and the model needs {self.classifier.dimension}; compute "
+                f"the features have {x.shape[1]} dimensions, and the model needs {self.classifier.dimension}; compute "
                 "them with the backbone and the image size of the run"
             )
-        return raised(found, power_in(self.classifier.header.fingerprint))
+        return raised(x, power_in(self.classifier.header.fingerprint))
 
     def save(self, path: str | Path) -> Path:
         """Write a safetensors file, as a run folder contains it."""
@@ -73,8 +115,14 @@ class Model:
 class ImageModel(Model):
     """A model of a signed file. It knows its backbone, so it takes images as well as features (n, d).
 
-    manifest: facts about the model: classes, privacy, settings of the features. weights_path, device: of the backbone, which
-    is loaded when images first come.
+    Args:
+        model: that was read from the file.
+        weights_path: of the backbone, which is loaded when images first come.
+        device: of the backbone.
+
+    Attributes:
+        signed: the model of the file.
+        manifest: facts about the model: classes, privacy, settings of the features.
     """
 
     def __init__(self, model: SignedModel, weights_path: str = "", device: str = "auto") -> None:
@@ -84,21 +132,51 @@ class ImageModel(Model):
         self._backbone: Backbone | None = None
 
     def predict(self, images: Images) -> Any:
-        """Class of each image, or of each row of features: (n,)."""
+        """Class of each image, or of each row of features.
+
+        Args:
+            images: as in `fedsurrogate.features`, or features (n, d).
+
+        Returns:
+            Names of the classes, or integers, (n,).
+
+        Raises:
+            BackboneError: for a backbone other than the model's.
+            DataError: for images that cannot be read.
+        """
         return super().predict(self._prepared(images))
 
     def predict_proba(self, images: Images) -> Any:
-        """Probabilities (n, C) of the classes; each row sums to one."""
+        """Probabilities of the classes.
+
+        Args:
+            images: as in `fedsurrogate.features`, or features (n, d).
+
+        Returns:
+            Probabilities (n, C); each row sums to one.
+        """
         return super().predict_proba(self._prepared(images))
 
     def score(self, images: Images, labels: Array) -> float:
-        """Share of images whose class is predicted correctly."""
+        """Share of images whose class is predicted correctly.
+
+        Args:
+            images: as in `fedsurrogate.features`, or features (n, d).
+            labels: class names or integers, (n,).
+        """
         return super().score(self._prepared(images), labels)
 
     def outlier_scores(self, images: Images) -> Any:
-        """Mahalanobis and relative Mahalanobis distances (n, 2); None if the model has no Gaussians."""
-        found = self.signed.scores(self._features(self._prepared(images)))
-        return None if found is None else torch.stack(found, 1).numpy()
+        """Mahalanobis and relative Mahalanobis distances of images.
+
+        Args:
+            images: as in `fedsurrogate.features`, or features (n, d).
+
+        Returns:
+            Both distances (n, 2); None if the model has no Gaussians.
+        """
+        scores = self.signed.scores(self._features(self._prepared(images)))
+        return None if scores is None else torch.stack(scores, 1).numpy()
 
     def _prepared(self, images: Images) -> Tensor:
         """Features (n, d), before the power. Raises BackboneError for a backbone other than the model's."""
@@ -108,10 +186,10 @@ class ImageModel(Model):
             run, (weights_path, device) = self.manifest.run_config(), self._place
             loaded = backbone_of(run.settings.backbone, weights_path, run.settings.image_size, device)
             wanted = self.manifest.fingerprint
-            if (found := with_power(loaded.fingerprint_at(self.manifest.dimension), power_in(wanted))) != wanted:
+            if (fingerprint := with_power(loaded.fingerprint_at(self.manifest.dimension), power_in(wanted))) != wanted:
                 raise BackboneError(
                     f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.settings.backbone!r} here has "
-                    f"{found[:16]}; give the file of its weights as weights_path"
+                    f"{fingerprint[:16]}; give the file of its weights as weights_path"
                 )
             self._backbone = loaded
         # At 16 bits, as a site computes features.

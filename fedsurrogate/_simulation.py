@@ -34,20 +34,29 @@ OF_BACKBONE = ("weights_path", "image_size", "device")
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a run left. folder: its run folder. metrics: the content of metrics.json."""
+    """What a run left.
+
+    Attributes:
+        folder: its run folder.
+        metrics: the content of metrics.json.
+    """
 
     folder: Path
     metrics: dict[str, Any]
 
     @property
     def accuracy(self) -> float:
-        """Of the model, on all test records. Raises RunError for a run in which nothing measured it."""
-        if (found := self._accuracy()) is None:
+        """Of the model, on all test records, from 0 to 1.
+
+        Raises:
+            RunError: for a run in which nothing measured it.
+        """
+        if (accuracy := self._accuracy()) is None:
             raise RunError(
                 f"the run in '{self.folder}' did not measure the accuracy on all test records; see metrics['accuracy'], "
                 "which has what the sites measured"
             )
-        return found
+        return accuracy
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
@@ -61,7 +70,11 @@ class Result:
 
     @property
     def model(self) -> Model:
-        """The trained classifier. Raises RunError for a run without a model for all sites."""
+        """The trained classifier.
+
+        Raises:
+            RunError: for a run without a model for all sites.
+        """
         file = self.folder / "model.safetensors"
         if not file.exists():
             raise RunError(
@@ -71,7 +84,11 @@ class Result:
         return Model(load_model(file))
 
     def to_frame(self) -> Any:
-        """A pandas data frame, one row a site: accuracy there, and bytes sent. Raises PackageError without pandas."""
+        """A pandas data frame, one row a site: accuracy there, and bytes sent.
+
+        Raises:
+            PackageError: without pandas.
+        """
         accuracy, sent = self.metrics["accuracy"]["per_site"], self.metrics["bytes"]["up_per_site"]
         names = sorted(accuracy.keys() | sent.keys())
         rows = [{"site": name, "accuracy": accuracy.get(name), "bytes": sent.get(name)} for name in names]
@@ -83,13 +100,13 @@ class Result:
         return page if page.exists() else write_report(self.folder)
 
     def __repr__(self) -> str:
-        found, used = self._accuracy(), self.metrics["sites"]["used"]
-        accuracy = "accuracy unknown" if found is None else f"accuracy {found:.4f}"
-        return f"Result({self._settings()['method']}, {used} sites, {accuracy}, {self.bytes} bytes up)"
+        accuracy, used = self._accuracy(), self.metrics["sites"]["used"]
+        shown = "accuracy unknown" if accuracy is None else f"accuracy {accuracy:.4f}"
+        return f"Result({self._settings()['method']}, {used} sites, {shown}, {self.bytes} bytes up)"
 
     def _accuracy(self) -> float | None:
-        found = self.metrics["accuracy"].get("model")
-        return None if found is None else float(found)
+        accuracy = self.metrics["accuracy"].get("model")
+        return None if accuracy is None else float(accuracy)
 
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text())["config"]
@@ -100,8 +117,13 @@ class Result:
 class Simulation:
     """What the sites of a simulation have, ready for any number of runs.
 
-    records: of each site, or all in one, which the sites share; None: sites read the data that settings name. test: records
-    for evaluation. flat: settings that follow from the data and the backbone. own: node-config of every site.
+    Attributes:
+        count: number of sites.
+        records: of each site, or all in one, which the sites share; None: sites read the data that
+            settings name.
+        test: records for evaluation.
+        flat: settings that follow from the data and the backbone.
+        own: node-config of every site.
     """
 
     count: int
@@ -111,7 +133,19 @@ class Simulation:
     own: Mapping[str, Scalar] = field(default_factory=dict)
 
     def run(self, settings: Mapping[str, Scalar], output_dir: str | Path, on_event: OnEvent) -> Path:
-        """Run the federation with these settings of a run; return the run folder. Raises FedSurrogateError."""
+        """Run the federation.
+
+        Args:
+            settings: flat keys of the run, and their values.
+            output_dir: in which the run folder is made.
+            on_event: called with the events of the run.
+
+        Returns:
+            The run folder.
+
+        Raises:
+            FedSurrogateError: for a run that fails.
+        """
         from server_app.deployment.local_engine import run_here
 
         flat = dict(self.flat) | dict(settings) | {"output-dir": str(output_dir)}
@@ -132,7 +166,20 @@ def gather(
     test: Pair | Images | None,
     settings: Mapping[str, Any],
 ) -> Simulation:
-    """Compute the features of everything that the user gave. Raises DataError, BackboneError or ConfigError."""
+    """Compute the features of everything that the user gave.
+
+    Args:
+        sites: as in `simulate`.
+        data: as in `simulate`.
+        backbone: as in `simulate`.
+        test: as in `simulate`.
+        settings: as keyword arguments; those of the backbone are read.
+
+    Raises:
+        DataError: for records that cannot be read.
+        BackboneError: for a backbone that cannot be loaded.
+        ConfigError: for arguments that do not agree.
+    """
     flat: dict[str, Scalar] = {}
     if backbone == OWN_BACKBONE:
         raise ConfigError("backbone = 'own' stands for a module of a site; give the module, or its name, as the backbone")
@@ -173,14 +220,28 @@ def simulate(
 ) -> Result:
     """Run a whole federation in this process, with the messages and checks of a real one.
 
-    sites: a list with one entry a site, or a number of sites that share `data` by `partition`. An entry is a pair of
-    features or images (n, ...) and labels (n,), or a data set whose items are pairs (image, label).
-    data: with a number of sites, one such entry to share, or a kind of data as in the settings (the bundled digits by
-    default, or "imagefolder" with `data_dir`).
-    backbone: a name as in the settings, or your own: a module, a registered name, or "python:package.module:function".
-    Arrays (n, d) are taken as features if no backbone is given.
-    test: an entry on which the model is evaluated; without it a part of each site's records (`test_fraction`).
-    Raises FedSurrogateError.
+    Args:
+        sites: a list with one entry a site, or a number of sites that share `data` by `partition`.
+            An entry is a pair of features or images (n, ...) and labels (n,), or a data set whose
+            items are pairs (image, label).
+        data: with a number of sites, one such entry to share, or a kind of data as in the settings
+            (the bundled digits by default, or "imagefolder" with `data_dir`).
+        backbone: a name as in the settings, or your own: a module, a registered name, or
+            "python:package.module:function". Arrays (n, d) are taken as features if no backbone is
+            given.
+        method: its name.
+        test: an entry on which the model is evaluated; without it a part of each site's records
+            (`test_fraction`).
+        output_dir: in which the run folder is made.
+        verbose: print the events of the run.
+        settings: of the run, as keyword arguments.
+
+    Returns:
+        What the run left.
+
+    Raises:
+        FedSurrogateError: for settings that do not agree, data that cannot be read, or a run that
+            fails.
     """
     flat = flat_settings(method, settings)
     parse_run(flat)

@@ -25,7 +25,15 @@ from strategies import stored_strategy
 
 @dataclass(frozen=True, repr=False)
 class Surrogate:
-    """What a site sends: canonical bytes. `config` holds the settings that it was made with."""
+    """What a site sends.
+
+    Attributes:
+        payload: canonical bytes.
+        config: holds the settings that it was made with.
+        header: origin.
+        records: number of the records that it stands for.
+        dimension: of the features.
+    """
 
     payload: bytes
     config: Run
@@ -44,7 +52,14 @@ class Surrogate:
         return self.header.classes
 
     def save(self, path: str | Path) -> Path:
-        """Write the bytes that a site would send."""
+        """Write the bytes that a site would send.
+
+        Args:
+            path: of the file.
+
+        Returns:
+            The file.
+        """
         file = Path(path)
         file.write_bytes(self.payload)
         return file
@@ -70,9 +85,32 @@ def fit(
 ) -> Surrogate:
     """Make what a site would send for its records.
 
-    features (n, d); labels (n,), class names or integers; classes: all classes of the run, required with `epsilon`; patients
-    (n,): whose record each is: with `epsilon` they are the unit of privacy, else records are. method: a one-shot method.
-    No gate and no ledger is involved: nothing counts how often you release. Raises ConfigError, DataError.
+    No gate and no ledger is involved: nothing counts how often you release.
+
+    Args:
+        features: (n, d).
+        labels: (n,), class names or integers.
+        site: its name.
+        classes: all classes of the run, required with `epsilon`.
+        patients: (n,), whose record each is: with `epsilon` they are the unit of privacy, else
+            records are.
+        method: a one-shot method.
+        settings: of the run, such as `epsilon` and `delta`, or of the method, such as `rank`.
+
+    Returns:
+        What the site would send.
+
+    Raises:
+        ConfigError: for settings that do not agree, or a method that does not send everything at
+            once.
+        DataError: for features or labels that cannot be used.
+
+    Example:
+        >>> import torch
+        >>> x = torch.rand(8, 2, generator=torch.Generator().manual_seed(0))
+        >>> surrogate = fit(x, ["nevus", "melanoma"] * 4, site="north")
+        >>> surrogate.classes, surrogate.records, surrogate.dimension
+        (('melanoma', 'nevus'), 8, 2)
     """
     if classes is not None:
         settings = settings | {"classes": [str(name) for name in classes]}
@@ -86,15 +124,34 @@ def fit(
     train = LabelledFeatures(x, y, units)
     empty = LabelledFeatures(x[:0], y[:0])
     fingerprint = with_power(f"features-{x.shape[1]}", config.power)
-    found = SiteFeatures(train, empty, names, fingerprint, 0.0, simulated=False)
-    made = load_target(config.plan.combination.site)(Task(config, NodeConfig(site=site), site, found))
+    records = SiteFeatures(train, empty, names, fingerprint, 0.0, simulated=False)
+    task = Task(config, NodeConfig(site=site), site, records)
+    made = load_target(config.plan.combination.site)(task)
     return _surrogate(made.payload, config)
 
 
 def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
-    """Learn one model from surrogates of the same method and settings, with all checks of a coordinator.
+    """Learn one model from surrogates, with all checks of a coordinator.
 
-    settings: those of the coordinator, such as `head__epochs`. Raises RunError, ConfigError.
+    Args:
+        surrogates: of the same method and settings, one of each site.
+        settings: those of the coordinator, such as `head__epochs`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: without surrogates, or for settings that do not agree.
+        RunError: if nothing can be learned.
+        SurrogateError: for a surrogate that the coordinator does not use.
+
+    Example:
+        >>> import torch
+        >>> x = torch.rand(16, 2, generator=torch.Generator().manual_seed(0))
+        >>> names = ["nevus", "melanoma"] * 4
+        >>> model = learn([fit(x[:8], names, site="north"), fit(x[8:], names, site="south")])
+        >>> model.classes_.tolist(), model.predict_proba(x).shape
+        (['melanoma', 'nevus'], (16, 2))
     """
     if not surrogates:
         raise ConfigError("no surrogate to learn from; give at least one")
@@ -119,10 +176,21 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
 
 
 def load(path: str | Path, **settings: Any) -> Surrogate | Model:
-    """Read a model (`.fedsurrogate`, `.safetensors`, or a run folder) or a surrogate (`.pb`), as runs and `save` write them.
+    """Read a model or a surrogate, as runs and `save` write them.
 
-    A `.fedsurrogate` file takes images as well as features. settings: of such a file `weights_path` and `device` of its
-    backbone; of a surrogate those that it was made with. Raises SurrogateError, SealError, ConfigError.
+    Args:
+        path: of a model (`.fedsurrogate`, `.safetensors`, or a run folder) or a surrogate (`.pb`).
+        settings: of a `.fedsurrogate` file `weights_path` and `device` of its backbone; of a
+            surrogate those that it was made with.
+
+    Returns:
+        The model or the surrogate. A model of a `.fedsurrogate` file takes images as well as
+        features.
+
+    Raises:
+        SurrogateError: for a file that cannot be read, or that is no model or surrogate.
+        SealError: for a `.fedsurrogate` file whose signature does not fit.
+        ConfigError: for settings that do not agree.
     """
     file = Path(path)
     if file.suffix == SUFFIX:

@@ -22,7 +22,12 @@ from server_app.sweep import Summary, Trial, Varied, combinations, merged, run_t
 
 @dataclass(frozen=True, repr=False)
 class Sweep:
-    """What a sweep found. trials: its runs, those that failed too. file: their rows as JSON."""
+    """The results of a sweep.
+
+    Attributes:
+        trials: its runs, those that failed too.
+        file: their rows as JSON.
+    """
 
     trials: tuple[Trial, ...]
     file: Path
@@ -42,11 +47,19 @@ class Sweep:
         return summarise(self.trials)
 
     def to_frame(self) -> Any:
-        """A pandas data frame of `rows`. Raises PackageError without pandas; `rows` needs none."""
+        """A pandas data frame of `rows`.
+
+        Raises:
+            PackageError: without pandas; `rows` needs none.
+        """
         return data_frame(self.rows)
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """A matplotlib figure of mean accuracy by setting, with one standard deviation; written to `path` if given."""
+        """A matplotlib figure of mean accuracy by setting, with one standard deviation.
+
+        Args:
+            path: of a file that the figure is written to; None for no file.
+        """
         figure = draw_sweep(self.summary())
         if path is not None:
             figure.savefig(path, dpi=150)
@@ -54,8 +67,8 @@ class Sweep:
 
     def __repr__(self) -> str:
         best = max((each for each in self.summary() if each.accuracy is not None), key=_accuracy, default=None)
-        found = "" if best is None else f", best mean accuracy {best.accuracy:.4f} at {best.varied}"
-        return f"Sweep({len(self.trials)} runs, {len(self.failed)} failed{found})"
+        shown = "" if best is None else f", best mean accuracy {best.accuracy:.4f} at {best.varied}"
+        return f"Sweep({len(self.trials)} runs, {len(self.failed)} failed{shown})"
 
 
 def sweep(
@@ -71,10 +84,25 @@ def sweep(
 ) -> Sweep:
     """Simulate every combination of the values in `grid` with every seed, as `simulate` does.
 
-    grid: values by setting, such as {"method": ["fedpft", "afl"], "epsilon": [1.0, 8.0]}. settings: those that all runs
-    share, `output_dir` among them; sites, data, backbone and test are as in `simulate`. progress: print a line a run.
-    A run that fails is a row with an error, and the others go on. Features are computed once unless the grid varies the
-    backbone. Raises ConfigError or DataError if no run could start.
+    A run that fails is a row with an error, and the others go on. Features are computed once unless
+    the grid varies the backbone.
+
+    Args:
+        sites: as in `simulate`.
+        grid: values by setting, such as {"method": ["fedpft", "afl"], "epsilon": [1.0, 8.0]}.
+        seeds: of the runs.
+        data: as in `simulate`.
+        backbone: as in `simulate`.
+        test: as in `simulate`.
+        progress: print a line a run.
+        settings: those that all runs share, `output_dir` among them.
+
+    Returns:
+        All runs.
+
+    Raises:
+        ConfigError: if no run could start.
+        DataError: if no run could start.
     """
     fixed = {"method": "fedpft"} | settings
     output = Path(str(fixed.pop("output_dir", "runs"))).expanduser().absolute()
@@ -103,8 +131,8 @@ def sweep(
         if progress:
             print(f"{len(done)} of {len(trials)}: {trial}", flush=True)
 
-    found, file = run_trials(trials, lambda varied: parse_run(flat(varied)), run, show, output)
-    return Sweep(tuple(found), file)
+    finished, file = run_trials(trials, lambda varied: parse_run(flat(varied)), run, show, output)
+    return Sweep(tuple(finished), file)
 
 
 def _accuracy(summary: Summary) -> float:

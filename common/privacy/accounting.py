@@ -18,9 +18,15 @@ Unit = Literal["record", "patient"]
 
 @dataclass(frozen=True)
 class GaussianEvent:
-    """A release: `count` times the Gaussian mechanism, with noise in multiples of the sensitivity.
+    """A release: `count` times the Gaussian mechanism.
 
-    sample_rate below one: each time on a Poisson sample of the units (DP-SGD).
+    Attributes:
+        noise_multiplier: standard deviation of the noise in multiples of the sensitivity.
+        sample_rate: below one, each time on a Poisson sample of the units (DP-SGD).
+        count: how many times.
+
+    Raises:
+        ConfigError: unless noise_multiplier is positive, sample_rate in (0, 1], count at least 1.
     """
 
     noise_multiplier: float
@@ -33,7 +39,19 @@ class GaussianEvent:
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
-    """The exact delta of one Gaussian release at `epsilon` (Balle & Wang 2018, theorem 8, with sensitivity 1)."""
+    """The exact delta of one Gaussian release at `epsilon`, for adding or removing one unit.
+
+    Args:
+        noise_multiplier: standard deviation of the noise in multiples of the sensitivity.
+        epsilon: zero or more.
+
+    Source:
+        Balle & Wang 2018, theorem 8, with sensitivity 1.
+
+    Example:
+        >>> f"{gaussian_delta(noise_multiplier=4.0, epsilon=1.0):.1e}"
+        '2.9e-06'
+    """
     from scipy.special import log_ndtr
 
     mu = 1 / noise_multiplier
@@ -43,7 +61,20 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """The exact epsilon of one Gaussian release at `delta`: the inverse of `gaussian_delta`, never below it."""
+    """The exact epsilon of one Gaussian release at `delta`: the inverse of `gaussian_delta`, never
+    below it.
+
+    Args:
+        noise_multiplier: standard deviation of the noise in multiples of the sensitivity.
+        delta: in (0, 1).
+
+    Raises:
+        ConfigError: for another delta.
+
+    Example:
+        >>> round(gaussian_epsilon(noise_multiplier=4.0, delta=1e-5), 3)
+        0.926
+    """
     _check_delta(delta)
     if gaussian_delta(noise_multiplier, 0.0) <= delta:
         return 0.0
@@ -53,7 +84,25 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """The smallest noise that makes one Gaussian release (epsilon, delta)-DP (analytic calibration, Balle & Wang 2018)."""
+    """The smallest noise that makes one Gaussian release (epsilon, delta)-DP.
+
+    Args:
+        epsilon: positive and finite.
+        delta: in (0, 1).
+
+    Returns:
+        Standard deviation of the noise in multiples of the sensitivity.
+
+    Raises:
+        ConfigError: for another epsilon or delta.
+
+    Source:
+        Balle & Wang 2018, analytic calibration.
+
+    Example:
+        >>> round(gaussian_noise_multiplier(epsilon=1.0, delta=1e-5), 3)
+        3.731
+    """
     _check_delta(delta)
     if not 0 < epsilon < math.inf:
         raise ConfigError(f"epsilon = {epsilon:g}: must be a positive number")
@@ -62,11 +111,33 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 
 
 def epsilon_spent(events: Iterable[GaussianEvent], delta: float, replace_one: bool = False) -> float:
-    """Epsilon at `delta` of all releases together; infinite if no finite epsilon holds. No events cost nothing.
+    """Epsilon at `delta` of all releases together.
 
-    Gaussian releases compose exactly: n of them equal one whose 1 / noise_multiplier^2 is the sum of theirs, without any
-    discretisation. If there are releases on Poisson samples, dp-accounting's accountant of privacy loss distributions
-    composes all. replace_one: use the stronger relation, in which one unit is replaced.
+    Gaussian releases compose exactly: n of them equal one whose 1 / noise_multiplier^2 is the sum
+    of theirs, without any discretisation. If there are releases on Poisson samples, dp-accounting's
+    accountant of privacy loss distributions composes all.
+
+    Args:
+        events: the releases.
+        delta: in (0, 1).
+        replace_one: use the stronger relation, in which one unit is replaced; otherwise one unit is
+            added or removed.
+
+    Returns:
+        Epsilon; infinite if no finite one holds. No events cost nothing.
+
+    Raises:
+        ConfigError: for another delta, or Poisson samples with `replace_one`.
+
+    Example:
+        Four releases equal one with half of their noise:
+
+        >>> round(epsilon_spent([GaussianEvent(noise_multiplier=4.0, count=4)], delta=1e-5), 3)
+        1.993
+        >>> round(epsilon_spent([GaussianEvent(noise_multiplier=2.0)], delta=1e-5), 3)
+        1.993
+        >>> epsilon_spent([], delta=1e-5)
+        0.0
     """
     _check_delta(delta)
     merged, sampled = _merge(events)
@@ -76,9 +147,18 @@ def epsilon_spent(events: Iterable[GaussianEvent], delta: float, replace_one: bo
 
 
 def pld_epsilon(events: Iterable[GaussianEvent], delta: float, replace_one: bool = False) -> float:
-    """The same by dp-accounting's PLD accountant for all releases (Meiser & Mohammadi 2018, Koskela et al. 2020).
+    """The same as `epsilon_spent` by dp-accounting's PLD accountant for all releases.
 
-    Raises ConfigError for Poisson samples with `replace_one`, for which the accountant has no bound.
+    Args:
+        events: the releases.
+        delta: in (0, 1).
+        replace_one: as in `epsilon_spent`.
+
+    Raises:
+        ConfigError: for Poisson samples with `replace_one`, for which the accountant has no bound.
+
+    Source:
+        Meiser & Mohammadi 2018, Koskela et al. 2020.
     """
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import PLDAccountant
@@ -93,7 +173,13 @@ def pld_epsilon(events: Iterable[GaussianEvent], delta: float, replace_one: bool
 
 
 def rdp_epsilon(events: Iterable[GaussianEvent], delta: float) -> float:
-    """A looser bound by Renyi divergences, for add/remove only: dp-accounting's is wrong by two for replace-one."""
+    """A looser bound on epsilon by Renyi divergences, for add/remove only: dp-accounting's is wrong
+    by two for replace-one.
+
+    Args:
+        events: the releases.
+        delta: in (0, 1).
+    """
     from dp_accounting.rdp import RdpAccountant
 
     # The accountant logs every order that it skips; the bound from the other orders is still valid.
@@ -106,9 +192,25 @@ def rdp_epsilon(events: Iterable[GaussianEvent], delta: float) -> float:
 def calibrate(
     epsilon: float, delta: float, sample_rate: float = 1.0, count: int = 1, spent: Sequence[GaussianEvent] = ()
 ) -> float:
-    """The smallest noise multiplier for which `count` further releases keep the total within (epsilon, delta).
+    """The smallest noise multiplier for which `count` further releases keep the total within
+    (epsilon, delta).
 
-    spent: the earlier releases. Raises ConfigError when these alone exceed the total.
+    Args:
+        epsilon: of the total.
+        delta: of the total.
+        sample_rate: of the further releases; below one, each is on a Poisson sample of the units.
+        count: number of further releases.
+        spent: the earlier releases.
+
+    Returns:
+        Standard deviation of the noise of each further release, in multiples of the sensitivity.
+
+    Raises:
+        ConfigError: when the earlier releases alone exceed the total.
+
+    Example:
+        >>> round(calibrate(epsilon=1.0, delta=1e-5, count=4), 3)
+        7.461
     """
     merged, sampled = _merge(spent)
     if sample_rate == 1 and not sampled:

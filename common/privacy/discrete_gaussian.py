@@ -40,18 +40,32 @@ CONTINUOUS = 16
 
 
 def discrete_gaussian(variance: int, count: int, source: Source = secret_bytes) -> Integers:
-    """Independent integers with probabilities proportional to exp(-k^2 / (2 variance)), from the operating system.
+    """Independent integers k with probabilities proportional to exp(-k^2 / (2 variance)).
 
-    source: other random bytes, from which every machine gets the same integers, because coins near the rounding of floating
-    point are decided exactly.
+    Args:
+        variance: of the distribution.
+        count: number of integers.
+        source: random bytes; by default from the operating system. From other bytes every machine
+            gets the same integers, because coins near the rounding of floating point are decided
+            exactly.
+
+    Returns:
+        Integers (count,), int64.
+
+    Source:
+        Canonne, Kamath & Steinke 2020, algorithm 3.
+
+    Example:
+        >>> discrete_gaussian(variance=16, count=8, source=seeded(bytes(32))).tolist()
+        [3, -2, -5, 1, -5, 3, -1, -5]
     """
-    found: list[Integers] = []
+    batches: list[Integers] = []
     missing = count
     while missing > 0:
         drawn = _accepted(variance, 2 * missing + 64, source)[:missing]
-        found.append(drawn)
+        batches.append(drawn)
         missing -= len(drawn)
-    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+    return np.concatenate(batches) if batches else np.zeros(0, dtype=np.int64)
 
 
 def seeded(seed: bytes) -> Source:

@@ -30,12 +30,32 @@ def power_above(bound: float) -> float:
 
 
 def toward_zero(values: Tensor, step: float) -> Tensor:
-    """Values (float64) rounded toward zero to multiples of `step`, a power of two."""
+    """Round values toward zero.
+
+    Args:
+        values: of any shape, float64.
+        step: a power of two.
+
+    Returns:
+        Multiples of `step`, in the same shape.
+    """
     return (values * (1 / step)).trunc_().mul_(step)
 
 
 class ExactSum:
-    """An exact sum (float64) of up to 2^30 contributions, with entries of magnitude at most `bound`."""
+    """An exact sum (float64) of up to 2^30 contributions.
+
+    Args:
+        shape: of the sum.
+        bound: largest magnitude of an entry of a contribution.
+        device: where the sum is kept.
+
+    Example:
+        >>> total = ExactSum((2,), bound=1.0)
+        >>> total.add(torch.tensor([[0.5, 0.25], [0.5, -0.125]], dtype=torch.float64))
+        >>> total.value.tolist()
+        [1.0, 0.125]
+    """
 
     def __init__(self, shape: Sequence[int], bound: float, device: torch.device | None = None) -> None:
         self._high = torch.zeros(tuple(shape), dtype=torch.float64, device=device)
@@ -49,7 +69,12 @@ class ExactSum:
             self._low += toward_zero(some, self._unit * FINE).sum(0)
 
     def add_at(self, index: Tensor, contributions: Tensor) -> None:
-        """Add contributions (n, *shape[1:]), float64, each to the entry `index` (n,) of the first axis."""
+        """Add contributions, each to one entry of the first axis.
+
+        Args:
+            index: of the entry of each contribution, (n,), int64.
+            contributions: (n, *shape[1:]), float64.
+        """
         # Coarse and fine parts are added separately, so no carry is needed: 2^30 of each add up exactly.
         self._make_room(ROWS)
         fine = toward_zero(contributions, self._unit * FINE)
@@ -58,9 +83,13 @@ class ExactSum:
         self._low.index_add_(0, index, fine.sub_(high))
 
     def add_products(self, left: Tensor, right: Tensor) -> None:
-        """Add left_i right_i^T of all rows of left (n, a), entries at most `bound`, and right (n, b), at most one.
+        """Add left_i right_i^T of all rows i.
 
         Both are rounded toward zero before the multiplication, so that no product exceeds its bound.
+
+        Args:
+            left: (n, a), float64, entries at most `bound`.
+            right: (n, b), float64, entries at most one.
         """
         for some, others in zip(torch.split(left, ROWS), torch.split(right, ROWS), strict=True):
             self._make_room(len(some))

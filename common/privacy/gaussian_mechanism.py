@@ -25,9 +25,14 @@ GRID = 2.0**-16
 
 @dataclass(frozen=True)
 class BoundedSum:
-    """A sum over units: `value` of any shape, to which one unit adds a tensor of norm at most `bound`.
+    """A sum over units.
 
-    share: this statistic's part of the budget 1 / noise_multiplier^2. The shares of a release sum to one.
+    Attributes:
+        name: of the statistic.
+        value: the sum, of any shape.
+        bound: largest norm of what one unit adds to `value`; this is the sensitivity.
+        share: this statistic's part of the budget 1 / noise_multiplier^2. The shares of a release
+            sum to one.
     """
 
     name: str
@@ -38,7 +43,14 @@ class BoundedSum:
 
 @dataclass(frozen=True)
 class Noisy:
-    """A released statistic. Its noise has standard deviation `sigma` in every entry, for sensitivity `sensitivity`."""
+    """A released statistic.
+
+    Attributes:
+        name: of the statistic.
+        value: the sum with noise, in the shape of the sum, float64.
+        sigma: standard deviation of the noise in every entry.
+        sensitivity: largest norm of what one unit adds to the sum.
+    """
 
     name: str
     value: Tensor
@@ -46,15 +58,34 @@ class Noisy:
     sensitivity: float
 
     def signal_to_noise(self) -> float:
-        """Ratio of the norms of signal and noise, estimated from the noisy value alone: sqrt(|v|^2 / (n sigma^2) - 1)."""
+        """Ratio of the norms of signal and noise, estimated from the noisy value alone:
+        sqrt(|v|^2 / (n sigma^2) - 1), or 0 if the root is of a negative number.
+        """
         return math.sqrt(max(0.0, float(self.value.double().square().mean()) / self.sigma**2 - 1))
 
 
 def release(statistics: Sequence[BoundedSum], noise_multiplier: float) -> list[Noisy]:
     """Add noise to several sums at once. Together they cost one GaussianEvent(noise_multiplier).
 
-    A statistic of sensitivity D and share s gets noise sigma = noise_multiplier D / sqrt(s). Divided by their sigmas, all
-    sums together change by at most sqrt(sum of s) / noise_multiplier in Euclidean norm, as the calibration assumes.
+    A statistic of sensitivity D and share s gets noise sigma = noise_multiplier D / sqrt(s).
+    Divided by their sigmas, all sums together change by at most sqrt(sum of s) / noise_multiplier in
+    Euclidean norm, as the calibration assumes.
+
+    Args:
+        statistics: the sums, with shares that sum to one.
+        noise_multiplier: of the whole release as one Gaussian mechanism.
+
+    Returns:
+        The released statistics in the same order. Values are rounded to `GRID` of their sigma.
+
+    Raises:
+        ConfigError: for shares that do not sum to one.
+
+    Example:
+        >>> counts = BoundedSum("counts", torch.tensor([40.0, 60.0]), bound=1.0, share=0.25)
+        >>> sums = BoundedSum("sums", torch.zeros(2, 3), bound=1.0, share=0.75)
+        >>> [(noisy.name, round(noisy.sigma, 2)) for noisy in release([counts, sums], 4.0)]
+        [('counts', 8.0), ('sums', 4.62)]
     """
     if abs(sum(statistic.share for statistic in statistics) - 1) > 1e-9:
         raise ConfigError("the budget shares of the statistics in one release must sum to one")
@@ -91,9 +122,14 @@ def with_noise(sums: Mapping[str, Tensor], mechanism: Mechanism) -> list[Noisy]:
 
 
 def system_normals(shape: Sequence[int]) -> Tensor:
-    """Standard normals (float64) from a cryptographic generator with a new key from the operating system; not repeatable.
+    """Standard normals from a cryptographic generator with a new key from the operating system; not
+    repeatable.
 
-    Box-Muller transform of 53-bit uniforms.
+    Args:
+        shape: of the result.
+
+    Returns:
+        Normals of this shape, float64: the Box-Muller transform of 53-bit uniforms.
     """
     count = math.prod(shape)
     half = (count + 1) // 2
@@ -118,10 +154,22 @@ def secret_bytes(count: int) -> bytearray:
 
 
 def clip(features: Tensor, norm: float) -> tuple[Tensor, float]:
-    """Scale features (n, d) to norm at most one, x / max(|x|, norm); also return the share of features that it shortened.
+    """Scale features to norm at most one: x / max(|x|, norm).
 
-    norm = 0 gives every feature unit norm. A feature that is not finite becomes zero. The bound holds for any input:
-    entries are first divided by the largest one, because squares of tiny or huge entries would underflow or overflow.
+    The bound holds for any input: entries are first divided by the largest one, because squares of
+    tiny or huge entries would underflow or overflow.
+
+    Args:
+        features: (n, d), any floating point. A feature that is not finite becomes zero.
+        norm: that features are divided by if theirs is not larger; 0 gives every feature unit norm.
+
+    Returns:
+        The scaled features (n, d), and the share of features whose norm was larger than `norm`.
+
+    Example:
+        >>> clipped, share = clip(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), norm=1.0)
+        >>> [[round(entry, 3) for entry in row] for row in clipped.tolist()], share
+        ([[0.6, 0.8], [0.3, 0.4]], 0.5)
     """
     limits = torch.finfo(features.dtype)
     largest = features.abs().amax(1, keepdim=True).clamp_min(limits.tiny)
@@ -137,9 +185,19 @@ def clip(features: Tensor, norm: float) -> tuple[Tensor, float]:
 
 
 def unit_weights(units: Sequence[str] | None, count: int) -> Tensor:
-    """Weight of every record (count,), float64: one, or one over its patient's records, so that a patient weighs one.
+    """Weight of every record: one, or one over its patient's records, so that a patient weighs one.
 
-    Rounded toward zero, because seven times the float nearest to 1/7 may exceed one.
+    Args:
+        units: the patient of each record; None where a record is the unit.
+        count: number of records, used without units.
+
+    Returns:
+        Weights (count,), float64, rounded toward zero, because seven times the float nearest to 1/7
+        may exceed one.
+
+    Example:
+        >>> unit_weights(["ann", "bob", "ann"], 3).tolist()
+        [0.5, 1.0, 0.5]
     """
     if units is None:
         return torch.ones(count, dtype=torch.float64)

@@ -49,6 +49,11 @@ class Releases:
         first: the release of round one.
         each: the release of every other round.
         rounds: their number.
+
+    Example:
+        >>> releases = Releases(GaussianEvent(8.0), GaussianEvent(4.0, count=2), rounds=10)
+        >>> [(event.noise_multiplier, event.count) for event in releases.until(3)]
+        [(8.0, 1), (4.0, 4)]
     """
 
     first: GaussianEvent
@@ -84,7 +89,7 @@ class Mechanism:
     Example:
         >>> mechanism = NoisySums("sums", 1.0, 1e-5, {"counts": 0.1, "sums": 0.9}).mechanism()
         >>> f"{mechanism.noise_multiplier:.3f}", f"{mechanism.epsilon_after(1):.3f}"
-        ('3.730', '1.000')
+        ('3.731', '1.000')
     """
 
     name: str
@@ -98,7 +103,12 @@ class Mechanism:
     releases: Releases | None = None
 
     def of(self, unit: Unit, centre: str = "") -> Mechanism:
-        """The mechanism for this unit, and with this digest of a public centre."""
+        """The mechanism for this unit, and with this digest of a public centre.
+
+        Args:
+            unit: what is added or removed.
+            centre: digest of the public centre that was subtracted before the clip, or empty.
+        """
         return replace(self, unit=unit, centre=centre)
 
     @property
@@ -138,11 +148,14 @@ SHOWN = {"name": "mechanism"}
 
 
 def check_stated(stated: Mechanism | None, expected: Mechanism | None) -> None:
-    """Raise SurrogateError unless a message states the mechanism of the run, up to rounding and for any unit.
+    """Check that a message states the mechanism of the run, up to rounding and for any unit.
 
     Args:
         stated: what the message states; None if it states no privacy.
         expected: what follows from the run's settings; None for a run without privacy.
+
+    Raises:
+        SurrogateError: if it states anything else.
     """
     if stated is None or expected is None:
         if stated is not expected:
@@ -160,7 +173,19 @@ def check_stated(stated: Mechanism | None, expected: Mechanism | None) -> None:
 
 
 def relation_of(mechanism: str, units: Collection[str]) -> str:
-    """The neighbouring relation of a run whose sites protect these units; empty without a unit."""
+    """The neighbouring relation of a run whose sites protect these units.
+
+    Args:
+        mechanism: its name.
+        units: that the sites protect: records, patients or both.
+
+    Returns:
+        The relation in words; empty without a unit.
+
+    Example:
+        >>> relation_of(SUMS, {"patient"})
+        'add or remove one patient'
+    """
     if mechanism == THEOREM:
         # Its sensitivities assume an exchange: one record more or less would change the class sizes, which have no noise.
         return "exchange one record for another of the same class"
@@ -177,7 +202,11 @@ class MechanismRecipe(Protocol):
         """Of the mechanism."""
 
     def mechanism(self) -> Mechanism:
-        """The mechanism for records. Raises ConfigError for a budget that its noise cannot keep."""
+        """The mechanism for records.
+
+        Raises:
+            ConfigError: for a budget that its noise cannot keep.
+        """
 
 
 Shares = Mapping[str, float] | Callable[[float], Mapping[str, float]]
@@ -195,6 +224,14 @@ class NoisySums:
         clip: see `Mechanism`.
         bounds: Euclidean norm of what one record adds to each statistic; one where none is given.
         steps: equal releases into which the budget is split.
+
+    Example:
+        Counts get a tenth of the budget, so their noise is larger than that of the sums, at the
+        same sensitivity of one:
+
+        >>> recipe = NoisySums("sums", 1.0, 1e-5, {"counts": 0.1, "sums": 0.9})
+        >>> {name: round(sigma, 1) for name, (sigma, bound) in recipe.mechanism().noise.items()}
+        {'counts': 11.8, 'sums': 3.9}
     """
 
     name: str
@@ -225,12 +262,14 @@ class TheoremNoise:
     The joint sensitivity of a class of n records is 2 sqrt(5) / n (mean 2 / n, covariance 4 / n). It protects one record and
     assumes public class sizes; it does not hide them, nor which classes a site has.
 
-    Source: Beitollahi et al. 2024, theorem 4.1.
-
     Attributes:
         epsilon: of the release.
         delta: of the release.
         clip: see `Mechanism`.
+        name: of the mechanism.
+
+    Source:
+        Beitollahi et al. 2024, theorem 4.1.
     """
 
     epsilon: float
@@ -239,7 +278,11 @@ class TheoremNoise:
     name: str = THEOREM
 
     def mechanism(self) -> Mechanism:
-        """The mechanism. Raises ConfigError where its noise is too small for epsilon."""
+        """The mechanism.
+
+        Raises:
+            ConfigError: where its noise is too small for epsilon.
+        """
         epsilon, delta = self.epsilon, self.delta
         multiplier = 2 / epsilon * math.sqrt(math.log(4 / delta))
         if (true := gaussian_epsilon(multiplier, delta)) > epsilon:
@@ -285,7 +328,11 @@ class NoisyRounds:
     first_shares: Mapping[str, float] = field(default_factory=dict)
 
     def mechanism(self) -> Mechanism:
-        """The mechanism. Raises ConfigError for a given noise with which not even one round is within epsilon."""
+        """The mechanism.
+
+        Raises:
+            ConfigError: for a given noise with which not even one round is within epsilon.
+        """
         opening = self._opening
         multiplier = self.noise_multiplier or _calibrated(
             self.epsilon, self.delta, self.sample_rate, (self.rounds - (opening is not None)) * self.steps, opening

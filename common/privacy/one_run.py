@@ -26,7 +26,16 @@ LARGEST = 50.0
 
 @dataclass(frozen=True)
 class Guesses:
-    """The answers of an attacker. canaries: all that were tossed for; guessed: answers given; right: those that are true."""
+    """The answers of an attacker.
+
+    Attributes:
+        canaries: number of all canaries that were tossed for.
+        guessed: number of answers given.
+        right: number of answers that are true.
+
+    Raises:
+        ConfigError: unless 0 <= right <= guessed <= canaries.
+    """
 
     canaries: int
     guessed: int
@@ -38,9 +47,24 @@ class Guesses:
 
 
 def guess(scores: Tensor, included: Tensor, count: int) -> Guesses:
-    """Guess "in" for the count / 2 canaries with the highest scores, and "out" for as many with the lowest.
+    """Guess "in" for the count / 2 canaries with the highest scores, and "out" for as many
+    with the lowest.
 
-    scores, included: (m,). There is no guess for the scores between: a wrong guess costs more than a right one gains.
+    There is no guess for the scores between: a wrong guess costs more than a right one gains.
+
+    Args:
+        scores: of the canaries, (m,).
+        included: whether each canary was in the data, (m,), bool.
+        count: number of answers.
+
+    Returns:
+        The answers, counted.
+
+    Example:
+        >>> import torch
+        >>> scores = torch.tensor([0.9, 0.1, 0.5, 0.8])
+        >>> guess(scores, torch.tensor([True, False, True, False]), count=2)
+        Guesses(canaries=4, guessed=2, right=2)
     """
     order = scores.argsort()
     half = max(1, min(count, len(scores)) // 2)
@@ -48,43 +72,88 @@ def guess(scores: Tensor, included: Tensor, count: int) -> Guesses:
     return Guesses(len(scores), 2 * half, int(right))
 
 
-def p_value(found: Guesses, epsilon: float, delta: float) -> float:
-    """Upper bound on the probability of so many right answers or more under (epsilon, delta) (theorem 5.2)."""
+def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
+    """Upper bound on the probability of so many right answers or more under (epsilon, delta).
+
+    Args:
+        guesses: the answers of the attacker.
+        epsilon: of the claim, for adding or removing one record.
+        delta: of the claim.
+
+    Returns:
+        The bound, at most one.
+
+    Source:
+        Steinke, Nasr & Jagielski 2023, theorem 5.2.
+    """
     from scipy.stats import binom
 
     rate = 1 / (1 + math.exp(-epsilon))
-    tail, alpha, summed = float(binom.sf(found.right - 1, found.guessed, rate)), 0.0, 0.0
+    tail, alpha, summed = float(binom.sf(guesses.right - 1, guesses.guessed, rate)), 0.0, 0.0
     if delta > 0:
-        masses = binom.pmf(range(found.right), found.guessed, rate)
-        for i in range(1, found.right + 1):
-            summed += float(masses[found.right - i])
+        masses = binom.pmf(range(guesses.right), guesses.guessed, rate)
+        for i in range(1, guesses.right + 1):
+            summed += float(masses[guesses.right - i])
             alpha = max(alpha, summed / i)
-    return min(1.0, tail + 2 * found.canaries * alpha * delta)
+    return min(1.0, tail + 2 * guesses.canaries * alpha * delta)
 
 
-def epsilon_bound(found: Guesses, delta: float, confidence: float = 0.95) -> float:
-    """Largest epsilon that these answers refute with this confidence: a lower bound of the true one; 0 if there is none."""
+def epsilon_bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> float:
+    """Largest epsilon that these answers refute: a lower bound of the true one.
+
+    Args:
+        guesses: the answers of the attacker.
+        delta: at which epsilon is bounded.
+        confidence: of the bound.
+
+    Returns:
+        The bound, at most `LARGEST`; 0 if there is none.
+
+    Example:
+        >>> round(epsilon_bound(Guesses(canaries=1000, guessed=100, right=95), delta=1e-5), 2)
+        2.17
+    """
     low, high = 0.0, LARGEST
-    if p_value(found, low, delta) > 1 - confidence:
+    if p_value(guesses, low, delta) > 1 - confidence:
         return 0.0
     while high - low > 1e-4:
         middle = (low + high) / 2
-        low, high = (middle, high) if p_value(found, middle, delta) <= 1 - confidence else (low, middle)
+        refuted = p_value(guesses, middle, delta) <= 1 - confidence
+        low, high = (middle, high) if refuted else (low, middle)
     return low
 
 
-def gaussian_bound(found: Guesses, delta: float, confidence: float = 0.95) -> float:
-    """Largest epsilon at `delta` of Gaussian noise that these answers refute; 0 if there is none."""
+def gaussian_bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> float:
+    """Largest epsilon of Gaussian noise that these answers refute.
+
+    For claims that come from Gaussian noise, where it is higher than `epsilon_bound`.
+
+    Args:
+        guesses: the answers of the attacker.
+        delta: at which epsilon is bounded.
+        confidence: of the bound.
+
+    Returns:
+        The bound; 0 if there is none.
+
+    Source:
+        Mahloujifar, Melis & Chaudhuri 2024.
+
+    Example:
+        >>> round(gaussian_bound(Guesses(canaries=1000, guessed=100, right=95), delta=1e-5), 2)
+        3.32
+    """
     from common.privacy.accounting import gaussian_epsilon
 
     low, high = 0.0, LARGEST
     while high - low > 1e-4:
         middle = (low + high) / 2
-        low, high = (middle, high) if _impossible(found, middle, 1 - confidence) else (low, middle)
+        refuted = _impossible(guesses, middle, 1 - confidence)
+        low, high = (middle, high) if refuted else (low, middle)
     return gaussian_epsilon(1 / low, delta) if low > 0 else 0.0
 
 
-def _impossible(found: Guesses, mu: float, tail: float) -> bool:
+def _impossible(guesses: Guesses, mu: float, tail: float) -> bool:
     """Whether so many right answers have a probability below `tail` under Gaussian noise of standard deviation 1 / mu.
 
     p_j is the probability of j right answers of c, for m canaries. Let right = sum of j / m p_j and wrong = sum of
@@ -93,9 +162,9 @@ def _impossible(found: Guesses, mu: float, tail: float) -> bool:
     ones. From an assumed tail at the observed number, both grow as i falls to 0. If their sum exceeds c / m, the tail is
     smaller than assumed.
     """
-    normal, c, m = NormalDist(), found.guessed, found.canaries
-    right, wrong = tail * found.right / m, tail * (c - found.right) / m
-    for i in range(found.right - 1, -1, -1):
+    normal, c, m = NormalDist(), guesses.guessed, guesses.canaries
+    right, wrong = tail * guesses.right / m, tail * (c - guesses.right) / m
+    for i in range(guesses.right - 1, -1, -1):
         before, wrong = wrong, max(wrong, normal.cdf(normal.inv_cdf(right) - mu) if right > 0 else 0.0)
         right += i / (c - i) * (wrong - before)
         if right + wrong > c / m:
@@ -104,8 +173,18 @@ def _impossible(found: Guesses, mu: float, tail: float) -> bool:
 
 
 def best_count(scores: Tensor, included: Tensor, delta: float, shares: Sequence[float]) -> int:
-    """The number of answers with the highest bound, as a share of the canaries. For the run after this one: on the same
-    run the choice would have seen the answers.
+    """The number of answers with the highest bound.
+
+    For the run after this one: on the same run the choice would have seen the answers.
+
+    Args:
+        scores: of the canaries, (m,).
+        included: whether each canary was in the data, (m,), bool.
+        delta: at which epsilon is bounded.
+        shares: the numbers of answers to choose from, as shares of the canaries.
+
+    Returns:
+        The number of answers, at least two.
     """
     counts = [max(2, round(share * len(scores))) for share in shares]
     return max(counts, key=lambda count: gaussian_bound(guess(scores, included, count), delta))

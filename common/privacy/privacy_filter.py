@@ -51,9 +51,22 @@ LARGEST_ORDER = 10_000
 
 @dataclass(frozen=True)
 class PrivacyFilter:
-    """A filter for the total (epsilon, delta_total): `delta` is for the exact rule, the rest for the Renyi rule.
+    """A filter for the total (epsilon, delta_total).
 
-    Raises ConfigError for a delta_total that leaves nothing for the Renyi rule.
+    Attributes:
+        epsilon: of the total.
+        delta: for the exact rule.
+        delta_total: of the total; what it has above `delta` is for the Renyi rule.
+
+    Raises:
+        ConfigError: for a delta_total that leaves nothing for the Renyi rule.
+
+    Example:
+        >>> total = PrivacyFilter(epsilon=1.0, delta=1e-5, delta_total=2e-5)
+        >>> round(total.spent([GaussianEvent(8.0)], exact=True), 3)
+        0.434
+        >>> round(total.spent([GaussianEvent(8.0)], exact=False), 3)
+        0.475
     """
 
     epsilon: float
@@ -75,9 +88,14 @@ class PrivacyFilter:
     def spent(self, events: Sequence[GaussianEvent], exact: bool) -> float:
         """Epsilon spent by a history; the history is accepted while this is at most `epsilon`.
 
-        exact: whether rule 1 applies. By rule 1 this is the true epsilon at `delta`. By rule 2 it is the epsilon of one
-        Gaussian release that takes the same share of its budget: zero for no releases, `epsilon` for the whole budget,
-        and increasing in between.
+        Args:
+            events: the history, in its order.
+            exact: whether rule 1 applies.
+
+        Returns:
+            By rule 1, the true epsilon at `delta`. By rule 2, the epsilon of one Gaussian release
+            that takes the same share of its budget: zero for no releases, `epsilon` for the whole
+            budget, and increasing in between. The smaller one where both apply.
         """
         chosen = tuple(events)
         if not chosen:
@@ -104,10 +122,21 @@ class PrivacyFilter:
 
 
 def renyi_divergence(event: GaussianEvent, order: int) -> float:
-    """Renyi divergence of integer `order` >= 2 of one Gaussian release, with or without Poisson sampling, for add/remove.
+    """Renyi divergence of one Gaussian release, with or without Poisson sampling, for add/remove.
 
-    Mironov, Talwar & Zhang 2019, section 3.3, whose theorem covers both directions. A is written as 1 + a sum of positive
-    terms, so no digits cancel: log(1 + sum_k>=2 C(order, k) q^k (1 - q)^(order - k) (exp(k (k - 1) / (2 noise^2)) - 1)).
+    A is written as 1 + a sum of positive terms, so no digits cancel: log(1 + sum_k>=2 C(order, k)
+    q^k (1 - q)^(order - k) (exp(k (k - 1) / (2 noise^2)) - 1)).
+
+    Args:
+        event: the release; its count is not used.
+        order: an integer, at least 2.
+
+    Source:
+        Mironov, Talwar & Zhang 2019, section 3.3, whose theorem covers both directions.
+
+    Example:
+        >>> renyi_divergence(GaussianEvent(2.0), order=8)
+        1.0
     """
     noise, rate = event.noise_multiplier, event.sample_rate
     if rate == 1:
@@ -123,10 +152,19 @@ def renyi_divergence(event: GaussianEvent, order: int) -> float:
 
 
 def renyi_budget(epsilon: float, delta: float, order: float) -> float:
-    """The largest Renyi divergence of this order that implies (epsilon, delta); negative if there is none.
+    """The largest Renyi divergence of this order that implies (epsilon, delta).
 
-    Canonne, Kamath & Steinke 2020, "The Discrete Gaussian for Differential Privacy", proposition 12, solved for the
-    divergence.
+    Args:
+        epsilon: implied.
+        delta: implied.
+        order: of the divergence, above one.
+
+    Returns:
+        The divergence; negative if there is none.
+
+    Source:
+        Canonne, Kamath & Steinke 2020, "The Discrete Gaussian for Differential Privacy",
+        proposition 12, solved for the divergence.
     """
     return epsilon + (math.log(delta) + math.log(order)) / (order - 1) - math.log1p(-1 / order)
 

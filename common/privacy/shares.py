@@ -13,9 +13,21 @@ JOINT_STEP = {"records": 0.03, "gradients": 0.97}
 def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
     """Shares of the budget 1 / noise_multiplier^2 by statistic. They depend only on public settings.
 
-    Second moments are large tables. Below an epsilon of about 2, noise dominates them and they get little; from 4 on, half.
-    Counts need little: they are only weights of the sums. Measured in benchmarks/private_surrogates.py. "joint": for secure
-    sums, measured in benchmarks/secure_sums.py.
+    Second moments are large tables. Below an epsilon of about 2, noise dominates them and they get
+    little; from 4 on, half. Counts need little: they are only weights of the sums. Measured in
+    benchmarks/private_surrogates.py.
+
+    Args:
+        family: of covariances; or "joint" for secure sums, measured in benchmarks/secure_sums.py.
+        noise_multiplier: of the whole release as one Gaussian mechanism.
+
+    Returns:
+        The shares, which sum to one. "spherical" covariances need no second moments.
+
+    Example:
+        >>> shares = budget_shares("full", noise_multiplier=1.0)
+        >>> {name: round(share, 3) for name, share in shares.items()}
+        {'counts': 0.039, 'sums': 0.521, 'squares': 0.44}
     """
     if family == "joint":
         return JOINT

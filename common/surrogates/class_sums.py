@@ -32,9 +32,13 @@ ROWS = 16 * 511
 class Sums:
     """Noisy sums over a site's records x of norm at most one, each with a weight of at most one.
 
-    counts (C,); sums (C, d): x by class; squares, over all classes: none for spherical, (d,) of x * x for diag,
-    (d (d + 1) / 2,) of the upper triangle of x x^T for full and lowrank, with off-diagonal entries times sqrt(2).
-    sigmas: standard deviation of the noise in every entry, by statistic.
+    Attributes:
+        counts: of records by class, (C,).
+        sums: of x by class, (C, d).
+        squares: over all classes: none for spherical, (d,) of x * x for diag, (d (d + 1) / 2,) of
+            the upper triangle of x x^T for full and lowrank, with off-diagonal entries times
+            sqrt(2).
+        sigmas: standard deviation of the noise in every entry, by statistic.
     """
 
     counts: Tensor
@@ -59,38 +63,68 @@ def statistics(
     noise_multiplier: float,
     done: Callable[[Tensor], None] = lambda rows: None,
 ) -> list[BoundedSum]:
-    """The sums, without noise, of features (n, d) of norm at most one; labels (n,) in [0, num_classes), weights (n,).
+    """The sums of records, without noise.
 
-    A unit whose record weights sum to one changes each sum by at most one. The norms of x, of x * x (its squared entries
-    sum to at most |x|^4) and of x x^T are at most one, and so is the norm of a convex combination of these.
-    done: called with rows of the features that have been added to a sum.
+    A unit whose record weights sum to one changes each sum by at most one. The norms of x, of x * x
+    (its squared entries sum to at most |x|^4) and of x x^T are at most one, and so is the norm of a
+    convex combination of these.
+
+    Args:
+        features: (n, d), of norm at most one.
+        labels: (n,), in [0, num_classes).
+        weights: of the records, (n,).
+        num_classes: of the run, with or without records here.
+        family: of covariances, which decides the second moments; or "joint" for secure sums.
+        noise_multiplier: of the whole release, which decides the shares of the budget.
+        done: called with rows of the features that have been added to a sum.
+
+    Returns:
+        Counts, sums and, unless the family is spherical, second moments, float64, as in `Sums`.
+
+    Example:
+        >>> features = torch.tensor([[0.6, 0.8], [0.0, 1.0]])
+        >>> weights = torch.ones(2)
+        >>> sums = statistics(features, torch.tensor([0, 1]), weights, 3, "diag", 1.0)
+        >>> [(each.name, tuple(each.value.shape), each.bound) for each in sums]
+        [('counts', (3,), 1.0), ('sums', (3, 2), 1.0), ('squares', (2,), 1.0)]
     """
     shares = budget_shares(family, noise_multiplier)
     counts, sums = class_sums(features, labels, weights, num_classes, done)
-    found = [BoundedSum("counts", counts, 1.0, shares["counts"]), BoundedSum("sums", sums, 1.0, shares["sums"])]
+    bounded = [
+        BoundedSum("counts", counts, 1.0, shares["counts"]),
+        BoundedSum("sums", sums, 1.0, shares["sums"]),
+    ]
     d, parts = features.shape[1], list(zip(torch.split(features, ROWS), torch.split(weights.double(), ROWS), strict=True))
     if family == "diag":
         squares = ExactSum((d,), 1.0)
         for rows, own in parts:
             squares.add(rows.double().square() * own[:, None])
             done(rows)
-        found.append(BoundedSum("squares", squares.value, 1.0, shares["squares"]))
+        bounded.append(BoundedSum("squares", squares.value, 1.0, shares["squares"]))
     elif family in ("full", "lowrank", "gram", "joint"):
         squares = ExactSum((d, d), 1.0)
         for rows, own in parts:
             halves = rows.double() * own.sqrt()[:, None]
             squares.add_products(halves, halves)
             done(rows)
-        found.append(BoundedSum("squares", fold(squares.value), 1.0, shares["squares"]))
-    return found
+        bounded.append(BoundedSum("squares", fold(squares.value), 1.0, shares["squares"]))
+    return bounded
 
 
 def class_sums(
     features: Tensor, labels: Tensor, weights: Tensor, num_classes: int, done: Callable[[Tensor], None] = lambda rows: None
 ) -> tuple[Tensor, Tensor]:
-    """Counts (C,) and sums (C, d) of features (n, d) of norm at most one, in float64, weighted by weights (n,).
+    """Weighted counts and sums of the records of each class, without noise.
 
-    done: as for `statistics`.
+    Args:
+        features: (n, d), of norm at most one.
+        labels: (n,), in [0, num_classes).
+        weights: of the records, (n,).
+        num_classes: of the run, C.
+        done: as for `statistics`.
+
+    Returns:
+        Counts (C,) and sums (C, d), float64.
     """
     counts, sums = ExactSum((num_classes,), 1.0), ExactSum((num_classes, features.shape[1]), 1.0)
     counts.add_at(labels, weights.double())
@@ -101,12 +135,19 @@ def class_sums(
 
 
 def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
-    """For each table its name, its lengths and their upper bounds: counts below zero (C,), excess of sums over their counts
-    by class (C,) and together (1,), and the second moments (1,).
+    """Lengths of noisy tables, and upper bounds that honest noise keeps.
 
-    Records have at most norm one, so no sum and no second moment is longer than its count, and no count is negative. Honest
-    noise exceeds these bounds with a probability of at most FALSE_ALARM: the length of D normals exceeds sqrt(D) + t
-    with probability at most exp(-t^2 / 2), because it is a 1-Lipschitz function of them.
+    Records have at most norm one, so no sum and no second moment is longer than its count, and no
+    count is negative. Honest noise exceeds these bounds with a probability of at most FALSE_ALARM:
+    the length of D normals exceeds sqrt(D) + t with probability at most exp(-t^2 / 2), because it
+    is a 1-Lipschitz function of them.
+
+    Args:
+        sums: of one site.
+
+    Returns:
+        For each table its name, its lengths and their upper bounds: counts below zero (C,), excess
+        of sums over their counts by class (C,) and together (1,), and the second moments (1,).
     """
     classes, d = sums.sums.shape
     tail = math.sqrt(2 * math.log(4 * classes / FALSE_ALARM))
@@ -118,7 +159,7 @@ def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
     excess = (sums.sums.double().norm(dim=1) - counts.clamp_min(0) * (1 + TABLE_TOLERANCE) - room).clamp_min(0)
     # A tighter bound for all classes together: the sum of the squared excesses is at most a chi-square.
     together = torch.full_like(counts[:1], both * (math.sqrt(classes) + tail))
-    found = [
+    tables = [
         ("the count below zero", (-counts).clamp_min(0), torch.full_like(counts, tail * count_noise)),
         ("a class sum beyond its count", excess, torch.full_like(counts, both * tail)),
         ("the excess of all class sums over their counts", excess.norm()[None], together),
@@ -126,15 +167,21 @@ def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
     if sums.squares is not None:
         total = counts.sum().clamp_min(0) + tail * count_noise * math.sqrt(classes)
         longest = total + sums.sigmas["squares"] * (math.sqrt(len(sums.squares)) + tail)
-        found.append(("second moments", sums.squares.double().norm()[None], longest[None]))
-    return [(name, length, most * (1 + TABLE_TOLERANCE) + TABLE_TOLERANCE) for name, length, most in found]
+        tables.append(("second moments", sums.squares.double().norm()[None], longest[None]))
+    return [(name, length, most * (1 + TABLE_TOLERANCE) + TABLE_TOLERANCE) for name, length, most in tables]
 
 
 def as_mixtures(sums: Sums) -> tuple[Mixtures, list[int]] | None:
-    """One spherical Gaussian for each class that stands out from the noise, and the indices of these classes; None if no
-    class does.
+    """One spherical Gaussian for each class that stands out from the noise.
 
-    For features of unit norm, variance is one minus the mean's squared length. The noise in this length is subtracted.
+    For features of unit norm, variance is one minus the mean's squared length. The noise in this
+    length is subtracted.
+
+    Args:
+        sums: of one site.
+
+    Returns:
+        The Gaussians, and the indices of their classes; None if no class stands out.
     """
     kept = sums.counts > PRESENT * sums.sigmas["counts"]
     if not kept.any():
@@ -148,13 +195,33 @@ def as_mixtures(sums: Sums) -> tuple[Mixtures, list[int]] | None:
 
 
 def fold(matrix: Tensor) -> Tensor:
-    """Upper triangle of a symmetric matrix (d, d) as a vector (d (d + 1) / 2,) of the same Euclidean norm."""
+    """Upper triangle of a symmetric matrix, as a vector of the same Euclidean norm.
+
+    Args:
+        matrix: (d, d), symmetric.
+
+    Returns:
+        The vector (d (d + 1) / 2,), with off-diagonal entries times sqrt(2).
+
+    Example:
+        >>> vector = fold(torch.tensor([[1.0, 2.0], [2.0, 3.0]]))
+        >>> [round(entry, 3) for entry in vector.tolist()]
+        [1.0, 2.828, 3.0]
+    """
     rows, columns = torch.triu_indices(len(matrix), len(matrix))
     return torch.where(rows == columns, 1.0, math.sqrt(2)) * matrix[rows, columns]
 
 
 def unfold(vector: Tensor, dimension: int) -> Tensor:
-    """The inverse of `fold`."""
+    """The inverse of `fold`.
+
+    Args:
+        vector: (d (d + 1) / 2,).
+        dimension: d.
+
+    Returns:
+        The symmetric matrix (d, d).
+    """
     rows, columns = torch.triu_indices(dimension, dimension)
     matrix = vector.new_zeros(dimension, dimension)
     matrix[rows, columns] = torch.where(rows == columns, 1.0, math.sqrt(0.5)) * vector

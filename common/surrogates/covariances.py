@@ -21,9 +21,14 @@ LOG_2PI = math.log(2 * math.pi)
 
 @dataclass(frozen=True)
 class Cluster:
-    """One class during a fit: points (n, d), responsibilities (n, K), and the means (K, d) and sizes (K,) they imply.
+    """One class during a fit.
 
-    squares: what the family needs of the squared points, see `CovarianceModel.squares`.
+    Attributes:
+        points: (n, d).
+        responsibilities: of the K components for the points, (n, K).
+        means: that they imply, (K, d).
+        sizes: that they imply, (K,).
+        squares: what the family needs of the squared points, see `CovarianceModel.squares`.
     """
 
     points: Tensor
@@ -35,7 +40,13 @@ class Cluster:
 
 @dataclass(frozen=True)
 class CovarianceLimits:
-    """Limits of an estimate: a lower bound of variances, and for lowrank its rank and the points' X^T X (d, d)."""
+    """Limits of an estimate.
+
+    Attributes:
+        floor: lower bound of variances.
+        rank: for lowrank, the columns of its factor.
+        gram: for a shared covariance, X^T X of the points, (d, d); computed where it is None.
+    """
 
     floor: float
     rank: int = 1
@@ -43,10 +54,11 @@ class CovarianceLimits:
 
 
 class CovarianceModel(Protocol):
-    """Interface of all families. `width` is the number of standard normals per sample.
+    """Interface of all families, as a table over M components in d dimensions.
 
-    shared: one covariance for all components. iterative: whether the estimate needs several steps even if each class has
-    one component.
+    Attributes:
+        shared: one covariance for all components.
+        iterative: whether the estimate needs several steps even if each class has one component.
     """
 
     shared: ClassVar[bool]
@@ -54,17 +66,47 @@ class CovarianceModel(Protocol):
 
     @classmethod
     def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
-        """M-step of EM; for lowrank one step that never lowers the likelihood."""
+        """M-step of EM; for lowrank one step that never lowers the likelihood.
+
+        Args:
+            clusters: one for each class, whose components follow each other in the table.
+            limits: of the estimate.
+            previous: the estimate of the step before; None in the first step.
+        """
 
     @classmethod
     def squares(cls, points: Tensor) -> Tensor:
-        """What every step of a fit needs of the squares of the points (n, d), which do not change: (n, ...)."""
+        """What every step of a fit needs of the squares of the points, which do not change.
+
+        Args:
+            points: (n, d).
+
+        Returns:
+            A tensor (n, ...), of a shape that the family chooses.
+        """
 
     def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
-        """Log-density of points (n, d) under each component: (n, M). squares: those of `points`, if they are known."""
+        """Log-density of points under each component.
+
+        Args:
+            points: (n, d).
+            means: of the components, (M, d).
+            squares: those of `points`, if they are known.
+
+        Returns:
+            Log-densities (n, M), in nats.
+        """
 
     def colour(self, normals: Tensor, component: Tensor) -> Tensor:
-        """Turn standard normals (n, width) into zero-mean noise (n, d) of the components (n,)."""
+        """Turn standard normals into zero-mean noise of components.
+
+        Args:
+            normals: (n, width).
+            component: of each sample, (n,), int64.
+
+        Returns:
+            Noise (n, d).
+        """
 
     def variances_per_dimension(self) -> Tensor:
         """Variance of every dimension, broadcastable to (M, d)."""
@@ -77,13 +119,30 @@ class CovarianceModel(Protocol):
 
 
 def products(points: Tensor, few: Tensor) -> Tensor:
-    """Inner products (n, K) of points (n, d) with a few vectors (K, d). In this order they take a third of the time."""
+    """Inner products of points with a few vectors. In this order they take a third of the time.
+
+    Args:
+        points: (n, d).
+        few: (K, d).
+
+    Returns:
+        Products (n, K).
+    """
     return (few @ points.T).T
 
 
 @dataclass(frozen=True)
 class Diagonal:
-    """Diagonal covariances. variances: (M, d)."""
+    """Diagonal covariances.
+
+    Attributes:
+        variances: (M, d).
+
+    Example:
+        >>> table = Diagonal(torch.tensor([[1.0, 4.0]]))
+        >>> table.colour(torch.ones(2, 2), torch.tensor([0, 0])).tolist()
+        [[1.0, 2.0], [1.0, 2.0]]
+    """
 
     variances: Tensor
     shared: ClassVar[bool] = False
@@ -125,7 +184,11 @@ class Diagonal:
 
 @dataclass(frozen=True)
 class Spherical:
-    """Spherical covariances. variances: (M,), one for all dimensions of a component."""
+    """Spherical covariances.
+
+    Attributes:
+        variances: (M,), one for all dimensions of a component.
+    """
 
     variances: Tensor
     shared: ClassVar[bool] = False
@@ -167,7 +230,12 @@ class Spherical:
 
 @dataclass(frozen=True)
 class Full:
-    """Full covariances. cholesky: (M, d, d), lower triangular; float64 in a fit, because scatters are nearly singular."""
+    """Full covariances.
+
+    Attributes:
+        cholesky: factors (M, d, d), lower triangular; float64 in a fit, because scatters are nearly
+            singular.
+    """
 
     cholesky: Tensor
     shared: ClassVar[bool] = False
@@ -221,9 +289,19 @@ class Full:
 
 
 def cholesky(scatter: Tensor, floor: float) -> Tensor:
-    """Cholesky factor of scatter + floor I. The floor grows tenfold until rounding no longer makes the sum indefinite.
+    """Cholesky factor of scatter + floor I.
 
-    floor: positive. Raises SurrogateError for a matrix that is not finite.
+    The floor grows tenfold until rounding no longer makes the sum indefinite.
+
+    Args:
+        scatter: (d, d), symmetric.
+        floor: positive.
+
+    Returns:
+        The factor (d, d), lower triangular.
+
+    Raises:
+        SurrogateError: for a matrix that is not finite.
     """
     while math.isfinite(floor) and floor > 0:
         ridge = floor * torch.eye(len(scatter), dtype=scatter.dtype, device=scatter.device)

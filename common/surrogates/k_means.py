@@ -14,10 +14,28 @@ STARTS, FIRST_STEPS, START_DIMENSIONS = 3, 6, 64
 
 
 def k_means(points: Tensor, clusters: int, generator: torch.Generator, iterations: int = 20) -> Tensor:
-    """Hard assignments (n, k) as 0/1, k <= clusters, from k-means++ seeds (Arthur & Vassilvitskii 2007) and Lloyd steps.
+    """Hard assignments of points to clusters, from k-means++ seeds and Lloyd steps.
 
-    The best of STARTS starts after FIRST_STEPS steps in few dimensions is continued in all. If points coincide, the result
-    has fewer clusters, and none is empty.
+    The best of STARTS starts after FIRST_STEPS steps in few dimensions is continued in all.
+
+    Args:
+        points: (n, d).
+        clusters: most that the result has.
+        generator: of the seeds.
+        iterations: most Lloyd steps in all dimensions.
+
+    Returns:
+        Assignments (n, k) as 0/1, k <= clusters. If points coincide, there are fewer clusters, and
+        none is empty.
+
+    Source:
+        Arthur & Vassilvitskii 2007.
+
+    Example:
+        >>> points = torch.tensor([[0.0], [0.1], [9.0], [9.1]])
+        >>> assignments = k_means(points, 2, torch.Generator().manual_seed(0))
+        >>> (assignments @ assignments.T).tolist()[0]
+        [1.0, 1.0, 0.0, 0.0]
     """
     if clusters == 1:
         return points.new_ones(len(points), 1)

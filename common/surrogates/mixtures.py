@@ -31,8 +31,25 @@ Fitted = tuple[list[Tensor], list[Tensor], AnyCovariance]
 class Mixtures:
     """M Gaussian components of C classes in d dimensions.
 
-    counts: (C,) int64, records of each class. labels: (M,) int64, ascending, the class of each component. weights: (M,),
-    summing to one within a class. means: (M, d).
+    Attributes:
+        counts: records of each class, (C,), int64.
+        labels: the class of each component, (M,), int64, ascending.
+        weights: (M,), summing to one within a class.
+        means: (M, d).
+        covariance: of all components.
+
+    Example:
+        >>> identity = FAMILIES["spherical"](torch.ones(2))
+        >>> means = torch.tensor([[0.0, 0.0], [8.0, 8.0]])
+        >>> counts, labels = torch.tensor([30, 10]), torch.tensor([0, 1])
+        >>> table = Mixtures(counts, labels, torch.ones(2), means, identity)
+        >>> mean, variance = table.moments()
+        >>> mean.tolist(), variance.tolist()
+        ([2.0, 2.0], [13.0, 13.0])
+        >>> streams = [torch.Generator().manual_seed(seed) for seed in (0, 1)]
+        >>> features, labels = table.draw([2, 1], streams)
+        >>> tuple(features.shape), labels.tolist()
+        ((3, 2), [0, 0, 1])
     """
 
     counts: Tensor
@@ -62,13 +79,26 @@ class Mixtures:
         return Mixtures(*moved, covariance)
 
     def log_likelihood(self, features: Tensor, labels: Tensor) -> float:
-        """Mean log-density of features (n, d) under the mixture of their own class, in nats; tests use it."""
+        """Mean log-density of features under the mixture of their own class, in nats; tests use it.
+
+        Args:
+            features: (n, d).
+            labels: (n,).
+        """
         joint = self.covariance.log_density(features, self.means) + self.weights.log()
         own = labels[:, None] == self.labels
         return float(joint.masked_fill(~own, -torch.inf).logsumexp(1).mean())
 
     def draw(self, counts: Sequence[int], streams: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
-        """Sample counts[c] features of every class c from its own stream: features (sum, d) and labels (sum,)."""
+        """Sample features of every class from its own stream.
+
+        Args:
+            counts: number of samples of each class, (C,).
+            streams: a generator for each class, (C,).
+
+        Returns:
+            Features (sum of counts, d), and their labels (sum of counts,).
+        """
         total, dimension = sum(counts), self.means.shape[1]
         normals = torch.empty(total, self.covariance.width(dimension))
         component = torch.empty(total, dtype=torch.int64)
@@ -99,8 +129,19 @@ class Mixtures:
 
 @dataclass(frozen=True)
 class MixtureSettings:
-    """Settings of a mixture fit. `components` and `rank` are upper bounds: a class of n records gets at most
-    n / samples_per_component components, and a site of n records at most that rank; always at least one.
+    """Settings of a mixture fit.
+
+    `components` and `rank` are upper bounds: a class of n records gets at most
+    n / samples_per_component components, and a site of n records at most that rank; always at least
+    one.
+
+    Attributes:
+        family: of covariances, a name in `FAMILIES`.
+        components: Gaussians of each class.
+        rank: columns of the factor of a lowrank covariance.
+        samples_per_component: fewest records for each component, and for each column.
+        tolerance: EM ends when the mean log-density, in nats, rises by less.
+        max_iterations: most steps of EM.
     """
 
     family: str = "lowrank"
@@ -116,12 +157,33 @@ def fit(
 ) -> Mixtures:
     """Fit one mixture per class by EM with k-means++ starts; a single component has a closed form.
 
-    features: (n, d) float32 or float64, on any device; labels: (n,) int64 in [0, num_classes). Classes without records
-    get no component. A component with fewer than samples_per_component / 2 records is merged into its neighbours, so that
-    no mean is a single record (unless a class has so few records). Raises DataError without records.
+    Differs from the paper: its reference code drops classes with n <= K. Here K is capped, because
+    a dropped class costs accuracy, and K near n would send records verbatim.
 
-    Differs from the paper: its reference code drops classes with n <= K. Here K is capped, because a dropped class costs
-    accuracy, and K near n would send records verbatim.
+    Args:
+        features: (n, d), float32 or float64, on any device.
+        labels: (n,), int64, in [0, num_classes).
+        num_classes: of the result. Classes without records get no component.
+        settings: of the fit.
+        generator: of the starts.
+
+    Returns:
+        The mixtures. A component with fewer than samples_per_component / 2 records is merged into
+        its neighbours, so that no mean is a single record (unless a class has so few records).
+
+    Raises:
+        DataError: without records.
+
+    Source:
+        Beitollahi et al. 2024, section 4.1 and algorithm 1.
+
+    Example:
+        >>> features = torch.tensor([[0.0, 0.0], [2.0, 0.0], [9.0, 9.0], [9.0, 7.0]])
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> settings = MixtureSettings("spherical")
+        >>> mixtures = fit(features, labels, 3, settings, torch.Generator().manual_seed(0))
+        >>> mixtures.counts.tolist(), mixtures.means.tolist()
+        ([2, 2, 0], [[1.0, 0.0], [9.0, 8.0]])
     """
     if len(features) == 0:
         raise DataError("no records to fit mixtures to")

@@ -12,15 +12,33 @@ from common.errors import SurrogateError
 
 @dataclass(frozen=True)
 class PublicMap:
-    """projection (k, d) and centre (d,), each None if there is none."""
+    """The map from features x to projection @ (x - centre).
+
+    Attributes:
+        projection: (k, d); None if there is none.
+        centre: (d,); None if there is none.
+
+    Example:
+        >>> public = PublicMap(torch.tensor([[1.0, 1.0]]), torch.tensor([1.0, 2.0]))
+        >>> public.apply(torch.tensor([[1.0, 2.0], [4.0, 6.0]])).tolist()
+        [[0.0], [7.0]]
+    """
 
     projection: Tensor | None = None
     centre: Tensor | None = None
 
     def apply(self, features: Tensor) -> Tensor:
-        """Features (n, d) as (n, k). Raises SurrogateError for a map of another dimension.
+        """The mapped features.
 
-        The error depends on the request and the backbone only.
+        Args:
+            features: (n, d).
+
+        Returns:
+            Features (n, k); (n, d) without a projection.
+
+        Raises:
+            SurrogateError: for a map of another dimension. The error depends on the request and the
+                backbone only.
         """
         for what, part in (("centre", self.centre), ("projection", self.projection)):
             if part is not None and part.shape[-1] != features.shape[1]:

@@ -26,10 +26,19 @@ RELATIVE_RIDGE = 1e-6
 
 @dataclass(frozen=True)
 class LowRank:
-    """One covariance W W^T + diag(variances) for ALL components: factor W (d, r), variances (d,).
+    """One covariance W W^T + diag(variances) for ALL components.
 
-    Differs from the paper (FedPFT has only full, diag and spherical): one covariance for all classes of a site takes
-    d (r + 1) numbers and keeps the main directions of variation.
+    Differs from the paper (FedPFT has only full, diag and spherical): one covariance for all
+    classes of a site takes d (r + 1) numbers and keeps the main directions of variation.
+
+    Attributes:
+        factor: W, (d, r).
+        variances: (d,).
+
+    Example:
+        >>> table = LowRank(torch.tensor([[2.0], [1.0]]), torch.tensor([0.5, 0.5]))
+        >>> table.variances_per_dimension().tolist(), table.width(2)
+        ([[4.5, 1.5]], 3)
     """
 
     factor: Tensor
@@ -39,12 +48,23 @@ class LowRank:
 
     @classmethod
     def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
-        """First principal components, then EM steps of factor analysis (Rubin & Thayer 1982), on the pooled scatter."""
+        """First principal components, then EM steps of factor analysis, on the pooled scatter.
+
+        Source:
+            Rubin & Thayer 1982.
+        """
         return cls.of_scatter(_pooled_scatter(clusters, limits.gram), limits.rank, limits.floor, previous)
 
     @classmethod
     def of_scatter(cls, scatter: Tensor, rank: int, floor: float, previous: CovarianceModel | None) -> Self:
-        """The same step, from the pooled scatter (d, d) divided by the number of points."""
+        """The same step as `estimate`, from the scatter.
+
+        Args:
+            scatter: pooled scatter divided by the number of points, (d, d).
+            rank: columns of the factor.
+            floor: lower bound of variances.
+            previous: the estimate of the step before; None in the first step.
+        """
         total = scatter.diagonal()
         if not isinstance(previous, LowRank):
             values, vectors = torch.linalg.eigh(scatter)
@@ -64,9 +84,11 @@ class LowRank:
         return points[:, :0]
 
     def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
-        """(n, M). The squared distance is computed as |x - L z|^2 + |z|^2, with z the expected factors for x. The Woodbury
-        identity would subtract large numbers if a dimension has almost no variance of its own, and lose all digits in
-        single precision.
+        """(n, M).
+
+        The squared distance is computed as |x - L z|^2 + |z|^2, with z the expected factors for x.
+        The Woodbury identity would subtract large numbers if a dimension has almost no variance of
+        its own, and lose all digits in single precision.
         """
         scale = self.variances.rsqrt()
         loadings = self.factor * scale[:, None]
@@ -105,9 +127,13 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Gram:
-    """One whole covariance for ALL components: matrix (d, d), symmetric. It is exact; one component a class.
+    """One whole covariance for ALL components. It is exact; one component a class.
 
-    With the class means it is what linear discriminant analysis and least squares need of a site's records.
+    With the class means it is what linear discriminant analysis and least squares need of a site's
+    records.
+
+    Attributes:
+        matrix: (d, d), symmetric.
     """
 
     matrix: Tensor
@@ -156,7 +182,13 @@ class Gram:
 
 
 class StoredGram(Gram):
-    """A Gram whose matrix is read again at each use: the coordinator holds one matrix, not one for each site."""
+    """A Gram whose matrix is read again at each use: the coordinator holds one matrix, not one for
+    each site.
+
+    Args:
+        read: gives the matrix (d, d).
+        variances: per dimension, (1, d).
+    """
 
     def __init__(self, read: Callable[[], Tensor], variances: Tensor) -> None:
         object.__setattr__(self, "_read", read)
@@ -165,17 +197,24 @@ class StoredGram(Gram):
     @property
     def matrix(self) -> Tensor:
         """The matrix (d, d)."""
-        found: Tensor = self.__dict__["_read"]()
-        return found
+        matrix: Tensor = self.__dict__["_read"]()
+        return matrix
 
     def variances_per_dimension(self) -> Tensor:
         """(1, d)."""
-        found: Tensor = self.__dict__["_variances"]
-        return found
+        variances: Tensor = self.__dict__["_variances"]
+        return variances
 
 
 def gram(parts: Sequence[Tensor]) -> Tensor:
-    """X^T X of all points (d, d). It stays the same in all EM steps."""
+    """X^T X of all points. It stays the same in all EM steps.
+
+    Args:
+        parts: the points of each class, (n, d).
+
+    Returns:
+        The matrix (d, d).
+    """
     points = torch.cat(list(parts))
     return points.T @ points
 

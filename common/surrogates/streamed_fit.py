@@ -27,7 +27,13 @@ PASSES = 3
 
 @dataclass(frozen=True)
 class Stream:
-    """Features (n, d) and labels (n,), -1 for a record that is left out. advance: receives the rows of each chunk."""
+    """Records that are read chunk by chunk.
+
+    Attributes:
+        features: (n, d).
+        labels: (n,), -1 for a record that is left out.
+        advance: receives the rows of each chunk.
+    """
 
     features: Tensor
     labels: Tensor
@@ -45,7 +51,14 @@ class Stream:
 
 @dataclass(frozen=True)
 class Table:
-    """M components during a fit, float64: classes (M,), ascending; weights (M,); means (M, d), around the class centres."""
+    """M components during a fit, float64.
+
+    Attributes:
+        labels: classes (M,), ascending.
+        weights: (M,).
+        means: (M, d), around the class centres.
+        covariance: of all components; None before the first step where each class has one.
+    """
 
     labels: Tensor
     weights: Tensor
@@ -53,7 +66,15 @@ class Table:
     covariance: AnyCovariance | None = None
 
     def responsibilities(self, label: int, points: Tensor) -> tuple[slice, Tensor]:
-        """The components of a class, and the responsibilities (n, K) of points (n, d) of this class."""
+        """The components of a class, and their responsibilities for points.
+
+        Args:
+            label: of the class.
+            points: of this class, (n, d).
+
+        Returns:
+            The rows of its K components in the table, and the responsibilities (n, K).
+        """
         at = (self.labels == label).nonzero().flatten()
         own = slice(int(at[0]), int(at[-1]) + 1)
         if len(at) == 1 or self.covariance is None:
@@ -65,8 +86,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Expected:
-    """Sums over all records, around the class centres: sizes (M,), sums (M, d), what the family needs of the squares by
-    component, the scatter (d, d) for a shared covariance, and the energy (C,), the sum of all squares, by class.
+    """Sums over all records, around the class centres.
+
+    Attributes:
+        sizes: of the components, (M,).
+        sums: of the records by component, (M, d).
+        squares: what the family needs of the squares, by component.
+        scatter: (d, d), for a shared covariance.
+        energy: the sum of all squares, by class, (C,).
     """
 
     sizes: Tensor
@@ -84,9 +111,29 @@ def fit_streamed(
     generator: torch.Generator,
     advance: Callable[[int], None] = lambda rows: None,
 ) -> Mixtures:
-    """As `mixtures.fit`, with memory that does not grow with the records: features (n, d) may be mapped from a file.
+    """As `mixtures.fit`, with memory that does not grow with the records.
 
-    labels: (n,) int64 below num_classes; records with -1 are left out. Raises DataError without records.
+    Args:
+        features: (n, d); may be mapped from a file.
+        labels: (n,), int64, below num_classes; records with -1 are left out.
+        num_classes: of the result.
+        settings: of the fit.
+        generator: of the sample and the starts.
+        advance: receives the rows of each chunk that was read.
+
+    Returns:
+        The mixtures, in single precision; full covariances stay in double.
+
+    Raises:
+        DataError: without records.
+
+    Example:
+        >>> features = torch.tensor([[0.0, 0.0], [2.0, 0.0], [9.0, 9.0], [5.0, 5.0]])
+        >>> labels = torch.tensor([0, 0, 1, -1])
+        >>> settings = MixtureSettings("spherical")
+        >>> mixtures = fit_streamed(features, labels, 2, settings, torch.Generator())
+        >>> mixtures.counts.tolist(), mixtures.means.tolist()
+        ([2, 1], [[1.0, 0.0], [9.0, 9.0]])
     """
     used = labels >= 0
     counts = torch.bincount(labels[used], minlength=num_classes)
@@ -108,14 +155,17 @@ def fit_streamed(
         table = Table(start.labels, start.weights.double(), start.means.double() - centres[start.labels], covariance)
     several, smallest = len(table.labels) > len(present), settings.samples_per_component / 2
     for step in itertools.count(1):
-        found = _expected(stream, table, centres, family)
-        kept = _kept(table.labels, found.sizes, smallest)
-        table = _maximised(table, found, kept, counts, family, rank)
+        expected = _expected(stream, table, centres, family)
+        kept = _kept(table.labels, expected.sizes, smallest)
+        table = _maximised(table, expected, kept, counts, family, rank)
         if kept.all() and (not several or step >= PASSES):
             break
     if isinstance(table.covariance, LowRank) and not several:
         table = Table(
-            table.labels, table.weights, table.means, _converged(found.scatter / total, table.covariance, settings)
+            table.labels,
+            table.weights,
+            table.means,
+            _converged(expected.scatter / total, table.covariance, settings),
         )
     assert table.covariance is not None  # every step sets it
     values = vars(table.covariance).values()
@@ -125,7 +175,17 @@ def fit_streamed(
 
 
 def sample(labels: Tensor, counts: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """At most `most` record indices (ascending): all of small classes, and the same number of every larger one."""
+    """A sample of records: all of small classes, and the same number of every larger one.
+
+    Args:
+        labels: (n,), -1 for a record that is left out.
+        counts: records of each class, (C,).
+        most: records in the sample.
+        generator: that chooses among the records of a class.
+
+    Returns:
+        Indices of the records, at most `most`, ascending.
+    """
     low, high = 1, int(counts.max())
     while low < high:
         middle = (low + high + 1) // 2
@@ -143,14 +203,16 @@ def _expected(stream: Stream, table: Table, centres: Tensor, family: type[AnyCov
     shapes = {Diagonal: (m, d), Spherical: (m,), Full: (m, d, d)}
     squares = torch.zeros(shapes.get(family, (0,)), dtype=torch.float64)
     scatter = torch.zeros((d, d) if family.shared else (0, 0), dtype=torch.float64)
-    found = Expected(table.weights.new_zeros(m), torch.zeros_like(table.means), squares, scatter, centres.new_zeros(classes))
+    expected = Expected(
+        table.weights.new_zeros(m), torch.zeros_like(table.means), squares, scatter, centres.new_zeros(classes)
+    )
     for label, points in stream.by_class():
         points.sub_(centres[label])
         own, shares = table.responsibilities(label, points)
-        found.sizes[own] += shares.sum(0)
-        found.sums[own] += shares.T @ points
+        expected.sizes[own] += shares.sum(0)
+        expected.sums[own] += shares.T @ points
         energies = points.square()
-        found.energy[label] += energies.sum()
+        expected.energy[label] += energies.sum()
         if family.shared:
             scatter.addmm_(points.T, points)
         elif family is Diagonal:
@@ -159,7 +221,7 @@ def _expected(stream: Stream, table: Table, centres: Tensor, family: type[AnyCov
             squares[own] += shares.T @ energies.sum(1)
         else:
             squares[own] += torch.stack([(points * share[:, None]).T @ points for share in shares.T])
-    return found
+    return expected
 
 
 def _kept(labels: Tensor, sizes: Tensor, smallest: float) -> Tensor:
@@ -173,24 +235,27 @@ def _kept(labels: Tensor, sizes: Tensor, smallest: float) -> Tensor:
     return kept
 
 
-def _maximised(table: Table, found: Expected, kept: Tensor, counts: Tensor, family: type[AnyCovariance], rank: int) -> Table:
+def _maximised(
+    table: Table, expected: Expected, kept: Tensor, counts: Tensor, family: type[AnyCovariance], rank: int
+) -> Table:
     """M-step: weights, means and covariance of the components that stay."""
-    labels, sizes = table.labels[kept], found.sizes[kept]
+    labels, sizes = table.labels[kept], expected.sizes[kept]
     totals = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, labels, sizes)
-    means, d, records = found.sums[kept] / sizes[:, None], table.means.shape[1], int(counts.sum())
+    means = expected.sums[kept] / sizes[:, None]
+    d, records = table.means.shape[1], int(counts.sum())
     covariance: AnyCovariance
     if family.shared:
-        all_ = found.sums / found.sizes.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
-        scatter = (found.scatter - (all_ * found.sizes[:, None]).T @ all_) / records
-        floor = RELATIVE_FLOOR * (float(found.energy.sum()) / (records * d) or 1.0)
+        all_ = expected.sums / expected.sizes.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
+        scatter = (expected.scatter - (all_ * expected.sizes[:, None]).T @ all_) / records
+        floor = RELATIVE_FLOOR * (float(expected.energy.sum()) / (records * d) or 1.0)
         previous = table.covariance if isinstance(table.covariance, LowRank) else None
         covariance = (
             LowRank.of_scatter(scatter, rank, floor, previous) if family is LowRank else Gram((scatter + scatter.T) / 2)
         )
     else:
-        spread = (found.energy / (counts * d).clamp_min(1))[labels]
+        spread = (expected.energy / (counts * d).clamp_min(1))[labels]
         floors = RELATIVE_FLOOR * torch.where(spread > 0, spread, 1.0)
-        covariance = _own(found.squares[kept], sizes, means, floors, family)
+        covariance = _own(expected.squares[kept], sizes, means, floors, family)
     return Table(labels, sizes / totals[labels], means, covariance)
 
 

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Header:
-    """Origin of a message. run: digest of the run's settings; fingerprint: of the backbone; classes: class names."""
+    """Origin of a message.
+
+    Attributes:
+        method: its name.
+        run: digest of the run's settings.
+        site: its name.
+        fingerprint: of the backbone.
+        classes: class names.
+    """
 
     method: str
     run: str
@@ -30,7 +38,13 @@ class Header:
 
 @dataclass(frozen=True)
 class Surrogate:
-    """FedPFT: the mixtures that a site releases in place of its features. Class c of the table is header.classes[c]."""
+    """FedPFT: the mixtures that a site releases in place of its features.
+
+    Attributes:
+        header: origin. Class c of the table is header.classes[c].
+        mixtures: the table.
+        claim: what the message states of its differential privacy; None without privacy.
+    """
 
     header: Header
     mixtures: Mixtures
@@ -55,7 +69,13 @@ class Surrogate:
 
 @dataclass(frozen=True)
 class SumsSurrogate:
-    """FedPFT under differential privacy: noisy class sums. Row c is header.classes[c]."""
+    """FedPFT under differential privacy: noisy class sums.
+
+    Attributes:
+        header: origin. Row c of the sums is header.classes[c].
+        sums: of the site's records, with noise.
+        claim: what the message states of its differential privacy.
+    """
 
     header: Header
     sums: Sums
@@ -74,8 +94,8 @@ class SumsSurrogate:
     @property
     def tables(self) -> Mapping[str, Tensor]:
         """Its tensors by the names in the method's schema."""
-        found = {"counts": self.sums.counts, "sums": self.sums.sums, "squares": self.sums.squares}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+        tensors = {"counts": self.sums.counts, "sums": self.sums.sums, "squares": self.sums.squares}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 AnySurrogate = Surrogate | SumsSurrogate
@@ -107,16 +127,28 @@ def class_order(sent: Iterable[HasHeader]) -> tuple[str, ...]:
 
 
 def in_class_order(names: Collection[str]) -> tuple[str, ...]:
-    """Distinct class names, sorted; numerically if all are numbers."""
+    """Distinct class names, sorted; numerically if all are numbers.
+
+    Example:
+        >>> in_class_order({"10", "9"}), in_class_order({"lesion", "10", "9"})
+        (('9', '10'), ('10', '9', 'lesion'))
+    """
     numeric = all(name.isdecimal() for name in names)
     return tuple(sorted(names, key=lambda name: (int(name), name) if numeric else (0, name)))
 
 
 def without_classes(surrogate: AnySurrogate, keep: Sequence[str]) -> AnySurrogate | None:
-    """Keep only some classes of a surrogate; None if it has none of them.
+    """Keep only some classes of a surrogate.
 
-    The second moment over all classes cannot be split, so noisy sums lose it. A model learned from them then has one
-    variance for all dimensions.
+    The second moment over all classes cannot be split, so noisy sums lose it. A model learned from
+    them then has one variance for all dimensions.
+
+    Args:
+        surrogate: of one site.
+        keep: names of the classes that stay.
+
+    Returns:
+        The surrogate of these classes, in their order in the header; None if it has none of them.
     """
     wanted = torch.tensor([name in keep for name in surrogate.header.classes])
     if not wanted.any():

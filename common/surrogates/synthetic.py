@@ -23,9 +23,14 @@ LARGEST_VALUE = 1e4
 class Synthetic:
     """Synthetic records of one site in one round.
 
-    values: (n, d), flat, in the form after the network's fixed first step. labels: (n,), indices into header.classes, in
-    rising order. radius: distance from the model they were made for, in the Euclidean norm of its parameters. records:
-    number of the site's records, its weight; 0 if privacy hides it.
+    Attributes:
+        header: origin.
+        round: of the run.
+        values: (n, d), flat, in the form after the network's fixed first step.
+        labels: (n,), indices into header.classes, in rising order.
+        radius: distance from the model they were made for, in the Euclidean norm of its parameters.
+        records: number of the site's records, its weight; 0 if privacy hides it.
+        claim: what the message states of its differential privacy; None without privacy.
     """
 
     header: Header
@@ -45,7 +50,19 @@ class Synthetic:
 def check_synthetic(
     synthetic: Synthetic, settings: FedLAPSettings, classes: tuple[str, ...], dimension: int, round: int, private: bool
 ) -> None:
-    """Raise SurrogateError, naming field and value, unless synthetic records fit this run and round."""
+    """Check that synthetic records fit this run and round.
+
+    Args:
+        synthetic: of one site.
+        settings: of FedLAP.
+        classes: of the run.
+        dimension: of the values.
+        round: of the run.
+        private: whether the run has a privacy budget.
+
+    Raises:
+        SurrogateError: naming field and value, if they do not.
+    """
     if synthetic.round != round:
         raise SurrogateError(f"synthetic records of round {synthetic.round}, this is round {round}")
     if synthetic.values.shape[1] != dimension:
