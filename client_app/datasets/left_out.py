@@ -13,9 +13,20 @@ log = logging.getLogger("fedsurrogate.site")
 class LeftOut:
     """Unusable records that a reader found.
 
-    one_by_one: leave such records out. Otherwise the first one raises DataError, so that a person corrects it. In a private
-    run the reply must not show that a record is broken, and the other records still count.
-    rows: the reader's own indices of records that are left out. reasons: for the site's log and `site doctor`.
+    Args:
+        one_by_one: leave such records out. Otherwise the first one raises DataError, so that a
+            person corrects it. In a private run the reply must not show that a record is broken,
+            and the other records still count.
+
+    Attributes:
+        rows: the reader's own indices of records that are left out.
+        reasons: for the site's log and `site doctor`.
+
+    Example:
+        >>> left = LeftOut(one_by_one=True)
+        >>> left.note([1], "record 1 is broken")
+        >>> left.kept(3)
+        [0, 2]
     """
 
     def __init__(self, one_by_one: bool = False) -> None:
@@ -25,10 +36,10 @@ class LeftOut:
 
     def note(self, rows: Iterable[int], why: str) -> None:
         """Leave these rows out for this reason; no effect without a row. Raises DataError unless `one_by_one`."""
-        found = set(rows)
-        if found:
-            self.note_unread(len(found), why)
-            self.rows |= found
+        unusable = set(rows)
+        if unusable:
+            self.note_unread(len(unusable), why)
+            self.rows |= unusable
 
     def note_unread(self, count: int, why: str) -> None:
         """The same for records without a row, because the reader could not read them at all."""

@@ -17,10 +17,28 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class Release:
-    """A release's entry in the ledger. events: cost, empty without privacy. facts stay here. sealed: for other sites only.
+    """A release's entry in the ledger.
 
-    sample_rate: the lowest of all rounds of the run, or one if no round samples; it shows the plan of a run from its first
-    release. disclosure: address of the sheet that a person has read before, in the state folder; empty for none.
+    Attributes:
+        run: digest of the run's settings.
+        flower_run: id of the run.
+        method: its name.
+        round: number of the round, from one.
+        mechanism: name of the privacy mechanism; "none" without privacy.
+        events: cost, empty without privacy.
+        unit: what is protected, a record or a patient.
+        epsilon: of the claim; 0 without privacy.
+        delta: of the claim; 0 without privacy.
+        sigmas: noise of each statistic.
+        sensitivities: of each statistic.
+        facts: stay here.
+        bytes: size of the payload.
+        sha256: of the payload.
+        sealed: for other sites only.
+        sample_rate: the lowest of all rounds of the run, or one if no round samples; it shows the
+            plan of a run from its first release.
+        disclosure: address of the sheet that a person has read before, in the state folder; empty
+            for none.
     """
 
     run: str

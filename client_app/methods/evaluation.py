@@ -12,9 +12,18 @@ from common.wire.records import Info
 
 
 def evaluate(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Measures of the received model, with `correct` and `tested` among them. Raises SurrogateError, DataError."""
-    found: Info = load(task.run.plan.combination.evaluate)(task, gate, flower_run)
-    return found
+    """Measures of the received model, with `correct` and `tested` among them.
+
+    Args:
+        task: the request, with the model.
+        gate: of the site.
+        flower_run: id of the run.
+
+    Raises:
+        SurrogateError, DataError: as the method's evaluation.
+    """
+    measures: Info = load(task.run.plan.combination.evaluate)(task, gate, flower_run)
+    return measures
 
 
 def received_model(task: Task, gate: Gate, flower_run: str) -> Info:
@@ -30,14 +39,19 @@ def own_model(task: Task, gate: Gate, flower_run: str) -> Info:
 
 def own_classifier(task: Task) -> Classifier:
     """The classifier of its own that this site makes for the method."""
-    found: Classifier = load(task.run.plan.combination.personal)(task)
-    return found
+    classifier: Classifier = load(task.run.plan.combination.personal)(task)
+    return classifier
 
 
 def received_classifier(payload: bytes | None, run: str) -> Classifier:
-    """The model in a message. Raises SurrogateError when there is none, or when it is of another run.
+    """The model in a message.
 
-    run: digest of the run; empty where a model of any run may come.
+    Args:
+        payload: of the message.
+        run: digest of the run; empty where a model of any run may come.
+
+    Raises:
+        SurrogateError: when there is none, or when it is of another run.
     """
     if payload is None:
         raise SurrogateError("a message without a model")
