@@ -26,11 +26,11 @@ class Excess:
     the largest `low`; the claim is broken if this is above 0.
 
     Attributes:
-        excess: true_rate minus what the claim allows.
+        excess: true_rate minus what the claim allows at this false_rate.
         low: lower end of its interval.
         high: upper end of its interval.
-        true_rate: share of those that are what the attacker names that it names.
-        false_rate: the same share of those that are not.
+        true_rate: of the records that are what the attacker names, the share that it names.
+        false_rate: of the records that are not, the share that it names.
     """
 
     excess: float

@@ -164,12 +164,12 @@ def _best(decoder: Decoder, records: Tensor, kinds: Tensor) -> Tensor:
     def losses() -> Tensor:
         squares, spread = (records - decoder(z, kinds)).square(), decoder.log_variance(kinds)
         missed = squares if spread is None else squares / spread.exp() + spread
-        found: Tensor = (missed.sum(1) + ((z - middle).square() / log_width.exp() + log_width).sum(1)) / 2
-        return found
+        misfits: Tensor = (missed.sum(1) + ((z - middle).square() / log_width.exp() + log_width).sum(1)) / 2
+        return misfits
 
     for _ in range(STEPS):
         (z.grad,) = torch.autograd.grad(losses().sum(), [z])
         optimiser.step()
     constant = (records.shape[1] + decoder.latent) * math.log(2 * math.pi) / 2
-    found: Tensor = -losses().detach() - constant
-    return found
+    likelihoods: Tensor = -losses().detach() - constant
+    return likelihoods

@@ -149,8 +149,8 @@ def answers(trials: Trials, share: float = 0.2) -> Guesses:
     pairs = len(trials.scores) // 2
     shadows, attacked = np.arange(2 * (pairs // 2)), np.arange(2 * (pairs // 2), 2 * pairs, 2)
     scores = _finite(trials.scores[np.concatenate([shadows, attacked])])
-    ratios = _ratios(scores[len(shadows) :], scores[: len(shadows)], trials.members[shadows])
-    ratios, tosses = (torch.from_numpy(each.ravel()) for each in (ratios, trials.members[attacked]))
+    attack_ratios = _ratios(scores[len(shadows) :], scores[: len(shadows)], trials.members[shadows])
+    ratios, tosses = (torch.from_numpy(each.ravel()) for each in (attack_ratios, trials.members[attacked]))
     return guess(ratios, tosses, max(2, round(share * len(ratios))))
 
 
