@@ -150,7 +150,13 @@ class NodeConfig(Section):
 
 
 def not_writable(key: str, folder: Path, why: str) -> ConfigError:
-    """The error for a folder of the node-config, state-dir or cache-dir, that this user may not write, with what to do."""
+    """The error for a folder that this user may not write, with what to do.
+
+    Args:
+        key: of the node-config, state-dir or cache-dir.
+        folder: that it names.
+        why: it cannot be written.
+    """
     variable = {"state-dir": STATE, "cache-dir": CACHE}[key]
     return ConfigError(
         f"{key} = {str(folder)!r} cannot be written ({why}); set {key} in the node-config, or the variable {variable} of "
@@ -166,9 +172,18 @@ def check_folders(node: NodeConfig) -> None:
 
 
 def is_protected(private: bool, node: NodeConfig) -> bool:
-    """Whether a private run uses records of a hospital; then the rule of client_app/governance/uncharged.py holds.
+    """Whether a private run uses records of a hospital.
 
-    False for public data: the bundled digits, and a share of the run's own data.
+    Then the rule of client_app/governance/uncharged.py holds. False for public data: the bundled
+    digits, and a share of the run's own data.
+
+    Args:
+        private: whether the run has a privacy budget.
+        node: the site's settings.
+
+    Example:
+        >>> [is_protected(True, NodeConfig(data=kind)) for kind in ("dicom", "digits")]
+        [True, False]
     """
     return private and node.data not in ("", "digits")
 

@@ -167,16 +167,18 @@ def _packages(run: Run, node: NodeConfig) -> Finding:
 
 
 def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
-    site_share = share(run, node)
-    part.append(site_share)
-    dataset = site_share.dataset
-    counts = torch.bincount(dataset.labels[site_share.train], minlength=len(dataset.classes)).tolist()
+    records = share(run, node)
+    part.append(records)
+    dataset = records.dataset
+    counts = torch.bincount(dataset.labels[records.train], minlength=len(dataset.classes)).tolist()
     named = [f"{name} {count}" for name, count in zip(dataset.classes, counts, strict=True)]
     more = f" and {len(named) - MOST_CLASSES_SHOWN} more" if len(named) > MOST_CLASSES_SHOWN else ""
-    facts = f"{len(site_share.train)} training and {len(site_share.test)} test records: {', '.join(named[:MOST_CLASSES_SHOWN])}{more}"
+    facts = (
+        f"{len(records.train)} training and {len(records.test)} test records: {', '.join(named[:MOST_CLASSES_SHOWN])}{more}"
+    )
     if dataset.patients is not None:
-        facts += f"; {len({dataset.patients[row] for row in site_share.train.tolist()})} patients"
-    if not len(site_share.train):
+        facts += f"; {len({dataset.patients[row] for row in records.train.tolist()})} patients"
+    if not len(records.train):
         left = f"; left out: {'; '.join(dataset.left_out)}" if dataset.left_out else ""
         return Finding("data", "FAIL", facts + left, "without training records only noise leaves, or nothing")
     if dataset.left_out:
