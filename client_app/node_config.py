@@ -194,7 +194,15 @@ def judges(counting: CountingSettings, node: NodeConfig) -> bool:
 
 
 def packages_of(run: Run, node: NodeConfig) -> list[tuple[str, str]]:
-    """Optional packages that this site needs for a run, each with the setting that needs it; from settings alone."""
+    """Optional packages that this site needs for a run; from settings alone.
+
+    Args:
+        run: that needs them.
+        node: the site's settings.
+
+    Returns:
+        Each package with the setting that needs it.
+    """
     # Of a hospital's own records no accuracy may leave then, so the hospital computes none.
     hidden = bool(node.data) and (bool(run.settings.epsilon) or run.settings.secure_sum)
     return list(packages_for(run, node.data or run.settings.data, judges=not hidden))

@@ -40,7 +40,17 @@ MOST_PIXELS = 178_956_970
 
 @dataclass(frozen=True, repr=False)
 class DicomImage:
-    """An image file and values of its header. Without repr, because the header contains the patient's ID."""
+    """An image file and values of its header. Without repr, because the header contains the
+    patient's ID.
+
+    Attributes:
+        path: of the file.
+        keys: values by which a table may name the image, see KEYS.
+        issuer: of the patient's ID; empty if the header has none.
+        frames: number of images in the file.
+        syntax: UID of the transfer syntax.
+        burned_in: whether text is burned into the pixels, as the header states.
+    """
 
     path: Path
     keys: dict[str, str]
@@ -184,7 +194,16 @@ def _rows(table: Path, columns: dict[str, list[Any]], key: str, given: Sequence[
 
 
 def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomImage]:
-    """Read the headers of all files that are DICOM images; log once the number of others."""
+    """Read the headers of all files that are DICOM images; log once the number of others.
+
+    Args:
+        root: folder of the files.
+        files: to read.
+        left: whether records are left out one by one; otherwise no image at all is an error.
+
+    Raises:
+        DataError: without any image.
+    """
     with needed_for(DICOM):
         from pydicom.errors import InvalidDicomError
 

@@ -48,7 +48,12 @@ _known: dict[str, Tensor] = {}
 
 
 def remembered(key: str, compute: Callable[[], Tensor]) -> Tensor:
-    """The result of `compute` for the data of this key, computed once in this process."""
+    """The result of a function for the data of a key, computed once in this process.
+
+    Args:
+        key: of the data.
+        compute: the function.
+    """
     if key not in _known:
         while len(_known) >= MOST_KNOWN:
             _known.pop(next(iter(_known)))

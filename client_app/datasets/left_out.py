@@ -35,14 +35,30 @@ class LeftOut:
         self.reasons: list[str] = []
 
     def note(self, rows: Iterable[int], why: str) -> None:
-        """Leave these rows out for this reason; no effect without a row. Raises DataError unless `one_by_one`."""
+        """Leave rows out; no effect without a row.
+
+        Args:
+            rows: the reader's own indices.
+            why: they are left out.
+
+        Raises:
+            DataError: unless `one_by_one`.
+        """
         unusable = set(rows)
         if unusable:
             self.note_unread(len(unusable), why)
             self.rows |= unusable
 
     def note_unread(self, count: int, why: str) -> None:
-        """The same for records without a row, because the reader could not read them at all."""
+        """The same for records without a row, because the reader could not read them at all.
+
+        Args:
+            count: of the records; no effect without one.
+            why: they are left out.
+
+        Raises:
+            DataError: unless `one_by_one`.
+        """
         if not count:
             return
         if not self.one_by_one:

@@ -109,7 +109,15 @@ def _held_out(dataset: Dataset, node: NodeConfig) -> Tensor:
 
 
 def check_settings(run: Run, node: NodeConfig) -> None:
-    """Raise ConfigError or DataError if a run does not fit a site's settings; reads no file."""
+    """Refuse a run that does not fit a site's settings; reads no file.
+
+    Args:
+        run: that asks for records.
+        node: the site's settings.
+
+    Raises:
+        ConfigError, DataError: if they do not fit.
+    """
     check_held_out(run.settings.counting, node)
     if run.settings.epsilon and node.data and not run.settings.classes:
         raise ConfigError(

@@ -282,7 +282,16 @@ def image_column(schema: Any) -> str:
 
 
 def require_columns(file: Path, wanted: Iterable[str], present: Sequence[str]) -> None:
-    """Raise DataError unless all wanted columns are present."""
+    """Refuse a table that lacks a column.
+
+    Args:
+        file: the table.
+        wanted: names of columns.
+        present: names of its columns.
+
+    Raises:
+        DataError: unless all wanted columns are present.
+    """
     if missing := [column for column in wanted if column not in present]:
         raise DataError(
             f"'{file}' lacks the columns {some(missing)}; it has {some(present)}; rename them, or correct label-column, "
@@ -291,7 +300,16 @@ def require_columns(file: Path, wanted: Iterable[str], present: Sequence[str]) -
 
 
 def refuse_columns(why: str, site_column: str, patient_column: str) -> None:
-    """Raise DataError if a column is set for data without columns."""
+    """Refuse settings of columns for data without columns.
+
+    Args:
+        why: the data have none, and what to do.
+        site_column: empty for none.
+        patient_column: empty for none.
+
+    Raises:
+        DataError: if a column is set.
+    """
     for key, column in (("site-column", site_column), ("patient-column", patient_column)):
         if column:
             raise DataError(f"{key} = {column!r}: {why}")

@@ -25,7 +25,7 @@ def large_packets_arrive(stream: socket.socket | ssl.SSLSocket, seconds: float) 
         seconds: to wait for an answer.
 
     Returns:
-        None if the server does not speak HTTP/2.
+        Whether the answer came; None if the server does not speak HTTP/2.
     """
     stream.settimeout(seconds)
     with suppress(OSError):

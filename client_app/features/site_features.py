@@ -87,7 +87,16 @@ class SiteFeatures:
 
 
 def site_name(node: NodeConfig, node_id: int) -> str:
-    """The site's name in the run: its own setting, its partition, or Flower's number for it."""
+    """The site's name in the run: its own setting, its partition, or Flower's number for it.
+
+    Args:
+        node: the site's settings.
+        node_id: Flower's number for the site.
+
+    Example:
+        >>> site_name(NodeConfig(site="north"), 7), site_name(NodeConfig(), 7)
+        ('north', 'node-7')
+    """
     if node.site:
         return node.site
     return str(node.partition_id) if node.num_partitions > 1 else f"node-{node_id}"

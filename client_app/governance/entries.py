@@ -61,7 +61,15 @@ class Release:
 
 
 def chained(previous: Entry | None, fields: Entry) -> Entry:
-    """The entry that follows `previous`: `fields` with time, sequence number and both hashes."""
+    """The entry that follows another one.
+
+    Args:
+        previous: the entry before; None for the first.
+        fields: of the new entry.
+
+    Returns:
+        The fields with time, sequence number and both hashes.
+    """
     entry = fields | {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "sequence": previous["sequence"] + 1 if previous else 0,
@@ -81,7 +89,12 @@ def digest(entry: Entry) -> str:
 
 
 def events_of(entries: Sequence[Entry], flower_run: str = "") -> list[GaussianEvent]:
-    """The noise of all releases, or of those of one run."""
+    """The noise of all releases, or of those of one run.
+
+    Args:
+        entries: of the ledger, without its header.
+        flower_run: id of the run; empty for all.
+    """
     chosen = (entry for entry in entries if not flower_run or entry["flower_run"] == flower_run)
     return [GaussianEvent(**event) for entry in chosen for event in entry["events"]]
 

@@ -260,7 +260,15 @@ def check_receipts(node: NodeConfig, shown: object) -> int:
 
 
 def new_receipt(node: NodeConfig, before: int) -> Info:
-    """The receipt for the reply, if the ledger now has more than `before` entries; otherwise empty."""
+    """The receipt for a reply.
+
+    Args:
+        node: the site's settings.
+        before: number of the ledger's entries at the request.
+
+    Returns:
+        The receipt, if the ledger now has more entries; otherwise empty.
+    """
     own = own_ledger(node)
     seen = own.witness.read() if own is not None and own.witness is not None else None
     return {"receipt": str(seen.receipt(seen.length, seen.last))} if seen and seen.length > before else {}

@@ -37,7 +37,12 @@ REMEDY = "nothing leaves until a person has looked at it; `site reopen-ledger` s
 def dataset_id(kind: str, folder: str) -> str:
     """Name of the ledger of a folder of data: a hash of its kind and path.
 
-    The content does not enter it: one more image must not give a new budget. All data sets in one folder share a ledger.
+    The content does not enter it: one more image must not give a new budget. All data sets in one
+    folder share a ledger.
+
+    Args:
+        kind: of the data.
+        folder: its path.
     """
     return hashlib.sha256(f"{kind}\0{Path(folder).expanduser().resolve()}".encode(errors="replace")).hexdigest()[:16]
 

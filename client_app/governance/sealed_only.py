@@ -68,7 +68,13 @@ def check_counting(run: Run, work: str) -> None:
 
 
 def in_clear(policy: Policy, work: str, info: Info) -> Info:
-    """The numbers in a reply that may leave unencrypted."""
+    """The numbers in a reply that may leave unencrypted.
+
+    Args:
+        policy: of the site.
+        work: kind of request.
+        info: the numbers in the reply.
+    """
     if not policy.require_seal:
         return info
     return {key: value for key, value in info.items() if key in IN_CLEAR[work]}

@@ -53,9 +53,15 @@ log = logging.getLogger("fedsurrogate.site")
 
 
 def without_records(run: Run, node: NodeConfig) -> SiteFeatures:
-    """This site without any record: backbone, dimension and classes, from settings and schema alone.
+    """This site without any record: backbone, dimension and classes, from settings and schema
+    alone.
 
-    Raises ConfigError, PackageError, DataError or BackboneError, each a function of public facts.
+    Args:
+        run: that asks for it.
+        node: the site's settings.
+
+    Raises:
+        ConfigError, PackageError, DataError, BackboneError: each a function of public facts.
     """
     return _empty(run, node)[0]
 

@@ -27,12 +27,28 @@ def evaluate(task: Task, gate: Gate, flower_run: str) -> Info:
 
 
 def received_model(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Evaluate the model that was received."""
+    """Evaluate the model that was received.
+
+    Args:
+        task: the request, with the model.
+        gate: of the site.
+        flower_run: id of the run.
+
+    Raises:
+        SurrogateError: for a model that is not this run's, or not for this site's backbone.
+    """
     return counted(checked_classifier(task).accuracy(task.found.test.features, task.found.classes, task.found.test.labels))
 
 
 def own_model(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Evaluate the classifier of its own that this site makes for the method (`personal` in the registry)."""
+    """Evaluate the classifier of its own that this site makes for the method (`personal` in the
+    registry).
+
+    Args:
+        task: the request.
+        gate: of the site.
+        flower_run: id of the run.
+    """
     test = task.found.test
     return counted(own_classifier(task).accuracy(test.features, task.found.classes, test.labels))
 

@@ -54,7 +54,7 @@ class Source:
 
     Attributes:
         folder: a new labelled folder, all of whose records count; empty for the site's own.
-        kind: of the new folder; empty: that of the site's data.
+        kind: of the new folder; empty: that of the site's own data, or image files.
         label_column: of the new folder.
         patient_column: of the new folder; empty for none.
         columns: for groups.

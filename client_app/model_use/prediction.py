@@ -112,7 +112,15 @@ class Predicted:
 
 
 def check_backbone(model: SignedModel, backbone: Backbone) -> None:
-    """Raise BackboneError unless the backbone is the model's, by its fingerprint."""
+    """Refuse a backbone that is not the model's, by its fingerprint.
+
+    Args:
+        model: the shared one.
+        backbone: of this site.
+
+    Raises:
+        BackboneError: for another backbone.
+    """
     wanted = model.manifest.fingerprint
     own = with_power(backbone.fingerprint_at(model.manifest.dimension), power_in(wanted))
     if own != wanted:

@@ -102,7 +102,14 @@ def _chunk(each: PerRecord, inputs: Sequence[Tensor], way: Way) -> list[Tensor]:
 
 
 def way_of(each: PerRecord, inputs: Sequence[Tensor], kind: object, parameters: Sequence[Tensor]) -> Way:
-    """The fastest way in which the place of a record does not matter. Arguments as for `per_record`."""
+    """The fastest way in which the place of a record does not matter.
+
+    Args:
+        each: as for `per_record`.
+        inputs: as for `per_record`.
+        kind: as for `per_record`.
+        parameters: as for `per_record`.
+    """
     shapes = tuple((tensor.shape[1:], tensor.dtype, tensor.device) for tensor in inputs)
     place = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in parameters)
     key = (each.__qualname__, str(kind), shapes, place, torch.get_num_threads(), TOGETHER)

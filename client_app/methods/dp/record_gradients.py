@@ -150,7 +150,12 @@ def clip_factors(norms: Tensor, clip: float) -> Tensor:
 
 
 def sums_like(tensors: Iterable[Tensor], clip: float) -> list[ExactSum]:
-    """Empty sums, one for each tensor, for gradients of norm at most `clip`."""
+    """Empty sums, one for each tensor.
+
+    Args:
+        tensors: whose shapes the sums have.
+        clip: largest norm of a gradient that is added.
+    """
     return [ExactSum(tensor.shape, clip, tensor.device) for tensor in tensors]
 
 

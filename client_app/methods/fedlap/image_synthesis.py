@@ -89,7 +89,8 @@ def synthesise(
         begin: the first synthetic records.
         real: statistic of the real records.
         matching: settings of the round.
-        changes: augmentations, one for each evaluation of a statistic.
+        changes: augmentations, one for each evaluation of the real statistic and each step of the
+            model.
 
     Returns:
         The synthetic records, and the record of the synthesis.

@@ -25,9 +25,9 @@ class Statistic:
     Attributes:
         real: of a site's records, by name.
         slope: its mismatch with the same of synthetic records, and the derivative of the mismatch
-            by their values; takes the network, its parameters, the synthetic records and their
-            change, the real statistic, the weight of the squared error, and the noise in the real
-            statistic.
+            by their values (n, ...); takes the network, its parameters, the synthetic records and
+            their change, the real statistic, the weight of the squared error, and the noise in the
+            real statistic.
         by_class: whether a batch has `batch-size` records of each class, not of all classes
             together.
     """
@@ -101,7 +101,17 @@ def classes_of(records: LandscapeRecords) -> Iterator[tuple[int, LandscapeRecord
 def real_class_gradients(
     body: nn.Module, parameters: Tensors, records: LandscapeRecords, change: Change
 ) -> dict[str, Tensor]:
-    """Gradients of each class's loss, by class and parameter."""
+    """Gradients of each class's loss.
+
+    Args:
+        body: the network.
+        parameters: where the gradients are taken, by name.
+        records: of the site.
+        change: their augmentation.
+
+    Returns:
+        Gradients by class and parameter.
+    """
     return {
         f"{label} {name}": part
         for label, own in classes_of(records)
@@ -130,7 +140,17 @@ def class_means(body: nn.Module, parameters: Tensors, records: LandscapeRecords)
 
 
 def real_class_means(body: nn.Module, parameters: Tensors, records: LandscapeRecords, change: Change) -> dict[str, Tensor]:
-    """The means of `class_means`, a thousand records at a time."""
+    """The means of `class_means`, a thousand records at a time.
+
+    Args:
+        body: the network.
+        parameters: by name.
+        records: of the site.
+        change: their augmentation.
+
+    Returns:
+        Means (width,) and (C,) by class and name.
+    """
     means: dict[str, Tensor] = {}
     with torch.no_grad():
         for label, own in classes_of(records):

@@ -95,6 +95,7 @@ def make_surrogate(
     Raises:
         DataError: when no class is large enough.
         SurrogateError: for a centre of another dimension.
+        ConfigError: for theorem-4.1 at a site that protects patients.
 
     Source: FedPFT, algorithm 1, lines 1 to 8.
     """
